@@ -1,0 +1,3 @@
+"""Millrace: asynchronous reinforcement learning for language models."""
+
+__version__ = "0.1.0"

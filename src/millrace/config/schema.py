@@ -1,0 +1,326 @@
+"""Every configuration key, with its meaning and default. Frozen once loaded.
+
+Alternatives are tagged unions on `kind`. `None` means off. Derived numbers are properties.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+# ---------------------------------------------------------------- model and task
+
+
+class Model(Section):
+    path: str
+    """A Hugging Face model directory: config, safetensors weights, tokenizer."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the engine and of published weights. The trainer's master weights are always float32."""
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: cuda where there is one."""
+
+
+class GymTask(Section):
+    kind: Literal["gym"] = "gym"
+    name: str
+    """A reasoning-gym data set, for example `chain_sum`."""
+    options: dict[str, int | float | str | bool | list[str] | list[int]] = {}
+    """Passed to `reasoning_gym.create_dataset`."""
+    size: int = Field(default=100_000, ge=1)
+    """How many distinct rows to generate (lazily)."""
+    data_seed: int = 1
+    """Held-out evaluation uses another seed."""
+    template: str = "{question}\n"
+    """Prompt text, unless `chat` is true."""
+    chat: bool = False
+    """Render `template` as a user message through the tokenizer's chat template."""
+
+
+class FileTask(Section):
+    kind: Literal["file"] = "file"
+    path: str
+    """A .jsonl, .json, .csv or .parquet file, or a data set directory."""
+    prompt: str = "prompt"
+    """The column with the prompt: a string, or a list of chat messages."""
+    answer: str | None = "answer"
+    """The column with the reference answer; None: there is none."""
+    template: str = "{prompt}"
+    """Prompt text from the row's columns, unless `chat` is true."""
+    chat: bool = False
+
+
+Task = Annotated[GymTask | FileTask, Field(discriminator="kind")]
+
+
+class RewardLimits(Section):
+    timeout_s: float = Field(default=10.0, gt=0)
+    """One scoring call may take this long; then its worker is killed and the trajectory fails."""
+    memory_mb: int = Field(default=2048, ge=64)
+    """Memory a reward worker may use beyond what it starts with."""
+    workers: int = Field(default=1, ge=1)
+    """Reward processes."""
+
+
+class GymReward(RewardLimits):
+    kind: Literal["gym"] = "gym"
+    """The scorer of the gym task's own data set."""
+    extract: str | None = None
+    """Regular expression with one group that finds the answer in the completion; None: all of it."""
+    threshold: float = 0.5
+    """Scores below become 0: some scorers give small credit for anything."""
+
+
+class MathReward(RewardLimits):
+    kind: Literal["math"] = "math"
+    """math-verify against the answer column."""
+
+
+class ExactReward(RewardLimits):
+    kind: Literal["exact"] = "exact"
+    extract: str | None = None
+    """As in `gym`."""
+
+
+class FunctionReward(RewardLimits):
+    kind: Literal["function"] = "function"
+    path: str
+    """`package.module:name` or `file.py:name`: `def reward(completion, answer, **columns)`."""
+
+
+Reward = Annotated[GymReward | MathReward | ExactReward | FunctionReward, Field(discriminator="kind")]
+
+# ---------------------------------------------------------------- algorithm and optimizer
+
+
+class BatchShape(Section):
+    prompts: int = Field(default=8, ge=1)
+    """Groups per optimizer step."""
+    group_size: int = Field(default=8, ge=2)
+    """Trajectories per group."""
+    token_budget: int = Field(default=8192, ge=64)
+    """Tokens per packed micro-batch in the trainer; changes speed and memory, never a gradient."""
+
+
+class SamplingConfig(Section):
+    max_tokens: int = Field(default=128, ge=1)
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    stop: tuple[str, ...] = ()
+    """Stop strings, beside the tokenizer's end-of-sequence token."""
+
+
+class GRPO(Section):
+    kind: Literal["grpo"] = "grpo"
+    clip_low: float = Field(default=0.2, gt=0)
+    clip_high: float = Field(default=0.2, gt=0)
+    scale: Literal["std", "none"] = "std"
+    """Divide centred rewards by the group's standard deviation, or not."""
+    normalize: Literal["sequence", "token", "max_tokens"] = "token"
+    """Mean per sequence then over sequences (GRPO), over all tokens (DAPO), or over the budget."""
+    correction: float | None = 2.0
+    """Cap of the truncated importance weight proximal/behavior (TIS); None: no correction."""
+    kl: float = Field(default=0.0, ge=0)
+    """Weight of the KL penalty towards the reference (the initial model)."""
+
+
+class DrGRPO(Section):
+    kind: Literal["dr_grpo"] = "dr_grpo"
+    clip_low: float = Field(default=0.2, gt=0)
+    clip_high: float = Field(default=0.2, gt=0)
+    correction: float | None = 2.0
+
+
+class AIPO(Section):
+    kind: Literal["aipo"] = "aipo"
+    rho: float = Field(default=4.0, ge=1.0)
+    """Upper clip of the importance weight current/behavior; the paper's range is 2 to 10."""
+
+
+Algorithm = Annotated[GRPO | DrGRPO | AIPO, Field(discriminator="kind")]
+
+
+class Optimizer(Section):
+    lr: float = Field(default=1e-6, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    grad_clip: float | None = 1.0
+
+
+# ---------------------------------------------------------------- schedule
+
+
+class Synchronous(Section):
+    kind: Literal["synchronous"] = "synchronous"
+
+
+class LlamaRL(Section):
+    kind: Literal["llamarl"] = "llamarl"
+    lag: int = Field(default=1, ge=0)
+    """Batches that generation may run ahead; also the staleness bound."""
+    iteration_tokens: int | None = None
+    """Partial rollout: decode steps under one version before newer weights may be taken with
+    trajectories in flight. None: derive max_tokens / (lag + 1)."""
+
+
+class AReaL(Section):
+    kind: Literal["areal"] = "areal"
+    eta: int = Field(default=4, ge=0)
+    """Largest staleness."""
+
+
+class Laminar(Section):
+    kind: Literal["laminar"] = "laminar"
+    staleness_max: int | None = 4
+    """Bound on staleness; None: unbounded, as in the paper."""
+    round_groups: int | None = None
+    """Groups a replica starts under one version; None: derive batch.prompts / replicas."""
+    repack: bool = True
+    repack_interval_s: float = Field(default=5.0, gt=0)
+    kv_fraction_max: float = Field(default=0.9, gt=0, le=1)
+    """C_max: KV use, as a fraction of capacity, up to which a destination is filled."""
+    batch_max: int | None = None
+    """B: the roofline decode batch; None: the replica's slots."""
+
+
+class RLAX(Section):
+    kind: Literal["rlax"] = "rlax"
+    reload_staleness: int = Field(default=0, ge=0)
+    """A replica further behind the newest version than this must refresh (discarding partials)."""
+    acceptance_staleness: int = Field(default=0, ge=0)
+    """Oldest rollout the trainer accepts."""
+
+    @model_validator(mode="after")
+    def _reload_within_acceptance(self) -> RLAX:
+        if self.reload_staleness > self.acceptance_staleness:
+            raise ValueError(
+                f"`schedule.reload_staleness` ({self.reload_staleness}) must not exceed "
+                f"`schedule.acceptance_staleness` ({self.acceptance_staleness}): "
+                "replicas would generate what the trainer refuses"
+            )
+        return self
+
+
+Schedule = Annotated[Synchronous | LlamaRL | AReaL | Laminar | RLAX, Field(discriminator="kind")]
+
+# ---------------------------------------------------------------- roles
+
+
+class Rollout(Section):
+    replicas: int = Field(default=2, ge=1)
+    slots: int = Field(default=32, ge=1)
+    """Trajectories that one replica decodes at the same time."""
+    max_sequence_tokens: int = Field(default=512, ge=16)
+    """Prompt and completion together at most; longer prompts are skipped and counted."""
+    prefill_chunk: int = Field(default=512, ge=16)
+    """Prompt tokens computed between two decode steps."""
+    report_interval_s: float = Field(default=0.1, gt=0)
+    """How often a replica streams new tokens."""
+
+
+class Weights(Section):
+    slots: int | None = Field(default=None, ge=2)
+    """Versions the relay holds; None: derive from the staleness bound, at most 8."""
+    verify_every: int = Field(default=1, ge=1)
+    """Digest what a replica serves after every nth swap."""
+
+
+class Supervision(Section):
+    lease_s: float = Field(default=30.0, gt=0)
+    """A worker that has not answered a heartbeat for this long is killed and restarted."""
+    restarts: int = Field(default=5, ge=0)
+    """Restarts per worker within `restart_window_s`, after which the run stops."""
+    restart_window_s: float = Field(default=300.0, gt=0)
+    backoff_s: float = Field(default=0.1, ge=0)
+    """Before the first restart; doubles with each, up to 10 s."""
+    attempts: int = Field(default=3, ge=1)
+    """Leases of a trajectory lost to crashes before its prompt is quarantined."""
+    stall_s: float = Field(default=300.0, gt=0)
+    """Without any progress for this long, the run stops and says who waits for whom."""
+    step_timeout_s: float = Field(default=600.0, gt=0)
+    """One trainer command may take this long."""
+    spawn_timeout_s: float = Field(default=120.0, gt=0)
+
+
+class Checkpoints(Section):
+    every: int = Field(default=20, ge=1)
+    """Optimizer steps between checkpoints; one is always made at the end."""
+    keep: int = Field(default=2, ge=1)
+
+
+class Observe(Section):
+    tensorboard: bool = True
+    wandb: str | None = None
+    """W&B project; needs the `wandb` extra."""
+    mlflow: str | None = None
+    """MLflow experiment; needs the `mlflow` extra."""
+
+
+class Config(Section):
+    """A run."""
+
+    steps: int = Field(default=100, ge=1)
+    """Optimizer steps."""
+    seed: int = 0
+    model: Model
+    task: Task
+    reward: Reward
+    batch: BatchShape = BatchShape()
+    sampling: SamplingConfig = SamplingConfig()
+    algorithm: Algorithm = GRPO()
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Laminar()
+    rollout: Rollout = Rollout()
+    weights: Weights = Weights()
+    supervision: Supervision = Supervision()
+    checkpoints: Checkpoints = Checkpoints()
+    observe: Observe = Observe()
+
+    @property
+    def trajectories_per_step(self) -> int:
+        return self.batch.prompts * self.batch.group_size
+
+    @property
+    def staleness_bound(self) -> int | None:
+        """Largest staleness the schedule admits; None: unbounded."""
+        schedule = self.schedule
+        match schedule:
+            case Synchronous():
+                return 0
+            case LlamaRL():
+                return schedule.lag
+            case AReaL():
+                return schedule.eta
+            case RLAX():
+                return schedule.acceptance_staleness
+            case Laminar():
+                return schedule.staleness_max
+
+    @property
+    def relay_slots(self) -> int:
+        """Versions the relay holds: every version in use, one being written, one spare."""
+        if self.weights.slots is not None:
+            return self.weights.slots
+        bound = self.staleness_bound
+        return 8 if bound is None else min(8, bound + 3)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        if self.sampling.max_tokens >= self.rollout.max_sequence_tokens:
+            raise ValueError(
+                f"`sampling.max_tokens` ({self.sampling.max_tokens}) leaves no room for a prompt in "
+                f"`rollout.max_sequence_tokens` ({self.rollout.max_sequence_tokens})"
+            )
+        if self.reward.kind == "gym" and self.task.kind != "gym":
+            raise ValueError('`reward.kind` "gym" needs `task.kind` "gym": use "exact", "math" or "function"')
+        if self.sampling.temperature == 0:
+            raise ValueError("`sampling.temperature` must be above 0: greedy trajectories of a group are equal")
+        return self

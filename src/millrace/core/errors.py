@@ -1,0 +1,80 @@
+"""One tree of errors. A message says what is wrong, with which values, where, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class MillraceError(Exception):
+    """Root of every error that Millrace raises on purpose."""
+
+
+class ConfigError(MillraceError, ValueError):
+    """The configuration cannot be run as written."""
+
+
+class DataError(MillraceError, ValueError):
+    """A prompt, trajectory, dataset row or model file is not what it should be."""
+
+
+class LedgerError(MillraceError, RuntimeError):
+    """The ledger cannot be opened, written or trusted."""
+
+
+class WeightsError(MillraceError, RuntimeError):
+    """Weights cannot be published, staged, pulled or verified."""
+
+
+class UnknownVersionError(WeightsError, LookupError):
+    """The version asked for is not held (never published, or already overwritten)."""
+
+
+class TornVersionError(WeightsError):
+    """The slot was overwritten while it was being read. Pull a newer version."""
+
+
+class DigestMismatchError(WeightsError):
+    """Weights differ from what was published. Fatal: the run must not go on with them."""
+
+
+class WorkerError(MillraceError, RuntimeError):
+    """Something went wrong with a worker process."""
+
+
+class WorkerDied(WorkerError):
+    """The worker is gone; calls and streams in flight end with this."""
+
+
+class RemoteError(WorkerError):
+    """An exception of a foreign type raised inside a worker, with its remote traceback."""
+
+
+class StaleEpochError(WorkerError):
+    """A command was meant for an earlier incarnation of the worker."""
+
+
+class DeadlineExceeded(MillraceError, TimeoutError):
+    """A wait reached its deadline. The message names who waited for whom."""
+
+
+class TrainingError(MillraceError, ArithmeticError):
+    """A loss or gradient is not finite, or an optimizer step cannot be made."""
+
+
+class RewardError(MillraceError, RuntimeError):
+    """A reward function cannot be loaded or broke its contract."""
+
+
+@contextmanager
+def boundary(role: str, what: str, kind: type[MillraceError] = WorkerError) -> Iterator[None]:
+    """Turn a foreign exception into ours, naming the role and what it was doing.
+
+    Ours pass through unchanged, as do cancellation and interrupts.
+    """
+    try:
+        yield
+    except MillraceError:
+        raise
+    except Exception as error:
+        raise kind(f"{role}: {what}: {type(error).__name__}: {error}") from error

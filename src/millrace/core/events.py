@@ -1,0 +1,40 @@
+"""Events: what happened, told once, to any number of sinks.
+
+An event is a kind and plain fields. Sinks (a JSONL file, the live view, a trace digest) subscribe
+and are called in the order of subscription; they return quickly and never raise for bad fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One thing that happened at `time_s` (loop clock) and `wall_s` (since the epoch)."""
+
+    kind: str
+    time_s: float
+    wall_s: float
+    fields: dict[str, Any]
+
+
+Sink = Callable[[Event], None]
+
+
+class Events:
+    """A fan-out of events to sinks. `clock` and `wall` are injected: this object knows no time."""
+
+    def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._clock, self._wall = clock, wall
+        self._sinks: list[Sink] = []
+
+    def subscribe(self, sink: Sink) -> None:
+        self._sinks.append(sink)
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        event = Event(kind, self._clock(), self._wall(), fields)
+        for sink in self._sinks:
+            sink(event)

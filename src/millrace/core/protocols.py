@@ -1,0 +1,189 @@
+"""What the controller commands. Roles are passive; every command is idempotent.
+
+The controller knows these shapes and no concrete class. Methods of a role are called through a
+`Handle`, which adds the deadline, the epoch and death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from millrace.core.types import (
+    Accounting,
+    BadPrompt,
+    Batch,
+    CheckpointInfo,
+    Endpoint,
+    Group,
+    Progress,
+    Prompt,
+    Published,
+    Report,
+    Score,
+    ScoreRequest,
+    Served,
+    Staged,
+    StepRecord,
+    StepResult,
+    TrainerState,
+    Trajectory,
+    Work,
+)
+
+# ---------------------------------------------------------------- runtime
+
+
+@runtime_checkable
+class Handle(Protocol):
+    """One incarnation of one worker.
+
+    `dead` is a future that resolves (never raises) to a human-readable cause when this incarnation is
+    gone; calls and streams in flight then raise `WorkerDied`. A handle never comes back to life: a
+    respawn under the same name is a new handle with a higher `epoch`.
+    """
+
+    name: str
+    epoch: int
+    dead: asyncio.Future[str]
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """Await `worker.method(*args)`.
+
+        Raises: the worker's own MillraceError; RemoteError for any other exception there;
+        WorkerDied; DeadlineExceeded after `timeout_s` (the call may still take effect there).
+        """
+
+    def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
+        """Iterate what the worker's async generator `method(*args)` yields, in order, without loss.
+
+        Closing the iterator cancels the generator there. Back-pressure is the consumer's pace.
+        """
+
+    def kill(self) -> None:
+        """Stop it now (SIGKILL to its process group, or the simulated equal). Idempotent."""
+
+
+class Runtime(Protocol):
+    """Where workers run. `spawn` returns when the worker's constructor has returned."""
+
+    async def spawn(
+        self,
+        name: str,
+        target: str,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> Handle:
+        """Start `target` ("package.module:Class"), constructed with `kwargs`, as worker `name`.
+
+        Raises: what the constructor raised (as `Handle.call` does); DeadlineExceeded; WorkerDied.
+        """
+
+    async def close(self) -> None:
+        """Kill every worker and wait until none is left. Idempotent."""
+
+
+# ---------------------------------------------------------------- roles
+
+
+class Replica(Protocol):
+    """One engine, serving exactly one version at a time (-1 before its first pull)."""
+
+    def reports(self) -> AsyncIterator[Report]:
+        """The one stream of a replica: batches of new tokens, and at least one report a second."""
+
+    async def submit(self, works: list[Work]) -> None: ...
+
+    async def release(self, trajectory_ids: list[int]) -> list[Progress]:
+        """Stop working on these and give back all of their tokens since `Work.tokens` that were
+        sampled under each version (several `Progress` per trajectory where versions changed).
+        Unknown ids are left out: releasing twice changes nothing."""
+
+    async def pull(self, version: int, endpoint: Endpoint) -> Served:
+        """Copy `version` into standby while decoding goes on, swap between two decode steps, and
+        digest what is served now. Trajectories in flight go on under it with their KV recomputed.
+        Raises: UnknownVersionError, TornVersionError (both: ask again for the newest),
+        DigestMismatchError (fatal)."""
+
+    async def verify(self) -> Served:
+        """Digest what is served now, again."""
+
+
+class Trainer(Protocol):
+    async def load(self, checkpoint: str | None) -> TrainerState:
+        """Initial weights (version 0) or a checkpoint directory."""
+
+    async def step(self, batch: Batch) -> StepResult:
+        """One optimizer step. A repeat of the last applied batch version returns its result again.
+        Raises: TrainingError (not finite; weights untouched, the batch saved)."""
+
+    async def publish(self, endpoint: Endpoint) -> Published:
+        """Write the current version into a slot of `endpoint`."""
+
+    async def checkpoint(self, directory: str) -> CheckpointInfo:
+        """Save everything atomically as `directory`/`v{version:08d}`."""
+
+    async def export(self, directory: str) -> None:
+        """Save the model and tokenizer as a Hugging Face directory."""
+
+
+class Relay(Protocol):
+    async def open(self, slot_bytes: int) -> Endpoint:
+        """Allocate the slots (touching every page) and say where they are."""
+
+    async def stage(self, version: int, digest: str) -> Staged:
+        """Digest what the trainer wrote and, if equal to `digest`, make it pullable.
+        Raises: UnknownVersionError, DigestMismatchError."""
+
+
+class Environment(Protocol):
+    """Turns group ids into prompts and completions into scores. Any worker can serve any group."""
+
+    async def prompts(self, group_ids: list[int]) -> list[Prompt | BadPrompt]: ...
+
+    def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score]]:
+        """Scores in the order of the requests, each yielded as soon as it is known."""
+
+
+# ---------------------------------------------------------------- ledger
+
+
+class Ledger(Protocol):
+    """The durable record. Synchronous: a flush is a local transaction of well under a millisecond."""
+
+    def recover(self) -> Recovered:
+        """What the file holds, ready to go on from."""
+
+    def admit(self, groups: Sequence[Group]) -> None: ...
+
+    def skip(self, prompts: Sequence[BadPrompt]) -> None:
+        """Record prompts that never became groups (their ids are used up)."""
+
+    def update(self, trajectories: Sequence[Trajectory]) -> None:
+        """Record their present state; tokens already recorded are not written again."""
+
+    def commit_step(self, record: StepRecord) -> None:
+        """Mark the step's trajectories trained, durably, together with its record."""
+
+    def commit_checkpoint(self, info: CheckpointInfo) -> None: ...
+
+    def accounting(self) -> Accounting: ...
+
+    def flush(self) -> Accounting:
+        """Make everything so far durable. Raises LedgerError if the accounts do not close."""
+
+    def close(self) -> None: ...
+
+
+class Recovered(Protocol):
+    """State found in the ledger."""
+
+    next_group_id: int
+    groups: list[Group]  # live groups, by id; queued and leased members keep their partial tokens
+    checkpoint: CheckpointInfo | None  # newest complete one
+    replay: list[tuple[StepRecord, list[Group]]]  # steps after the checkpoint, in order
+    version: int  # after the last committed step
+    accounting: Accounting

@@ -1,0 +1,315 @@
+"""The nouns every layer shares. Plain data: no behaviour beyond what a field derives.
+
+Messages are frozen msgspec structs (cheap to pickle and to encode); `Trajectory` and `Group` are the
+two mutable records, owned by the controller and mirrored by the ledger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+# ---------------------------------------------------------------- lifecycle
+
+
+class State(StrEnum):
+    """Where a trajectory is. Live states lead to exactly one terminal state, which has a reason."""
+
+    QUEUED = "queued"  # admitted, no replica works on it
+    LEASED = "leased"  # one replica may work on it
+    GENERATED = "generated"  # complete, reward not yet known
+    SCORED = "scored"  # reward known, its group is not complete
+    BUFFERED = "buffered"  # its group is complete and may be taken
+    TRAINED = "trained"  # part of an optimizer step
+    REJECTED = "rejected"  # refused by a filter
+    STALE = "stale"  # too old to be trained on
+    ABANDONED = "abandoned"  # never completed
+    FAILED = "failed"  # environment or reward raised
+
+
+TERMINAL = frozenset({State.TRAINED, State.REJECTED, State.STALE, State.ABANDONED, State.FAILED})
+LIVE = frozenset(State) - TERMINAL
+
+
+class Finish(StrEnum):
+    """Why generation ended."""
+
+    STOP = "stop"  # a stop token or stop string
+    LENGTH = "length"  # the token budget: truncated
+
+
+# ---------------------------------------------------------------- generation
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off.
+
+    Order: logits / temperature, then top-k, then top-p, then renormalise. Recorded log-probs are of
+    that final distribution; greedy tokens record the log-prob at temperature 1 without truncation.
+    Stop tokens are part of the completion; a stop string ends the trajectory with the token that
+    completes it.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """One prompt of the data stream: a pure function of (data set, run seed, group id)."""
+
+    group_id: int
+    row_id: str
+    tokens: list[int]
+    text: str
+
+
+class BadPrompt(msgspec.Struct, frozen=True):
+    """A row that cannot be a prompt (broken, or longer than the context); skipped and counted."""
+
+    group_id: int
+    row_id: str
+    reason: str
+
+
+class Work(msgspec.Struct, frozen=True):
+    """A lease: generate this trajectory, going on from `tokens` (already sampled, maybe elsewhere).
+
+    `lease` counts the leases of this trajectory; a report with another lease is refused. Submitting
+    the same (trajectory, lease) twice changes nothing. `max_tokens` counts from the prompt, so the
+    remaining budget is `sampling.max_tokens - len(tokens)`.
+    """
+
+    trajectory_id: int
+    group_id: int
+    lease: int
+    prompt: list[int]
+    tokens: list[int]
+    sampling: Sampling
+    seed: int
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """Tokens [start, start + len(tokens)) of a completion, all sampled under one version."""
+
+    trajectory_id: int
+    lease: int
+    start: int
+    tokens: list[int]
+    logprobs: list[float]
+    version: int
+    finish: Finish | None = None
+
+
+class ReplicaLoad(msgspec.Struct, frozen=True):
+    """What a replica says of itself. Counters are cumulative since it started."""
+
+    version: int
+    running: int = 0  # trajectories in decode slots
+    waiting: int = 0  # accepted, no slot yet
+    slots: int = 0
+    kv_used_tokens: int = 0
+    kv_capacity_tokens: int = 0
+    steps_since_swap: int = 0  # decode steps under the current version
+    generated_tokens: int = 0
+    prefilled_tokens: int = 0
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+
+
+class Report(msgspec.Struct, frozen=True):
+    """One message of a replica's report stream: a batch of progress, and its load."""
+
+    progress: list[Progress]
+    load: ReplicaLoad
+
+
+# ---------------------------------------------------------------- rewards
+
+
+class Scored(msgspec.Struct, frozen=True, tag="scored"):
+    value: float
+    metrics: dict[str, float] = {}
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The reward raised, timed out or broke its contract. Never a zero, never in a baseline."""
+
+    reason: str
+
+
+class Abstain(msgspec.Struct, frozen=True, tag="abstain"):
+    """The reward has no opinion; the trajectory is rejected and does not enter a baseline."""
+
+    reason: str = "the reward abstained"
+
+
+Score = Scored | Failed | Abstain
+
+
+class ScoreRequest(msgspec.Struct, frozen=True):
+    trajectory_id: int
+    group_id: int
+    tokens: list[int]
+    finish: Finish
+
+
+# ---------------------------------------------------------------- training
+
+
+class TrainSequence(msgspec.Struct, frozen=True):
+    """A completion to train on. `logprobs`, `versions` and `mask` are per completion token."""
+
+    trajectory_id: int
+    tokens: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    mask: list[bool]
+    reward: float
+    truncated: bool
+
+
+class TrainGroup(msgspec.Struct, frozen=True):
+    """Sequences that share a prompt and are compared with each other (two or more)."""
+
+    group_id: int
+    prompt: list[int]
+    sequences: list[TrainSequence]
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """What one optimizer step consumes: applying it takes version `version` to `version + 1`."""
+
+    version: int
+    groups: list[TrainGroup]
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """`version` is the one after the step. `logprob_gap` maps staleness to (mean, max, tokens)."""
+
+    version: int
+    metrics: dict[str, float]
+    logprob_gap: dict[int, tuple[float, float, int]]
+    trained_tokens: int
+    step_s: float
+
+
+# ---------------------------------------------------------------- weights
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where a host's weight slots are: a path that any process of this run on the host can open."""
+
+    kind: str
+    path: str
+    slots: int
+    slot_bytes: int
+
+
+class Published(msgspec.Struct, frozen=True):
+    version: int
+    digest: str  # of the source tensors, taken by the trainer
+    weights_bytes: int
+    stall_s: float  # what the trainer waited for: the copy
+
+
+class Staged(msgspec.Struct, frozen=True):
+    version: int
+    digest: str  # of the bytes the relay holds
+    held: list[int]  # complete versions, oldest first
+    stage_s: float
+
+
+class Served(msgspec.Struct, frozen=True):
+    version: int
+    digest: str  # of the tensors the engine computes with, after the swap
+    pull_s: float
+    swap_s: float
+
+
+class TrainerState(msgspec.Struct, frozen=True):
+    """What a trainer says when it is ready. `slot_bytes` is what one version needs in a relay."""
+
+    version: int
+    num_parameters: int
+    slot_bytes: int
+
+
+class CheckpointInfo(msgspec.Struct, frozen=True):
+    version: int
+    path: str
+    save_s: float
+
+
+# ---------------------------------------------------------------- the two records
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One attempt at one prompt: the accountable unit. `tokens`, `logprobs` and `versions` align."""
+
+    trajectory_id: int
+    group_id: int
+    state: State = State.QUEUED
+    reason: str = ""
+    replica: str = ""
+    epoch: int = 0
+    lease: int = 0
+    lease_deadline_s: float = 0.0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    reward: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    trained_version: int | None = None  # the version that its optimizer step produced
+
+    @property
+    def live(self) -> bool:
+        return self.state not in TERMINAL
+
+
+@dataclass(slots=True)
+class Group:
+    """Trajectories of one prompt. `group_id` is the position in the data stream (the cursor)."""
+
+    group_id: int
+    row_id: str
+    prompt: list[int]
+    text: str
+    members: list[Trajectory]
+
+
+@dataclass(frozen=True, slots=True)
+class Accounting:
+    """Counts of trajectories. `balanced` is the conservation identity."""
+
+    admitted: int = 0
+    trained: int = 0
+    rejected: int = 0
+    stale: int = 0
+    abandoned: int = 0
+    failed: int = 0
+    in_flight: int = 0
+
+    @property
+    def balanced(self) -> bool:
+        ended = self.trained + self.rejected + self.stale + self.abandoned + self.failed
+        return self.admitted == ended + self.in_flight
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """Which trajectories an optimizer step consumed, and what it produced."""
+
+    version: int  # after the step
+    group_ids: list[int]
+    trajectory_ids: list[int]
+    metrics: dict[str, Any]
+    digest: str = ""

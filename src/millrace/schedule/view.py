@@ -1,0 +1,81 @@
+"""What a decision may look at. Plain data, made by the controller; no clock, no I/O.
+
+Words: a group's *birth* is the oldest version among its tokens, or the version its replica serves if
+it has none yet. Trained at trainer version k, its staleness is k - birth, so under a bound S its
+*deadline* is birth + S: the last trainer version at which it may be taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """A live group. `ready_rank` orders groups by when they became ready; None: not yet."""
+
+    group_id: int
+    birth: int
+    ready_rank: int | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.ready_rank is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One replica as the controller sees it. Trajectory counts include commands on their way."""
+
+    replica_id: str
+    version: int  # being served; -1: none yet
+    busy_pulling: bool = False  # a pull or a move is under way: leave it alone
+    running: int = 0
+    waiting: int = 0
+    slots: int = 1
+    kv_used_tokens: int = 0
+    kv_used_tokens_previous: int = 0  # at the previous repack tick
+    kv_capacity_tokens: int = 1
+    steps_since_swap: int = 0
+    groups_since_swap: int = 0  # groups started here under the present version
+
+    @property
+    def load(self) -> int:
+        return self.running + self.waiting
+
+    @property
+    def serving(self) -> bool:
+        return self.version >= 0 and not self.busy_pulling
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One consistent look at the run."""
+
+    version: int  # the trainer's: optimizer steps applied
+    newest: int  # newest version a replica can pull; -1: none
+    held: tuple[int, ...]  # all versions the relay still holds, oldest first
+    steps_left: int  # optimizer steps still to do
+    batch_groups: int
+    group_size: int
+    max_sequence_tokens: int  # prompt + completion at most: what a trajectory may need in KV
+    groups: tuple[GroupView, ...]  # live groups in admission order
+    replicas: tuple[ReplicaView, ...]
+    orphans: tuple[tuple[int, int], ...] = ()  # (version, count): lost trajectories with partial tokens
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshOrder:
+    """Take `replica_id` to `version`. `discard`: its trajectories restart from their prompts."""
+
+    replica_id: str
+    version: int
+    discard: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Move every trajectory of `source` to `destination` (both serve the same version)."""
+
+    source: str
+    destination: str
