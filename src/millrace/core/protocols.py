@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from millrace.core.digest import NamedBuffer
 from millrace.core.types import (
     Accounting,
     BadPrompt,
@@ -146,6 +147,34 @@ class Environment(Protocol):
 
     def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score]]:
         """Scores in the order of the requests, each yielded as soon as it is known."""
+
+
+# ---------------------------------------------------------------- weights in a slot
+
+
+class WeightsWriter(Protocol):
+    """Writes whole versions into a relay's slots. One writer per relay."""
+
+    def write(self, version: int, tensors: Sequence[NamedBuffer]) -> None:
+        """Copy `tensors` into the oldest slot. Readers of that slot see it torn, never mixed."""
+
+    def close(self) -> None: ...
+
+
+class WeightsReader(Protocol):
+    """Reads staged versions from a relay's slots, at any time, without any lock."""
+
+    def held(self) -> list[int]:
+        """Complete versions, oldest first."""
+
+    def read(self, version: int, into: Sequence[NamedBuffer]) -> str:
+        """Copy every tensor into the writable buffers of `into` and return the staged digest.
+
+        Names, dtypes and shapes must agree exactly with the manifest.
+        Raises: UnknownVersionError, TornVersionError, WeightsError (a tensor missing, left over, or
+        of another dtype or shape: all are named)."""
+
+    def close(self) -> None: ...
 
 
 # ---------------------------------------------------------------- ledger
