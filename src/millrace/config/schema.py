@@ -322,5 +322,5 @@ class Config(Section):
         if self.reward.kind == "gym" and self.task.kind != "gym":
             raise ValueError('`reward.kind` "gym" needs `task.kind` "gym": use "exact", "math" or "function"')
         if self.sampling.temperature == 0:
-            raise ValueError("`sampling.temperature` must be above 0: a group's greedy trajectories are equal")
+            raise ValueError("`sampling.temperature` must be above 0: greedy trajectories are all equal")
         return self
