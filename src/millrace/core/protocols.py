@@ -99,9 +99,11 @@ class Replica(Protocol):
     async def submit(self, works: list[Work]) -> None: ...
 
     async def release(self, trajectory_ids: list[int]) -> list[Progress]:
-        """Stop working on these and give back all of their tokens since `Work.tokens` that were
-        sampled under each version (several `Progress` per trajectory where versions changed).
-        Unknown ids are left out: releasing twice changes nothing."""
+        """Stop working on these and give back all of their tokens since `Work.tokens`.
+
+        At least one `Progress` for each trajectory really released (empty if it has no new token;
+        several where versions changed). Ids that are unknown or have finished are left out, so
+        releasing twice changes nothing."""
 
     async def pull(self, version: int, endpoint: Endpoint) -> Served:
         """Copy `version` into standby while decoding goes on, swap between two decode steps, and
