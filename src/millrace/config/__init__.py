@@ -1,0 +1,1 @@
+"""Typed configuration: load, merge, validate, freeze; once, before anything runs."""

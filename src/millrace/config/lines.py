@@ -1,0 +1,46 @@
+"""Which line of a TOML file sets which key: `tomllib` does not say.
+
+A statement is a table header or an assignment; it may span lines (multi-line strings, arrays). The
+scan grows each statement line by line until `tomllib` accepts it, so quoting, comments and dotted
+keys follow the real grammar. The text must be valid TOML.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+
+def key_lines(text: str) -> dict[str, int]:
+    """Dotted key -> 1-based line, for every table and every assigned key (the last one wins)."""
+    lines: dict[str, int] = {}
+    prefix = ""
+    for number, tree, is_header in _statements(text):
+        for key in _keys(tree):
+            lines[prefix + key if not is_header else key] = number
+        if is_header:
+            prefix = max(_keys(tree), key=len) + "."
+    return lines
+
+
+def _statements(text: str) -> Iterator[tuple[int, dict[str, Any], bool]]:
+    start, pending = 1, ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        start = start if pending else number
+        pending += line + "\n"
+        try:
+            tree = tomllib.loads(pending)
+        except tomllib.TOMLDecodeError:
+            continue
+        if tree:
+            yield start, tree, pending.lstrip().startswith("[")
+        pending = ""
+
+
+def _keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in tree.items():
+        yield prefix + name
+        inner = value[-1] if isinstance(value, list) and value else value
+        if isinstance(inner, dict):
+            yield from _keys(inner, prefix + name + ".")

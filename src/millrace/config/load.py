@@ -1,0 +1,184 @@
+"""Defaults < TOML files < `--set key=value`: merged, validated and frozen, once.
+
+Rules that are ours and not TOML's:
+- a union's table may be written as its kind alone: `schedule = "areal"`;
+- a `kind` that differs from the one below replaces the whole table, so a preset is switched by
+  changing one key, whatever the file says about the old preset;
+- `"none"` means off wherever a key admits None (TOML has no null);
+- paths are relative to the file that writes them; those of `--set` to the working directory.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from millrace.config.lines import key_lines
+from millrace.config.problems import describe
+from millrace.config.schema import Config, Section
+from millrace.config.tree import Tree, admits_none, default_kind, leaves, union_kinds
+from millrace.core.errors import ConfigError
+
+PATH_KEYS = ("model.path", "model.out", "task.path", "reward.path", "data.path")
+
+S = TypeVar("S", bound=Section)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One layer of configuration, and where each of its keys was written."""
+
+    tree: Tree
+    origins: dict[str, str]
+
+
+def load(files: Path | Sequence[Path], overrides: Sequence[str] = ()) -> Config:
+    """Load a run's configuration.
+
+    Args:
+        files      TOML files, later ones win
+        overrides  `key.sub=value`: the value is read as TOML, or else as a plain string
+    Raises:
+        ConfigError: names every problem with its key, value, file and line, and what to do.
+    """
+    return load_as(Config, files, overrides)
+
+
+def load_as(schema: type[S], files: Path | Sequence[Path], overrides: Sequence[str] = ()) -> S:
+    """`load` for any schema."""
+    paths = [files] if isinstance(files, Path) else list(files)
+    sources = [read_file(schema, path) for path in paths]
+    sources.append(read_overrides(schema, overrides, Path.cwd()))
+    tree: Tree = {}
+    origins: dict[str, str] = {}
+    for source in sources:
+        tree = merge(schema, tree, source.tree)
+        origins |= source.origins
+    return validate(schema, tree, origins)
+
+
+def validate(schema: type[S], tree: Tree, origins: dict[str, str]) -> S:
+    """Freeze a merged tree. Strict: `"4"` is no number and `true` is not 1."""
+    complete = _with_default_kinds(schema, tree)
+    try:
+        return schema.model_validate_json(json.dumps(complete, default=str), strict=True)
+    except ValidationError as error:
+        raise ConfigError(describe(schema, error, origins)) from None
+
+
+def read_file(schema: type[Section], path: Path) -> Source:
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no configuration file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    origins = {key: f"{path}:{line}" for key, line in key_lines(text).items()}
+    return Source(_normal(schema, tree, path.absolute().parent), origins)
+
+
+def read_overrides(schema: type[Section], overrides: Sequence[str], base: Path) -> Source:
+    tree: Tree = {}
+    origins: dict[str, str] = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        names = [name.strip() for name in key.split(".")]
+        if not equals or not all(names):
+            raise ConfigError(f"`--set {override}` must have the form key=value or table.key=value")
+        field = schema.model_fields.get(names[0])
+        if len(names) == 1 and field is not None and union_kinds(field):
+            names.append("kind")
+        _put(tree, names, parse_value(text.strip()))
+        origins[".".join(names)] = f"--set {override}"
+    return Source(_normal(schema, tree, base), origins)
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value; text that is not one is a plain string."""
+    try:
+        tree = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return tree["value"] if len(tree) == 1 else text
+
+
+def merge(schema: type[Section], below: Tree, above: Tree) -> Tree:
+    """`above` over `below`, table by table; another `kind` replaces the table."""
+    merged = dict(below)
+    for name, value in above.items():
+        field = schema.model_fields.get(name)
+        old = merged.get(name)
+        fallback = default_kind(field) if field is not None and union_kinds(field) else None
+        merged[name] = value if _other_kind(old, value, fallback) else _over(old, value)
+    return merged
+
+
+def _other_kind(old: Any, value: Any, fallback: str | None) -> bool:
+    if not isinstance(old, dict) or not isinstance(value, dict) or "kind" not in value:
+        return False
+    return bool(value["kind"] != old.get("kind", fallback))
+
+
+def _over(old: Any, value: Any) -> Any:
+    if not isinstance(old, dict) or not isinstance(value, dict):
+        return value
+    return old | {key: _over(old.get(key), inner) for key, inner in value.items()}
+
+
+def _put(tree: Tree, names: list[str], value: Any) -> None:
+    for name in names[:-1]:
+        inner = tree.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"`--set`: `{name}` is both a value ({inner!r}) and a table")
+        tree = inner
+    tree[names[-1]] = value
+
+
+def _normal(schema: type[Section], tree: Tree, base: Path, prefix: str = "") -> Tree:
+    """Kinds written alone become tables, `"none"` becomes None, paths become absolute."""
+    normal: Tree = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            normal[name] = _normal(schema, value, base, f"{prefix}{name}.")
+        elif isinstance(value, str):
+            normal[name] = _normal_text(schema, prefix + name, value, base)
+        else:
+            normal[name] = value
+    return normal
+
+
+def _normal_text(schema: type[Section], key: str, value: str, base: Path) -> Any:
+    field = schema.model_fields.get(key)
+    if field is not None and union_kinds(field):
+        return {"kind": value}
+    if value == "none" and any(admits_none(f) for leaf, _, f in leaves(schema) if leaf == key):
+        return None
+    if key in PATH_KEYS and value:
+        return _absolute(value, base, function=key == "reward.path")
+    return value
+
+
+def _absolute(value: str, base: Path, *, function: bool) -> str:
+    """Resolve a path, or the file part of `file.py:name`; `package.module:name` stays as it is."""
+    if not function:
+        return str((base / Path(value).expanduser()).resolve())
+    file, colon, name = value.rpartition(":")
+    return _absolute(file, base, function=False) + colon + name if file.endswith(".py") else value
+
+
+def _with_default_kinds(schema: type[Section], tree: Tree) -> Tree:
+    complete = dict(tree)
+    for name, field in schema.model_fields.items():
+        value = tree.get(name)
+        if union_kinds(field) and isinstance(value, dict) and "kind" not in value and default_kind(field):
+            complete[name] = {"kind": default_kind(field), **value}
+    return complete

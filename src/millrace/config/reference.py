@@ -1,0 +1,96 @@
+"""The configuration reference as Markdown, made from the schema: keys, defaults, meanings."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from millrace.config.schema import Section
+from millrace.config.tree import default_kind, plain_table, union_kinds
+
+
+def reference(schema: type[Section]) -> str:
+    """One table per section, unions one table per kind, in the order of the schema."""
+    top = {name: field for name, field in schema.model_fields.items() if _is_leaf(field)}
+    parts = ["\n".join(_table("", top))] if top else []
+    for name, field in schema.model_fields.items():
+        section = plain_table(field)
+        if section is not None:
+            parts.append("\n".join([f"### `[{name}]`", "", *_table(name + ".", section.model_fields)]))
+        for kind, option in union_kinds(field).items():
+            note = " (default)" if default_kind(field) == kind else ""
+            title = f'### `[{name}]` with `kind = "{kind}"`{note}'
+            fields = {key: inner for key, inner in option.model_fields.items() if key != "kind"}
+            body = _table(f"{name}.", fields) if fields else ["No keys of its own."]
+            parts.append("\n".join([title, "", *_about(option), *body]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _is_leaf(field: FieldInfo) -> bool:
+    return plain_table(field) is None and not union_kinds(field)
+
+
+def _about(option: type[Section]) -> list[str]:
+    """What is said of the kind itself: its docstring, or its `kind` field's."""
+    about = option.model_fields["kind"].description
+    return [_line(about), ""] if about else []
+
+
+def _table(prefix: str, fields: dict[str, FieldInfo]) -> Iterator[str]:
+    yield "| key | type | default | meaning |"
+    yield "|---|---|---|---|"
+    for name, field in fields.items():
+        cells = (f"`{prefix}{name}`", _type(field), _default(field), _line(field.description or ""))
+        yield "| " + " | ".join(cells).rstrip() + " |"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "required"
+    return f"`{_toml(field.default)}`"
+
+
+def _toml(value: Any) -> str:
+    """The value as it is written in TOML."""
+    if value is None:
+        return '"none"'
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return '"' + value.replace("\n", "\\n") + '"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return str(value)
+
+
+def _type(field: FieldInfo) -> str:
+    bounds = [_bound(item) for item in field.metadata]
+    return " ".join([_name(field.annotation), *[bound for bound in bounds if bound]])
+
+
+def _bound(item: Any) -> str:
+    signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+    return ", ".join(f"{sign} {getattr(item, name)}" for name, sign in signs.items() if hasattr(item, name))
+
+
+def _name(annotation: Any) -> str:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " or ".join(f"`{_toml(arg)}`" for arg in args)
+    if origin in (Union, types.UnionType):
+        return " or ".join('`"none"`' if arg is type(None) else _name(arg) for arg in args)
+    if origin is tuple:
+        inner = [arg for arg in args if arg is not Ellipsis]
+        return f"list of {_name(inner[0])}" if len(args) != 2 or Ellipsis in args else f"two {_name(args[0])}"
+    if origin is dict:
+        return "table"
+    names = {int: "integer", float: "number", str: "string", bool: "boolean"}
+    return names.get(annotation, str(annotation))

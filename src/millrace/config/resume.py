@@ -1,0 +1,87 @@
+"""What may change when a run is resumed: anything that does not change what is learned.
+
+A resumed run equals an uninterrupted one, so whatever the gradient depends on is fixed at the start.
+How far, where, how fast and how watched it runs is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from millrace.config.freeze import dump
+from millrace.config.schema import Config
+from millrace.core.errors import ConfigError
+
+FREE_ON_RESUME: dict[str, str] = {
+    "steps": "how far to go",
+    "model.device": "where it computes",
+    "batch.token_budget": "changes speed and memory, never a gradient",
+    "reward.timeout_s": "a limit on reward workers",
+    "reward.memory_mb": "a limit on reward workers",
+    "reward.workers": "how many reward processes",
+    "rollout.replicas": "sampling does not depend on which replica samples",
+    "rollout.slots": "sampling does not depend on what is batched together",
+    "rollout.prefill_chunk": "speed only",
+    "rollout.report_interval_s": "speed only",
+    "schedule.repack*": "where trajectories run",
+    "weights.*": "how many versions are held, how often they are verified",
+    "supervision.*": "deadlines and restarts",
+    "checkpoints.*": "how often, how many",
+    "observe.*": "who watches",
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One key that differs. `allowed` is why it may, or empty."""
+
+    key: str
+    old: Any
+    new: Any
+    allowed: str
+
+
+def diff(old: Config, new: Config) -> list[Change]:
+    """Every key that differs, in the order of the schema."""
+    before, after = dict(_flat(dump(old))), dict(_flat(dump(new)))
+    return [
+        Change(key, before.get(key, ABSENT), after.get(key, ABSENT), _allowed(key))
+        for key in before | after
+        if before.get(key, ABSENT) != after.get(key, ABSENT)
+    ]
+
+
+def check_resume(old: Config, new: Config) -> list[Change]:
+    """The changes, all of them allowed. Raises: ConfigError naming each that is not."""
+    changes = diff(old, new)
+    refused = [f"  `{c.key}`: {c.old!r} -> {c.new!r}" for c in changes if not c.allowed]
+    if refused:
+        raise ConfigError(
+            "these keys cannot change when a run is resumed:\n"
+            + "\n".join(refused)
+            + "\n  Put them back, or start a new run (from this run's exported model, if you like)"
+        )
+    return changes
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "(not there)"
+
+
+ABSENT = _Absent()
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _allowed(key: str) -> str:
+    return next((why for pattern, why in FREE_ON_RESUME.items() if fnmatchcase(key, pattern)), "")

@@ -1,0 +1,58 @@
+"""The shape of a schema: which keys exist, which are tables, which are unions on `kind`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
+
+from millrace.config.schema import Section
+
+Tree = dict[str, Any]
+
+
+def union_kinds(field: FieldInfo) -> dict[str, type[Section]]:
+    """The alternatives of a tagged union by kind; empty for any other field."""
+    if field.discriminator != "kind":
+        return {}
+    return {option.model_fields["kind"].default: option for option in get_args(field.annotation)}
+
+
+def default_kind(field: FieldInfo) -> str | None:
+    """The kind that a union has when the configuration does not mention it; None: it is required."""
+    return None if field.is_required() else field.default.kind
+
+
+def plain_table(field: FieldInfo) -> type[Section] | None:
+    """The section of a table that is not a union."""
+    annotation = field.annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
+
+
+def table_of(field: FieldInfo, value: Any) -> type[Section] | None:
+    """The section that `value` is to be read as; None: a leaf, or a union of unknown kind."""
+    kinds = union_kinds(field)
+    if not kinds:
+        return plain_table(field)
+    kind = value.get("kind", default_kind(field)) if isinstance(value, dict) else None
+    return kinds.get(kind) if isinstance(kind, str) else None
+
+
+def admits_none(field: FieldInfo) -> bool:
+    return type(None) in get_args(field.annotation)
+
+
+def leaves(schema: type[Section], prefix: str = "") -> Iterator[tuple[str, str | None, FieldInfo]]:
+    """Every leaf as (dotted key, kind it belongs to, field), in the order of definition."""
+    for name, field in schema.model_fields.items():
+        key = prefix + name
+        section = plain_table(field)
+        if section is not None:
+            yield from leaves(section, key + ".")
+        elif kinds := union_kinds(field):
+            for kind, option in kinds.items():
+                for leaf, _, inner in leaves(option, key + "."):
+                    yield leaf, kind, inner
+        else:
+            yield key, None, field
