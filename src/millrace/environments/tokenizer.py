@@ -1,0 +1,83 @@
+"""Tokenizers: loading a model directory's own, and making a small character-level one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from millrace.core.errors import DataError
+
+END, PAD, UNKNOWN = "<|end|>", "<|pad|>", "<|unknown|>"
+USER, ASSISTANT = "<|user|>", "<|assistant|>"
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '" + ASSISTANT + "' if message['role'] == 'assistant' else '" + USER + "' }}"
+    "{{ message['content'] }}" + END + "{% endfor %}"
+    "{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
+)
+
+# A tokenizer saved under one of these classes is its tokenizer.json and nothing else, so it can be read
+# without transformers' auto classes, which import torch: 2 s and 100 MB that a reward worker saves.
+_PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
+
+
+def make_character_tokenizer(directory: str | Path, alphabet: str) -> None:
+    """Save a tokenizer with one token per character of `alphabet` as a Hugging Face directory.
+
+    For small models and tests: nothing is learned, digits are single tokens, decoding gives back the text
+    exactly, and other characters become `<|unknown|>`. It has `<|end|>` (end of sequence), `<|pad|>` and
+    a chat template with `<|user|>` and `<|assistant|>`. Special tokens come first, then the alphabet in
+    the given order without repeats.
+    """
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    special = [PAD, END, UNKNOWN, USER, ASSISTANT]
+    vocabulary = {token: index for index, token in enumerate([*special, *dict.fromkeys(alphabet)])}
+    # Byte-pair encoding without merges is exactly "one token per known character".
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens(special)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=END,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        additional_special_tokens=[USER, ASSISTANT],
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(str(directory))
+
+
+def load_tokenizer(directory: str | Path) -> Any:
+    """The Hugging Face tokenizer of a model directory, without importing torch where that is possible.
+
+    Raises:
+        DataError: there is no tokenizer, or it cannot be read.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise DataError(f"no model directory at {directory}: set `model.path` to one with a tokenizer")
+    try:
+        if _is_plain(directory):
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(str(directory))
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(directory))
+    except Exception as error:
+        raise DataError(
+            f"the tokenizer in {directory} cannot be read ({type(error).__name__}: {error}): "
+            "save one there with `tokenizer.save_pretrained(...)`"
+        ) from error
+
+
+def _is_plain(directory: Path) -> bool:
+    settings = directory / "tokenizer_config.json"
+    if not (directory / "tokenizer.json").is_file() or not settings.is_file():
+        return False
+    return json.loads(settings.read_text()).get("tokenizer_class") in _PLAIN_CLASSES
