@@ -30,6 +30,7 @@ class ReplicaView:
     replica_id: str
     version: int  # being served; -1: none yet
     busy_pulling: bool = False  # a pull or a move is under way: leave it alone
+    pulling_version: int = -1  # what it pulls; -1: nothing, or not known
     running: int = 0
     waiting: int = 0
     slots: int = 1
@@ -50,9 +51,14 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One consistent look at the run."""
+    """One consistent look at the run.
 
-    version: int  # the trainer's: optimizer steps applied
+    `version` is the one at which the next batch that `take` chooses will be trained. So from the
+    moment a batch is taken its groups leave `groups` and `version` already counts its step (applied or
+    not), and steps to be replayed after a crash count too; `steps_left` counts the rest.
+    """
+
+    version: int
     newest: int  # newest version a replica can pull; -1: none
     held: tuple[int, ...]  # all versions the relay still holds, oldest first
     steps_left: int  # optimizer steps still to do
@@ -60,7 +66,7 @@ class View:
     group_size: int
     max_sequence_tokens: int  # prompt + completion at most: what a trajectory may need in KV
     groups: tuple[GroupView, ...]  # live groups in admission order
-    replicas: tuple[ReplicaView, ...]
+    replicas: tuple[ReplicaView, ...]  # those that are up, in a fixed order
     orphans: tuple[tuple[int, int], ...] = ()  # (version, count): lost trajectories with partial tokens
 
 
