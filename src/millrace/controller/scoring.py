@@ -1,0 +1,132 @@
+"""The environment pool: prompts ahead of need, and scores with a deadline each.
+
+Any worker serves any job. A reward that does not answer in time costs its worker, not the run: the
+worker is killed and replaced, that trajectory fails with the reason, the others of its batch are
+scored again elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from millrace.controller.pulse import Pulse, Waits
+from millrace.controller.supervisor import PlannedRestart
+from millrace.core.errors import DataError, RewardError, WorkerDied
+from millrace.core.protocols import Handle
+from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
+
+SCORE_BATCH = 16  # requests per call: enough to hide the call, few enough to spread over workers
+DEATHS_MAX = 2  # a trajectory whose scoring killed this many workers has failed
+FAILURES_MAX = 256  # failed scores in a row that stop the run
+BAD_PROMPTS_MAX = 1000  # skipped prompts in a row that stop the run
+GRACE_S = 2.0  # beyond the reward's own deadline, for the message to arrive
+
+
+class EnvironmentPool:
+    """Consumes score requests and prompt demand; produces `on_score(trajectory_id, score)` and a
+    buffer of prompts in the order of their group ids. Fires `pulse` when either has news."""
+
+    def __init__(
+        self, pulse: Pulse, waits: Waits, *, next_group_id: int, prefetch: int, timeout_s: float
+    ) -> None:
+        self._pulse, self._waits = pulse, waits
+        self._work = Pulse()
+        self._timeout_s = timeout_s
+        self._requests: deque[ScoreRequest] = deque()
+        self._deaths: dict[int, int] = {}
+        self._failures = self._bad = 0
+        self._prefetch = prefetch
+        self._fetching = False
+        self._next_group_id = next_group_id
+        self.prompts: deque[Prompt | BadPrompt] = deque()
+        self.on_score: Callable[[int, Score], None] = lambda trajectory_id, score: None
+
+    def request(self, request: ScoreRequest) -> None:
+        self._requests.append(request)
+        self._work.fire()
+
+    def next_prompt(self) -> Prompt | BadPrompt | None:
+        """The next of the stream, or None: not fetched yet."""
+        if not self.prompts:
+            return None
+        prompt = self.prompts.popleft()
+        if len(self.prompts) < self._prefetch:
+            self._work.fire()
+        self._count_bad(prompt)
+        return prompt
+
+    def _count_bad(self, prompt: Prompt | BadPrompt) -> None:
+        self._bad = self._bad + 1 if isinstance(prompt, BadPrompt) else 0
+        if self._bad >= BAD_PROMPTS_MAX and isinstance(prompt, BadPrompt):
+            raise DataError(
+                f"{self._bad} prompts in a row cannot be used; the last, {prompt.row_id}: {prompt.reason}\n"
+                "  Look at the data set, or raise `rollout.max_sequence_tokens`."
+            )
+
+    # ------------------------------------------------------------ what a worker's session does
+
+    async def session(self, handle: Handle) -> None:
+        """Serve jobs on one worker until it dies. Prompts first: generation waits for them."""
+        while True:
+            if not self._fetching and len(self.prompts) < self._prefetch:
+                await self._fetch(handle)
+            elif self._requests:
+                count = min(SCORE_BATCH, len(self._requests))
+                await self._score(handle, [self._requests.popleft() for _ in range(count)])
+            else:
+                await self._work.wait(timeout_s=60.0)
+
+    async def _fetch(self, handle: Handle) -> None:
+        ids = list(range(self._next_group_id, self._next_group_id + 2 * self._prefetch))
+        self._fetching = True
+        try:
+            fetched = await handle.call("prompts", ids, timeout_s=60.0)
+        finally:
+            self._fetching = False
+        self._next_group_id = ids[-1] + 1
+        self.prompts.extend(fetched)
+        self._pulse.fire()
+
+    async def _score(self, handle: Handle, requests: list[ScoreRequest]) -> None:
+        waiting = deque(requests)
+        scores = handle.stream("score", requests)
+        try:
+            while waiting:
+                with self._waits.waiting(handle.name, f"the reward of trajectory {waiting[0].trajectory_id}"):
+                    async with asyncio.timeout(self._timeout_s + GRACE_S):
+                        trajectory_id, score = await anext(scores)
+                waiting.popleft()
+                self._finish(trajectory_id, score)
+        except TimeoutError:
+            self._finish(
+                waiting.popleft().trajectory_id,
+                Failed(f"the reward did not answer within {self._timeout_s:g} s"),
+            )
+            handle.kill()
+            raise PlannedRestart(f"{handle.name}: a reward took longer than {self._timeout_s:g} s") from None
+        except WorkerDied as death:
+            self._blame(waiting, death)
+            raise PlannedRestart(f"{handle.name}: died while scoring: {death}") from death
+        finally:
+            self._requests.extendleft(reversed(waiting))
+            self._work.fire()
+
+    def _blame(self, waiting: deque[ScoreRequest], death: WorkerDied) -> None:
+        """The request under way may have killed the worker; once can be bad luck, twice is not."""
+        suspect = waiting[0].trajectory_id
+        self._deaths[suspect] = self._deaths.get(suspect, 0) + 1
+        if self._deaths[suspect] >= DEATHS_MAX:
+            waiting.popleft()
+            self._finish(suspect, Failed(f"scoring killed its worker {DEATHS_MAX} times: {death}"))
+
+    def _finish(self, trajectory_id: int, score: Score) -> None:
+        self._deaths.pop(trajectory_id, None)
+        self._failures = self._failures + 1 if isinstance(score, Failed) else 0
+        if self._failures >= FAILURES_MAX and isinstance(score, Failed):
+            raise RewardError(
+                f"{self._failures} rewards in a row failed, the last: {score.reason}\n"
+                "  Try it alone with `millrace try-reward CONFIG`."
+            )
+        self.on_score(trajectory_id, score)

@@ -1,0 +1,372 @@
+"""What the controller knows: groups, trajectories, replicas, versions, and every legal transition.
+
+Synchronous and pure of I/O: the shell tells it what happened and asks it for a `View`. Trajectories
+that changed collect in `dirty` until the shell hands them to the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from millrace.core.errors import DataError
+from millrace.core.types import (
+    Abstain,
+    Batch,
+    Failed,
+    Finish,
+    Group,
+    Progress,
+    Prompt,
+    ReplicaLoad,
+    Report,
+    Sampling,
+    Score,
+    Scored,
+    Served,
+    State,
+    TrainGroup,
+    TrainSequence,
+    Trajectory,
+    Work,
+)
+from millrace.schedule.view import GroupView, ReplicaView, View
+
+
+@dataclass(slots=True)
+class GroupRecord:
+    """A live group. `birth` never decreases; see `schedule.view`."""
+
+    group: Group
+    birth: int
+    ready_rank: int | None = None
+
+
+@dataclass(slots=True)
+class ReplicaRecord:
+    """One replica. `leased` holds what it may work on, in the order of the leases."""
+
+    name: str
+    slots: int
+    kv_capacity_tokens: int
+    epoch: int = 0
+    alive: bool = False
+    version: int = -1
+    busy: bool = False
+    leased: dict[int, Trajectory] = field(default_factory=dict)
+    load: ReplicaLoad = field(default_factory=lambda: ReplicaLoad(version=-1))
+    kv_used_previous: int = 0
+    groups_since_swap: int = 0
+
+    def view(self) -> ReplicaView:
+        leased = len(self.leased)
+        return ReplicaView(
+            replica_id=self.name,
+            version=self.version,
+            busy_pulling=self.busy,
+            running=min(leased, self.slots),
+            waiting=max(0, leased - self.slots),
+            slots=self.slots,
+            kv_used_tokens=self.load.kv_used_tokens if leased else 0,
+            kv_used_tokens_previous=self.kv_used_previous,
+            kv_capacity_tokens=self.load.kv_capacity_tokens or self.kv_capacity_tokens,
+            steps_since_swap=self.load.steps_since_swap,
+            groups_since_swap=self.groups_since_swap,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers of a run that its state needs."""
+
+    steps: int
+    batch_groups: int
+    group_size: int
+    slots: int
+    max_sequence_tokens: int
+    sampling: Sampling
+    seed: int
+    attempts: int
+
+
+class RunState:
+    """The live part of a run. Terminal trajectories leave it; the ledger keeps them."""
+
+    def __init__(self, shape: Shape, replicas: Iterable[str]) -> None:
+        self.shape = shape
+        kv = shape.slots * shape.max_sequence_tokens
+        self.replicas = {name: ReplicaRecord(name, shape.slots, kv) for name in replicas}
+        self.groups: dict[int, GroupRecord] = {}
+        self.trajectories: dict[int, Trajectory] = {}
+        self.queued: dict[int, Trajectory] = {}  # admitted, on no replica
+        self.version = 0
+        self.newest = -1
+        self.held: tuple[int, ...] = ()
+        self.dirty: dict[int, Trajectory] = {}
+        self.ended: list[Trajectory] = []  # terminal since the shell last looked
+        self.quarantined: set[str] = set()
+        self._fruitless: dict[int, int] = {}  # trajectory -> leases lost without a single new token
+        self._lease_start: dict[int, int] = {}
+        self._ready = 0
+
+    # ------------------------------------------------------------ looking
+
+    def view(self, *, oldest_version: int | None = None) -> View:
+        """The run as decisions see it; with `oldest_version`, only replicas serving at least that."""
+        replicas = (r for r in self.replicas.values() if r.alive)
+        if oldest_version is not None:
+            replicas = (r for r in replicas if r.version >= oldest_version)
+        orphans: dict[int, int] = {}
+        for trajectory in self.queued.values():
+            if trajectory.versions:
+                last = trajectory.versions[-1]
+                orphans[last] = orphans.get(last, 0) + 1
+        return View(
+            version=self.version,
+            newest=self.newest,
+            held=self.held,
+            steps_left=self.shape.steps - self.version,
+            batch_groups=self.shape.batch_groups,
+            group_size=self.shape.group_size,
+            max_sequence_tokens=self.shape.max_sequence_tokens,
+            groups=tuple(GroupView(i, g.birth, g.ready_rank) for i, g in self.groups.items()),
+            replicas=tuple(r.view() for r in replicas),
+            orphans=tuple(sorted(orphans.items())),
+        )
+
+    # ------------------------------------------------------------ admission and leases
+
+    def admit(self, prompt: Prompt, replica: str) -> tuple[Group, list[Work]]:
+        """A new group, all of it leased to `replica`."""
+        first = prompt.group_id * self.shape.group_size
+        members = [Trajectory(first + k, prompt.group_id) for k in range(self.shape.group_size)]
+        group = Group(prompt.group_id, prompt.row_id, prompt.tokens, prompt.text, members)
+        record = self.replicas[replica]
+        self.groups[group.group_id] = GroupRecord(group, birth=record.version)
+        record.groups_since_swap += 1
+        for member in members:
+            self.trajectories[member.trajectory_id] = member
+            self.queued[member.trajectory_id] = member
+        return group, [self.lease(member, replica) for member in members]
+
+    def adopt(self, group: Group) -> list[Trajectory]:
+        """A live group found in the ledger. Returns its members that still need a score."""
+        born = [m.versions[0] for m in group.members if m.versions]
+        self.groups[group.group_id] = GroupRecord(group, birth=min(born, default=self.version))
+        unscored = []
+        for member in group.members:
+            if not member.live:
+                continue
+            self.trajectories[member.trajectory_id] = member
+            if member.state is State.QUEUED:
+                self.queued[member.trajectory_id] = member
+            elif member.state is State.GENERATED:
+                unscored.append(member)
+        self._settle(group.group_id)
+        return unscored
+
+    def lease(self, trajectory: Trajectory, replica: str) -> Work:
+        """Let `replica` work on a queued trajectory, from the tokens it has."""
+        record, tid = self.replicas[replica], trajectory.trajectory_id
+        del self.queued[tid]
+        trajectory.state, trajectory.replica, trajectory.epoch = State.LEASED, replica, record.epoch
+        trajectory.lease += 1
+        record.leased[tid] = trajectory
+        self._lease_start[tid] = len(trajectory.tokens)
+        self.dirty[tid] = trajectory
+        owner = self.groups[trajectory.group_id]
+        self._recompute_birth(owner)
+        return Work(
+            tid,
+            trajectory.group_id,
+            trajectory.lease,
+            owner.group.prompt,
+            list(trajectory.tokens),
+            self.shape.sampling,
+            self.shape.seed,
+        )
+
+    def unlease(self, trajectory: Trajectory) -> None:
+        """Take a trajectory back from its replica; it keeps its partial tokens."""
+        self.replicas[trajectory.replica].leased.pop(trajectory.trajectory_id)
+        trajectory.state = State.QUEUED
+        self.queued[trajectory.trajectory_id] = trajectory
+        self.dirty[trajectory.trajectory_id] = trajectory
+
+    def restart(self, trajectory: Trajectory) -> int:
+        """Forget a queued trajectory's partial tokens (its noise stays). Returns how many."""
+        discarded = len(trajectory.tokens)
+        trajectory.tokens, trajectory.logprobs, trajectory.versions = [], [], []
+        self.dirty[trajectory.trajectory_id] = trajectory
+        return discarded
+
+    def _recompute_birth(self, record: GroupRecord) -> None:
+        """Oldest version among the members' tokens and replicas; unknown ones do not lower it."""
+        births = []
+        for member in record.group.members:
+            if member.versions:
+                births.append(member.versions[0])
+            elif member.state is State.LEASED:
+                births.append(self.replicas[member.replica].version)
+            elif member.state is State.QUEUED:
+                births.append(record.birth)
+        record.birth = max(record.birth, min(births, default=record.birth))
+
+    # ------------------------------------------------------------ what replicas tell
+
+    def replica_up(self, name: str, epoch: int) -> ReplicaRecord:
+        record = self.replicas[name]
+        record.alive, record.epoch, record.version, record.busy = True, epoch, -1, False
+        record.load, record.kv_used_previous, record.groups_since_swap = ReplicaLoad(version=-1), 0, 0
+        return record
+
+    def replica_down(self, name: str) -> list[Trajectory]:
+        """The replica is gone: its trajectories wait for another. Returns those abandoned because
+        `attempts` leases in a row were lost without a single new token: their prompt is suspect."""
+        record = self.replicas[name]
+        record.alive, record.version, record.busy = False, -1, False
+        poisoned = []
+        for trajectory in list(record.leased.values()):
+            tid = trajectory.trajectory_id
+            fruitless = len(trajectory.tokens) == self._lease_start[tid]
+            self._fruitless[tid] = self._fruitless.get(tid, 0) + 1 if fruitless else 0
+            self.unlease(trajectory)
+            if self._fruitless[tid] >= self.shape.attempts:
+                poisoned.append(trajectory)
+        return poisoned
+
+    def served(self, name: str, served: Served) -> None:
+        """The replica computes with another version now."""
+        record = self.replicas[name]
+        record.version, record.groups_since_swap = served.version, 0
+        for trajectory in record.leased.values():
+            if not trajectory.versions:
+                self._recompute_birth(self.groups[trajectory.group_id])
+
+    def apply(self, name: str, report: Report) -> list[Trajectory]:
+        """Take in a report. Returns the trajectories that it completes."""
+        self.replicas[name].load = report.load
+        return self.progress(name, report.progress)
+
+    def progress(self, name: str, parts: Iterable[Progress]) -> list[Trajectory]:
+        """Append new tokens; what is known already, or belongs to another lease, changes nothing.
+
+        Raises: DataError on a gap, which a lossless stream cannot have.
+        """
+        leased, finished = self.replicas[name].leased, []
+        for part in parts:
+            trajectory = leased.get(part.trajectory_id)
+            if trajectory is None or part.lease != trajectory.lease:
+                continue
+            known = len(trajectory.tokens) - part.start
+            if known < 0:
+                raise DataError(
+                    f"trajectory {part.trajectory_id}: {name} reports tokens from {part.start}, "
+                    f"but only {len(trajectory.tokens)} are known: {-known} are missing"
+                )
+            fresh = part.tokens[known:]
+            trajectory.tokens += fresh
+            trajectory.logprobs += part.logprobs[known:]
+            trajectory.versions += [part.version] * len(fresh)
+            self.dirty[part.trajectory_id] = trajectory
+            if part.finish is not None:
+                self._complete(trajectory, part.finish)
+                finished.append(trajectory)
+        return finished
+
+    def _complete(self, trajectory: Trajectory, finish: Finish) -> None:
+        trajectory.state, trajectory.finish = State.GENERATED, finish
+        self.replicas[trajectory.replica].leased.pop(trajectory.trajectory_id)
+        self._recompute_birth(self.groups[trajectory.group_id])
+
+    # ------------------------------------------------------------ scores and ends
+
+    def score(self, trajectory_id: int, score: Score) -> Trajectory | None:
+        """A reward is known. None: nobody waits for it any more."""
+        trajectory = self.trajectories.get(trajectory_id)
+        if trajectory is None or trajectory.state is not State.GENERATED:
+            return None
+        match score:
+            case Scored(value, metrics):
+                trajectory.state, trajectory.reward, trajectory.metrics = State.SCORED, value, metrics
+                self.dirty[trajectory_id] = trajectory
+                self._settle(trajectory.group_id)
+            case Failed(reason):
+                self.end(trajectory, State.FAILED, reason)
+            case Abstain(reason):
+                self.end(trajectory, State.REJECTED, reason)
+        return trajectory
+
+    def end(self, trajectory: Trajectory, state: State, reason: str) -> None:
+        """A live trajectory ends without being trained on."""
+        tid = trajectory.trajectory_id
+        if trajectory.state is State.LEASED:
+            self.replicas[trajectory.replica].leased.pop(tid)
+        trajectory.state, trajectory.reason = state, reason
+        self.dirty[tid] = trajectory
+        self.ended.append(trajectory)
+        self._forget(tid)
+        self._settle(trajectory.group_id)
+
+    def end_group(self, group_id: int, state: State, reason: str) -> None:
+        for member in self.groups[group_id].group.members:
+            if member.live:
+                self.end(member, state, reason)
+
+    def _forget(self, tid: int) -> None:
+        self.trajectories.pop(tid, None)
+        self.queued.pop(tid, None)
+        self._fruitless.pop(tid, None)
+        self._lease_start.pop(tid, None)
+
+    def _settle(self, group_id: int) -> None:
+        """A group with nothing left to wait for becomes ready, or ends if it has no baseline."""
+        record = self.groups.get(group_id)
+        if record is None or record.ready_rank is not None:
+            return
+        live = [m for m in record.group.members if m.live]
+        if any(m.state not in (State.SCORED, State.BUFFERED) for m in live):
+            return
+        if len(live) == 1:
+            self.end(live[0], State.REJECTED, "the only scored member of its group: no baseline")
+        elif not live:
+            del self.groups[group_id]
+        else:
+            for member in live:
+                member.state = State.BUFFERED
+                self.dirty[member.trajectory_id] = member
+            record.ready_rank, self._ready = self._ready, self._ready + 1
+
+    # ------------------------------------------------------------ training
+
+    def batch(self, group_ids: Iterable[int]) -> Batch:
+        groups = [self.groups[i].group for i in group_ids]
+        return make_batch(self.version, groups)
+
+    def retire(self, group_ids: Iterable[int]) -> None:
+        """The groups are part of a committed step."""
+        for group_id in group_ids:
+            for member in self.groups.pop(group_id).group.members:
+                self.dirty.pop(member.trajectory_id, None)
+                self._forget(member.trajectory_id)
+
+
+def make_batch(version: int, groups: Iterable[Group]) -> Batch:
+    """What the trainer gets to go from `version` to `version + 1`: the scored members."""
+    return Batch(version, [TrainGroup(g.group_id, g.prompt, _sequences(g)) for g in groups])
+
+
+def _sequences(group: Group) -> list[TrainSequence]:
+    return [
+        TrainSequence(
+            trajectory_id=m.trajectory_id,
+            tokens=m.tokens,
+            logprobs=m.logprobs,
+            versions=m.versions,
+            mask=[True] * len(m.tokens),
+            reward=m.reward,
+            truncated=m.finish is Finish.LENGTH,
+        )
+        for m in group.members
+        if m.state in (State.BUFFERED, State.TRAINED) and m.reward is not None
+    ]

@@ -1,0 +1,141 @@
+"""Supervision: one coroutine per worker keeps one incarnation of it alive at a time.
+
+    spawn -> session(handle) until the worker dies or loses its lease -> clean up -> back off -> again
+
+A session is all that the controller does with one incarnation. When the worker dies, whatever its
+session waits for raises `WorkerDied`, so a crash takes the same path as an orderly end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from millrace.core import clock
+from millrace.core.errors import DeadlineExceeded, RemoteError, WorkerDied, WorkerError
+from millrace.core.events import Events
+from millrace.core.protocols import Handle, Runtime
+
+BACKOFF_S_MAX = 10.0
+DEATH_GRACE_S = 0.02  # a session that was in a call learns of the death there, and can tell more
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """What to spawn: worker `name` of `role`, an instance of `target` made with `kwargs`."""
+
+    role: str
+    name: str
+    target: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    lease_s: float
+    restarts: int
+    window_s: float
+    backoff_s: float
+    spawn_timeout_s: float
+
+
+Session = Callable[[Handle], Awaitable[None]]
+
+
+class PlannedRestart(WorkerError):
+    """The session itself wants a fresh worker; it does not count against the restart budget."""
+
+
+class Supervisor:
+    def __init__(self, runtime: Runtime, events: Events, policy: RestartPolicy) -> None:
+        self._runtime, self._events, self._policy = runtime, events, policy
+        self.restarts = 0
+
+    async def keep(self, spec: WorkerSpec, session: Session) -> None:
+        """Run `session` on incarnation after incarnation of `spec`, until one returns.
+
+        Raises: the error of a first start that fails; WorkerError when the restart budget is spent;
+        every error that a session raises on its own account.
+        """
+        crashes: deque[float] = deque()
+        died_at: float | None = None
+        while True:
+            try:
+                await self._live(spec, session, died_at)
+                return
+            except* (WorkerError, DeadlineExceeded) as failures:
+                cause = _first(failures)
+            if isinstance(cause, RemoteError) and died_at is None:
+                raise cause  # a worker that never worked: a bug or a wrong setting, not bad luck
+            died_at = clock.now()
+            self.restarts += 1
+            epoch = getattr(cause, "epoch", None)
+            self._events.emit("worker_died", role=spec.role, name=spec.name, epoch=epoch, cause=str(cause))
+            if not isinstance(cause, PlannedRestart):
+                await self._back_off(spec, crashes, cause)
+
+    async def _live(self, spec: WorkerSpec, session: Session, died_at: float | None) -> None:
+        """One incarnation, from spawn to death. Never leaves it running."""
+        started = clock.now()
+        handle = await self._runtime.spawn(
+            spec.name, spec.target, spec.kwargs, timeout_s=self._policy.spawn_timeout_s
+        )
+        fields = {"role": spec.role, "name": spec.name, "epoch": handle.epoch}
+        self._events.emit("worker_started", **fields, spawn_s=clock.now() - started)
+        if died_at is not None:
+            self._events.emit("worker_recovered", **fields, recovery_s=clock.now() - died_at)
+        try:
+            async with asyncio.TaskGroup() as group:
+                watchers = [
+                    group.create_task(_death(handle), name=f"{spec.name}.death"),
+                    group.create_task(self._heartbeat(handle), name=f"{spec.name}.heartbeat"),
+                ]
+                await session(handle)
+                for watcher in watchers:
+                    watcher.cancel()
+        finally:
+            handle.kill()
+
+    async def _heartbeat(self, handle: Handle) -> None:
+        """The lease: an answer within `lease_s`, or the worker is given up (and killed)."""
+        while True:
+            await asyncio.sleep(self._policy.lease_s / 3)
+            await handle.call("__ping__", timeout_s=self._policy.lease_s)
+
+    async def _back_off(self, spec: WorkerSpec, crashes: deque[float], cause: BaseException) -> None:
+        policy = self._policy
+        crashes.append(clock.now())
+        while crashes[0] < crashes[-1] - policy.window_s:
+            crashes.popleft()
+        if len(crashes) > policy.restarts:
+            raise WorkerError(
+                f"{spec.name} died {len(crashes)} times within {policy.window_s:g} s, last: {cause}\n"
+                f"  The budget is `supervision.restarts` ({policy.restarts}); its logs tell more."
+            ) from cause
+        await asyncio.sleep(min(BACKOFF_S_MAX, policy.backoff_s * 2 ** (len(crashes) - 1)))
+
+
+async def _death(handle: Handle) -> None:
+    cause = await asyncio.shield(handle.dead)
+    await asyncio.sleep(DEATH_GRACE_S)
+    raise WorkerDied(f"{handle.name} (epoch {handle.epoch}) {cause}")
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The most telling of the failures: a death explains the calls that it broke."""
+    leaves: list[BaseException] = []
+
+    def walk(error: BaseException) -> None:
+        if isinstance(error, BaseExceptionGroup):
+            for inner in error.exceptions:
+                walk(inner)
+        else:
+            leaves.append(error)
+
+    walk(failures)
+    planned = [e for e in leaves if isinstance(e, PlannedRestart)]
+    deaths = [e for e in leaves if isinstance(e, WorkerDied)]
+    return (planned or deaths or leaves)[0]

@@ -1,0 +1,176 @@
+"""The trainer's session: replay, then take -> step -> commit -> publish -> checkpoint, until done.
+
+A trainer that crashed takes the same way as a resumed run: the newest checkpoint, then the very
+batches of the steps that it does not cover, in their order. They are trained once per lineage of the
+final weights, and the versions come out as they were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from millrace.controller.state import make_batch
+from millrace.core import clock
+from millrace.core.protocols import Handle
+from millrace.core.types import Batch, CheckpointInfo, Published, StepRecord, StepResult, TrainerState
+
+if TYPE_CHECKING:
+    from millrace.controller.controller import Controller
+
+TICK_S = 1.0
+
+
+class TrainerSession:
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._loaded: TrainerState | None = None
+        self._published_to: tuple[object, int] | None = None  # (endpoint, version) last published
+        self._checkpointed = -1
+        self._timeout_s = controller.config.supervision.step_timeout_s
+
+    async def slot_bytes(self) -> int:
+        """What one version needs in a relay; known once a trainer has loaded."""
+        while self._loaded is None:
+            await self._controller.pulse.wait(timeout_s=TICK_S)
+        return self._loaded.slot_bytes
+
+    async def run(self, handle: Handle) -> None:
+        """Returns when the last step is committed, checkpointed and exported."""
+        controller, state = self._controller, self._controller.state
+        await self._catch_up(handle)
+        while True:
+            await self._publish(handle)
+            if state.version >= controller.config.steps:
+                break
+            waited = clock.now()
+            batch = await self._take(handle)
+            if batch is None:
+                break
+            waited = clock.now() - waited
+            result = await self._step(handle, batch)
+            record = self._commit(batch, result)
+            self._emit_step(batch, record, result, wait_s=waited, replayed=False)
+            controller.repack_soon()
+            if state.version % controller.config.checkpoints.every == 0:
+                await self._publish(handle)
+                await self._checkpoint(handle)
+        await self._checkpoint(handle)
+        if controller.export is not None:
+            await handle.call("export", controller.export, timeout_s=self._timeout_s)
+
+    async def _catch_up(self, handle: Handle) -> None:
+        """Load the newest checkpoint and replay the committed steps after it."""
+        controller = self._controller
+        controller.flush()
+        recovered = controller.ledger.recover()
+        checkpoint = recovered.checkpoint
+        path = checkpoint.path if checkpoint else None
+        with controller.waits.waiting("trainer", "its weights to load"):
+            self._loaded = await handle.call("load", path, timeout_s=self._timeout_s)
+        self._published_to = None
+        self._checkpointed = self._loaded.version
+        controller.pulse.fire()
+        for record, groups in recovered.replay:
+            batch = make_batch(record.version - 1, groups)
+            result = await self._step(handle, batch)
+            self._emit_step(batch, record, result, wait_s=0.0, replayed=True)
+
+    async def _take(self, handle: Handle) -> Batch | None:
+        """Wait for a batch; meanwhile serve a relay that came back. None: the run is to stop."""
+        controller = self._controller
+        with controller.waits.waiting("trainer", f"{controller.config.batch.prompts} ready groups"):
+            while not controller.stopping:
+                await self._publish(handle)
+                group_ids = controller.schedule.take(controller.state.view())
+                if group_ids is not None:
+                    batch = controller.state.batch(group_ids)
+                    self._assert_bound(batch)
+                    return batch
+                await controller.pulse.wait(timeout_s=TICK_S)
+        return None
+
+    def _assert_bound(self, batch: Batch) -> None:
+        """The schedule's promise, checked on the tokens themselves before they are trained on."""
+        bound, histogram = self._controller.schedule.staleness_max, staleness_histogram(batch)
+        assert bound is None or max(histogram, default=0) <= bound, (batch.version, histogram, bound)
+
+    async def _step(self, handle: Handle, batch: Batch) -> StepResult:
+        with self._controller.waits.waiting("trainer", f"its step from version {batch.version}"):
+            result: StepResult = await handle.call("step", batch, timeout_s=self._timeout_s)
+        self._controller.waits.progress()
+        return result
+
+    def _commit(self, batch: Batch, result: StepResult) -> StepRecord:
+        """The step happened: one durable transaction, before anybody can see its version."""
+        controller = self._controller
+        group_ids = [group.group_id for group in batch.groups]
+        trained = [s.trajectory_id for group in batch.groups for s in group.sequences]
+        record = StepRecord(result.version, group_ids, trained, dict(result.metrics))
+        controller.flush()
+        controller.ledger.commit_step(record)
+        controller.state.retire(group_ids)
+        controller.state.version = result.version
+        return record
+
+    async def _publish(self, handle: Handle) -> None:
+        """Publish the current version to the current relay, once. Staging is not waited for."""
+        controller = self._controller
+        target = (controller.endpoint, controller.state.version)
+        if controller.endpoint is None or self._published_to == target:
+            return
+        published: Published = await handle.call("publish", controller.endpoint, timeout_s=self._timeout_s)
+        self._published_to = target
+        controller.published.append(published)
+        controller.events.emit("published", **_fields(published))
+        controller.pulse.fire()
+
+    async def _checkpoint(self, handle: Handle) -> None:
+        controller = self._controller
+        if self._checkpointed == controller.state.version:
+            return
+        with controller.waits.waiting("trainer", "its checkpoint"):
+            info: CheckpointInfo = await handle.call(
+                "checkpoint", controller.checkpoints, timeout_s=self._timeout_s
+            )
+        controller.ledger.commit_checkpoint(info)
+        self._checkpointed = info.version
+        controller.events.emit("checkpoint", **_fields(info))
+
+    def _emit_step(
+        self, batch: Batch, record: StepRecord, result: StepResult, *, wait_s: float, replayed: bool
+    ) -> None:
+        histogram = staleness_histogram(batch)
+        tokens = sum(histogram.values())
+        rewards = [s.reward for g in batch.groups for s in g.sequences]
+        controller = self._controller
+        controller.events.emit(
+            "step",
+            version=record.version,
+            reward_mean=sum(rewards) / len(rewards),
+            staleness_mean=sum(s * n for s, n in histogram.items()) / max(tokens, 1),
+            staleness_max=max(histogram, default=0),
+            staleness_histogram=histogram,
+            trained_tokens=result.trained_tokens,
+            step_s=result.step_s,
+            wait_s=wait_s,
+            replayed=replayed,
+            logprob_gap={s: list(gap) for s, gap in result.logprob_gap.items()},
+            metrics=result.metrics,
+            accounting=asdict(controller.ledger.accounting()),
+        )
+
+
+def staleness_histogram(batch: Batch) -> dict[int, int]:
+    """Trained tokens by staleness, in optimizer steps."""
+    counts: dict[int, int] = {}
+    for group in batch.groups:
+        for sequence in group.sequences:
+            for version in sequence.versions:
+                staleness = batch.version - version
+                counts[staleness] = counts.get(staleness, 0) + 1
+    return dict(sorted(counts.items()))
+
+
+def _fields(message: Published | CheckpointInfo) -> dict[str, object]:
+    return {name: getattr(message, name) for name in message.__struct_fields__}
