@@ -1,0 +1,100 @@
+"""What every runtime agrees on: naming a worker's class, calling its methods, carrying its errors.
+
+`local` and `sim` differ in how a message travels, never in what it means; that meaning is here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pickle
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from millrace.core import errors
+from millrace.core.errors import DeadlineExceeded, MillraceError, RemoteError, WorkerDied, WorkerError
+
+PING = "__ping__"
+"""The built-in method that answers heartbeats with None."""
+
+STREAM_WINDOW = 16
+"""How many items a stream's generator may be ahead of its consumer."""
+
+
+def load_class(target: str) -> Callable[..., Any]:
+    """Import "package.module:Class".
+
+    Raises: WorkerError if `target` is malformed, lies in `__main__` or the module has no such class;
+    whatever importing the module raises.
+    """
+    module_name, _, class_name = target.partition(":")
+    if not module_name or not class_name:
+        raise WorkerError(f"worker target {target!r} must look like 'package.module:Class'")
+    if module_name == "__main__":
+        raise WorkerError(
+            f"worker target {target!r}: workers do not run your script again; move the class to a module"
+        )
+    module = importlib.import_module(module_name)
+    try:
+        return getattr(module, class_name)  # type: ignore[no-any-return]
+    except AttributeError:
+        raise WorkerError(f"worker target {target!r}: {module_name} has no class {class_name!r}") from None
+
+
+async def _ping() -> None:
+    return None
+
+
+def bind(worker: Any, method: str) -> Callable[..., Any]:
+    """The method of `worker` that a command names. Names with a leading underscore are private.
+
+    Raises: WorkerError naming the class, the method and the nearest public one.
+    """
+    if method == PING:
+        return _ping
+    found = None if method.startswith("_") else getattr(worker, method, None)
+    if callable(found):
+        return found  # type: ignore[no-any-return]
+    public = [name for name in dir(worker) if not name.startswith("_")]
+    near = difflib.get_close_matches(method, public, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise WorkerError(f"{type(worker).__name__} has no method {method!r} that can be called{hint}")
+
+
+def crossing(error: BaseException, where: str) -> MillraceError:
+    """The error that the caller sees for `error`, raised by the worker at `where`.
+
+    A MillraceError stays what it is, with the remote traceback as a note; one that does not survive
+    pickling becomes its nearest class in `core.errors`. Anything else becomes a RemoteError that
+    holds the remote traceback.
+    """
+    remote = "".join(traceback.format_exception(error))
+    if not isinstance(error, MillraceError):
+        return RemoteError(f"{where}: {type(error).__name__}: {error}\n\nremote traceback:\n{remote}")
+    try:
+        copy: MillraceError = pickle.loads(pickle.dumps(error))
+        faithful = type(copy) is type(error) and str(copy) == str(error)
+    except Exception:
+        faithful = False
+    if not faithful:
+        copy = _core_class(error)(str(error))
+    copy.add_note(f"raised in {where}; remote traceback:\n{remote}")
+    return copy
+
+
+def _core_class(error: MillraceError) -> type[MillraceError]:
+    return next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+
+
+def where(name: str, epoch: int, method: str) -> str:
+    """How messages name a command: `replica-0 (epoch 2): submit`."""
+    return f"{name} (epoch {epoch}): {method}"
+
+
+def late(name: str, epoch: int, method: str, timeout_s: float) -> DeadlineExceeded:
+    return DeadlineExceeded(f"{where(name, epoch, method)} did not answer within {timeout_s:g} s")
+
+
+def died(name: str, epoch: int, method: str, cause: str) -> WorkerDied:
+    return WorkerDied(f"{where(name, epoch, method)}: the worker is gone: {cause}")

@@ -1,0 +1,1 @@
+"""Makes this folder importable, so that tests of every backend share `conformance`."""
