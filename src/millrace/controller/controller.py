@@ -182,6 +182,7 @@ class Controller:
 
     def refresh(self) -> None:
         for order in self.schedule.refreshes(self.state.view()):
+            self.state.replicas[order.replica_id].pulling = order.version
             self._order(order.replica_id, Pull(order.version, order.discard))
 
     def _place(self) -> None:
@@ -242,9 +243,17 @@ class Controller:
 
     def _expire(self) -> None:
         for group_id in self.schedule.overdue(self.state.view()):
-            self.state.end_group(
-                group_id, State.STALE, f"cannot be trained within the bound at {self.state.version}"
-            )
+            self.end_group(group_id, State.STALE, f"beyond the staleness bound at {self.state.version}")
+
+    def end_group(self, group_id: int, state: State, reason: str) -> None:
+        """End what is live of a group, and stop the replicas that work on it."""
+        leased: dict[str, list[int]] = {}
+        for member in self.state.groups[group_id].group.members:
+            if member.state is State.LEASED:
+                leased.setdefault(member.replica, []).append(member.trajectory_id)
+        self.state.end_group(group_id, state, reason)
+        for replica, ids in leased.items():
+            self.replicas[replica].mail(Abort(ids))
 
     def _order(self, replica: str, order: Order) -> None:
         self.state.replicas[replica].busy = True

@@ -52,7 +52,8 @@ class ReplicaRecord:
     epoch: int = 0
     alive: bool = False
     version: int = -1
-    busy: bool = False
+    busy: bool = False  # a pull or a move is under way
+    pulling: int = -1
     leased: dict[int, Trajectory] = field(default_factory=dict)
     load: ReplicaLoad = field(default_factory=lambda: ReplicaLoad(version=-1))
     kv_used_previous: int = 0
@@ -64,6 +65,7 @@ class ReplicaRecord:
             replica_id=self.name,
             version=self.version,
             busy_pulling=self.busy,
+            pulling_version=self.pulling if self.busy else -1,
             running=min(leased, self.slots),
             waiting=max(0, leased - self.slots),
             slots=self.slots,
@@ -99,7 +101,8 @@ class RunState:
         self.groups: dict[int, GroupRecord] = {}
         self.trajectories: dict[int, Trajectory] = {}
         self.queued: dict[int, Trajectory] = {}  # admitted, on no replica
-        self.version = 0
+        self.version = 0  # of the last committed step
+        self.taken: tuple[int, ...] = ()  # groups of the step under way; kept until it is committed
         self.newest = -1
         self.held: tuple[int, ...] = ()
         self.dirty: dict[int, Trajectory] = {}
@@ -121,15 +124,18 @@ class RunState:
             if trajectory.versions:
                 last = trajectory.versions[-1]
                 orphans[last] = orphans.get(last, 0) + 1
+        version = self.version + bool(self.taken)
         return View(
-            version=self.version,
+            version=version,
             newest=self.newest,
             held=self.held,
-            steps_left=self.shape.steps - self.version,
+            steps_left=self.shape.steps - version,
             batch_groups=self.shape.batch_groups,
             group_size=self.shape.group_size,
             max_sequence_tokens=self.shape.max_sequence_tokens,
-            groups=tuple(GroupView(i, g.birth, g.ready_rank) for i, g in self.groups.items()),
+            groups=tuple(
+                GroupView(i, g.birth, g.ready_rank) for i, g in self.groups.items() if i not in self.taken
+            ),
             replicas=tuple(r.view() for r in replicas),
             orphans=tuple(sorted(orphans.items())),
         )
@@ -339,16 +345,16 @@ class RunState:
 
     # ------------------------------------------------------------ training
 
-    def batch(self, group_ids: Iterable[int]) -> Batch:
-        groups = [self.groups[i].group for i in group_ids]
-        return make_batch(self.version, groups)
+    def batch(self) -> Batch:
+        """The batch that was taken."""
+        return make_batch(self.version, [self.groups[i].group for i in self.taken])
 
-    def retire(self, group_ids: Iterable[int]) -> None:
-        """The groups are part of a committed step."""
-        for group_id in group_ids:
+    def committed(self, version: int) -> None:
+        """The step of the batch that was taken is committed."""
+        for group_id in self.taken:
             for member in self.groups.pop(group_id).group.members:
-                self.dirty.pop(member.trajectory_id, None)
                 self._forget(member.trajectory_id)
+        self.taken, self.version = (), version
 
 
 def make_batch(version: int, groups: Iterable[Group]) -> Batch:

@@ -77,14 +77,18 @@ class TrainerSession:
             self._emit_step(batch, record, result, wait_s=0.0, replayed=True)
 
     async def _take(self, handle: Handle) -> Batch | None:
-        """Wait for a batch; meanwhile serve a relay that came back. None: the run is to stop."""
-        controller = self._controller
+        """Wait for a batch; meanwhile serve a relay that came back. None: the run is to stop.
+
+        A batch once taken stays taken: a trainer that died in its step gets the same one again.
+        """
+        controller, state = self._controller, self._controller.state
         with controller.waits.waiting("trainer", f"{controller.config.batch.prompts} ready groups"):
             while not controller.stopping:
                 await self._publish(handle)
-                group_ids = controller.schedule.take(controller.state.view())
-                if group_ids is not None:
-                    batch = controller.state.batch(group_ids)
+                if not state.taken:
+                    state.taken = tuple(controller.schedule.take(state.view()) or ())
+                if state.taken:
+                    batch = state.batch()
                     self._assert_bound(batch)
                     return batch
                 await controller.pulse.wait(timeout_s=TICK_S)
@@ -109,8 +113,7 @@ class TrainerSession:
         record = StepRecord(result.version, group_ids, trained, dict(result.metrics))
         controller.flush()
         controller.ledger.commit_step(record)
-        controller.state.retire(group_ids)
-        controller.state.version = result.version
+        controller.state.committed(result.version)
         return record
 
     async def _publish(self, handle: Handle) -> None:
