@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 
 from millrace.config.schema import Config
 from millrace.controller.pulse import Pulse, Waits
-from millrace.controller.replica import Move, Order, Pull, ReplicaSession, Submit
+from millrace.controller.replica import Abort, Move, Order, Pull, ReplicaSession, Submit
 from millrace.controller.scoring import EnvironmentPool
 from millrace.controller.state import RunState, Shape
 from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
