@@ -105,7 +105,8 @@ def _missing(key: str, field: FieldInfo | None) -> str:
     if field is not None and plain_table(field):
         return f"`{key}` is missing.\n  Add `[{key}]` with its keys"
     place = f" under `[{table}]`" if table else ""
-    return f"`{key}` is missing.{_meaning(field)}\n  Add `{name} = ...`{place}"
+    add = "" if key.endswith("]") else f"\n  Add `{name} = ...`{place}"
+    return f"`{key}` is missing.{_meaning(field)}{add}"
 
 
 def _wrong_kind(key: str, field: FieldInfo, value: Any) -> str:
@@ -129,6 +130,7 @@ def _meaning(field: FieldInfo | None) -> str:
 
 def _origin(origins: dict[str, str], key: str) -> str | None:
     """Where a key was written, or else the nearest table around it."""
+    key = key.partition("[")[0]
     while key:
         if key in origins:
             return origins[key]

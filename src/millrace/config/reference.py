@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from millrace.config.schema import Section
+from millrace.config.toml import as_toml
 from millrace.config.tree import default_kind, plain_table, union_kinds
 
 
@@ -55,20 +56,7 @@ def _line(text: str) -> str:
 def _default(field: FieldInfo) -> str:
     if field.default is PydanticUndefined:
         return "required"
-    return f"`{_toml(field.default)}`"
-
-
-def _toml(value: Any) -> str:
-    """The value as it is written in TOML."""
-    if value is None:
-        return '"none"'
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return '"' + value.replace("\n", "\\n") + '"'
-    if isinstance(value, tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return str(value)
+    return f"`{as_toml(field.default)}`"
 
 
 def _type(field: FieldInfo) -> str:
@@ -84,12 +72,14 @@ def _bound(item: Any) -> str:
 def _name(annotation: Any) -> str:
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Literal:
-        return " or ".join(f"`{_toml(arg)}`" for arg in args)
+        return " or ".join(f"`{as_toml(arg)}`" for arg in args)
     if origin in (Union, types.UnionType):
         return " or ".join('`"none"`' if arg is type(None) else _name(arg) for arg in args)
     if origin is tuple:
         inner = [arg for arg in args if arg is not Ellipsis]
-        return f"list of {_name(inner[0])}" if len(args) != 2 or Ellipsis in args else f"two {_name(args[0])}"
+        return (
+            f"list of {_name(inner[0])}s" if len(args) != 2 or Ellipsis in args else f"two {_name(args[0])}s"
+        )
     if origin is dict:
         return "table"
     names = {int: "integer", float: "number", str: "string", bool: "boolean"}
