@@ -1,0 +1,177 @@
+"""The memory that holds published weights: what lies where, and who may write it.
+
+    header page      magic, format, number of slots, bytes per slot; then one record per slot
+    manifest area    `MANIFEST_BYTES` per slot
+    data area        `slot_bytes` per slot, each slot starting on a page
+
+A record has two halves in cache lines of their own, so that no field has two writers:
+
+    writer's half    sequence, version, manifest bytes       (the trainer)
+    relay's half     staged sequence, digest                 (the relay)
+
+**Seqlock.** `sequence` is odd while a slot is being written and grows with every write, so it names one
+filling of the slot. The relay confirms a filling by storing the sequence that it digested: a slot is
+readable only while `staged == sequence` and even. A confirmation that arrives after the slot was
+overwritten names an old sequence and confirms nothing. Readers compare the sequence before and after
+they copy.
+
+**Memory order.** Each record field is an aligned word, stored and loaded whole. x86 keeps the order of
+stores and of loads. ARM may not: a reader there could in theory pass both checks with old bytes. That
+cannot go unnoticed, since every replica digests what it serves after a pull and compares.
+
+**Who may open it.** The memory is a memfd: it has no name in any file system, so nothing is left behind
+when its processes die, however they die. Processes of the run open `/proc/<pid>/fd/<fd>` of the relay.
+The kernel grants that to the same user on the same host (and pid namespace) only; no socket listens.
+A mapping outlives the relay. The file is sealed against resizing, so no reader can meet a hole in it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.core.errors import WeightsError
+from millrace.core.types import Endpoint
+
+MAGIC = b"MLLRACEW"
+FORMAT = 1
+PAGE = mmap.PAGESIZE
+MANIFEST_BYTES = 4 << 20  # address space only: pages of it that no manifest reaches are never allocated
+TOUCH_BYTES = 64 << 20
+
+HEADER = np.dtype([("magic", "S8"), ("format", "<u8"), ("slots", "<u8"), ("slot_bytes", "<u8")])
+RECORD = np.dtype(
+    {
+        "names": ["sequence", "version", "manifest_bytes", "staged", "digest"],
+        "formats": ["<u8", "<i8", "<u8", "<u8", "S32"],
+        "offsets": [0, 8, 16, 64, 72],
+        "itemsize": 128,
+    }
+)
+RECORDS_OFFSET = 64
+
+Bytes = NDArray[np.uint8]
+
+
+class Memory:
+    """A mapped ring. Plain access to its fields; the protocol is the caller's.
+
+    Attributes:
+        records   (slots,) structured view of the slot records
+        data      one uint8 view of `slot_bytes` per slot
+        manifests one uint8 view of `MANIFEST_BYTES` per slot
+    """
+
+    def __init__(self, mapped: mmap.mmap, slots: int, slot_bytes: int) -> None:
+        self.slots, self.slot_bytes = slots, slot_bytes
+        self.records = np.frombuffer(mapped, RECORD, count=slots, offset=RECORDS_OFFSET)
+        start, stride = _data_area(slots, slot_bytes)
+        whole = np.frombuffer(mapped, np.uint8)
+        first = start - slots * MANIFEST_BYTES
+        self.manifests = [whole[first + i * MANIFEST_BYTES :][:MANIFEST_BYTES] for i in range(slots)]
+        self.data = [whole[start + i * stride :][:slot_bytes] for i in range(slots)]
+
+    def sequence(self, slot: int) -> int:
+        return int(self.records["sequence"][slot])
+
+    def version(self, slot: int) -> int:
+        return int(self.records["version"][slot])
+
+    def digest(self, slot: int) -> str:
+        return bytes(self.records["digest"][slot]).decode()
+
+    def written(self, slot: int) -> bool:
+        """Whether the slot holds a whole version, staged or not."""
+        sequence = self.sequence(slot)
+        return sequence > 0 and sequence % 2 == 0
+
+    def complete(self, slot: int) -> bool:
+        """Whether the slot holds a staged version."""
+        return self.written(slot) and int(self.records["staged"][slot]) == self.sequence(slot)
+
+    def held(self) -> list[int]:
+        """Staged versions, oldest first."""
+        return sorted(self.version(slot) for slot in range(self.slots) if self.complete(slot))
+
+    def fill(self) -> None:
+        """Allocate every page of the data area by writing it. Only the owner, before anyone reads.
+
+        Fresh pages cost ten times a copy; paying here keeps it out of every publish.
+        """
+        for data in self.data:
+            for start in range(0, len(data), TOUCH_BYTES):
+                data[start : start + TOUCH_BYTES] = 0
+
+    def close(self) -> None:
+        """Let go of the mapping: the ring looks empty from here on. Idempotent."""
+        self.slots, self.data, self.manifests = 0, [], []
+        self.records = self.records[:0].copy()
+
+    def touch(self) -> None:
+        """Enter every page of the data area into this process's page table, by reading it."""
+        for data in self.data:
+            data[::PAGE].max(initial=0)
+
+
+def create(slots: int, slot_bytes: int) -> tuple[int, Memory]:
+    """A new ring, owned by this process: (file descriptor, memory)."""
+    start, stride = _data_area(slots, slot_bytes)
+    fd = os.memfd_create("millrace-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.truncate(fd, start + slots * stride)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        mapped = mmap.mmap(fd, 0)
+        header = np.frombuffer(mapped, HEADER, count=1)
+        header[0] = (MAGIC, FORMAT, slots, slot_bytes)
+        return fd, Memory(mapped, slots, slot_bytes)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def attach(endpoint: Endpoint, *, writable: bool) -> Memory:
+    """Map the ring at `endpoint`. Only the trainer's writer asks for `writable`.
+
+    Raises:
+        WeightsError: the relay is gone, or the path leads to something else.
+    """
+    if endpoint.kind != "memfd":
+        raise WeightsError(f"weights endpoint of kind {endpoint.kind!r}: this build knows only 'memfd'")
+    access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+    try:
+        fd = os.open(endpoint.path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        try:
+            mapped = mmap.mmap(fd, 0, access=access)
+        finally:
+            os.close(fd)
+    except (OSError, ValueError) as error:
+        raise WeightsError(
+            f"the weights at {endpoint.path} cannot be opened ({error}): is the relay alive, and does this "
+            "process run as its user, on its host and in its pid namespace?"
+        ) from error
+    _check(mapped, endpoint)
+    return Memory(mapped, endpoint.slots, endpoint.slot_bytes)
+
+
+def _check(mapped: mmap.mmap, endpoint: Endpoint) -> None:
+    expected = (MAGIC, FORMAT, endpoint.slots, endpoint.slot_bytes)
+    found = None if len(mapped) < PAGE else np.frombuffer(mapped, HEADER, count=1)[0].item()
+    if found != expected:
+        raise WeightsError(
+            f"{endpoint.path} is not the ring of weights that was announced: expected (magic, format, slots, "
+            f"slot bytes) = {expected}, found {found}. Open the relay's present endpoint."
+        )
+
+
+def _data_area(slots: int, slot_bytes: int) -> tuple[int, int]:
+    """(offset of the first slot, distance between slots), in bytes, both whole pages."""
+    header = _pages(RECORDS_OFFSET + slots * RECORD.itemsize)
+    return header + slots * MANIFEST_BYTES, _pages(slot_bytes)
+
+
+def _pages(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE) * PAGE

@@ -1,0 +1,102 @@
+"""The relay: owns the memory of published weights on one host, and verifies what is in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError
+from millrace.core.types import Endpoint, Staged
+from millrace.weights.layout import Memory, create
+from millrace.weights.manifest import check_sequence, digest_slot, read_manifest
+
+
+class Relay:
+    """Role `millrace.weights.relay:Relay` (a core.protocols.Relay).
+
+    Args:
+        name: shown in errors.
+        slots: versions held at the same time, at least 2: one readable, one being written.
+    """
+
+    def __init__(self, name: str, slots: int) -> None:
+        if slots < 2:
+            raise ConfigError(f"`weights.slots` ({slots}) must be at least 2: one is read, one is written")
+        self._name, self._slots = name, slots
+        self._lock = asyncio.Lock()
+        self._fd = -1
+        self._memory: Memory | None = None
+
+    async def open(self, slot_bytes: int) -> Endpoint:
+        """Allocate the slots, every page of them, and say where they are. Idempotent.
+
+        Raises:
+            WeightsError: open already with another size, or the memory cannot be had.
+        """
+        async with self._lock:
+            memory = self._memory or await asyncio.to_thread(self._allocate, slot_bytes)
+            if memory.slot_bytes != slot_bytes:
+                raise WeightsError(
+                    f"relay `{self._name}` is open with {memory.slot_bytes} bytes per slot, "
+                    f"asked for {slot_bytes}: one relay serves one model"
+                )
+            return Endpoint("memfd", f"/proc/{os.getpid()}/fd/{self._fd}", self._slots, slot_bytes)
+
+    async def stage(self, version: int, digest: str) -> Staged:
+        """Digest what the trainer wrote and, if it equals the trainer's own `digest`, make it readable.
+
+        Staging a staged version again confirms it without reading it again.
+
+        Raises:
+            UnknownVersionError: not in any slot (never published, or already overwritten).
+            TornVersionError: overwritten while it was digested.
+            DigestMismatchError: the bytes here are not those that the trainer digested.
+        """
+        started = time.perf_counter()
+        async with self._lock:
+            if self._memory is None:
+                raise WeightsError(f"relay `{self._name}` cannot stage version {version}: it is not open")
+            await asyncio.to_thread(self._stage, self._memory, version, digest)
+            return Staged(version, digest, self._memory.held(), time.perf_counter() - started)
+
+    def _allocate(self, slot_bytes: int) -> Memory:
+        if slot_bytes < 1:
+            raise WeightsError(f"relay `{self._name}`: a version of {slot_bytes} bytes cannot be held")
+        try:
+            self._fd, memory = create(self._slots, slot_bytes)
+        except OSError as error:
+            raise WeightsError(
+                f"relay `{self._name}` cannot have {self._slots} slots of {slot_bytes} bytes ({error}): "
+                "lower `weights.slots` or free host memory"
+            ) from error
+        memory.fill()
+        self._memory = memory
+        return memory
+
+    def _stage(self, memory: Memory, version: int, digest: str) -> None:
+        slot, sequence = self._find(memory, version)
+        if memory.complete(slot):
+            found = memory.digest(slot)
+        else:
+            found = digest_slot(memory, slot, read_manifest(memory, slot, sequence))
+        check_sequence(memory, slot, sequence)
+        if found != digest:
+            raise DigestMismatchError(
+                f"weights version {version} in slot {slot} of relay `{self._name}` have digest {found}, the "
+                f"trainer's have {digest}: the bytes changed between the trainer and here. Stop the run and "
+                "check the host's memory; the last checkpoint is not affected."
+            )
+        memory.records["digest"][slot] = digest.encode()
+        memory.records["staged"][slot] = sequence
+
+    def _find(self, memory: Memory, version: int) -> tuple[int, int]:
+        for slot in range(memory.slots):
+            sequence = memory.sequence(slot)
+            if memory.written(slot) and memory.version(slot) == version:
+                return slot, sequence
+        present = sorted(memory.version(slot) for slot in range(memory.slots) if memory.written(slot))
+        raise UnknownVersionError(
+            f"weights version {version} is in no slot of relay `{self._name}` (present: {present}): "
+            "publish it, or stage the newest"
+        )

@@ -1,0 +1,148 @@
+"""Whole versions of weights in a ring of preallocated slots: writing and reading. See `layout`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from millrace.core.digest import NamedBuffer, TensorSpec
+from millrace.core.errors import UnknownVersionError, WeightsError
+from millrace.core.types import Endpoint
+from millrace.weights.layout import MANIFEST_BYTES, Memory, attach
+from millrace.weights.manifest import bytes_of, check_sequence, compare, make_manifest, read_manifest
+
+
+def open_writer(endpoint: Endpoint) -> RingWriter:
+    """The writer of `endpoint` (a core.protocols.WeightsWriter). Raises WeightsError."""
+    return RingWriter(attach(endpoint, writable=True))
+
+
+def open_reader(endpoint: Endpoint) -> RingReader:
+    """A reader of `endpoint` (a core.protocols.WeightsReader). Raises WeightsError."""
+    return RingReader(attach(endpoint, writable=False))
+
+
+class RingWriter:
+    """Writes versions. One writer at a time: a trainer that is respawned opens it anew."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        memory.touch()
+
+    def write(self, version: int, tensors: Sequence[NamedBuffer]) -> None:
+        """Copy `tensors` into a slot; nobody can read it until the relay has staged it.
+
+        The slot is the one that holds this version already, else an unused one, else the oldest that is
+        not the newest staged version. Versions above `version` are dropped first: they come from steps
+        that were undone when the trainer went back to a checkpoint.
+
+        Raises:
+            WeightsError: the version does not fit, or a buffer is not contiguous bytes.
+        """
+        manifest = make_manifest(tensors)
+        encoded = msgspec.msgpack.encode(manifest)
+        self._check_room(version, sum(spec.num_bytes for spec in manifest), len(encoded))
+        self._drop_above(version)
+        slot = self._choose(version)
+        self._begin(slot)
+        data = self._memory.data[slot]
+        for spec, tensor in zip(manifest, tensors, strict=True):
+            np.copyto(data[spec.offset : spec.offset + spec.num_bytes], bytes_of(tensor))
+        self._memory.manifests[slot][: len(encoded)] = np.frombuffer(encoded, np.uint8)
+        self._end(slot, version, len(encoded))
+
+    def close(self) -> None:
+        """Let go of the mapping. Idempotent."""
+        self._memory.close()
+
+    def _choose(self, version: int) -> int:
+        memory = self._memory
+        newest = max(memory.held(), default=-1)
+
+        def rank(slot: int) -> tuple[bool, bool, bool, int]:
+            used, held = memory.written(slot), memory.version(slot)
+            return (not used or held != version, used, memory.complete(slot) and held == newest, held)
+
+        return min(range(memory.slots), key=rank)
+
+    def _drop_above(self, version: int) -> None:
+        for slot in range(self._memory.slots):
+            if self._memory.written(slot) and self._memory.version(slot) > version:
+                self._begin(slot)
+
+    def _begin(self, slot: int) -> None:
+        """Make the sequence odd and new: what the slot holds is unreadable from here on."""
+        sequence = self._memory.sequence(slot)
+        self._memory.records["sequence"][slot] = sequence + 1 + sequence % 2
+
+    def _end(self, slot: int, version: int, manifest_bytes: int) -> None:
+        records = self._memory.records
+        records["version"][slot] = version
+        records["manifest_bytes"][slot] = manifest_bytes
+        records["sequence"][slot] += 1
+
+    def _check_room(self, version: int, data_bytes: int, manifest_bytes: int) -> None:
+        room = self._memory.slot_bytes
+        if data_bytes > room:
+            raise WeightsError(
+                f"version {version} has {data_bytes} bytes, a slot has {room}: "
+                "open the relay with the `slot_bytes` of the trainer's state"
+            )
+        if manifest_bytes > MANIFEST_BYTES:
+            raise WeightsError(
+                f"the manifest of version {version} has {manifest_bytes} bytes, {MANIFEST_BYTES} fit: "
+                "publish fewer, larger tensors"
+            )
+
+
+class RingReader:
+    """Reads staged versions, at any time, from any process, without locks."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def held(self) -> list[int]:
+        """Complete versions, oldest first."""
+        return self._memory.held()
+
+    def read(self, version: int, into: Sequence[NamedBuffer]) -> str:
+        """Copy every tensor of `version` into the writable buffers of `into`, in the manifest's order.
+
+        After an error the buffers hold anything: nothing may be computed from them. The copy lets go of
+        the GIL, so a thread can pull while another decodes.
+
+        Returns:
+            The digest under which it was staged; compare it with one taken of the buffers.
+        Raises:
+            UnknownVersionError: not held.
+            TornVersionError: overwritten meanwhile. Both: ask again for the newest.
+            WeightsError: tensors are missing, left over, or of another dtype, shape or order.
+        """
+        slot, sequence = self._find(version)
+        digest = self._memory.digest(slot)
+        manifest = read_manifest(self._memory, slot, sequence)
+        compare(version, manifest, into)
+        self._copy(slot, manifest, into)
+        check_sequence(self._memory, slot, sequence)
+        return digest
+
+    def close(self) -> None:
+        """Let go of the mapping. Idempotent."""
+        self._memory.close()
+
+    def _find(self, version: int) -> tuple[int, int]:
+        """(slot, sequence). The sequence is read first, so that later checks cover the rest."""
+        for slot in range(self._memory.slots):
+            sequence = self._memory.sequence(slot)
+            if self._memory.complete(slot) and self._memory.version(slot) == version:
+                return slot, sequence
+        raise UnknownVersionError(
+            f"weights version {version} is not held; held: {self.held()}. Pull the newest."
+        )
+
+    def _copy(self, slot: int, manifest: Sequence[TensorSpec], into: Sequence[NamedBuffer]) -> None:
+        data = self._memory.data[slot]
+        for spec, target in zip(manifest, into, strict=True):
+            np.copyto(bytes_of(target), data[spec.offset : spec.offset + spec.num_bytes])
