@@ -124,8 +124,17 @@ def test_an_import_path_of_a_reward_is_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("3", 3), ("1e-6", 1e-6), ("true", True), ('["a"]', ["a"]), ("plain text", "plain text"), ("", "")]
-    + [("{question}", "{question}"), ("'5'", "5"), ("1\nb = 2", "1\nb = 2")],
+    [
+        ("3", 3),
+        ("1e-6", 1e-6),
+        ("true", True),
+        ('["a"]', ["a"]),
+        ("'5'", "5"),
+        ("plain text", "plain text"),
+        ("{question}", "{question}"),
+        ("1\nb = 2", "1\nb = 2"),
+        ("", ""),
+    ],
 )
 def test_an_override_is_a_toml_value_or_else_a_string(text: str, value: object) -> None:
     assert parse_value(text) == value
@@ -251,5 +260,5 @@ def test_a_warm_start_has_its_own_schema_and_the_same_rules(tmp_path: Path) -> N
     config = load_as(SupervisedConfig, write(tmp_path, text), ["optimizer.lr=0.1"])
     assert config.model.out == str(tmp_path / "b")
     assert config.optimizer.lr == 0.1
-    with pytest.raises(ConfigError, match="Did you mean `data.path`"):
+    with pytest.raises(ConfigError, match=r"Did you mean `data\.path`"):
         load_as(SupervisedConfig, write(tmp_path, text), ["data.paht=x"])

@@ -1,0 +1,44 @@
+# make setup        .venv with everything (instant when nothing changed)
+# make quickstart   train a small model with asynchronous RL, here, in minutes
+# make test         lint and every test
+# make bench        every benchmark
+# make docs         write the configuration reference, check every document
+# make clean        remove what builds and tools leave behind; keeps .venv and runs
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup quickstart test lint bench docs clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml scripts/setup
+	@PYTHON="$(PYTHON)" scripts/setup
+	@touch $@
+
+quickstart: $(STAMP)
+	@$(BIN)/millrace quickstart
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Decisions and mathematics side by side; then what runs processes of its own, one after the other.
+test: lint
+	$(BIN)/pytest -n 2 tests/tidy tests/unit tests/simulation
+	$(BIN)/pytest tests/process tests/learning
+
+bench: $(STAMP)
+	@set -e; for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
+
+docs: $(STAMP)
+	$(BIN)/python -m millrace.config.reference docs/configuration.md
+	$(BIN)/pytest tests/tidy/test_docs_*.py
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
