@@ -1,0 +1,16 @@
+"""When groups start, where, under which weights, and what is trained next: five pure decisions."""
+
+from millrace.schedule.presets import build, explain
+from millrace.schedule.schedule import Schedule
+from millrace.schedule.view import GroupView, Move, RefreshOrder, ReplicaView, View
+
+__all__ = [
+    "GroupView",
+    "Move",
+    "RefreshOrder",
+    "ReplicaView",
+    "Schedule",
+    "View",
+    "build",
+    "explain",
+]

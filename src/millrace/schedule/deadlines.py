@@ -1,0 +1,129 @@
+"""The staleness book: which groups must be trained by when, and whether all of them can be.
+
+A group born at version b has the deadline d = b + S: trained later, its staleness would exceed the
+bound S. The trainer consumes B groups per version, so by version j it can train B (j - k + 1) more,
+counted from the version k of its next batch. The live groups are *feasible* at k when
+
+    for every j:  #{g live : d(g) <= j}  <=  B (j - k + 1)
+
+which is necessary (pigeonhole) and sufficient (earliest deadline first) for training all of them in
+time. Admission keeps it true for k, `choose` keeps it true for k + 1; then no group is ever too old.
+Proof: docs/schedules.md. AReaL's `N_r <= B (i + eta + 1)` (arXiv:2505.24298, eq. 3) is the special
+case in which every live group was born at the current version i.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from sys import maxsize
+
+from millrace.schedule.view import GroupView, View
+
+NO_LIMIT = maxsize  # so many groups that no bound is in sight
+
+
+class Deadlines:
+    """Groups counted by deadline, with the places left for each.
+
+    A live deadline costs one entry, so asking and adding are as cheap as there are distinct births:
+    a handful, however many groups. `staleness_max` None: everything fits.
+    """
+
+    def __init__(self, view: View, staleness_max: int | None, groups: Iterable[GroupView] = ()) -> None:
+        self._version, self._batch, self._bound = view.version, view.batch_groups, staleness_max
+        self._deadlines: list[int] = []  # ascending
+        self._free: list[int] = []  # per deadline j: B (j - k + 1) - #{d <= j}
+        if staleness_max is not None:
+            due = 0
+            for birth, count in sorted(Counter(group.birth for group in groups).items()):
+                due += count
+                self._deadlines.append(birth + staleness_max)
+                self._free.append(self._places(birth + staleness_max) - due)
+
+    @property
+    def feasible(self) -> bool:
+        """Can every group in the book be trained by its deadline?"""
+        return all(free >= 0 for free in self._free)
+
+    def room(self, birth: int) -> int:
+        """How many more groups of this birth keep the book feasible. Grows with `birth`."""
+        if self._bound is None:
+            return NO_LIMIT
+        return max(0, min(self._free[self._entry(birth + self._bound) :]))
+
+    def add(self, birth: int) -> None:
+        """Enter one group."""
+        if self._bound is not None:
+            for index in range(self._entry(birth + self._bound), len(self._free)):
+                self._free[index] -= 1
+
+    def owed(self) -> list[tuple[int, int]]:
+        """(deadline j, groups due by j that this very batch must hold), for the j where any must.
+
+        What is left after the batch must be feasible one version later, when B fewer places remain:
+        the batch owes max(0, #{d <= j} - B (j - k)).
+        """
+        return [
+            (deadline, self._batch - free)
+            for deadline, free in zip(self._deadlines, self._free, strict=True)
+            if free < self._batch
+        ]
+
+    def _places(self, deadline: int) -> int:
+        return self._batch * max(0, deadline - self._version + 1)
+
+    def _entry(self, deadline: int) -> int:
+        """Index of a deadline, entered with no groups of its own where it is new."""
+        index = bisect_left(self._deadlines, deadline)
+        if index == len(self._deadlines) or self._deadlines[index] != deadline:
+            due = self._places(self._deadlines[index - 1]) - self._free[index - 1] if index else 0
+            self._deadlines.insert(index, deadline)
+            self._free.insert(index, self._places(deadline) - due)
+        return index
+
+
+def choose(
+    view: View, staleness_max: int | None, live: Sequence[GroupView], ranked: Sequence[GroupView]
+) -> list[GroupView] | None:
+    """The batch: of all batches that leave the rest of `live` feasible, the first in `ranked` order.
+
+    `ranked` holds the ready groups of `live` in the order in which they are wanted. Groups that must
+    be trained now are in every such batch, whatever their rank. The batches with this property are the
+    bases of a matroid, so going through `ranked` once and taking what still leaves room for what is
+    owed gives the lexicographically first of them.
+
+    Returns None where there is no such batch yet: too few groups are ready, or one that is owed is not.
+    """
+    owed = Deadlines(view, staleness_max, live).owed()
+    left = view.batch_groups
+    if len(ranked) < left:
+        return None
+    due = [group.birth + (staleness_max or 0) for group in ranked]
+    if any(count > sum(d <= deadline for d in due) for deadline, count in owed):
+        return None
+    batch: list[GroupView] = []
+    for group, deadline in zip(ranked, due, strict=True):
+        if left and all(count < left for j, count in owed if j < deadline):
+            batch.append(group)
+            left -= 1
+            owed = [(j, count - (deadline <= j)) for j, count in owed]
+    return batch if not left else None
+
+
+def overdue(view: View, staleness_max: int | None) -> list[int]:
+    """Ids of groups to give up so that the others can be trained in time: as few as possible.
+
+    Ready groups are kept before unready ones, then older before younger. Empty as long as admission
+    and `choose` were obeyed and births never fell; not so after resuming under a tighter bound.
+    """
+    if Deadlines(view, staleness_max, view.groups).feasible:
+        return []
+    kept, given_up = Deadlines(view, staleness_max), []
+    for group in sorted(view.groups, key=lambda g: (not g.ready, g.group_id)):
+        if kept.room(group.birth):
+            kept.add(group.birth)
+        else:
+            given_up.append(group.group_id)
+    return sorted(given_up)

@@ -1,0 +1,161 @@
+"""The published schedules, as compositions of the five decisions."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from millrace.config import schema
+from millrace.config.schema import Config
+from millrace.schedule.admit import KVRoom, WithinBound
+from millrace.schedule.refresh import AtOnce, BetweenIterations, BeyondReload, WhenEmpty
+from millrace.schedule.repack import BestFit
+from millrace.schedule.route import LeastLoaded, Local
+from millrace.schedule.schedule import Schedule, unbounded_groups_max
+from millrace.schedule.take import FirstReady, OldestFirst
+
+QUEUE_ROUNDS = 2
+"""A replica of an asynchronous schedule holds at most this many times its slots."""
+
+
+def build(config: Config) -> Schedule:
+    """The schedule that `config.schedule` names, with what it derives from batch and rollout."""
+    match config.schedule:
+        case schema.Synchronous():
+            return synchronous()
+        case schema.LlamaRL() as knobs:
+            derived = -(-config.sampling.max_tokens // (knobs.lag + 1))
+            return llamarl(lag=knobs.lag, iteration_tokens=knobs.iteration_tokens or derived)
+        case schema.AReaL() as knobs:
+            return areal(eta=knobs.eta)
+        case schema.RLAX() as knobs:
+            return rlax(
+                reload_staleness=knobs.reload_staleness, acceptance_staleness=knobs.acceptance_staleness
+            )
+        case schema.Laminar() as knobs:
+            derived = -(-config.batch.prompts // config.rollout.replicas)
+            repack = BestFit(knobs.repack_interval_s, knobs.kv_fraction_max, knobs.batch_max)
+            return laminar(
+                staleness_max=knobs.staleness_max,
+                round_groups=knobs.round_groups or derived,
+                batch_max=knobs.batch_max,
+                repack=repack if knobs.repack else None,
+            )
+        case unknown:
+            assert_never(unknown)
+
+
+def synchronous() -> Schedule:
+    """Generate a batch, train on it, hand out the new weights, generate the next. Staleness 0.
+
+    The barrier is the bound: under S = 0 a group may start only on a replica that serves the very version
+    that the batch will be trained at, and B such groups are all that fit. The replicas wait for the
+    trainer and the trainer waits for the slowest trajectory.
+    """
+    return Schedule(
+        kind="synchronous",
+        staleness_max=0,
+        mixes_versions=False,
+        admit=WithinBound(),
+        route=LeastLoaded(),
+        refresh=WhenEmpty(),
+        take_order=FirstReady(),
+    )
+
+
+def llamarl(*, lag: int, iteration_tokens: int) -> Schedule:
+    """LlamaRL (arXiv:2505.24034): generation runs `lag` batches ahead; partial rollout between iterations.
+
+    Differs: the paper steps generator and trainer in lockstep and bounds the lag by that; here replicas
+    iterate independently of each other and admission bounds it.
+    """
+    return Schedule(
+        kind="llamarl",
+        staleness_max=lag,
+        mixes_versions=True,
+        admit=WithinBound(QUEUE_ROUNDS),
+        route=LeastLoaded(),
+        refresh=BetweenIterations(iteration_tokens),
+        take_order=FirstReady(),
+    )
+
+
+def areal(*, eta: int) -> Schedule:
+    """AReaL (arXiv:2505.24298): interruptible generation, staleness at most `eta`, oldest first.
+
+    Differs: the paper's formula `N_r <= B (i + eta + 1)` counts trajectories as if all were born at the
+    current version i and so bounds staleness only where nothing is overtaken; counting by birth keeps the
+    bound for any order of completion, and equals the formula where all births are i.
+    """
+    return Schedule(
+        kind="areal",
+        staleness_max=eta,
+        mixes_versions=True,
+        admit=WithinBound(QUEUE_ROUNDS),
+        route=LeastLoaded(),
+        refresh=AtOnce(),
+        take_order=OldestFirst(),
+    )
+
+
+def rlax(*, reload_staleness: int, acceptance_staleness: int) -> Schedule:
+    """RLAX (arXiv:2512.06392): a knob for when replicas must reload, one for what the trainer accepts.
+
+    Differs: the paper refuses rollouts beyond the acceptance staleness when they arrive; here a group starts
+    only if it will be accepted, so that the refusal is left for faults. Discarded partials restart.
+    """
+    return Schedule(
+        kind="rlax",
+        staleness_max=acceptance_staleness,
+        mixes_versions=False,
+        admit=WithinBound(QUEUE_ROUNDS),
+        route=LeastLoaded(),
+        refresh=BeyondReload(reload_staleness),
+        take_order=FirstReady(),
+    )
+
+
+def laminar(
+    *, staleness_max: int | None, round_groups: int, batch_max: int | None, repack: BestFit | None
+) -> Schedule:
+    """Laminar (arXiv:2510.12633): each replica at its own pace and version; repack empties the slow ones.
+
+    Differs: the paper has no bound (`staleness_max` None) and reports a staleness of at most 4; with a bound,
+    admission keeps it and the batch waits for groups at their deadline.
+    """
+    return Schedule(
+        kind="laminar",
+        staleness_max=staleness_max,
+        mixes_versions=False,
+        admit=KVRoom(round_groups, batch_max),
+        route=Local(),
+        refresh=WhenEmpty(),
+        take_order=FirstReady(),
+        repack=repack,
+    )
+
+
+def explain(config: Config) -> dict[str, str | int | None]:
+    """What the schedule will do, for people and before anything runs.
+
+    Keys: `kind`; `staleness_max` (worst case, optimizer steps; None: unbounded); `groups_live_max` and
+    `trajectories_live_max` (in flight, buffered and being trained); `batch` (its arithmetic); and one line
+    for each of `admit`, `route`, `refresh`, `repack` and `take`.
+    """
+    schedule, shape = build(config), config.batch
+    if schedule.staleness_max is None:
+        slots = config.rollout.replicas * config.rollout.slots
+        ahead = unbounded_groups_max(slots, shape.prompts, shape.group_size)
+        live = min(config.steps * shape.prompts, ahead + shape.prompts)
+    else:
+        live = min(config.steps, schedule.staleness_max + 1) * shape.prompts
+    return {
+        "kind": schedule.kind,
+        "staleness_max": schedule.staleness_max,
+        "groups_live_max": live,
+        "trajectories_live_max": live * shape.group_size,
+        "batch": (
+            f"{shape.prompts} prompts x {shape.group_size} trajectories = {config.trajectories_per_step} "
+            f"per step; {config.steps} steps = {config.steps * config.trajectories_per_step} trajectories"
+        ),
+        **schedule.describe(),
+    }

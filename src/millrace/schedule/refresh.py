@@ -1,0 +1,95 @@
+"""Refresh: when does a replica take newer weights?
+
+A rule here is asked only about replicas that serve something older than the newest version and are
+not busy. First pulls and the rescue of lost trajectories are the same for all rules: see `Schedule`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from millrace.schedule.view import ReplicaView, View
+
+
+class Refresh(Protocol):
+    """The decision to go to the newest version."""
+
+    @property
+    def discards(self) -> bool:
+        """Do trajectories in flight restart from their prompts (else they go on under the new weights)?"""
+
+    def due(self, view: View, replica: ReplicaView) -> bool:
+        """Shall `replica` take `view.newest` now?"""
+
+    def describe(self) -> str:
+        """One line for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhenEmpty:
+    """When nothing is in flight on the replica: one version per trajectory, nothing thrown away.
+
+    Under a staleness bound of 0 this is the synchronous barrier; in Laminar (arXiv:2510.12633) a replica
+    is empty at the end of its batch, or because a repack moved its stragglers away.
+    """
+
+    discards = False
+
+    def due(self, view: View, replica: ReplicaView) -> bool:
+        return replica.load == 0
+
+    def describe(self) -> str:
+        return "when the replica is empty"
+
+
+@dataclass(frozen=True, slots=True)
+class BetweenIterations:
+    """LlamaRL (arXiv:2505.24034): between iterations of `iteration_tokens` decode steps (partial rollout).
+
+    Trajectories in flight at the end of an iteration go on under the new weights in the next one. The
+    paper cuts iterations at a token budget per response; here an iteration is that many decode steps of
+    the replica since its last swap, so that one command covers all of its trajectories.
+    """
+
+    iteration_tokens: int
+    discards = False
+
+    def due(self, view: View, replica: ReplicaView) -> bool:
+        return replica.load == 0 or replica.steps_since_swap >= self.iteration_tokens
+
+    def describe(self) -> str:
+        return f"when empty, or after {self.iteration_tokens} decode steps, with trajectories in flight"
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """AReaL (arXiv:2505.24298): as soon as newer weights exist, in the middle of trajectories.
+
+    They go on under the new weights with their KV recomputed, so their tokens carry several versions.
+    """
+
+    discards = False
+
+    def due(self, view: View, replica: ReplicaView) -> bool:
+        return True
+
+    def describe(self) -> str:
+        return "at once, in the middle of trajectories"
+
+
+@dataclass(frozen=True, slots=True)
+class BeyondReload:
+    """RLAX (arXiv:2512.06392): when further behind than `reload_staleness`; partial rollouts are discarded.
+
+    An empty replica does not wait for that and takes newer weights at no cost.
+    """
+
+    reload_staleness: int
+    discards = True
+
+    def due(self, view: View, replica: ReplicaView) -> bool:
+        return replica.load == 0 or view.newest - replica.version > self.reload_staleness
+
+    def describe(self) -> str:
+        return f"when empty, or more than {self.reload_staleness} versions behind, discarding partials"

@@ -1,0 +1,211 @@
+"""A schedule: five decisions, and what must hold whichever they are.
+
+The staleness bound, the end of the run, first pulls and the rescue of lost trajectories are the same for
+all schedules and live here; the five decisions say what differs. Pure: every method is a function of the
+view, so the controller that trains and the one that is simulated decide alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+
+from millrace.schedule.admit import Admit
+from millrace.schedule.deadlines import Deadlines, choose, overdue
+from millrace.schedule.refresh import Refresh
+from millrace.schedule.repack import Repack
+from millrace.schedule.route import Route
+from millrace.schedule.take import Take
+from millrace.schedule.view import Move, RefreshOrder, ReplicaView, View
+
+UNBOUNDED_ROUNDS = 2
+"""Without a staleness bound, live groups are limited to this many times what the slots of all replicas
+hold (or a batch, if that is more): one round being generated, one waiting for the trainer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Five decisions under one staleness bound.
+
+    `staleness_max` None: unbounded. `mixes_versions`: may one trajectory hold tokens of several versions?
+    A refresh rule that leaves trajectories in flight without discarding them needs it.
+    """
+
+    kind: str
+    staleness_max: int | None
+    mixes_versions: bool
+    admit: Admit
+    route: Route
+    refresh: Refresh
+    take_order: Take
+    repack: Repack | None = None
+
+    @property
+    def repack_interval_s(self) -> float | None:
+        """Seconds between two calls of `moves`; None: never."""
+        return None if self.repack is None else self.repack.interval_s
+
+    def admissions(self, view: View) -> list[str]:
+        """Replica ids: one new group may start now on each entry, in this order (repeats allowed).
+
+        A group enters only if it and all live groups can still be trained by their deadlines, and never
+        beyond what the remaining steps will consume. Call it after `refreshes`.
+        """
+        left = self.groups_max(view) - len(view.groups)
+        if left <= 0:
+            return []
+        replicas = self._after_pulls(view)
+        room = [self.admit.room(view, replica) for replica in replicas]
+        load = [replica.load for replica in replicas]
+        queue: list[tuple[float, int]] = []
+        for index, replica in enumerate(replicas):
+            rank = self.route.rank(view, replica, load[index]) if room[index] > 0 else None
+            if rank is not None:
+                queue.append((rank, index))
+        heapify(queue)
+        book = Deadlines(view, self.staleness_max, view.groups if queue else ())
+        admitted = []
+        while queue and left:
+            _, index = heappop(queue)
+            replica = replicas[index]
+            if not book.room(replica.version):
+                continue
+            book.add(replica.version)
+            if not replica.busy_pulling:
+                admitted.append(replica.replica_id)
+            left, room[index], load[index] = left - 1, room[index] - 1, load[index] + view.group_size
+            rank = self.route.rank(view, replica, load[index]) if room[index] else None
+            if rank is not None:
+                heappush(queue, (rank, index))
+        return admitted
+
+    def groups_max(self, view: View) -> int:
+        """Live groups at most: what the remaining steps consume, and a named limit where unbounded."""
+        consumed = view.steps_left * view.batch_groups
+        if self.staleness_max is not None:
+            return consumed
+        slots = sum(replica.slots for replica in view.replicas)
+        return min(consumed, unbounded_groups_max(slots, view.batch_groups, view.group_size))
+
+    def place(self, view: View, version: int | None, count: int, *, birth: int | None = None) -> str | None:
+        """Replica for `count` lost or queued trajectories of one group, which must go on; None: wait.
+
+        `version` is that of their newest partial tokens: they go on under the same one, or under the
+        same or a later one if the schedule mixes versions. None: they have no tokens, and any version
+        will do that is not older than the `birth` of their group, so that its deadline stays. Where the
+        birth is not told, the youngest birth among the groups that are not ready stands for it.
+        Replicas with free slots are preferred, then the newest version, then the lowest load.
+        """
+        serving = [replica for replica in view.replicas if replica.serving]
+        if version is None:
+            oldest = self._birth_floor(view) if birth is None else birth
+            serving = [replica for replica in serving if replica.version >= oldest]
+        elif self.mixes_versions:
+            serving = [replica for replica in serving if replica.version >= version]
+        else:
+            serving = [replica for replica in serving if replica.version == version]
+        if not serving:
+            return None
+        best = min(serving, key=lambda r: (r.load + count > r.slots, -r.version, r.load / r.slots))
+        return best.replica_id
+
+    def refreshes(self, view: View) -> list[RefreshOrder]:
+        """Which replicas take which version now. Busy replicas are left alone.
+
+        A first pull, and an empty replica for lost trajectories that no replica serves the version of,
+        come before the schedule's own rule. Only such a rescue may go to an older version.
+        """
+        rescuable = self._rescuable(view)
+        present = {r.pulling_version if r.busy_pulling else r.version for r in view.replicas}
+        missing = [version for version in rescuable if version not in present]
+        orders = []
+        for replica in sorted(view.replicas, key=lambda r: r.version >= 0):
+            if replica.busy_pulling:
+                continue
+            if missing and replica.load == 0:
+                orders.append(RefreshOrder(replica.replica_id, missing.pop(0)))
+            elif view.newest > replica.version and self._takes_newest(view, replica, rescuable):
+                discard = self.refresh.discards and replica.load > 0
+                orders.append(RefreshOrder(replica.replica_id, view.newest, discard))
+        return orders
+
+    def moves(self, view: View) -> list[Move]:
+        """Trajectories to move between replicas now."""
+        return [] if self.repack is None else self.repack.moves(view)
+
+    def take(self, view: View) -> list[int] | None:
+        """Group ids of the next batch in the order to be trained, exactly `view.batch_groups`; None: wait.
+
+        Waits while too few groups are ready, or one that is not ready has to be in this batch lest it (or
+        another) miss its deadline. The order is by group id, so equal sets are equal batches.
+        """
+        if view.steps_left <= 0:
+            return None
+        late = frozenset(self.overdue(view))
+        live = [group for group in view.groups if group.group_id not in late]
+        ready = self.take_order.ranked(view, [group for group in live if group.ready])
+        batch = choose(view, self.staleness_max, live, ready)
+        return None if batch is None else sorted(group.group_id for group in batch)
+
+    def overdue(self, view: View) -> list[int]:
+        """Ids of groups that cannot be trained within the bound any more: they end as `stale`."""
+        return overdue(view, self.staleness_max)
+
+    def lost_for_good(self, view: View) -> list[int]:
+        """Versions of orphans that no replica serves and none will: these must restart from scratch."""
+        if self.mixes_versions:
+            return []
+        present = {v for replica in view.replicas for v in (replica.version, replica.pulling_version)}
+        reachable = present.union(self._rescuable(view))
+        return sorted({version for version, _ in view.orphans} - reachable)
+
+    def describe(self) -> dict[str, str]:
+        """The five decisions, one line each."""
+        return {
+            "admit": self.admit.describe(),
+            "route": self.route.describe(),
+            "refresh": self.refresh.describe(),
+            "repack": "never" if self.repack is None else self.repack.describe(),
+            "take": self.take_order.describe(),
+        }
+
+    def _after_pulls(self, view: View) -> list[ReplicaView]:
+        """Replicas as admission has to see them: those that pull, or will, as they serve afterwards."""
+        orders = {order.replica_id: order.version for order in self.refreshes(view)}
+        replicas = []
+        for replica in view.replicas:
+            if replica.replica_id in orders or replica.busy_pulling:
+                coming = max(replica.version, orders.get(replica.replica_id, view.newest))
+                started = 0 if coming > replica.version else replica.groups_since_swap
+                replica = replace(replica, version=coming, busy_pulling=True, groups_since_swap=started)
+            replicas.append(replica)
+        return [replica for replica in replicas if replica.version >= 0]
+
+    def _takes_newest(self, view: View, replica: ReplicaView, rescuable: list[int]) -> bool:
+        if replica.version < 0:
+            return True
+        if replica.load == 0 and replica.version in rescuable:
+            return False
+        return self.refresh.due(view, replica)
+
+    def _rescuable(self, view: View) -> list[int]:
+        """Versions of orphans that a replica could serve without refreshing away from them at once."""
+        if self.mixes_versions:
+            return []
+        served = {replica.version for replica in view.replicas if not replica.busy_pulling}
+        return [
+            version
+            for version in sorted({version for version, _ in view.orphans})
+            if version in served or version in view.held
+            if version >= view.newest or not self.refresh.due(view, ReplicaView("", version, running=1))
+        ]
+
+    def _birth_floor(self, view: View) -> int:
+        if self.staleness_max is None:
+            return 0
+        return max((group.birth for group in view.groups if not group.ready), default=0)
+
+
+def unbounded_groups_max(slots: int, batch_groups: int, group_size: int) -> int:
+    """Live groups at most where no staleness bound limits them."""
+    return UNBOUNDED_ROUNDS * max(batch_groups, -(-slots // group_size))
