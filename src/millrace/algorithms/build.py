@@ -1,0 +1,76 @@
+"""From configuration to an algorithm: an advantage, a per-token objective and a normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from numpy.typing import ArrayLike, NDArray
+
+from millrace.algorithms.advantages import group_advantages
+from millrace.algorithms.aipo import aipo_objective
+from millrace.algorithms.grpo import grpo_objective
+from millrace.config.schema import AIPO, GRPO, DrGRPO
+
+Normalize = Literal["sequence", "token", "max_tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """What a trainer needs to know. Masking, weighting and reduction are the trainer's.
+
+    advantages       (G,) rewards of one group -> (G,) advantages
+    objective        (xp, TokenLogprobs, advantages) -> per-token loss
+    normalize        the weight of a token: see `millrace.trainer.reduction`
+    weight_cap       where the importance weight is truncated; None: it is not used
+    needs_reference  the objective looks at `reference_N`
+    """
+
+    advantages: Callable[[ArrayLike], NDArray[Any]]
+    objective: Callable[..., Any]
+    normalize: Normalize
+    weight_cap: float | None
+    needs_reference: bool
+
+
+def build(config: GRPO | DrGRPO | AIPO) -> Algorithm:
+    """The algorithm of a configuration.
+
+    Dr. GRPO (arXiv:2503.20783) is GRPO without the division by the standard deviation, with token
+    losses summed and divided by the constant sequences x max_tokens instead of by lengths.
+    AIPO's paper sums over tokens; we divide the sum by the batch's trained tokens, which scales the
+    gradient of a batch and never the share of a token in it.
+    """
+    match config:
+        case AIPO():
+            return Algorithm(
+                advantages=partial(group_advantages, scale="none"),
+                objective=partial(aipo_objective, rho=config.rho),
+                normalize="token",
+                weight_cap=config.rho,
+                needs_reference=False,
+            )
+        case DrGRPO():
+            return _clipped(config, scale="none", normalize="max_tokens", kl=0.0)
+        case GRPO():
+            return _clipped(config, scale=config.scale, normalize=config.normalize, kl=config.kl)
+
+
+def _clipped(
+    config: GRPO | DrGRPO, *, scale: Literal["std", "none"], normalize: Normalize, kl: float
+) -> Algorithm:
+    return Algorithm(
+        advantages=partial(group_advantages, scale=scale),
+        objective=partial(
+            grpo_objective,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            correction=config.correction,
+            kl=kl,
+        ),
+        normalize=normalize,
+        weight_cap=config.correction,
+        needs_reference=kl > 0,
+    )

@@ -1,0 +1,25 @@
+"""A penalty that keeps the policy near a reference. Shape suffix: N = tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.algorithms.logprobs import Namespace
+
+
+def kl_k3(xp: Namespace, current_N: Any, reference_N: Any) -> Any:
+    """Estimate KL(pi || pi_ref) per token from the sampled token alone.
+
+        k3 = pi_ref / pi - log(pi_ref / pi) - 1
+
+    Shapes:
+        current_N, reference_N  (N,) log-probs in nats
+        returns                 (N,) never negative
+    Degenerate:
+        Equal log-probs -> 0, with gradient 0.
+    Source:
+        GRPO, arXiv:2402.03300, equation 4 (Schulman's k3). Unbiased for tokens sampled from pi; for
+        stale tokens it is a penalty, not an estimate.
+    """
+    difference_N = reference_N - current_N
+    return xp.exp(difference_N) - difference_N - 1.0

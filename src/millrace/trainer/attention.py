@@ -1,0 +1,156 @@
+"""Attention over a packed row: each run sees itself causally and all of its prefix.
+
+Runs of similar length are padded together into blocks, so that short sequences cost one attention call
+for many of them and long ones are not padded much. Padding cannot leak: a padded key stands behind
+every real query of its run, or is masked; a padded query is computed and thrown away.
+
+Shape suffixes: T = tokens of the row, R = runs of a block, Q = queries of its longest run, P = keys of
+its longest prefix, H = heads, D = head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import embedding, scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from millrace.trainer.packing import Run
+
+NAME = "millrace_packed"
+
+# What an attention call costs beyond its arithmetic, in score entries (query-key pairs): padding is
+# worth it up to here. Measured on one CPU core.
+CALL_OVERHEAD = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Runs attended in one call. `mask` is None for runs without a prefix: plain causal."""
+
+    queries_RQ: torch.Tensor
+    keys_RK: torch.Tensor
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The blocks of a row, and where each of the row's tokens lies in their concatenated outputs."""
+
+    blocks: tuple[Block, ...]
+    outputs_T: torch.Tensor
+
+
+def plan(runs: Sequence[Run], device: torch.device) -> Plan:
+    """Arrange the runs of a row, which cover it completely, into blocks on `device`."""
+    blocks, outputs, offset = [], np.zeros(sum(run.length for run in runs), dtype=np.int64), 0
+    for members in _buckets(runs):
+        blocks.append(_block(members, device))
+        width = max(run.length for run in members)
+        for run in members:
+            outputs[run.start : run.start + run.length] = np.arange(offset, offset + run.length)
+            offset += width
+    return Plan(tuple(blocks), torch.from_numpy(outputs).to(device))
+
+
+def _buckets(runs: Sequence[Run]) -> list[list[Run]]:
+    """Group runs so that padding costs less than the calls it saves. Longest first."""
+    buckets: list[list[Run]] = []
+    for masked in (False, True):
+        waste, width = 0, 0
+        kind = [run for run in runs if bool(run.prefix_length) == masked]
+        for index, run in enumerate(sorted(kind, key=lambda r: (-r.length, -r.prefix_length, r.start))):
+            padding = width - run.length * (run.prefix_length + run.length)
+            if index == 0 or waste + padding > CALL_OVERHEAD:
+                buckets.append([])
+                waste, padding = 0, 0
+                width = run.length * (run.prefix_length + run.length)
+            waste += max(padding, 0)
+            buckets[-1].append(run)
+    return buckets
+
+
+def _block(runs: Sequence[Run], device: torch.device) -> Block:
+    width = max(run.length for run in runs)
+    prefix_width = max(run.prefix_length for run in runs)
+    start = np.array([run.start for run in runs])[:, None]
+    length = np.array([run.length for run in runs])[:, None]
+    own = np.arange(width)[None, :]
+    queries = start + np.where(own < length, own, 0)
+    if not prefix_width:
+        index = torch.from_numpy(queries).to(device)
+        return Block(index, index, None)
+    prefix_start = np.array([run.prefix_start for run in runs])[:, None]
+    prefix_length = np.array([run.prefix_length for run in runs])[:, None]
+    column = np.arange(prefix_width)[None, :]
+    seen = column < prefix_length
+    keys = np.concatenate([prefix_start + np.where(seen, column, 0), queries], axis=1)
+    if seen.all():
+        seen = seen[:1]
+    causal = own <= own.T
+    mask = np.concatenate(
+        [
+            np.broadcast_to(seen[:, None, :], (len(seen), width, prefix_width)),
+            np.broadcast_to(causal, (len(seen), width, width)),
+        ],
+        axis=2,
+    )
+    return Block(
+        torch.from_numpy(queries).to(device),
+        torch.from_numpy(keys).to(device),
+        torch.from_numpy(mask[:, None]).to(device),
+    )
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    packed: Plan,
+    **unused: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function given to transformers.
+
+    Shapes:
+        query       (1, H, T, D)
+        key, value  (1, H_kv, T, D)
+        returns     (1, T, H, D)
+    """
+    _, heads, tokens, dim = query.shape
+    query_T, key_T, value_T = (_rows(x) for x in (query, key, value))
+    outputs = []
+    for block in packed.blocks:
+        out = scaled_dot_product_attention(
+            _gather(query_T, block.queries_RQ, dim),
+            _gather(key_T, block.keys_RK, dim),
+            _gather(value_T, block.keys_RK, dim),
+            attn_mask=block.mask,
+            is_causal=block.mask is None,
+            scale=scaling,
+            enable_gqa=key.shape[1] != heads,
+        )
+        outputs.append(out.transpose(1, 2).reshape(-1, heads * dim))
+    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return embedding(packed.outputs_T, joined).view(1, tokens, heads, dim), None
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """(1, H, T, D) -> (T, H * D)"""
+    return x[0].transpose(0, 1).reshape(x.shape[2], -1)
+
+
+def _gather(x_T: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
+    """(T, H * D) -> (R, H, K, D). `embedding`, because its backward sums repeats in a fixed order on
+    every device, which that of indexing does not."""
+    return embedding(index, x_T).unflatten(-1, (-1, dim)).transpose(1, 2)
+
+
+AttentionInterface.register(NAME, packed_attention)

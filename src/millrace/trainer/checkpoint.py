@@ -1,0 +1,186 @@
+"""A training checkpoint: a directory that is there completely or not at all.
+
+Written under another name, synced to disk, then renamed. `manifest.json` holds the version and the
+size and digest of every other file, so that a damaged checkpoint is refused, not trained from.
+
+    v00000012/
+      manifest.json
+      model.safetensors      float32 master weights
+      optimizer.safetensors  `{state}/{parameter}` per tensor
+      rng.safetensors        torch's generators
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import xxhash
+from safetensors.torch import load_file, save_file
+
+from millrace.core.errors import DataError, boundary
+from millrace.trainer.model import named_weights
+from millrace.trainer.parallel import whole
+from millrace.trainer.trainer import PolicyTrainer
+
+FORMAT = 1
+READ_BYTES = 1 << 22
+
+
+class _File(msgspec.Struct, frozen=True):
+    num_bytes: int
+    digest: str  # XXH3-128
+
+
+class _Manifest(msgspec.Struct, frozen=True):
+    format: int
+    version: int
+    files: dict[str, _File]
+
+
+def save_checkpoint(trainer: PolicyTrainer, directory: str | Path) -> Path:
+    """Save everything that the next step depends on as `directory`/v{version:08d}, atomically.
+
+    One of the same version is replaced: it is of an earlier lineage.
+    """
+    target = Path(directory) / f"v{trainer.version:08d}"
+    with atomic_directory(target) as path:
+        weights = {n: whole(t).cpu().contiguous() for n, t in named_weights(trainer.model).items()}
+        save_file(weights, path / "model.safetensors")
+        save_file(_optimizer_tensors(trainer), path / "optimizer.safetensors")
+        save_file(_generators(), path / "rng.safetensors")
+        files = {file.name: _describe(file) for file in sorted(path.iterdir())}
+        manifest = _Manifest(FORMAT, trainer.version, files)
+        (path / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+    return target
+
+
+def load_checkpoint(trainer: PolicyTrainer, path: str | Path) -> None:
+    """Restore weights, optimizer, version and generators into `trainer`.
+
+    Raises:
+        DataError: it is incomplete or damaged, or belongs to another model; `trainer` is untouched
+            unless the tensors themselves disagree.
+    """
+    path = Path(path)
+    manifest = _verified(path)
+    with boundary("trainer", f"load the checkpoint {path}", DataError):
+        weights = load_file(path / "model.safetensors")
+        state = load_file(path / "optimizer.safetensors")
+        generators = load_file(path / "rng.safetensors")
+        _restore_weights(trainer, weights, path)
+        _restore_optimizer(trainer, state)
+        torch.set_rng_state(generators["cpu"])
+        if torch.cuda.is_available() and "cuda" in generators:
+            torch.cuda.set_rng_state(generators["cuda"])
+    trainer.version = manifest.version
+
+
+def prune_checkpoints(directory: str | Path, *, newest: int, keep: int) -> list[Path]:
+    """Remove all but the last `keep` checkpoints up to version `newest`, and return what was removed.
+
+    At least two stay: the newest may not be in the ledger yet, which then resumes from the one before.
+    """
+    saved = sorted(path for path in Path(directory).glob("v????????") if int(path.name[1:]) <= newest)
+    removed = saved[: -max(keep, 2)]
+    for path in removed:
+        shutil.rmtree(path)
+    return removed
+
+
+@contextmanager
+def atomic_directory(target: Path) -> Iterator[Path]:
+    """A directory to fill that appears as `target`, on disk, when the block ends without an error."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    building = target.with_name(f".{target.name}.building")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir()
+    try:
+        yield building
+        for file in building.iterdir():
+            _sync(file)
+        _sync(building)
+        replaced = target.with_name(f".{target.name}.replaced")
+        shutil.rmtree(replaced, ignore_errors=True)
+        if target.exists():
+            target.rename(replaced)
+        building.rename(target)
+        _sync(target.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _describe(file: Path) -> _File:
+    digest = xxhash.xxh3_128()
+    with file.open("rb") as stream:
+        while chunk := stream.read(READ_BYTES):
+            digest.update(chunk)
+    return _File(file.stat().st_size, digest.hexdigest())
+
+
+def _verified(path: Path) -> _Manifest:
+    try:
+        manifest = msgspec.json.decode((path / "manifest.json").read_bytes(), type=_Manifest)
+    except (OSError, msgspec.DecodeError) as error:
+        raise DataError(f"{path} is not a complete checkpoint: its manifest.json: {error}") from error
+    if manifest.format != FORMAT:
+        raise DataError(f"{path} has checkpoint format {manifest.format}, this trainer reads {FORMAT}")
+    for name, expected in manifest.files.items():
+        file = path / name
+        found = _describe(file) if file.is_file() else None
+        if found != expected:
+            raise DataError(
+                f"{file} is damaged: expected {expected}, found {found}. Resume from an earlier checkpoint"
+            )
+    return manifest
+
+
+def _optimizer_tensors(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
+    return {
+        f"{key}/{name}": whole(value).cpu().contiguous()
+        for name, parameter in trainer.model.named_parameters()
+        for key, value in trainer.optimizer.state[parameter].items()
+    }
+
+
+def _restore_optimizer(trainer: PolicyTrainer, tensors: dict[str, torch.Tensor]) -> None:
+    parameters = dict(trainer.model.named_parameters())
+    trainer.optimizer.state.clear()
+    for key_and_name, value in tensors.items():
+        key, name = key_and_name.split("/", 1)
+        parameter = parameters[name]
+        device = value.device if key == "step" and not parameter.is_cuda else parameter.device
+        trainer.optimizer.state[parameter][key] = value.to(device)
+
+
+def _restore_weights(trainer: PolicyTrainer, saved: dict[str, torch.Tensor], path: Path) -> None:
+    present: dict[str, Any] = named_weights(trainer.model)
+    wrong = sorted(saved.keys() ^ present.keys())
+    wrong += sorted(n for n in saved.keys() & present.keys() if saved[n].shape != present[n].shape)
+    if wrong:
+        raise DataError(f"{path} is of another model: tensors {wrong[:5]} are missing, left over or reshaped")
+    with torch.no_grad():
+        for name, tensor in saved.items():
+            present[name].copy_(tensor)
+
+
+def _generators() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states

@@ -1,0 +1,80 @@
+"""A batch as flat arrays, one entry per completion token, and the trees that index into them.
+
+Everything a token needs beside its log-probs is settled here, for the whole batch at once: its
+advantage, its weight in the loss, its staleness. How the tokens are packed later cannot change them.
+
+Shape suffixes: C = completion tokens of the batch, in order of groups and sequences, trained or not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.algorithms import Algorithm
+from millrace.core.errors import DataError
+from millrace.core.types import Batch, TrainSequence
+from millrace.trainer.packing import Branch, Tree
+from millrace.trainer.reduction import token_weights
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBatch:
+    trees: list[Tree]
+    behavior_C: NDArray[np.float32]
+    advantages_C: NDArray[np.float32]
+    weights_C: NDArray[np.float32]
+    staleness_C: NDArray[np.int64]
+    num_trained: int
+
+
+def flatten(batch: Batch, algorithm: Algorithm, *, max_tokens: int) -> FlatBatch:
+    """Raises DataError: no trained token at all, arrays of a sequence that do not align, a token from
+    the future, or what `Algorithm.advantages` refuses."""
+    sequences = [sequence for group in batch.groups for sequence in group.sequences]
+    for sequence in sequences:
+        _check(sequence, batch.version)
+    masks = [np.asarray(s.mask, dtype=bool) for s in sequences]
+    num_trained = int(sum(mask.sum() for mask in masks))
+    if num_trained == 0:
+        raise DataError(f"the batch of version {batch.version} has no token to train on: every mask is empty")
+    rewards = [np.asarray([s.reward for s in group.sequences]) for group in batch.groups]
+    advantages = np.concatenate([algorithm.advantages(group) for group in rewards])
+    weights = token_weights(masks, algorithm.normalize, max_tokens=max_tokens)
+    lengths = [len(mask) for mask in masks]
+    return FlatBatch(
+        trees=_trees(batch, masks),
+        behavior_C=np.concatenate([np.asarray(s.logprobs, dtype=np.float32) for s in sequences]),
+        advantages_C=np.repeat(advantages, lengths).astype(np.float32),
+        weights_C=np.concatenate(weights).astype(np.float32),
+        staleness_C=batch.version - np.concatenate([np.asarray(s.versions, np.int64) for s in sequences]),
+        num_trained=num_trained,
+    )
+
+
+def _trees(batch: Batch, masks: list[NDArray[np.bool_]]) -> list[Tree]:
+    trees, first, remaining = [], 0, iter(masks)
+    for group in batch.groups:
+        branches = []
+        for sequence in group.sequences:
+            branches.append(Branch(sequence.tokens, next(remaining), first))
+            first += len(sequence.tokens)
+        trees.append(Tree(group.prompt, branches))
+    return trees
+
+
+def _check(sequence: TrainSequence, version: int) -> None:
+    sizes = {len(sequence.tokens), len(sequence.logprobs), len(sequence.versions), len(sequence.mask)}
+    if len(sizes) != 1:
+        raise DataError(
+            f"trajectory {sequence.trajectory_id} does not align: {len(sequence.tokens)} tokens, "
+            f"{len(sequence.logprobs)} log-probs, {len(sequence.versions)} versions, "
+            f"{len(sequence.mask)} mask entries"
+        )
+    if sequence.versions and max(sequence.versions) > version:
+        raise DataError(
+            f"trajectory {sequence.trajectory_id} has a token of version {max(sequence.versions)}, "
+            f"newer than the trainer's version {version}"
+        )

@@ -1,0 +1,70 @@
+"""What a step observes, accumulated over micro-batches on the device and read once.
+
+Shape suffix: N = trained tokens of one row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from millrace.algorithms import TokenLogprobs
+from millrace.core.types import Batch
+
+Gap = dict[int, tuple[float, float, int]]
+
+
+def batch_metrics(batch: Batch) -> dict[str, float]:
+    """Means over the batch's sequences, and the fraction of groups whose rewards are all equal."""
+    sequences = [sequence for group in batch.groups for sequence in group.sequences]
+    rewards = [[sequence.reward for sequence in group.sequences] for group in batch.groups]
+    return {
+        "reward": float(np.mean([s.reward for s in sequences])),
+        "reward_std": float(np.mean([np.std(group) for group in rewards])),
+        "groups_without_signal": float(np.mean([min(group) == max(group) for group in rewards])),
+        "completion_tokens": float(np.mean([len(s.tokens) for s in sequences])),
+        "truncated": float(np.mean([s.truncated for s in sequences])),
+    }
+
+
+class TokenStatistics:
+    """Sums over the trained tokens of a batch. `weight_cap`: where importance weights are truncated."""
+
+    def __init__(self, weight_cap: float | None) -> None:
+        self._cap = weight_cap
+        self._entropy: list[torch.Tensor] = []
+        self._log_ratio: list[torch.Tensor] = []
+        self._reference: list[torch.Tensor] = []
+        self._staleness: list[NDArray[np.int64]] = []
+
+    def add(self, logprobs: TokenLogprobs, entropy_N: torch.Tensor, staleness_N: NDArray[np.int64]) -> None:
+        self._entropy.append(entropy_N)
+        self._log_ratio.append(logprobs.fixed_N - logprobs.behavior_N)
+        if logprobs.reference_N is not None:
+            self._reference.append(logprobs.fixed_N - logprobs.reference_N)
+        self._staleness.append(staleness_N)
+
+    def metrics(self) -> dict[str, float]:
+        """entropy (nats), importance_mean and importance_max (current / behavior), importance_capped
+        (fraction of tokens above the cap), and kl_reference (mean log-ratio) where there is one."""
+        ratio = torch.cat(self._log_ratio).exp()
+        out = {
+            "entropy": torch.cat(self._entropy).mean().item(),
+            "importance_mean": ratio.mean().item(),
+            "importance_max": ratio.max().item(),
+        }
+        if self._cap is not None:
+            out["importance_capped"] = (ratio > self._cap).float().mean().item()
+        if self._reference:
+            out["kl_reference"] = torch.cat(self._reference).mean().item()
+        return out
+
+    def logprob_gap(self) -> Gap:
+        """|current - behavior| in nats by staleness: (mean, max, tokens)."""
+        gap = torch.cat(self._log_ratio).abs().double().cpu().numpy()
+        staleness = np.concatenate(self._staleness)
+        return {
+            int(age): (float(gap[staleness == age].mean()), float(gap[staleness == age].max()), int(count))
+            for age, count in zip(*np.unique(staleness, return_counts=True), strict=True)
+        }

@@ -1,0 +1,109 @@
+"""A Hugging Face causal language model with float32 master weights and packed attention."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+from millrace.core.errors import DataError, boundary
+from millrace.trainer.attention import NAME, plan
+from millrace.trainer.logprobs import token_logprobs
+from millrace.trainer.packing import Row
+
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+                   "chat_template*", "generation_config.json")  # fmt: skip
+
+
+def resolve_device(device: str) -> torch.device:
+    """`auto` is cuda where there is one."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def load_model(path: str | Path, device: torch.device) -> PreTrainedModel:
+    """The model in `path`, in float32, without dropout.
+
+    Raises:
+        DataError: not a model directory, or a model whose logits or attention are not those of plain
+            causal attention and a linear head: its log-probs would be wrong.
+    """
+    if not (Path(path) / "config.json").is_file():
+        raise DataError(f"`model.path` ({path}) is not a model directory: it has no config.json")
+    logging.disable_progress_bar()  # a worker's stderr is a log
+    with boundary("trainer", f"load the model in {path}", DataError):
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=NAME)
+    check_supported(model)
+    return model.to(device).eval()
+
+
+def check_supported(model: PreTrainedModel) -> None:
+    """Raises DataError for what `row_logprobs` does not compute."""
+    config = model.config
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    wrong = None
+    if layer_types != {"full_attention"}:
+        wrong = f"attention layers of type {sorted(layer_types - {'full_attention'})}"
+    elif getattr(config, "final_logit_softcapping", None):
+        wrong = "soft-capped logits"
+    elif getattr(model.get_output_embeddings(), "bias", None) is not None:
+        wrong = "an output projection with a bias"
+    elif not getattr(model, "_supports_attention_backend", False):
+        wrong = "an attention that cannot be replaced"
+    if wrong:
+        raise DataError(
+            f"the trainer does not support {config.model_type} with {wrong}: "
+            "use a model of the Llama, Qwen2 or Qwen3 family with full attention"
+        )
+
+
+@contextlib.contextmanager
+def compute_dtype(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Matrix products in `dtype`; weights, norms and reductions stay float32."""
+    with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
+        yield
+
+
+def row_logprobs(
+    model: PreTrainedModel, row: Row, *, temperature: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs and entropies of the trained tokens of `row`: (N,) float32 each, in nats."""
+    device = model.device
+
+    def put(array) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        return torch.from_numpy(array).to(device)
+
+    with compute_dtype(device, dtype):
+        hidden_1TH = model.base_model(
+            input_ids=put(row.tokens_T)[None],
+            position_ids=put(row.positions_T)[None],
+            use_cache=False,
+            packed=plan(row.runs, device),
+        ).last_hidden_state
+    hidden_NH = hidden_1TH[0].index_select(0, put(row.sources_N)).to(dtype)
+    head = model.get_output_embeddings().weight
+    return token_logprobs(hidden_NH, head, put(row.targets_N), temperature=temperature)
+
+
+def named_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Every weight once, under its name in the Hugging Face state dict; tied copies are left out."""
+    tied = set(model.all_tied_weights_keys) if model.config.tie_word_embeddings else set()
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+
+
+def save_model(model: PreTrainedModel, source: str | Path, directory: str | Path, dtype: torch.dtype) -> None:
+    """Write a Hugging Face directory: config, weights in `dtype`, and the tokenizer of `source`."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.to("cpu", dtype) for name, tensor in named_weights(model).items()}
+    model.save_pretrained(directory, state_dict=weights)
+    for pattern in TOKENIZER_FILES:
+        for file in Path(source).glob(pattern):
+            if file.resolve().parent != directory.resolve():
+                shutil.copy2(file, directory / file.name)

@@ -1,0 +1,151 @@
+"""The trainer as a worker: a thin asynchronous shell around `PolicyTrainer`.
+
+Commands run one after another in a thread, so that the worker answers heartbeats meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from millrace.algorithms import build
+from millrace.config.schema import Config
+from millrace.core.digest import digest_buffers
+from millrace.core.errors import DataError, WeightsError, WorkerError, boundary
+from millrace.core.protocols import WeightsWriter
+from millrace.core.types import Batch, CheckpointInfo, Endpoint, Published, StepResult, TrainerState
+from millrace.trainer.checkpoint import atomic_directory, load_checkpoint, prune_checkpoints, save_checkpoint
+from millrace.trainer.model import load_model, named_weights, resolve_device, save_model
+from millrace.trainer.publish import PublishBuffers
+from millrace.trainer.trainer import PolicyTrainer, StepSettings
+
+T = TypeVar("T")
+
+
+class TorchTrainer:
+    """`core.protocols.Trainer` on one process.
+
+    `config`: a whole configuration as plain data. `open_writer`: "package.module:function", called with
+    an `Endpoint`, returns a `WeightsWriter`.
+    """
+
+    def __init__(self, config: dict[str, Any], run_dir: str, open_writer: str) -> None:
+        self._config = Config.model_validate(config)
+        self._run_dir = Path(run_dir)
+        self._open_writer = _imported(open_writer)
+        self._turn = asyncio.Lock()
+        self._trainer: PolicyTrainer | None = None
+        self._buffers: PublishBuffers | None = None
+        self._writer: tuple[Endpoint, WeightsWriter] | None = None
+        self._last: StepResult | None = None
+
+    async def load(self, checkpoint: str | None) -> TrainerState:
+        return await self._run(lambda: self._load(checkpoint))
+
+    async def step(self, batch: Batch) -> StepResult:
+        return await self._run(lambda: self._step(batch))
+
+    async def publish(self, endpoint: Endpoint) -> Published:
+        return await self._run(lambda: self._publish(endpoint))
+
+    async def checkpoint(self, directory: str) -> CheckpointInfo:
+        return await self._run(lambda: self._checkpoint(directory))
+
+    async def export(self, directory: str) -> None:
+        await self._run(lambda: self._export(directory))
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        async with self._turn:
+            return await asyncio.to_thread(work)
+
+    def _load(self, checkpoint: str | None) -> TrainerState:
+        trainer = _policy_trainer(self._config)
+        if checkpoint is not None:
+            load_checkpoint(trainer, checkpoint)
+        self._trainer, self._last = trainer, None
+        self._buffers = PublishBuffers(named_weights(trainer.model), _dtype(self._config))
+        return TrainerState(
+            version=trainer.version,
+            num_parameters=sum(parameter.numel() for parameter in trainer.model.parameters()),
+            slot_bytes=self._buffers.slot_bytes,
+        )
+
+    def _step(self, batch: Batch) -> StepResult:
+        trainer = self._ready()
+        if self._last is not None and batch.version == self._last.version - 1:
+            return self._last
+        if batch.version != trainer.version:
+            raise DataError(
+                f"a batch for version {batch.version} cannot be applied to the trainer's version "
+                f"{trainer.version}: load the checkpoint it belongs to"
+            )
+        self._last = trainer.step(batch, quarantine=self._run_dir)
+        return self._last
+
+    def _publish(self, endpoint: Endpoint) -> Published:
+        trainer, buffers = self._ready(), self._buffers
+        assert buffers is not None
+        writer = self._writer_to(endpoint)
+        tensors = buffers.fill()
+        digest = digest_buffers(tensors)
+        began = time.perf_counter()
+        writer.write(trainer.version, tensors)
+        stall_s = time.perf_counter() - began
+        return Published(trainer.version, digest, buffers.weights_bytes, stall_s)
+
+    def _writer_to(self, endpoint: Endpoint) -> WeightsWriter:
+        """The open writer, or a new one where the relay has moved."""
+        if self._writer is None or self._writer[0] != endpoint:
+            if self._writer is not None:
+                self._writer[1].close()
+                self._writer = None
+            with boundary("trainer", f"open the weight slots at {endpoint.path}", WeightsError):
+                self._writer = (endpoint, self._open_writer(endpoint))
+        return self._writer[1]
+
+    def _checkpoint(self, directory: str) -> CheckpointInfo:
+        trainer, began = self._ready(), time.perf_counter()
+        path = save_checkpoint(trainer, directory)
+        prune_checkpoints(directory, newest=trainer.version, keep=self._config.checkpoints.keep)
+        return CheckpointInfo(trainer.version, str(path), time.perf_counter() - began)
+
+    def _export(self, directory: str) -> None:
+        trainer = self._ready()
+        with atomic_directory(Path(directory)) as path:
+            save_model(trainer.model, self._config.model.path, path, _dtype(self._config))
+
+    def _ready(self) -> PolicyTrainer:
+        if self._trainer is None:
+            raise WorkerError("the trainer has no weights yet: `load` must come first")
+        return self._trainer
+
+
+def _policy_trainer(config: Config) -> PolicyTrainer:
+    device = resolve_device(config.model.device)
+    algorithm = build(config.algorithm)
+    model = load_model(config.model.path, device)
+    reference = load_model(config.model.path, device) if algorithm.needs_reference else None
+    settings = StepSettings(
+        optimizer=config.optimizer,
+        token_budget=config.batch.token_budget,
+        max_tokens=config.sampling.max_tokens,
+        temperature=config.sampling.temperature,
+        dtype=_dtype(config),
+    )
+    return PolicyTrainer(model, algorithm, settings, reference=reference)
+
+
+def _dtype(config: Config) -> torch.dtype:
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.model.dtype]
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    with boundary("trainer", f"import `open_writer` ({path})"):
+        return getattr(importlib.import_module(module), name)

@@ -1,0 +1,159 @@
+"""Supervised training on (prompt, completion) pairs, with the model, packing and log-probs of the trainer.
+
+Shape suffix: N = trained tokens of one row.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from millrace.core.errors import DataError, TrainingError
+from millrace.trainer.checkpoint import atomic_directory
+from millrace.trainer.model import load_model, resolve_device, row_logprobs, save_model
+from millrace.trainer.packing import Branch, Row, Tree, pack
+from millrace.trainer.parallel import clip_gradients, grad_norm
+
+WARMUP_FRACTION = 0.05
+GRAD_CLIP = 1.0
+
+Example = tuple[Sequence[int], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class SFTStep:
+    """`loss` is the mean negative log-prob of a completion token, in nats."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int  # forwarded, prompts included
+    step_s: float
+
+
+def sft(
+    model_dir: str | Path,
+    examples: Sequence[Example],
+    *,
+    out_dir: str | Path,
+    steps: int,
+    lr: float,
+    batch_tokens: int,
+    optimizer: Literal["adamw", "muon"] = "adamw",
+    row_tokens: int = 8192,
+    seed: int = 0,
+    device: str = "auto",
+    on_step: Callable[[SFTStep], None] | None = None,
+) -> list[SFTStep]:
+    """Train the model of `model_dir` to continue each prompt with its completion; save it in `out_dir`.
+
+    The loss is the mean over completion tokens; prompts are not trained on. The learning rate warms up
+    over the first 5 % of the steps and falls linearly to zero. Examples are drawn without replacement,
+    reshuffled every epoch from `seed`.
+
+    Units:
+        batch_tokens  prompt and completion tokens per optimizer step, about
+        row_tokens    per micro-batch; changes speed and memory, never a gradient
+        optimizer     "muon": Muon for the matrices of the layers (with AdamW's update size, so one
+                      `lr` serves both), AdamW for the rest
+    Raises:
+        DataError: no examples, or one with an empty prompt or completion.
+        TrainingError: a loss or gradient is not finite.
+    """
+    _check(examples)
+    model = load_model(model_dir, resolve_device(device))
+    optimizers = _optimizers(model, optimizer, lr)
+    batches = _batches(examples, batch_tokens, np.random.default_rng(seed))
+    history = []
+    for step in range(steps):
+        rate = lr * _schedule(step, steps)
+        for each in optimizers:
+            for group in each.param_groups:
+                group["lr"] = rate
+        history.append(_step(model, optimizers, pack(next(batches), row_tokens), step, rate))
+        if on_step is not None:
+            on_step(history[-1])
+    with atomic_directory(Path(out_dir)) as path:
+        save_model(model, model_dir, path, torch.float32)
+    return history
+
+
+def _step(
+    model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], rows: list[Row], step: int, lr: float
+) -> SFTStep:
+    began = time.perf_counter()
+    model.zero_grad(set_to_none=True)
+    trained = sum(len(row.targets_N) for row in rows)
+    loss = 0.0
+    for row in rows:
+        logprobs_N, _ = row_logprobs(model, row, temperature=1.0, dtype=torch.float32)
+        share = -logprobs_N.sum() / trained
+        share.backward()
+        loss += share.item()
+    parameters = list(model.parameters())
+    norm = grad_norm(parameters)
+    if not (math.isfinite(loss) and math.isfinite(norm.item())):
+        raise TrainingError(
+            f"sft step {step}: loss {loss}, gradient norm {norm.item()}. "
+            f"Lower `lr` ({lr}) or check the examples"
+        )
+    clip_gradients(parameters, norm, GRAD_CLIP)
+    for optimizer in optimizers:
+        optimizer.step()
+    tokens = sum(len(row.tokens_T) for row in rows)
+    return SFTStep(step, loss, norm.item(), lr, tokens, time.perf_counter() - began)
+
+
+def _schedule(step: int, steps: int) -> float:
+    warmup = max(1, round(WARMUP_FRACTION * steps))
+    return min((step + 1) / warmup, (steps - step) / max(1, steps - warmup + 1))
+
+
+def _optimizers(model: torch.nn.Module, kind: str, lr: float) -> list[torch.optim.Optimizer]:
+    if kind == "adamw":
+        return [torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0, fused=True)]
+    if kind != "muon":
+        raise ValueError(f'`optimizer` ({kind!r}) must be "adamw" or "muon"')
+    matrices: list[torch.nn.Parameter] = []
+    rest: list[torch.nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        (matrices if ".layers." in name and parameter.ndim == 2 else rest).append(parameter)
+    return [
+        torch.optim.Muon(matrices, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=lr, weight_decay=0.0, fused=True),
+    ]
+
+
+def _batches(
+    examples: Sequence[Example], batch_tokens: int, random: np.random.Generator
+) -> Iterator[list[Tree]]:
+    """Endless batches of whole examples, each of at least one and otherwise at most `batch_tokens`."""
+    batch: list[Tree] = []
+    size = 0
+    while True:
+        for index in random.permutation(len(examples)):
+            prompt, completion = examples[index]
+            length = len(prompt) + len(completion)
+            if batch and size + length > batch_tokens:
+                yield batch
+                batch, size = [], 0
+            batch.append(Tree(prompt, [Branch(completion, np.ones(len(completion), dtype=bool), 0)]))
+            size += length
+
+
+def _check(examples: Sequence[Example]) -> None:
+    if not examples:
+        raise DataError("supervised training needs at least one example, got none")
+    for index, (prompt, completion) in enumerate(examples):
+        if not prompt or not completion:
+            raise DataError(
+                f"example {index} has {len(prompt)} prompt and {len(completion)} completion tokens"
+            )

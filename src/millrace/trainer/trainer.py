@@ -1,0 +1,157 @@
+"""One optimizer step on one batch. Synchronous and deterministic; knows no process and no network.
+
+Shape suffixes: N = trained tokens of one row; C = completion tokens of the batch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from millrace.algorithms import Algorithm, TokenLogprobs
+from millrace.config.schema import Optimizer
+from millrace.core.errors import TrainingError
+from millrace.core.types import Batch, StepResult
+from millrace.trainer.flat_batch import FlatBatch, flatten
+from millrace.trainer.metrics import TokenStatistics, batch_metrics
+from millrace.trainer.model import row_logprobs
+from millrace.trainer.packing import Row, pack
+from millrace.trainer.parallel import clip_gradients, grad_norm
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """What a step depends on beside weights and batch. `token_budget` changes speed, never a gradient."""
+
+    optimizer: Optimizer
+    token_budget: int
+    max_tokens: int
+    temperature: float
+    dtype: torch.dtype
+
+
+class PolicyTrainer:
+    """A model, its optimizer and an algorithm. `version` counts the optimizer steps applied.
+
+    The proximal policy is the policy at the beginning of the step. One optimizer step is made per
+    batch, so that is the current policy as a constant, and no extra forward pass is needed for it.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        algorithm: Algorithm,
+        settings: StepSettings,
+        *,
+        reference: PreTrainedModel | None = None,
+    ) -> None:
+        self.model, self.algorithm, self.settings = model, algorithm, settings
+        self.version = 0
+        self._reference = reference
+        config = settings.optimizer
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=config.lr,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+
+    def step(self, batch: Batch, *, quarantine: Path) -> StepResult:
+        """Apply one optimizer step.
+
+        Raises:
+            TrainingError: the loss or the gradient is not finite. Weights, optimizer and version are
+                untouched; the batch is saved as `quarantine`/bad_batch_v{version}.msgpack.
+            DataError: the batch is malformed.
+        """
+        began = time.perf_counter()
+        flat = flatten(batch, self.algorithm, max_tokens=self.settings.max_tokens)
+        rows = pack(flat.trees, self.settings.token_budget)
+        statistics = TokenStatistics(self.algorithm.weight_cap)
+        try:
+            loss = sum(self._backward(row, flat, statistics) for row in rows)
+            norm = self._clip()
+        except TrainingError as error:
+            saved = _save_bad_batch(batch, quarantine)
+            raise TrainingError(
+                f"trainer: step {self.version} -> {self.version + 1}: {error}. The weights are untouched; "
+                f"the batch is saved as {saved}"
+            ) from None
+        else:
+            lr = self._apply()
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+        metrics = statistics.metrics() | batch_metrics(batch)
+        metrics |= {"loss": loss, "grad_norm": norm, "lr": lr, "micro_batches": float(len(rows))}
+        metrics["forwarded_tokens"] = float(sum(len(row.tokens_T) for row in rows))
+        return StepResult(
+            version=self.version,
+            metrics=metrics,
+            logprob_gap=statistics.logprob_gap(),
+            trained_tokens=flat.num_trained,
+            step_s=time.perf_counter() - began,
+        )
+
+    def _backward(self, row: Row, flat: FlatBatch, statistics: TokenStatistics) -> float:
+        """Add the gradient of one row and return its share of the loss."""
+        settings, device = self.settings, self.model.device
+
+        def pick(values_C: NDArray[Any]) -> torch.Tensor:
+            return torch.from_numpy(values_C[row.flat_N]).to(device)
+
+        def forward(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+            return row_logprobs(model, row, temperature=settings.temperature, dtype=settings.dtype)
+
+        reference_N = None
+        if self._reference is not None:
+            with torch.no_grad():
+                reference_N, _ = forward(self._reference)
+        current_N, entropy_N = forward(self.model)
+        fixed_N = current_N.detach()
+        logprobs = TokenLogprobs(current_N, fixed_N, pick(flat.behavior_C), fixed_N, reference_N)
+        objective_N = self.algorithm.objective(torch, logprobs, pick(flat.advantages_C))
+        loss = (objective_N * pick(flat.weights_C)).sum()
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TrainingError(f"the loss is {value}")
+        loss.backward()
+        statistics.add(logprobs, entropy_N, flat.staleness_C[row.flat_N])
+        return value
+
+    def _clip(self) -> float:
+        """Clip the gradients and return their norm before that."""
+        parameters = list(self.model.parameters())
+        norm = grad_norm(parameters)
+        value = norm.item()
+        if not math.isfinite(value):
+            raise TrainingError(f"the gradient norm is {value}")
+        if self.settings.optimizer.grad_clip is not None:
+            clip_gradients(parameters, norm, self.settings.optimizer.grad_clip)
+        return value
+
+    def _apply(self) -> float:
+        """Make the optimizer step and return its learning rate, a pure function of the version."""
+        config = self.settings.optimizer
+        lr = config.lr * min(1.0, (self.version + 1) / max(config.warmup_steps, 1))
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.version += 1
+        return lr
+
+
+def _save_bad_batch(batch: Batch, directory: Path) -> Path:
+    path = directory / f"bad_batch_v{batch.version}.msgpack"
+    directory.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.msgpack.encode(batch))
+    return path
