@@ -257,8 +257,8 @@ def test_a_configuration_cannot_be_changed_after_loading(tmp_path: Path) -> None
 
 def test_a_warm_start_has_its_own_schema_and_the_same_rules(tmp_path: Path) -> None:
     text = '[model]\npath = "a"\nout = "b"\n[data]\npath = "d.jsonl"\n'
-    config = load_as(SupervisedConfig, write(tmp_path, text), ["optimizer.lr=0.1"])
+    config = load_as(SupervisedConfig, write(tmp_path, text), ["lr=0.1"])
     assert config.model.out == str(tmp_path / "b")
-    assert config.optimizer.lr == 0.1
+    assert config.lr == 0.1
     with pytest.raises(ConfigError, match=r"Did you mean `data\.path`"):
         load_as(SupervisedConfig, write(tmp_path, text), ["data.paht=x"])

@@ -1,17 +1,35 @@
-"""The configuration reference as Markdown, made from the schema: keys, defaults, meanings."""
+"""The configuration reference as Markdown, made from the schema: keys, defaults, meanings.
+
+`python -m millrace.config.reference FILE` rewrites what stands between the markers in FILE.
+"""
 
 from __future__ import annotations
 
+import re
+import sys
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from millrace.config.schema import Section
+from millrace.config.schema import Config, Section
+from millrace.config.supervised import SupervisedConfig
 from millrace.config.toml import as_toml
 from millrace.config.tree import default_kind, plain_table, union_kinds
+
+SCHEMAS: dict[str, type[Section]] = {
+    "millrace.config.schema": Config,
+    "millrace.config.supervised": SupervisedConfig,
+}
+_BLOCK = re.compile(r"(<!-- reference: [^\n]* from ([\w.]+) -->\n).*?(<!-- end of reference -->)", re.DOTALL)
+
+
+def refreshed(text: str) -> str:
+    """The document with every reference in it made anew."""
+    return _BLOCK.sub(lambda m: f"{m[1]}\n{reference(SCHEMAS[m[2]])}\n{m[3]}", text)
 
 
 def reference(schema: type[Section]) -> str:
@@ -84,3 +102,9 @@ def _name(annotation: Any) -> str:
         return "table"
     names = {int: "integer", float: "number", str: "string", bool: "boolean"}
     return names.get(annotation, str(annotation))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        path = Path(name)
+        path.write_text(refreshed(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -53,6 +53,7 @@ class FileTask(Section):
     template: str = "{prompt}"
     """Prompt text from the row's columns, unless `chat` is true."""
     chat: bool = False
+    """Render `template`, or the column's messages, through the tokenizer's chat template."""
 
 
 Task = Annotated[GymTask | FileTask, Field(discriminator="kind")]
@@ -109,9 +110,13 @@ class BatchShape(Section):
 
 class SamplingConfig(Section):
     max_tokens: int = Field(default=128, ge=1)
+    """Longest completion; one that reaches it is truncated."""
     temperature: float = Field(default=1.0, ge=0)
+    """Above 0 in training."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from the smallest set of tokens with this probability; 1 is off."""
     top_k: int = Field(default=0, ge=0)
+    """Sample from this many most probable tokens; 0 is off."""
     stop: tuple[str, ...] = ()
     """Stop strings, beside the tokenizer's end-of-sequence token."""
 
@@ -119,7 +124,9 @@ class SamplingConfig(Section):
 class GRPO(Section):
     kind: Literal["grpo"] = "grpo"
     clip_low: float = Field(default=0.2, gt=0)
+    """The ratio current/proximal is clipped below at 1 - clip_low ..."""
     clip_high: float = Field(default=0.2, gt=0)
+    """... and above at 1 + clip_high."""
     scale: Literal["std", "none"] = "std"
     """Divide centred rewards by the group's standard deviation, or not."""
     normalize: Literal["sequence", "token", "max_tokens"] = "token"
@@ -133,8 +140,11 @@ class GRPO(Section):
 class DrGRPO(Section):
     kind: Literal["dr_grpo"] = "dr_grpo"
     clip_low: float = Field(default=0.2, gt=0)
+    """The ratio current/proximal is clipped below at 1 - clip_low ..."""
     clip_high: float = Field(default=0.2, gt=0)
+    """... and above at 1 + clip_high."""
     correction: float | None = 2.0
+    """As in `grpo`."""
 
 
 class AIPO(Section):
@@ -148,11 +158,17 @@ Algorithm = Annotated[GRPO | DrGRPO | AIPO, Field(discriminator="kind")]
 
 class Optimizer(Section):
     lr: float = Field(default=1e-6, ge=0)
+    """Learning rate after warm-up; constant."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay of the first and second moment."""
     eps: float = Field(default=1e-8, gt=0)
+    """AdamW's epsilon."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled, on matrices and embeddings alike."""
     warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps over which the learning rate rises linearly."""
     grad_clip: float | None = 1.0
+    """Largest global gradient norm; None: no clipping."""
 
 
 # ---------------------------------------------------------------- schedule
@@ -184,7 +200,9 @@ class Laminar(Section):
     round_groups: int | None = None
     """Groups a replica starts under one version; None: derive batch.prompts / replicas."""
     repack: bool = True
+    """Move the last trajectories of nearly idle replicas together, so that the others can refresh."""
     repack_interval_s: float = Field(default=5.0, gt=0)
+    """Time between two such looks, beside the one after each update."""
     kv_fraction_max: float = Field(default=0.9, gt=0, le=1)
     """C_max: KV use, as a fraction of capacity, up to which a destination is filled."""
     batch_max: int | None = None
@@ -216,6 +234,7 @@ Schedule = Annotated[Synchronous | LlamaRL | AReaL | Laminar | RLAX, Field(discr
 
 class Rollout(Section):
     replicas: int = Field(default=2, ge=1)
+    """Inference processes."""
     slots: int = Field(default=32, ge=1)
     """Trajectories that one replica decodes at the same time."""
     max_sequence_tokens: int = Field(default=512, ge=16)
@@ -239,6 +258,7 @@ class Supervision(Section):
     restarts: int = Field(default=5, ge=0)
     """Restarts per worker within `restart_window_s`, after which the run stops."""
     restart_window_s: float = Field(default=300.0, gt=0)
+    """See `restarts`."""
     backoff_s: float = Field(default=0.1, ge=0)
     """Before the first restart; doubles with each, up to 10 s."""
     attempts: int = Field(default=3, ge=1)
@@ -248,16 +268,19 @@ class Supervision(Section):
     step_timeout_s: float = Field(default=600.0, gt=0)
     """One trainer command may take this long."""
     spawn_timeout_s: float = Field(default=120.0, gt=0)
+    """A worker must be ready within this long of its start."""
 
 
 class Checkpoints(Section):
     every: int = Field(default=20, ge=1)
     """Optimizer steps between checkpoints; one is always made at the end."""
     keep: int = Field(default=2, ge=1)
+    """Newest checkpoints that stay."""
 
 
 class Observe(Section):
     tensorboard: bool = True
+    """Write TensorBoard files into the run directory."""
     wandb: str | None = None
     """W&B project; needs the `wandb` extra."""
     mlflow: str | None = None
@@ -270,6 +293,7 @@ class Config(Section):
     steps: int = Field(default=100, ge=1)
     """Optimizer steps."""
     seed: int = 0
+    """Of everything random in the run: prompt order and sampling noise."""
     model: Model
     task: Task
     reward: Reward

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
-from millrace.config.schema import Optimizer, Section
+from millrace.config.schema import Section
 
 
 class WarmStartModel(Section):
     path: str
     """The model directory to start from."""
     out: str
-    """Where the trained model is saved. Must not exist yet, or be empty."""
+    """Where the trained model is saved; a directory that does not exist yet."""
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: cuda where there is one."""
 
 
 class Demonstrations(Section):
     path: str
     """A .jsonl file; each line an object with the strings `prompt` and `completion`."""
+    append_eos: bool = True
+    """End every completion with the tokenizer's end-of-sequence token."""
 
 
 class SupervisedConfig(Section):
-    """A warm start: next-token loss on completions only."""
+    """A warm start: the mean negative log-prob of completion tokens, prompts not trained on."""
 
-    model: WarmStartModel
-    data: Demonstrations
     steps: int = Field(default=100, ge=1)
-    """Optimizer steps; the data are repeated in a new order as often as needed."""
+    """Optimizer steps; examples are drawn without replacement and reshuffled every epoch."""
     seed: int = 0
+    """Of the order of the examples."""
+    lr: float = Field(default=1e-5, ge=0)
+    """Peak learning rate: warms up over the first 5 % of the steps, then falls to zero."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon`: Muon for the matrices of the layers, AdamW for the rest; often faster from scratch."""
     batch_tokens: int = Field(default=4096, ge=64)
     """Tokens per optimizer step, prompts included."""
-    append_eos: bool = True
-    """End every completion with the tokenizer's end-of-sequence token."""
-    optimizer: Optimizer = Optimizer(lr=1e-5)
+    token_budget: int = Field(default=8192, ge=64)
+    """Tokens per packed micro-batch; changes speed and memory, never a gradient."""
+    model: WarmStartModel
+    data: Demonstrations
