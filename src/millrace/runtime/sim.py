@@ -1,0 +1,329 @@
+"""The simulated runtime: workers as objects in this process, under virtual time and seeded faults.
+
+Needs a `millrace.sim.loop.VirtualLoop` (any asyncio loop works, without repeatability). Every message
+travels through a `_Link`, which delays it and keeps the order of its direction; loss or duplication
+would be added there and nowhere else.
+
+Isolation: arguments, results and stream items are copied by pickling, as between processes, so what
+one side mutates the other does not see and what cannot be pickled fails here too. `isolate=False`
+shares them, for planning runs whose roles are known not to mutate messages. The `kwargs` of `spawn`
+are never copied: through them simulated roles share what outlives a process.
+
+A killed worker falls silent at once: nothing it sends leaves it any more. Its tasks are cancelled, so
+their `finally` blocks still run, which those of a killed process would not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from contextvars import copy_context
+from typing import Any
+
+from millrace.core.errors import MillraceError, StaleEpochError, WorkerDied, WorkerError
+from millrace.runtime.seam import STREAM_WINDOW, bind, crossing, died, late, load_class, where
+from millrace.sim.faults import Faults, Latency, pace
+from millrace.sim.seeded import stream
+
+_END = object()
+
+
+class _Link:
+    """One direction of one connection: in order and without loss, each message with its delay."""
+
+    def __init__(self, delay: Callable[[], float]) -> None:
+        self._delay = delay
+        self._loop = asyncio.get_running_loop()
+        self._arrival_s = 0.0
+        self._in_flight: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+
+    def send(self, deliver: Callable[..., None], *args: Any) -> None:
+        self._arrival_s = max(self._arrival_s, self._loop.time() + self._delay())
+        self._in_flight.append((deliver, args))
+        self._loop.call_at(self._arrival_s, self._deliver_next)
+
+    def _deliver_next(self) -> None:
+        deliver, args = self._in_flight.popleft()
+        deliver(*args)
+
+
+class _Channel:
+    """One stream: what has arrived, and how many more items the worker may send."""
+
+    def __init__(self) -> None:
+        self.arrived: asyncio.Queue[Any] = asyncio.Queue()
+        self.credit = asyncio.Semaphore(STREAM_WINDOW)
+        self.task: asyncio.Task[None] | None = None
+
+
+class _Worker:
+    """The far side: one incarnation's object and the tasks that run its methods."""
+
+    def __init__(self, runtime: SimRuntime, name: str, epoch: int) -> None:
+        self.name, self.epoch = name, epoch
+        self.alive = True
+        self._runtime = runtime
+        self._loop = loop = asyncio.get_running_loop()
+        self._instance: Any = None
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._context = copy_context()
+        self._context.run(pace.set, lambda: runtime.faults.slowdown(name, loop.time()))
+        self._rng = stream(runtime.seed, "worker", name, epoch)
+        self.inbox, self.outbox = _Link(self._delay), _Link(self._delay)
+        self._deaths: list[asyncio.TimerHandle] = []
+        self.handle = SimHandle(runtime, self)
+
+    def _delay(self) -> float:
+        return self._runtime.latency.draw(self._rng) + self._runtime.faults.lag(self.name, self._loop.time())
+
+    # -------------------------------------------------------- life
+
+    async def start(self, target: str, kwargs: Mapping[str, Any], timeout_s: float) -> None:
+        faults = self._runtime.faults
+        spawn_s = self._rng.uniform(*faults.spawn_s) * faults.slowdown(self.name, self._loop.time())
+        await asyncio.sleep(min(spawn_s, timeout_s))
+        if spawn_s > timeout_s:
+            raise late(self.name, self.epoch, "start", timeout_s)
+        if not self.alive:
+            raise died(self.name, self.epoch, "start", "it did not live long enough")
+        try:
+            self._instance = self._context.copy().run(lambda: load_class(target)(**kwargs))
+        except Exception as error:
+            raise self._crossing(error, "start") from None
+        for when in faults.times_of_death(self.name, self._loop.time(), self._rng):
+            self._deaths.append(self._loop.call_at(when, self.die, "crashed (simulated fault)"))
+
+    def die(self, cause: str) -> None:
+        """Fall silent now; the handle learns of it a moment later. Idempotent."""
+        if not self.alive:
+            return
+        self.alive = False
+        for timer in self._deaths:
+            timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        reclaim = getattr(self._instance, "reclaim", None)
+        if reclaim is not None:
+            reclaim()
+        self._instance = None
+        self._loop.call_later(self._runtime.faults.notice_s, self.handle.on_death, cause)
+
+    async def buried(self) -> None:
+        """Wait until no task of this worker is left and its handle knows."""
+        await asyncio.gather(*self._tasks, self.handle.dead, return_exceptions=True)
+
+    # -------------------------------------------------------- serving
+
+    def begin_call(self, epoch: int, method: str, args: tuple[Any, ...], reply: asyncio.Future[Any]) -> None:
+        if epoch == self.epoch:
+            self._own(self._answer(method, args, reply), method)
+        else:
+            self._send(_fail, reply, self._stale(epoch))
+
+    def begin_stream(self, epoch: int, method: str, args: tuple[Any, ...], channel: _Channel) -> None:
+        if epoch == self.epoch:
+            channel.task = self._own(self._feed(method, args, channel), method)
+        else:
+            self._send(channel.arrived.put_nowait, (None, self._stale(epoch)))
+
+    def end_stream(self, channel: _Channel) -> None:
+        if channel.task is not None:
+            channel.task.cancel()
+
+    def _own(self, coroutine: Coroutine[Any, Any, None], method: str) -> asyncio.Task[None] | None:
+        if not self.alive:
+            coroutine.close()
+            return None
+        task = self._loop.create_task(
+            coroutine, name=f"{self.name}[{self.epoch}].{method}", context=self._context.copy()
+        )
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+        return task
+
+    async def _answer(self, method: str, args: tuple[Any, ...], reply: asyncio.Future[Any]) -> None:
+        try:
+            answer = bind(self._instance, method)(*args)
+            if not inspect.isawaitable(answer):
+                raise WorkerError(f"{type(self._instance).__name__}.{method} is not an async method")
+            result = self._runtime.copied(await answer)
+        except SystemExit as end:
+            self.die(f"exited with code {end.code}")
+        except (Exception, asyncio.CancelledError) as error:
+            self._send(_fail, reply, self._crossing(error, method))
+        else:
+            self._send(_resolve, reply, result)
+
+    async def _feed(self, method: str, args: tuple[Any, ...], channel: _Channel) -> None:
+        arrived = channel.arrived.put_nowait
+        try:
+            async with aclosing(self._generator(method, args)) as items:
+                await channel.credit.acquire()
+                async for item in items:
+                    self._send(arrived, (self._runtime.copied(item), None))
+                    await channel.credit.acquire()
+        except Exception as error:
+            self._send(arrived, (None, self._crossing(error, method)))
+        else:
+            self._send(arrived, (_END, None))
+
+    def _generator(self, method: str, args: tuple[Any, ...]) -> AsyncGenerator[Any, None]:
+        items = bind(self._instance, method)(*args)
+        if not isinstance(items, AsyncGenerator):
+            if inspect.iscoroutine(items):
+                items.close()
+            raise WorkerError(f"{type(self._instance).__name__}.{method} is not an async generator")
+        return items
+
+    def _send(self, deliver: Callable[..., None], *args: Any) -> None:
+        if self.alive:
+            self.outbox.send(deliver, *args)
+
+    def _crossing(self, error: BaseException, method: str) -> MillraceError:
+        return crossing(error, where(self.name, self.epoch, method))
+
+    def _stale(self, epoch: int) -> StaleEpochError:
+        return StaleEpochError(
+            f"{self.name}: a command for epoch {epoch} reached epoch {self.epoch}; use the newest handle"
+        )
+
+
+class SimHandle:
+    """The near side of one incarnation; see `core.protocols.Handle`."""
+
+    def __init__(self, runtime: SimRuntime, worker: _Worker) -> None:
+        self.name, self.epoch = worker.name, worker.epoch
+        self._loop = asyncio.get_running_loop()
+        self.dead: asyncio.Future[str] = self._loop.create_future()
+        self._runtime, self._worker = runtime, worker
+        self._replies: dict[asyncio.Future[Any], str] = {}  # what is in flight, and its method
+        self._channels: dict[_Channel, str] = {}
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        self._refuse_if_dead(method)
+        reply: asyncio.Future[Any] = self._loop.create_future()
+        deadline = self._loop.call_later(timeout_s, self._expire, reply, method, timeout_s)
+        self._replies[reply] = method
+        worker, message = self._worker, self._runtime.copied(args)
+        worker.inbox.send(worker.begin_call, self.epoch, method, message, reply)
+        try:
+            return await reply
+        finally:
+            deadline.cancel()
+            del self._replies[reply]
+
+    async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
+        self._refuse_if_dead(method)
+        channel, worker = _Channel(), self._worker
+        self._channels[channel] = method
+        worker.inbox.send(worker.begin_stream, self.epoch, method, self._runtime.copied(args), channel)
+        try:
+            while True:
+                item, error = await channel.arrived.get()
+                if error is not None:
+                    raise error
+                if item is _END:
+                    return
+                worker.inbox.send(channel.credit.release)
+                yield item
+        finally:
+            del self._channels[channel]
+            worker.inbox.send(worker.end_stream, channel)
+
+    def kill(self) -> None:
+        self._worker.die("was killed")
+
+    def on_death(self, cause: str) -> None:
+        """The death notice: break everything in flight."""
+        self._runtime.forget(self._worker)
+        if not self.dead.done():
+            self.dead.set_result(cause)
+        for reply, method in self._replies.items():
+            _fail(reply, self._death(method, cause))
+        for channel, method in self._channels.items():
+            channel.arrived.put_nowait((None, self._death(method, cause)))
+
+    def _expire(self, reply: asyncio.Future[Any], method: str, timeout_s: float) -> None:
+        _fail(reply, late(self.name, self.epoch, method, timeout_s))
+
+    def _death(self, method: str, cause: str) -> WorkerDied:
+        return died(self.name, self._worker.epoch, method, cause)
+
+    def _refuse_if_dead(self, method: str) -> None:
+        if self.dead.done():
+            raise self._death(method, self.dead.result())
+
+
+class SimRuntime:
+    """Workers in this process, under virtual time; see `core.protocols.Runtime`.
+
+    The caller passes targets: simulated roles (`millrace.sim.roles:SimReplica`) stand where a real run
+    has real ones. `env` has no meaning without processes and is ignored.
+    """
+
+    def __init__(
+        self, seed: int, *, faults: Faults = Faults(), latency: Latency = Latency(), isolate: bool = True
+    ) -> None:
+        self.seed, self.faults, self.latency = seed, faults, latency
+        self._isolate = isolate
+        self._closed = False
+        self._epochs: dict[str, int] = {}
+        self._workers: dict[str, _Worker] = {}
+
+    async def spawn(
+        self,
+        name: str,
+        target: str,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> SimHandle:
+        if self._closed:
+            raise WorkerError(f"worker {name} cannot start: the runtime is closed")
+        if name in self._workers and self._workers[name].alive:
+            raise WorkerError(f"worker {name} is running (epoch {self._epochs[name]}): kill it first")
+        self._epochs[name] = self._epochs.get(name, 0) + 1
+        worker = self._workers[name] = _Worker(self, name, self._epochs[name])
+        try:
+            await worker.start(target, kwargs or {}, timeout_s)
+        except BaseException:
+            worker.die("did not start")
+            raise
+        return worker.handle
+
+    async def close(self) -> None:
+        self._closed = True
+        workers = list(self._workers.values())
+        for worker in workers:
+            worker.die("was stopped")
+        for worker in workers:
+            await worker.buried()
+
+    # -------------------------------------------------------- for handles and tests
+
+    def crash(self, name: str) -> None:
+        """Kill the present incarnation of `name`, if one is alive, as a fault would."""
+        if name in self._workers:
+            self._workers[name].die("crashed (simulated fault)")
+
+    def forget(self, worker: _Worker) -> None:
+        if self._workers.get(worker.name) is worker:
+            del self._workers[worker.name]
+
+    def copied(self, message: Any) -> Any:
+        return pickle.loads(pickle.dumps(message, pickle.HIGHEST_PROTOCOL)) if self._isolate else message
+
+
+def _resolve(reply: asyncio.Future[Any], result: Any) -> None:
+    if not reply.done():
+        reply.set_result(result)
+
+
+def _fail(reply: asyncio.Future[Any], error: BaseException) -> None:
+    if not reply.done():
+        reply.set_exception(error)

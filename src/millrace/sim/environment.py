@@ -1,0 +1,46 @@
+"""A simulated environment: prompts and scores as pure functions of their ids."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+
+from millrace.core.types import Abstain, BadPrompt, Failed, Prompt, Score, Scored, ScoreRequest
+from millrace.sim.costs import Costs, Workload
+from millrace.sim.faults import pace
+from millrace.sim.seeded import uniform
+
+
+class SimEnvironment:
+    """Holds no state, so any instance answers for any group. Scores one completion at a time."""
+
+    def __init__(self, *, seed: int, costs: Costs = Costs(), workload: Workload = Workload()) -> None:
+        self._seed, self._costs, self._workload = seed, costs, workload
+
+    async def prompts(self, group_ids: list[int]) -> list[Prompt | BadPrompt]:
+        await asyncio.sleep(self._costs.prompts_s * pace.get()())
+        return [self._prompt(group_id) for group_id in group_ids]
+
+    async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score]]:
+        for request in requests:
+            u = uniform(self._seed, "score latency", request.trajectory_id)
+            await asyncio.sleep(-self._costs.score_s * math.log(u) * pace.get()())
+            yield request.trajectory_id, self._score(request)
+
+    def _prompt(self, group_id: int) -> Prompt | BadPrompt:
+        row_id = f"row-{group_id}"
+        if uniform(self._seed, "bad prompt", group_id) < self._workload.bad_prompt_fraction:
+            return BadPrompt(group_id, row_id, "simulated: the row is broken")
+        length = self._workload.prompt_length(self._seed, group_id)
+        return Prompt(group_id, row_id, list(range(length)), text=row_id)
+
+    def _score(self, request: ScoreRequest) -> Score:
+        """Pure in (seed, trajectory id)."""
+        workload, u = self._workload, uniform(self._seed, "outcome", request.trajectory_id)
+        if u < workload.failed_fraction:
+            return Failed("simulated: the reward raised")
+        if u < workload.failed_fraction + workload.abstained_fraction:
+            return Abstain()
+        right = uniform(self._seed, "reward", request.trajectory_id) < workload.reward_mean
+        return Scored(1.0 if right else 0.0, {"length": float(len(request.tokens))})

@@ -1,0 +1,87 @@
+"""A simulated replica: the shell around a `Decoder` that gives it time, reports and weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from millrace.core import clock
+from millrace.core.errors import TornVersionError, UnknownVersionError
+from millrace.core.types import Endpoint, Progress, Report, Served, Work
+from millrace.sim.costs import Costs, Workload
+from millrace.sim.decode import Decoder
+from millrace.sim.faults import pace
+from millrace.sim.world import World
+
+QUIET_REPORT_S = 1.0
+"""A replica with nothing to do reports this often."""
+
+
+class SimReplica:
+    """One engine's worth of simulated decoding. One timer per report, none per token."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        slots: int,
+        kv_capacity_tokens: int,
+        report_interval_s: float = 0.1,
+        costs: Costs = Costs(),
+        workload: Workload = Workload(),
+    ) -> None:
+        self._world, self._costs = world, costs
+        self._report_interval_s = min(report_interval_s, QUIET_REPORT_S)
+        self._decoder = Decoder(
+            slots=slots, kv_capacity_tokens=kv_capacity_tokens, costs=costs, workload=workload
+        )
+        self._digest = ""
+        self._pulling = asyncio.Lock()
+        self._submitted = asyncio.Event()
+
+    async def reports(self) -> AsyncIterator[Report]:
+        while True:
+            await self._until_report()
+            progress = self._decoder.collect(clock.now(), pace.get()())
+            yield Report(progress, self._decoder.load())
+
+    async def _until_report(self) -> None:
+        if self._decoder.quiet:
+            self._submitted.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(QUIET_REPORT_S - self._report_interval_s):
+                    await self._submitted.wait()
+        await asyncio.sleep(self._report_interval_s)
+
+    async def submit(self, works: list[Work]) -> None:
+        self._decoder.submit(works, clock.now(), pace.get()())
+        self._submitted.set()
+
+    async def release(self, trajectory_ids: list[int]) -> list[Progress]:
+        return self._decoder.release(trajectory_ids, clock.now(), pace.get()())
+
+    async def pull(self, version: int, endpoint: Endpoint) -> Served:
+        async with self._pulling:
+            if version == self._decoder.version:
+                return Served(version, self._digest, pull_s=0.0, swap_s=0.0)
+            started = clock.now()
+            digest = await self._copy(version, endpoint)
+            pulled = clock.now()
+            swapped = self._decoder.swap(version, pulled, pace.get()())
+            self._digest = digest
+            await asyncio.sleep(swapped - pulled)
+            return Served(version, digest, pull_s=pulled - started, swap_s=swapped - pulled)
+
+    async def _copy(self, version: int, endpoint: Endpoint) -> str:
+        """Read a slot that may be overwritten meanwhile."""
+        self._world.shelf(endpoint.path).staged(version)
+        await asyncio.sleep(self._costs.pull_s * pace.get()())
+        try:
+            return self._world.shelf(endpoint.path).staged(version)
+        except UnknownVersionError as error:
+            raise TornVersionError(f"version {version} was overwritten while it was read: {error}") from error
+
+    async def verify(self) -> Served:
+        await asyncio.sleep(self._costs.verify_s * pace.get()())
+        return Served(self._decoder.version, self._digest, pull_s=0.0, swap_s=0.0)

@@ -1,0 +1,28 @@
+"""A digest of everything that happened: two runs with the same digest took the same path."""
+
+from __future__ import annotations
+
+import msgspec
+import xxhash
+
+from millrace.core.events import Event
+
+
+class TraceDigest:
+    """An event sink. Folds kind, time and sorted fields of every event into one number.
+
+    Floats enter exactly. Fields must be data (numbers, strings, lists, dicts, structs, dataclasses):
+    anything whose text holds an address would differ from run to run, so it raises TypeError.
+    """
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_128()
+        self._encode = msgspec.msgpack.Encoder(order="sorted").encode
+        self.num_events = 0
+
+    def __call__(self, event: Event) -> None:
+        self._hash.update(self._encode((event.kind, event.time_s, event.fields)))
+        self.num_events += 1
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
