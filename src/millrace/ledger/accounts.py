@@ -1,0 +1,89 @@
+"""The accounts of a run: how many trajectories are in each state, and who may still move.
+
+    admitted = trained + rejected + stale + abandoned + failed + in_flight
+
+Pure bookkeeping, kept beside the file and compared with the file's own counts at every flush.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from millrace.core.errors import LedgerError
+from millrace.core.types import TERMINAL, Accounting, State
+from millrace.ledger.schema import ADMITTED
+
+
+class Accounts:
+    """Counts by state. `states` holds the trajectories that may still move, and those that ended
+    since the last `settle`: its size follows what is in flight, not the length of the run."""
+
+    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
+        self.admitted = (counts or {}).get(ADMITTED, 0)
+        self.counts: Counter[State] = Counter({state: (counts or {}).get(state, 0) for state in State})
+        self.states: dict[int, State] = {}
+
+    def admit(self, trajectory_id: int, state: State) -> None:
+        if trajectory_id in self.states:
+            raise LedgerError(f"trajectory {trajectory_id} is admitted twice\n  Ids must never be reused.")
+        self.admitted += 1
+        self.counts[state] += 1
+        self.states[trajectory_id] = state
+
+    def move(self, trajectory_id: int, state: State) -> None:
+        """Into `state`. Raises LedgerError: it has ended already, in another state."""
+        before = self.states[trajectory_id]
+        if before is state:
+            return
+        if before in TERMINAL:
+            raise LedgerError(
+                f"trajectory {trajectory_id} ended as {before} and cannot become {state}\n"
+                "  A trajectory has exactly one terminal state."
+            )
+        self.counts[before] -= 1
+        self.counts[state] += 1
+        self.states[trajectory_id] = state
+
+    def counts_after_training(self, trajectory_ids: Iterable[int]) -> Counter[State]:
+        """What the counts will be; nothing changes yet."""
+        after = self.counts.copy()
+        for trajectory_id in trajectory_ids:
+            after[self.states[trajectory_id]] -= 1
+            after[State.TRAINED] += 1
+        return after
+
+    def settle(self, ended: Iterable[int]) -> None:
+        """Forget trajectories whose end is in the file."""
+        for trajectory_id in ended:
+            self.states.pop(trajectory_id, None)
+
+    def accounting(self) -> Accounting:
+        return accounting_of(self.admitted, self.counts)
+
+
+def accounting_of(admitted: int, counts: Mapping[State, int]) -> Accounting:
+    ended = {state.value: counts.get(state, 0) for state in TERMINAL}
+    in_flight = sum(count for state, count in counts.items() if state not in TERMINAL)
+    return Accounting(admitted=admitted, in_flight=in_flight, **ended)
+
+
+def refuse_imbalance(
+    where: str, admitted: int, counts: Mapping[State, int], found: Mapping[str, int]
+) -> None:
+    """Compare what should be with the file's own counts.
+
+    Raises LedgerError naming every count that differs, or the identity if it does not hold.
+    """
+    due = {ADMITTED: admitted, **{state.value: counts.get(state, 0) for state in State}}
+    wrong = [
+        f"{name} is {found.get(name, 0)}, not {num}" for name, num in due.items() if found.get(name, 0) != num
+    ]
+    if not wrong and not accounting_of(admitted, counts).balanced:
+        wrong = [f"admitted {admitted} is not the sum of all states {sum(counts.values())}"]
+    if wrong:
+        raise LedgerError(
+            f"ledger {where}: the accounts do not close: {'; '.join(wrong)}\n"
+            "  A trajectory was lost or counted twice, here or by another program that wrote to the file. "
+            "Nothing of this flush was written; resume from a copy of the run, and report this."
+        )

@@ -1,0 +1,125 @@
+"""What was recorded since the last flush, by reference, and how it becomes rows."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from millrace.core.errors import LedgerError
+from millrace.core.types import TERMINAL, BadPrompt, Group, State, StepRecord, Trajectory
+from millrace.ledger import records
+from millrace.ledger.accounts import Accounts
+from millrace.ledger.schema import LIVE_STATES
+from millrace.ledger.token_log import TokenLog
+
+_TRAIN = (
+    f"UPDATE trajectories SET state = '{State.TRAINED}', trained_version = ?"
+    f" WHERE trajectory_id = ? AND state IN {LIVE_STATES}"
+)
+
+
+class Buffer:
+    """Unwritten changes and the accounts that already contain them.
+
+    Trajectories are held by reference and looked at again when they are written. TRAINED is left to
+    `write_step`: until then a trajectory counts, and is written, in the state it had before.
+    """
+
+    def __init__(self, accounts: Accounts) -> None:
+        self.accounts = accounts
+        self._tokens = TokenLog()
+        self._groups: dict[int, Group] = {}
+        self._skips: list[BadPrompt] = []
+        self._dirty: dict[int, Trajectory] = {}
+        self._rows: dict[int, tuple[Any, ...]] = {}  # of live trajectories, as in the file
+        self._planned: dict[int, tuple[Any, ...]] = {}
+
+    def admit(self, group: Group) -> None:
+        if group.group_id in self._groups:
+            raise LedgerError(f"group {group.group_id} is admitted twice\n  Ids must never be reused.")
+        for member in group.members:
+            self.accounts.admit(member.trajectory_id, member.state)
+            self._dirty[member.trajectory_id] = member
+        self._groups[group.group_id] = group
+
+    def adopt(self, trajectory: Trajectory, recorded: State) -> None:
+        """It was read from the file, where its state is `recorded`; a difference is due to be written."""
+        self.accounts.states[trajectory.trajectory_id] = recorded
+        self._tokens.recorded(trajectory)
+        self._rows[trajectory.trajectory_id] = ()
+        if recorded is not trajectory.state:
+            self.update(trajectory)
+
+    def skip(self, prompts: Sequence[BadPrompt]) -> None:
+        self._skips += prompts
+
+    def update(self, trajectory: Trajectory) -> None:
+        self._look_at(trajectory)
+        self._dirty[trajectory.trajectory_id] = trajectory
+
+    def look_again(self, trained: Iterable[int]) -> None:
+        """Bring the accounts up to the present states, before writing.
+
+        Raises LedgerError: a trajectory says it is trained, and is not among the `trained`.
+        """
+        due = set(trained)
+        for trajectory_id, trajectory in self._dirty.items():
+            self._look_at(trajectory)
+            if trajectory.state is State.TRAINED and trajectory_id not in due:
+                raise LedgerError(
+                    f"trajectory {trajectory_id} says it is trained, but no step has it\n"
+                    "  Only commit_step trains."
+                )
+
+    def write(self, db: sqlite3.Connection) -> None:
+        """Inside a transaction. Nothing here changes until `written` says that it was committed."""
+        db.executemany(records.INSERT_GROUP, [records.group_row(g) for g in self._groups.values()])
+        skips = [(p.group_id, p.row_id, p.reason) for p in self._skips]
+        db.executemany(records.INSERT_SKIPPED, skips)
+        self._planned = {
+            i: records.trajectory_row(t, self.accounts.states[i]) for i, t in self._dirty.items()
+        }
+        new, changed = [], []
+        for trajectory_id, row in self._planned.items():
+            before = self._rows.get(trajectory_id)
+            if before is None:
+                new.append((*row, self._dirty[trajectory_id].group_id))
+            elif row != before:
+                changed.append(row)
+        db.executemany(records.INSERT_TRAJECTORY, new)
+        _change_each(db, records.UPDATE_TRAJECTORY, changed)
+        drops, chunks = self._tokens.plan(self._dirty.values())
+        db.executemany("DELETE FROM chunks WHERE trajectory_id = ?", drops)
+        db.executemany(records.INSERT_CHUNK, chunks)
+
+    def write_step(self, db: sqlite3.Connection, record: StepRecord, wall_s: float) -> None:
+        db.execute(records.INSERT_STEP, records.step_row(record, wall_s))
+        _change_each(db, _TRAIN, [(record.version, i) for i in record.trajectory_ids])
+
+    def written(self, trained: Iterable[int]) -> None:
+        for trajectory_id in trained:
+            self.accounts.move(trajectory_id, State.TRAINED)
+        self._rows.update(self._planned)
+        ended = [i for i in (*self._dirty, *trained) if self.accounts.states[i] in TERMINAL]
+        self._tokens.confirm(ended)
+        self.accounts.settle(ended)
+        for trajectory_id in ended:
+            self._rows.pop(trajectory_id, None)
+        self._groups, self._skips, self._dirty = {}, [], {}
+
+    def _look_at(self, trajectory: Trajectory) -> None:
+        if trajectory.state is not State.TRAINED:
+            self.accounts.move(trajectory.trajectory_id, trajectory.state)
+        self._tokens.look_at(trajectory)
+
+
+def _change_each(db: sqlite3.Connection, statement: str, rows: list[tuple[Any, ...]]) -> None:
+    """Every row of parameters must change exactly one row of the file."""
+    if rows:
+        changed = db.executemany(statement, rows).rowcount
+        if changed != len(rows):
+            raise LedgerError(
+                f"{len(rows) - changed} of {len(rows)} trajectories are missing or have ended in the file\n"
+                "  Another program changed it: resume from a copy of the run."
+            )

@@ -1,0 +1,52 @@
+"""SQLite's errors, said in terms of a run: what is wrong, with which file, and what to do."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from millrace.core.errors import LedgerError
+
+
+@contextmanager
+def ledger_failures(path: str, doing: str) -> Iterator[None]:
+    """Turn what SQLite raises while `doing` something with the ledger at `path` into LedgerError."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise LedgerError(f"ledger {path}: {doing}: {error}\n  {_advice(error, path)}") from error
+
+
+def _advice(error: sqlite3.Error, path: str) -> str:
+    name = getattr(error, "sqlite_errorname", "") or ""
+    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
+        return (
+            f"The disk is full or failing ({_free(path)} free): free some space, then "
+            "`millrace train --resume`. Everything flushed before is intact."
+        )
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return "Another program holds a lock inside the file: close it (`fuser` names it), then resume."
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return damaged_advice(path)
+    if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
+        return "The file or its directory is not writable: check its permissions and mount."
+    if name.startswith("SQLITE_CANTOPEN"):
+        return "The file cannot be opened: check that its directory exists and is accessible."
+    return "This is not expected: please report it with the message above."
+
+
+def damaged_advice(path: str) -> str:
+    return (
+        f"The file is damaged. Restore it from a backup together with `{os.path.basename(path)}-wal`, or "
+        "start a new run directory from the newest checkpoint."
+    )
+
+
+def _free(path: str) -> str:
+    try:
+        stat = os.statvfs(os.path.dirname(path) or ".")
+    except OSError:
+        return "unknown space"
+    return f"{stat.f_bavail * stat.f_frsize / 2**20:.0f} MiB"

@@ -1,0 +1,63 @@
+"""One writer per run, held by the operating system: it goes with the process, however that ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+import msgspec
+
+from millrace.core.clock import wall
+from millrace.core.errors import LedgerError
+
+
+class _Holder(msgspec.Struct):
+    pid: int
+    host: str
+    since_wall_s: float
+
+
+class RunLock:
+    """An exclusive lock beside the ledger. The file stays; only the lock on it means anything.
+
+    Raises:
+        LedgerError: another process holds it (named by pid and host), or it cannot be made.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path + ".lock"
+        try:
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise LedgerError(
+                f"ledger {path}: its lock cannot be made: {error}\n"
+                "  Check that the run directory exists and is writable."
+            ) from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = self._holder()
+            os.close(self._fd)
+            raise LedgerError(
+                f"ledger {path}: in use by {holder}\n"
+                "  Only one process may run it: stop that one first, or use another run directory."
+            ) from error
+        self._sign()
+
+    def release(self) -> None:
+        """Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _sign(self) -> None:
+        me = _Holder(os.getpid(), os.uname().nodename, wall())
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, msgspec.json.encode(me), 0)
+
+    def _holder(self) -> str:
+        try:
+            holder = msgspec.json.decode(os.pread(self._fd, 4096, 0), type=_Holder)
+        except msgspec.DecodeError:
+            return "another process"
+        return f"process {holder.pid} on {holder.host} for {wall() - holder.since_wall_s:.0f} s"

@@ -1,0 +1,132 @@
+"""Opening a ledger file: make it, verify it, or say exactly why not."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from millrace.core.clock import wall
+from millrace.core.errors import LedgerError
+from millrace.ledger.failures import damaged_advice, ledger_failures
+from millrace.ledger.schema import APPLICATION_ID, FORMAT, TABLES
+
+MEMORY = ":memory:"
+_MAGIC = b"SQLite format 3\0"
+_BUSY_TIMEOUT_S = 2.0
+_WAL_PAGES_MAX = 16384  # 64 MiB: a safety valve; the ledger folds the log back at its own moments
+
+
+def open_for_writing(path: str, run: Mapping[str, Any]) -> sqlite3.Connection:
+    """A verified ledger, made with `run` if there is none. The caller holds the run's lock."""
+    if path == MEMORY:
+        db = _connect(MEMORY)
+        _create_tables(db, run)
+        return db
+    if not os.path.exists(path):
+        _create_file(path, run)
+    _refuse_foreign_bytes(path)
+    with ledger_failures(path, "open"):
+        db = _connect(f"file:{quote(path)}?mode=rw")
+    try:
+        _verify(db, path)
+        _refuse_damage(db, path)
+        with ledger_failures(path, "open"):
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES_MAX}")
+    except LedgerError:
+        db.close()
+        raise
+    return db
+
+
+def open_for_reading(path: str) -> sqlite3.Connection:
+    """A verified ledger that this connection cannot change, nor anything beside it.
+
+    Without a write-ahead log nobody writes and everything is in the file; with one, its index is
+    mapped read-only, so that looking at a run never disturbs it, alive or dead.
+    """
+    if not os.path.exists(path):
+        raise LedgerError(f"ledger {path}: there is no such file\n  Give the directory of a run.")
+    _refuse_foreign_bytes(path)
+    mode = "readonly_shm=1" if os.path.exists(path + "-wal") else "immutable=1"
+    with ledger_failures(path, "open for reading"):
+        db = _connect(f"file:{quote(path)}?mode=ro&{mode}")
+    try:
+        _verify(db, path)
+    except LedgerError:
+        db.close()
+        raise
+    return db
+
+
+def read_about(db: sqlite3.Connection) -> tuple[dict[str, Any], float]:
+    """What the run was created with, and when (wall seconds)."""
+    about, created_wall_s = db.execute("SELECT about, created_wall_s FROM run").fetchone()
+    return msgspec.json.decode(about), created_wall_s
+
+
+def _connect(uri: str) -> sqlite3.Connection:
+    return sqlite3.connect(uri, uri=uri != MEMORY, isolation_level=None, timeout=_BUSY_TIMEOUT_S)
+
+
+def _create_file(path: str, run: Mapping[str, Any]) -> None:
+    """Made aside and renamed: a ledger that exists is whole, so an empty one is known to be damaged."""
+    aside = path + ".new"
+    if os.path.exists(aside):
+        os.unlink(aside)
+    with ledger_failures(path, "create"):
+        db = _connect(f"file:{quote(aside)}?mode=rwc")
+        try:
+            _create_tables(db, run)
+        finally:
+            db.close()
+    os.replace(aside, path)
+
+
+def _create_tables(db: sqlite3.Connection, run: Mapping[str, Any]) -> None:
+    db.executescript(f"BEGIN; {TABLES} COMMIT;")
+    about = msgspec.json.encode(dict(run)).decode()
+    db.execute("INSERT INTO run VALUES (?, ?)", (about, wall()))
+
+
+def _refuse_foreign_bytes(path: str) -> None:
+    try:
+        with open(path, "rb") as file:
+            head = file.read(len(_MAGIC))
+    except OSError as error:
+        raise LedgerError(f"ledger {path}: cannot be read: {error}\n  Check its permissions.") from error
+    if not head:
+        raise LedgerError(f"ledger {path}: the file is empty (truncated)\n  {damaged_advice(path)}")
+    if head != _MAGIC:
+        raise LedgerError(f"ledger {path}: this is not a ledger\n  {_other_path()}")
+
+
+def _verify(db: sqlite3.Connection, path: str) -> None:
+    with ledger_failures(path, "open"):
+        application_id = db.execute("PRAGMA application_id").fetchone()[0]
+        found = db.execute("PRAGMA user_version").fetchone()[0]
+    if application_id != APPLICATION_ID:
+        raise LedgerError(f"ledger {path}: this is an SQLite file, but not a ledger\n  {_other_path()}")
+    if found != FORMAT:
+        age = "newer" if found > FORMAT else "older"
+        raise LedgerError(
+            f"ledger {path}: written in format {found} by {'a' if age == 'newer' else 'an'} {age} Millrace; "
+            f"this one reads format {FORMAT}\n  Use the version that made the run, or start a new one."
+        )
+
+
+def _refuse_damage(db: sqlite3.Connection, path: str) -> None:
+    with ledger_failures(path, "check"):
+        problems = [row[0] for row in db.execute("PRAGMA quick_check(3)")]
+    if problems != ["ok"]:
+        raise LedgerError(f"ledger {path}: corrupt: {'; '.join(problems)}\n  {damaged_advice(path)}")
+
+
+def _other_path() -> str:
+    return "Give the path of a run's ledger.sqlite, or another run directory for a new run."

@@ -1,0 +1,142 @@
+"""Rows of the file as the nouns of `core`: how each is written, and how it is read back."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from millrace.core.errors import LedgerError
+from millrace.core.types import CheckpointInfo, Finish, Group, State, StepRecord, Trajectory
+from millrace.ledger.codec import pack_squeezed, unpack_tokens, unpack_versions
+from millrace.ledger.token_log import is_final
+
+INSERT_GROUP = "INSERT INTO groups (group_id, row_id, prompt, text) VALUES (?, ?, ?, ?)"
+INSERT_SKIPPED = "INSERT OR REPLACE INTO skipped (group_id, row_id, reason) VALUES (?, ?, ?)"
+INSERT_CHUNK = "INSERT INTO chunks (trajectory_id, start, num_tokens, versions, data) VALUES (?, ?, ?, ?, ?)"
+INSERT_STEP = (
+    "INSERT INTO steps (version, group_ids, trajectory_ids, metrics, digest, wall_s)"
+    " VALUES (?, ?, ?, ?, ?, ?)"
+)
+INSERT_TRAJECTORY = (
+    "INSERT INTO trajectories (state, reason, replica, epoch, lease, lease_deadline_s, num_tokens, finish,"
+    " reward, metrics, trajectory_id, group_id) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+UPDATE_TRAJECTORY = (
+    "UPDATE trajectories SET state = ?, reason = ?, replica = ?, epoch = ?, lease = ?, lease_deadline_s = ?,"
+    " num_tokens = ?, finish = ?, reward = ?, metrics = ? WHERE trajectory_id = ?"
+)
+SELECT_TRAJECTORIES = (
+    "SELECT trajectory_id, group_id, state, reason, replica, epoch, lease, lease_deadline_s, num_tokens,"
+    " finish, reward, metrics, trained_version FROM trajectories"
+)
+SELECT_STEPS = "SELECT version, group_ids, trajectory_ids, metrics, digest, wall_s FROM steps"
+
+_NO_METRICS = msgspec.msgpack.encode({})
+
+
+def group_row(group: Group) -> tuple[Any, ...]:
+    return group.group_id, group.row_id, pack_squeezed(group.prompt), group.text
+
+
+def trajectory_row(trajectory: Trajectory, state: State) -> tuple[Any, ...]:
+    """Parameters of UPDATE_TRAJECTORY; with the group id added, of INSERT_TRAJECTORY."""
+    return (
+        state.value,
+        trajectory.reason,
+        trajectory.replica,
+        trajectory.epoch,
+        trajectory.lease,
+        trajectory.lease_deadline_s,
+        len(trajectory.tokens) if is_final(trajectory) else None,
+        trajectory.finish.value if trajectory.finish else None,
+        trajectory.reward,
+        encode(trajectory.metrics) if trajectory.metrics else _NO_METRICS,
+        trajectory.trajectory_id,
+    )
+
+
+def step_row(record: StepRecord, wall_s: float) -> tuple[Any, ...]:
+    ids = encode(record.group_ids), encode(record.trajectory_ids)
+    return record.version, *ids, encode(record.metrics), record.digest, wall_s
+
+
+def encode(value: Any) -> bytes:
+    try:
+        return msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise LedgerError(
+            f"the ledger cannot record {value!r}: {error}\n  Metrics are plain numbers and strings."
+        ) from error
+
+
+def to_step(row: Sequence[Any]) -> StepRecord:
+    version, group_ids, trajectory_ids, metrics, digest = row[:5]
+    decode = msgspec.msgpack.decode
+    return StepRecord(
+        version, decode(group_ids), decode(trajectory_ids), decode(metrics, strict=False), digest
+    )
+
+
+def to_checkpoint(row: Sequence[Any]) -> CheckpointInfo:
+    return CheckpointInfo(version=row[0], path=row[1], save_s=row[2])
+
+
+def load_groups(db: sqlite3.Connection, group_ids: Iterable[int]) -> list[Group]:
+    """Groups with all members and their tokens, in the order of `group_ids`; members by id.
+
+    Raises LedgerError: a group or a token is missing.
+    """
+    return [_load_group(db, group_id) for group_id in group_ids]
+
+
+def _load_group(db: sqlite3.Connection, group_id: int) -> Group:
+    row = db.execute("SELECT row_id, prompt, text FROM groups WHERE group_id = ?", (group_id,)).fetchone()
+    if row is None:
+        raise LedgerError(
+            f"group {group_id} is missing from the ledger\n  The file is damaged or incomplete."
+        )
+    rows = db.execute(f"{SELECT_TRAJECTORIES} WHERE group_id = ? ORDER BY trajectory_id", (group_id,))
+    members = [load_trajectory(db, member) for member in rows.fetchall()]
+    return Group(group_id, row[0], unpack_tokens(row[1])[0], row[2], members)
+
+
+def load_trajectory(db: sqlite3.Connection, row: Sequence[Any]) -> Trajectory:
+    """From a row of SELECT_TRAJECTORIES, with its tokens. Raises LedgerError: tokens are missing."""
+    trajectory = Trajectory(
+        trajectory_id=row[0],
+        group_id=row[1],
+        state=State(row[2]),
+        reason=row[3],
+        replica=row[4],
+        epoch=row[5],
+        lease=row[6],
+        lease_deadline_s=row[7],
+        finish=Finish(row[9]) if row[9] else None,
+        reward=row[10],
+        metrics=msgspec.msgpack.decode(row[11]),
+        trained_version=row[12],
+    )
+    chunks = db.execute(
+        "SELECT start, versions, data FROM chunks WHERE trajectory_id = ? ORDER BY start", (row[0],)
+    )
+    for start, versions, data in chunks:
+        if start != len(trajectory.tokens):
+            break
+        tokens, logprobs = unpack_tokens(data)
+        trajectory.tokens += tokens
+        trajectory.logprobs += logprobs
+        trajectory.versions += unpack_versions(versions)
+    if row[8] is not None and len(trajectory.tokens) != row[8]:
+        raise LedgerError(
+            f"trajectory {row[0]} has {len(trajectory.tokens)} of its {row[8]} tokens in the ledger\n"
+            "  The file is damaged or incomplete."
+        )
+    return trajectory
+
+
+def read_counts(db: sqlite3.Connection) -> dict[str, int]:
+    """The file's own counts, kept by its triggers."""
+    return dict(db.execute("SELECT name, num FROM counts").fetchall())

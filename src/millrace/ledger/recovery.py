@@ -1,0 +1,87 @@
+"""What a ledger holds, made ready to go on from."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from millrace.core.types import Accounting, CheckpointInfo, Group, State, StepRecord, Trajectory
+from millrace.ledger.accounts import Accounts
+from millrace.ledger.records import SELECT_STEPS, load_groups, read_counts, to_checkpoint, to_step
+from millrace.ledger.schema import LIVE_STATES
+
+CheckpointOk = Callable[[CheckpointInfo], bool]
+
+
+@dataclass(slots=True)
+class Recovery:
+    """State found in the ledger. `unused_group_ids` are positions of the data stream below
+    `next_group_id` that were neither admitted nor skipped: serve them first, or their prompts are lost.
+    """
+
+    next_group_id: int = 0
+    groups: list[Group] = field(default_factory=list)
+    checkpoint: CheckpointInfo | None = None
+    replay: list[tuple[StepRecord, list[Group]]] = field(default_factory=list)
+    version: int = 0
+    accounting: Accounting = field(default_factory=Accounting)
+    unused_group_ids: list[int] = field(default_factory=list)
+    live: list[tuple[Trajectory, State]] = field(default_factory=list)  # and the state in the file
+
+
+def read_recovery(db: sqlite3.Connection, checkpoint_ok: CheckpointOk) -> Recovery:
+    """Leases do not survive: leased trajectories are queued again, with the tokens they have.
+
+    Raises LedgerError: a group or a token that the record refers to is missing.
+    """
+    checkpoint = _newest_checkpoint(db, checkpoint_ok)
+    covered = checkpoint.version if checkpoint else 0
+    steps = db.execute(f"{SELECT_STEPS} WHERE version > ? ORDER BY version", (covered,)).fetchall()
+    replay = [(record, load_groups(db, record.group_ids)) for record in map(to_step, steps)]
+    next_group_id, unused = _positions(db)
+    groups = load_groups(db, _live_group_ids(db))
+    live = [(member, member.state) for group in groups for member in group.members if member.live]
+    for member, _ in live:
+        _give_up_lease(member)
+    return Recovery(
+        next_group_id=next_group_id,
+        groups=groups,
+        checkpoint=checkpoint,
+        replay=replay,
+        version=last_version(db),
+        accounting=Accounts(read_counts(db)).accounting(),
+        unused_group_ids=unused,
+        live=live,
+    )
+
+
+def last_version(db: sqlite3.Connection) -> int:
+    """After the last committed step; 0 where there is none."""
+    version: int = db.execute("SELECT ifnull(max(version), 0) FROM steps").fetchone()[0]
+    return version
+
+
+def _newest_checkpoint(db: sqlite3.Connection, checkpoint_ok: CheckpointOk) -> CheckpointInfo | None:
+    rows = db.execute("SELECT version, path, save_s FROM checkpoints ORDER BY version DESC").fetchall()
+    return next((info for info in map(to_checkpoint, rows) if checkpoint_ok(info)), None)
+
+
+def _live_group_ids(db: sqlite3.Connection) -> list[int]:
+    query = f"SELECT DISTINCT group_id FROM trajectories WHERE state IN {LIVE_STATES} ORDER BY group_id"
+    return [row[0] for row in db.execute(query)]
+
+
+def _positions(db: sqlite3.Connection) -> tuple[int, list[int]]:
+    used = "SELECT group_id FROM groups UNION SELECT group_id FROM skipped"
+    num_used, newest = db.execute(f"SELECT count(*), ifnull(max(group_id), -1) FROM ({used})").fetchone()
+    if num_used == newest + 1:
+        return newest + 1, []
+    seen = {row[0] for row in db.execute(used)}
+    return newest + 1, [group_id for group_id in range(newest + 1) if group_id not in seen]
+
+
+def _give_up_lease(member: Trajectory) -> None:
+    if member.state is State.LEASED:
+        member.state = State.QUEUED
+        member.replica, member.epoch, member.lease_deadline_s = "", 0, 0.0

@@ -1,0 +1,90 @@
+"""Tables of a ledger file, and how a file says that it is one.
+
+`counts` is kept by triggers, not by the program, so that a row that is lost or changed by anyone, by
+whatever statement, shows in the next check of the accounts.
+"""
+
+from __future__ import annotations
+
+from millrace.core.types import LIVE, State
+
+APPLICATION_ID = 0x4D4C5243  # "MLRC"
+FORMAT = 1
+
+ADMITTED = "admitted"  # the row of `counts` that only ever grows
+
+LIVE_STATES = "(" + ", ".join(sorted(f"'{s.value}'" for s in LIVE)) + ")"
+
+_COUNT_ROWS = ", ".join(f"('{name}', 0)" for name in [ADMITTED, *(s.value for s in State)])
+
+TABLES = f"""
+CREATE TABLE run (
+    about TEXT NOT NULL,            -- JSON: what the caller says of the run (config digest, seed, ...)
+    created_wall_s REAL NOT NULL
+);
+CREATE TABLE groups (
+    group_id INTEGER PRIMARY KEY,   -- position in the data stream
+    row_id TEXT NOT NULL,
+    prompt BLOB NOT NULL,           -- squeezed token ids
+    text TEXT NOT NULL
+);
+CREATE TABLE skipped (
+    group_id INTEGER PRIMARY KEY,
+    row_id TEXT NOT NULL,
+    reason TEXT NOT NULL
+);
+CREATE TABLE trajectories (
+    trajectory_id INTEGER PRIMARY KEY,
+    group_id INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    replica TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    lease INTEGER NOT NULL,
+    lease_deadline_s REAL NOT NULL,
+    num_tokens INTEGER,             -- NULL while it may still grow
+    finish TEXT,
+    reward REAL,
+    metrics BLOB NOT NULL,          -- msgpack
+    trained_version INTEGER
+);
+CREATE INDEX trajectories_group ON trajectories (group_id);
+CREATE INDEX trajectories_live ON trajectories (state, group_id) WHERE state IN {LIVE_STATES};
+CREATE TABLE chunks (
+    trajectory_id INTEGER NOT NULL,
+    start INTEGER NOT NULL,         -- position of the first token
+    num_tokens INTEGER NOT NULL,
+    versions BLOB NOT NULL,         -- msgpack: [[version, count], ...]
+    data BLOB NOT NULL              -- token ids and log-probs
+);
+CREATE UNIQUE INDEX chunks_position ON chunks (trajectory_id, start);
+CREATE TABLE steps (
+    version INTEGER PRIMARY KEY,    -- after the step
+    group_ids BLOB NOT NULL,        -- msgpack, in batch order
+    trajectory_ids BLOB NOT NULL,   -- msgpack, in batch order
+    metrics BLOB NOT NULL,          -- msgpack
+    digest TEXT NOT NULL,
+    wall_s REAL NOT NULL
+);
+CREATE TABLE checkpoints (
+    version INTEGER PRIMARY KEY,
+    path TEXT NOT NULL,
+    save_s REAL NOT NULL,
+    wall_s REAL NOT NULL
+);
+CREATE TABLE counts (name TEXT PRIMARY KEY, num INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO counts VALUES {_COUNT_ROWS};
+CREATE TRIGGER trajectory_admitted AFTER INSERT ON trajectories BEGIN
+    UPDATE counts SET num = num + 1 WHERE name = '{ADMITTED}';
+    UPDATE counts SET num = num + 1 WHERE name = new.state;
+END;
+CREATE TRIGGER trajectory_moved AFTER UPDATE OF state ON trajectories WHEN old.state <> new.state BEGIN
+    UPDATE counts SET num = num - 1 WHERE name = old.state;
+    UPDATE counts SET num = num + 1 WHERE name = new.state;
+END;
+CREATE TRIGGER trajectory_lost AFTER DELETE ON trajectories BEGIN
+    UPDATE counts SET num = num - 1 WHERE name = old.state;
+END;
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {FORMAT};
+"""

@@ -1,0 +1,261 @@
+"""The ledger in SQLite: one file a run, one writer, one transaction a flush.
+
+What the controller records is buffered by reference and written by `flush`, in its state at that
+moment. A transaction survives the death of the process at any instant; a committed step or checkpoint
+also survives the death of the machine (its transaction waits for the disk, others do not).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from millrace.core.clock import wall
+from millrace.core.errors import LedgerError
+from millrace.core.types import (
+    TERMINAL,
+    Accounting,
+    BadPrompt,
+    CheckpointInfo,
+    Group,
+    State,
+    StepRecord,
+    Trajectory,
+)
+from millrace.ledger import records
+from millrace.ledger.accounts import Accounts, refuse_imbalance
+from millrace.ledger.buffer import Buffer
+from millrace.ledger.failures import ledger_failures
+from millrace.ledger.lock import RunLock
+from millrace.ledger.opening import MEMORY, open_for_writing, read_about
+from millrace.ledger.recovery import CheckpointOk, Recovery, last_version, read_recovery
+
+_FOLD_BYTES = 8 * 2**20  # of write-ahead log, folded back into the file after a step
+
+
+def _directory_exists(info: CheckpointInfo) -> bool:
+    return os.path.isdir(info.path)
+
+
+class SqliteLedger:
+    """The durable record of one run. Implements `core.protocols.Ledger`.
+
+    `path` is the run's file, or ":memory:" for a simulation (nothing survives it). `run` describes a
+    new run; an existing file keeps its own, which is then `self.run`. Call `recover` before anything
+    else on a file that existed. Not for use from several threads.
+
+    Raises:
+        LedgerError: the file is in use, damaged, not a ledger, or of another format; later, when the
+            disk is full or the accounts do not close. A failed flush loses nothing: what was buffered
+            stays so, and flushing again may succeed.
+    """
+
+    def __init__(self, path: str | Path, *, run: Mapping[str, Any]) -> None:
+        self._path = MEMORY if path == MEMORY else os.path.abspath(path)
+        self._lock = None if path == MEMORY else RunLock(self._path)
+        self._closed = self._failed = False
+        self._version = 0  # after the last committed step
+        try:
+            self._db = open_for_writing(self._path, run)
+            with ledger_failures(self._path, "open"):
+                self.run = read_about(self._db)[0]
+                self._forget()
+                self._refuse_lost_rows()
+        except BaseException:
+            self._release()
+            raise
+
+    # ------------------------------------------------------------ recording
+
+    def admit(self, groups: Sequence[Group]) -> None:
+        """Raises LedgerError: an id is used twice (one that has ended shows in the flush)."""
+        for group in groups:
+            self._buffer.admit(group)
+
+    def skip(self, prompts: Sequence[BadPrompt]) -> None:
+        self._buffer.skip(prompts)
+
+    def update(self, trajectories: Sequence[Trajectory]) -> None:
+        """TRAINED is taken from `commit_step` alone; here it changes nothing.
+
+        Raises LedgerError: unknown, or ended before in another state.
+        """
+        for trajectory in trajectories:
+            if trajectory.trajectory_id in self._accounts.states:
+                self._buffer.update(trajectory)
+            else:
+                self._refuse_unless_ended_so(trajectory)
+
+    def flush(self) -> Accounting:
+        self._write(None)
+        return self.accounting()
+
+    def commit_step(self, record: StepRecord) -> None:
+        """Everything buffered, the record and its trajectories' end, in one durable transaction.
+
+        Committing a version again with the same trajectories (a replay) replaces its metrics and
+        digest. Raises LedgerError: a trajectory has ended before, or versions do not follow.
+        """
+        if record.version <= self._version:
+            self._recommit(record)
+            return
+        if record.version != self._version + 1:
+            raise LedgerError(
+                f"ledger {self._path}: step {record.version} does not follow step {self._version}\n"
+                "  Steps are committed one by one, in order."
+            )
+        self._refuse_training_again(record)
+        self._write(record)
+        self._version = record.version
+        self._fold_log()
+
+    def commit_checkpoint(self, info: CheckpointInfo) -> None:
+        """Raises LedgerError: it covers a step that is not committed."""
+        if info.version > self._version:
+            raise LedgerError(
+                f"ledger {self._path}: checkpoint {info.version} covers steps after {self._version}, "
+                "the last committed one\n  Commit a step before saving what it made."
+            )
+        with self._transaction(f"commit checkpoint {info.version}", durable=True):
+            row = (info.version, info.path, info.save_s, wall())
+            self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", row)
+
+    # ------------------------------------------------------------ reading
+
+    def accounting(self) -> Accounting:
+        """With what is buffered."""
+        return self._accounts.accounting()
+
+    def recover(self, checkpoint_ok: CheckpointOk = _directory_exists) -> Recovery:
+        """What the file holds; anything buffered is forgotten.
+
+        `checkpoint_ok` says whether a checkpoint is whole; the newest whole one is recovered from.
+        """
+        with ledger_failures(self._path, "recover"):
+            self._forget()
+            recovery = read_recovery(self._db, checkpoint_ok)
+            for trajectory, recorded in recovery.live:
+                self._buffer.adopt(trajectory, recorded)
+        return recovery
+
+    def close(self) -> None:
+        """Flush, unless the last write failed, and let the run go. Idempotent."""
+        if self._closed:
+            return
+        try:
+            if not self._failed:
+                self.flush()
+        finally:
+            self._release()
+
+    # ------------------------------------------------------------ writing
+
+    def _write(self, record: StepRecord | None) -> None:
+        trained = record.trajectory_ids if record else []
+        doing = f"commit step {record.version}" if record else "flush"
+        self._buffer.look_again(trained)
+        counts = self._accounts.counts_after_training(trained)
+        with self._transaction(doing, durable=record is not None):
+            self._buffer.write(self._db)
+            if record is not None:
+                self._buffer.write_step(self._db, record, wall())
+            refuse_imbalance(self._path, self._accounts.admitted, counts, records.read_counts(self._db))
+        self._buffer.written(trained)
+
+    def _recommit(self, record: StepRecord) -> None:
+        query = f"{records.SELECT_STEPS} WHERE version = ?"
+        with self._transaction(f"commit step {record.version} again", durable=True):
+            known = records.to_step(self._db.execute(query, (record.version,)).fetchone())
+            differing = sorted(set(known.trajectory_ids) ^ set(record.trajectory_ids))
+            if differing:
+                raise LedgerError(
+                    f"ledger {self._path}: step {record.version} was committed with other trajectories "
+                    f"(differing: {differing[:8]})\n"
+                    "  A step may be repeated only with the batch it had: replay what `recover` returned."
+                )
+            row = (records.encode(record.metrics), record.digest, wall(), record.version)
+            self._db.execute("UPDATE steps SET metrics = ?, digest = ?, wall_s = ? WHERE version = ?", row)
+
+    @contextmanager
+    def _transaction(self, doing: str, *, durable: bool) -> Iterator[None]:
+        """All or nothing. `durable` waits for the disk."""
+        self._failed = True
+        with ledger_failures(self._path, doing):
+            if durable:
+                self._db.execute("PRAGMA synchronous = FULL")
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield
+                self._db.execute("COMMIT")
+            finally:
+                with suppress(sqlite3.Error):  # on some failures SQLite has rolled back by itself
+                    self._db.rollback()
+                if durable:
+                    self._db.execute("PRAGMA synchronous = NORMAL")
+        self._failed = False
+
+    def _fold_log(self) -> None:
+        """Bound the write-ahead log, at a moment that waits for the disk anyway."""
+        if self._path != MEMORY and os.path.getsize(self._path + "-wal") > _FOLD_BYTES:
+            with ledger_failures(self._path, "fold the log"):
+                self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    # ------------------------------------------------------------ opening and refusing
+
+    def _forget(self) -> None:
+        self._accounts = Accounts(records.read_counts(self._db))
+        self._buffer = Buffer(self._accounts)
+        self._version = last_version(self._db)
+
+    def _refuse_lost_rows(self) -> None:
+        """Count everything, once, on opening."""
+        query = "SELECT state, count(*) FROM trajectories GROUP BY state"
+        found = dict(self._db.execute(query).fetchall())
+        found["admitted"] = sum(found.values())
+        refuse_imbalance(self._path, self._accounts.admitted, self._accounts.counts, found)
+
+    def _refuse_training_again(self, record: StepRecord) -> None:
+        seen: set[int] = set()
+        for trajectory_id in record.trajectory_ids:
+            state = self._accounts.states.get(trajectory_id)
+            live = state is not None and state not in TERMINAL
+            if not live or trajectory_id in seen:
+                was = "is named twice" if live else self._what_became_of(trajectory_id)
+                raise LedgerError(
+                    f"ledger {self._path}: step {record.version} cannot train trajectory {trajectory_id}: "
+                    f"it {was}\n  A trajectory is trained at most once."
+                )
+            seen.add(trajectory_id)
+
+    def _refuse_unless_ended_so(self, trajectory: Trajectory) -> None:
+        ended = self._ended(trajectory.trajectory_id)
+        if ended is None or ended[0] is not trajectory.state:
+            was = self._what_became_of(trajectory.trajectory_id)
+            raise LedgerError(
+                f"ledger {self._path}: trajectory {trajectory.trajectory_id} {was} and cannot become "
+                f"{trajectory.state}\n  A trajectory has exactly one terminal state."
+            )
+
+    def _what_became_of(self, trajectory_id: int) -> str:
+        ended = self._ended(trajectory_id)
+        if ended is None:
+            return "is not known (admit it, or recover first)"
+        return f"ended as {ended[0]}" + (f" in step {ended[1]}" if ended[1] is not None else "")
+
+    def _ended(self, trajectory_id: int) -> tuple[State, int | None] | None:
+        if (state := self._accounts.states.get(trajectory_id)) in TERMINAL:
+            return state, None
+        query = "SELECT state, trained_version FROM trajectories WHERE trajectory_id = ?"
+        row = self._db.execute(query, (trajectory_id,)).fetchone()
+        return (State(row[0]), row[1]) if row and State(row[0]) in TERMINAL else None
+
+    def _release(self) -> None:
+        self._closed = True
+        if hasattr(self, "_db"):
+            self._db.close()
+        if self._lock is not None:
+            self._lock.release()
