@@ -37,7 +37,7 @@ def load_class(target: str) -> Callable[..., Any]:
         )
     module = importlib.import_module(module_name)
     try:
-        return getattr(module, class_name)  # type: ignore[no-any-return]
+        return getattr(module, class_name)
     except AttributeError:
         raise WorkerError(f"worker target {target!r}: {module_name} has no class {class_name!r}") from None
 
@@ -55,7 +55,7 @@ def bind(worker: Any, method: str) -> Callable[..., Any]:
         return _ping
     found = None if method.startswith("_") else getattr(worker, method, None)
     if callable(found):
-        return found  # type: ignore[no-any-return]
+        return found
     public = [name for name in dir(worker) if not name.startswith("_")]
     near = difflib.get_close_matches(method, public, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""

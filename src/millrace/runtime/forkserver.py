@@ -1,0 +1,245 @@
+"""Forks workers out of a process that has already imported the heavy modules.
+
+Importing torch takes more than a second; a fork of a process that has done it takes tens of
+milliseconds and shares its memory. The user's script is never run again.
+
+Nothing outlives the controller, however that ends:
+- The forkserver sees its end through a pidfd and the closed control socket. It then kills every
+  descendant and exits. Until the imports are done and it can look, it dies with the controller.
+- Every worker leads a process group, adopts its own orphans and dies with the forkserver. When a worker
+  ends, its group is killed, and what is left of its descendants (whatever their group or session)
+  falls to the forkserver, which kills it: it is a child that the forkserver did not make.
+
+SIGINT and SIGTERM are the controller's to act on: schedulers send them to every process of a job, and
+the controller may need its workers for an orderly end. Workers and forkserver end by SIGKILL.
+
+Run by `runtime.launcher` as `python -m millrace.runtime.forkserver FD`, with FD one end of a
+SOCK_SEQPACKET pair. It reads one Setup, then Forks; it answers with Forked, Exited and Broken.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import importlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+
+import msgspec
+
+from millrace.core.errors import WorkerError
+from millrace.runtime import process, worker
+
+MAX_PACKET = 128 * 1024
+
+
+class Setup(msgspec.Struct, tag=True):
+    """`python_path` is the PYTHONPATH that workers shall see (None: unset)."""
+
+    controller_pid: int
+    sys_path: list[str]
+    python_path: str | None
+    preload: list[str]
+
+
+class Fork(msgspec.Struct, tag=True):
+    """Make a worker. Comes with its socket, and a log file if `logs`."""
+
+    fork_id: int
+    name: str
+    epoch: int
+    env: dict[str, str]
+    lease_s: float | None
+    logs: bool
+
+
+class Forked(msgspec.Struct, tag=True):
+    """Comes with a pidfd, taken while the pid cannot have been given to another process."""
+
+    fork_id: int
+    pid: int
+
+
+class Exited(msgspec.Struct, tag=True):
+    fork_id: int
+    cause: str
+
+
+class Broken(msgspec.Struct, tag=True):
+    """The forkserver cannot work; it exits."""
+
+    reason: str
+
+
+Notice = Forked | Exited | Broken
+
+
+class Forkserver:
+    """Selects on the control socket, the controller's end and the ends of children."""
+
+    def __init__(self, control: socket.socket, controller_pidfd: int) -> None:
+        self._control, self._pid = control, os.getpid()
+        self._fork_ids: dict[int, int] = {}  # by pid
+        self._wakeups, wakeup = socket.socketpair()
+        wakeup.setblocking(False)
+        self._inherited = [control, self._wakeups, wakeup]
+        self._pidfd = controller_pidfd
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Until the controller is gone; then no descendant is left."""
+        with selectors.PollSelector() as selector:
+            for source in (self._control, self._wakeups, self._pidfd):
+                selector.register(source, selectors.EVENT_READ)
+            try:
+                while True:
+                    ready = {key.fileobj for key, _ in selector.select()}
+                    if self._wakeups in ready:
+                        self._wakeups.recv(4096)
+                        self._reap()
+                    if self._pidfd in ready or (self._control in ready and not self._obey()):
+                        break
+            except ConnectionError:
+                pass  # the controller ended while it was being told something
+        self._end_all()
+
+    def _obey(self) -> bool:
+        """Take one command. False if the controller has closed its end."""
+        packet, fds = hear(self._control)
+        if not packet:
+            return False
+        command = msgspec.msgpack.decode(packet, type=Fork)
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._be_worker(command, fds)
+        self._fork_ids[pid] = command.fork_id
+        for fd in fds:
+            os.close(fd)
+        pidfd = os.pidfd_open(pid)
+        tell(self._control, Forked(command.fork_id, pid), [pidfd])
+        os.close(pidfd)
+        return True
+
+    def _be_worker(self, command: Fork, fds: list[int]) -> None:
+        status = 1
+        try:
+            self._detach()
+            process.set_title(command.name)
+            os.environ.update(command.env)
+            if command.logs:
+                os.dup2(fds[1], 1)
+                os.dup2(fds[1], 2)
+                os.close(fds[1])
+            for stream in (sys.stdout, sys.stderr):
+                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+            faulthandler.enable()
+            worker.main(socket.socket(fileno=fds[0]), command.name, command.epoch, command.lease_s)
+        except SystemExit as error:
+            status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status & 0xFF)
+
+    def _detach(self) -> None:
+        """Own process group, own orphans, none of the forkserver's descriptors."""
+        os.setpgid(0, 0)
+        process.die_with_parent(self._pid)
+        process.adopt_orphans()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.register_at_fork(after_in_child=_default_signals)
+        for inherited in self._inherited:
+            inherited.close()
+        os.close(self._pidfd)
+
+    def _reap(self) -> None:
+        """Tell which workers ended and kill what they left behind.
+
+        The dead stay unreaped until all is told and done: so long their pid and group are theirs.
+        """
+        ended = False
+        while dead := process.next_dead_child():
+            pid, cause = dead
+            process.kill(pid)
+            if pid in self._fork_ids:
+                tell(self._control, Exited(self._fork_ids.pop(pid), cause))
+            os.waitpid(pid, 0)
+            ended = True
+        if ended:
+            for orphan in set(process.children(self._pid)) - self._fork_ids.keys():
+                process.kill(orphan)
+
+    def _end_all(self) -> None:
+        """Kill children until none is left; the children of the killed become ours and are next."""
+        while pids := process.children(self._pid):
+            for pid in pids:
+                process.kill(pid)
+            os.waitpid(-1, 0)
+
+
+def tell(control: socket.socket, message: msgspec.Struct, fds: list[int] | None = None) -> None:
+    """Send one message with its descriptors. Raises: WorkerError if it is longer than a packet."""
+    packet = msgspec.msgpack.encode(message)
+    if len(packet) > MAX_PACKET:
+        kind = type(message).__name__
+        raise WorkerError(
+            f"{kind} message of {len(packet)} bytes; at most {MAX_PACKET}: shorten the environment"
+        )
+    socket.send_fds(control, [packet], fds or [])
+
+
+def hear(control: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive one message (empty: the other end is closed) and its descriptors, not inheritable."""
+    packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET, 2)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return packet, fds
+
+
+def _default_signals() -> None:
+    """A process that a worker forks is an ordinary one: `terminate()` ends it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _preload(modules: list[str]) -> None:
+    for name in modules:
+        importlib.import_module(name)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise RuntimeError(f"importing {modules} initialised CUDA, which no forked worker could use")
+    gc.collect()
+    gc.freeze()  # keeps collections in workers from touching, and so copying, the shared pages
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    setup = msgspec.msgpack.decode(control.recv(MAX_PACKET), type=Setup)
+    process.die_with_parent(setup.controller_pid)
+    process.adopt_orphans()
+    process.set_title("forkserver")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    sys.path[:] = setup.sys_path
+    os.environ.pop("PYTHONPATH", None)
+    if setup.python_path is not None:
+        os.environ["PYTHONPATH"] = setup.python_path
+    try:
+        _preload(setup.preload)
+    except Exception as error:
+        tell(control, Broken(f"preloading {setup.preload}: {type(error).__name__}: {error}"))
+        raise SystemExit(1) from error
+    server = Forkserver(control, os.pidfd_open(setup.controller_pid))
+    process.outlive_parent()
+    server.serve()
+
+
+if __name__ == "__main__":
+    main()

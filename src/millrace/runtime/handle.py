@@ -1,0 +1,200 @@
+"""The controller's side of one worker process: calls, streams, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import pickle
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from millrace.core.errors import DataError, RemoteError
+from millrace.runtime import process
+from millrace.runtime.launcher import Child, Launcher
+from millrace.runtime.seam import STREAM_WINDOW, died, late, where
+from millrace.runtime.wire import Kind, Wire
+
+CREDIT_STEP = STREAM_WINDOW // 2
+"""Credits go back to the worker in halves of the window, so that the pipe never runs empty."""
+
+DRAIN_S = 0.005
+"""How long the dead may hold up their burial, while the last bytes they sent are read."""
+
+END_TIMEOUT_S = 10.0
+
+
+class LocalHandle:
+    """One incarnation of one worker process; see `core.protocols.Handle`.
+
+    The pidfd alone decides that the worker is gone. A socket that closes earlier is a worker that can
+    no longer be commanded, so it is killed.
+    """
+
+    def __init__(self, name: str, epoch: int, launcher: Launcher) -> None:
+        self.name, self.epoch = name, epoch
+        self._loop = asyncio.get_running_loop()
+        self.dead: asyncio.Future[str] = self._loop.create_future()
+        self._launcher = launcher
+        self._wire = Wire(self._receive, self._disconnected)
+        self._connected = False
+        self._child: Child | None = None
+        self._ended = False
+        self._cause: str | None = None
+        self._ids = itertools.count(1)
+        self._pending: dict[int, tuple[str, Callable[[Kind, Any], None]]] = {}
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child else None
+
+    # ------------------------------------------------------------ commands
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        return await self._ask(Kind.CALL, method, (method, args), timeout_s)
+
+    async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
+        inbox: asyncio.Queue[tuple[Kind, Any]] = asyncio.Queue()  # bounded by the window
+        command = (method, args, STREAM_WINDOW)
+        call_id = self._open(Kind.STREAM, method, command, lambda *message: inbox.put_nowait(message))
+        complete = False
+        try:
+            for num_taken in itertools.count(1):
+                kind, value = await inbox.get()
+                if kind is not Kind.ITEM:
+                    complete = True
+                    if kind is Kind.ERROR:
+                        raise value
+                    return
+                if num_taken % CREDIT_STEP == 0:
+                    self._wire.send(Kind.CREDIT, self.epoch, call_id, CREDIT_STEP)
+                yield value
+        finally:
+            del self._pending[call_id]
+            if not complete:
+                self._wire.send(Kind.CANCEL, self.epoch, call_id, None)
+
+    def kill(self) -> None:
+        """SIGKILL now; the forkserver kills its process group as soon as it sees the end."""
+        if self._child is not None and not self._ended:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._child.pidfd, signal.SIGKILL)
+
+    # ------------------------------------------------------------ the runtime's part
+
+    async def start(self, env: Mapping[str, str], lease_s: float | None, log_fd: int | None) -> None:
+        """Fork the process and connect to it. Raises: WorkerError, WorkerDied (of the forkserver)."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            await self._loop.create_unix_connection(lambda: self._wire, sock=ours)
+            self._connected = True
+            fds = [theirs.fileno()] if log_fd is None else [theirs.fileno(), log_fd]
+            await self._launcher.fork(self, fds, epoch=self.epoch, env=dict(env), lease_s=lease_s)
+
+    async def construct(self, target: str, kwargs: Mapping[str, Any]) -> None:
+        """Make the worker's object. Raises: as `call`."""
+        await self._ask(Kind.CONSTRUCT, target, (target, dict(kwargs)), None)
+
+    async def end(self) -> None:
+        """Kill it and wait until it is gone."""
+        self.kill()
+        if self._child is None:
+            self._bury("never started")
+        await asyncio.wait([self.dead], timeout=END_TIMEOUT_S)
+
+    def forked(self, child: Child) -> None:
+        """Own `child` from now on."""
+        self._child = child
+        self._loop.add_reader(child.pidfd, self._process_ended)
+        if self.dead.done():  # given up in the meantime
+            self.kill()
+
+    def exited(self, cause: str) -> None:
+        """The forkserver tells how it ended."""
+        self._cause = self._cause or cause
+
+    # ------------------------------------------------------------ messages
+
+    async def _ask(self, kind: Kind, method: str, command: tuple[Any, ...], timeout_s: float | None) -> Any:
+        answer: asyncio.Future[Any] = self._loop.create_future()
+
+        def deliver(kind: Kind, value: Any) -> None:
+            if answer.done():
+                return
+            if kind is Kind.ERROR:
+                answer.set_exception(value)
+            else:
+                answer.set_result(value)
+
+        def expire(timeout_s: float) -> None:
+            deliver(Kind.ERROR, late(self.name, self.epoch, method, timeout_s))
+
+        call_id = self._open(kind, method, command, deliver)
+        timer = None if timeout_s is None else self._loop.call_later(timeout_s, expire, timeout_s)
+        try:
+            return await answer
+        finally:
+            del self._pending[call_id]
+            if timer is not None:
+                timer.cancel()
+
+    def _open(
+        self, kind: Kind, method: str, command: tuple[Any, ...], deliver: Callable[[Kind, Any], None]
+    ) -> int:
+        if self.dead.done():
+            raise died(self.name, self.epoch, method, self.dead.result())
+        call_id = next(self._ids)
+        try:
+            self._wire.send(kind, self.epoch, call_id, command)
+        except Exception as error:
+            place = where(self.name, self.epoch, method)
+            raise DataError(
+                f"{place}: arguments cannot be pickled: {type(error).__name__}: {error}"
+            ) from error
+        self._pending[call_id] = method, deliver
+        return call_id
+
+    def _receive(self, kind: Kind, epoch: int, call_id: int, payload: bytes) -> None:
+        if call_id not in self._pending:  # its caller has given up
+            return
+        method, deliver = self._pending[call_id]
+        try:
+            value = pickle.loads(payload)
+        except Exception as error:
+            place = where(self.name, epoch, method)
+            kind, value = Kind.ERROR, RemoteError(f"{place}: cannot unpickle what it sent: {error!r}")
+        deliver(kind, value)
+
+    # ------------------------------------------------------------ the end
+
+    def _disconnected(self) -> None:
+        self._connected = False
+        if self._ended:
+            self._bury()
+        else:
+            self.kill()
+
+    def _process_ended(self) -> None:
+        assert self._child is not None
+        self._loop.remove_reader(self._child.pidfd)
+        os.close(self._child.pidfd)
+        self._ended = True
+        # Either the forkserver has told how, or it has not reaped it yet and /proc still knows.
+        self._cause = self._cause or process.zombie_exit(self._child.pid)
+        if self._cause is None:
+            self._launcher.drain()
+        if self._connected:
+            self._loop.call_later(DRAIN_S, self._bury)
+        else:
+            self._bury()
+
+    def _bury(self, cause: str = "the cause is unknown") -> None:
+        if self.dead.done():
+            return
+        self.dead.set_result(self._cause or cause)
+        self._wire.close()
+        for method, deliver in self._pending.values():
+            deliver(Kind.ERROR, died(self.name, self.epoch, method, self.dead.result()))

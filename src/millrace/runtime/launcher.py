@@ -1,0 +1,159 @@
+"""The controller's side of the forkserver: starts it, asks it for workers, hears of their ends."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from millrace.core.errors import DeadlineExceeded, WorkerDied, WorkerError
+from millrace.runtime import forkserver, process
+
+FORKS_IN_FLIGHT = 16
+"""Bounds what the control socket must hold while the forkserver is still importing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A forked process. `pidfd` belongs to its ward."""
+
+    pid: int
+    pidfd: int
+
+
+class Ward(Protocol):
+    """Whoever asked for a process."""
+
+    name: str
+
+    def forked(self, child: Child) -> None:
+        """It exists. Told even if the asker has given up, who must then end it."""
+
+    def exited(self, cause: str) -> None:
+        """How it ended."""
+
+
+class Launcher:
+    """One forkserver, bound to the running loop.
+
+    Waits for: packets on the control socket, and the forkserver's end, which it learns from a pidfd.
+    `gone` resolves to a cause then; workers die with it.
+    """
+
+    def __init__(self, preload: Sequence[str], env: Mapping[str, str]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.gone: asyncio.Future[str] = self._loop.create_future()
+        self._slots = asyncio.Semaphore(FORKS_IN_FLIGHT)
+        self._ids = itertools.count(1)
+        self._forks: dict[int, asyncio.Future[None]] = {}  # asked for, not yet answered
+        self._wards: dict[int, Ward] = {}
+        self._pids: dict[int, int] = {}
+        self._reason = ""
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        with theirs:
+            self._process = _start(theirs, env)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        forkserver.tell(
+            self._control,
+            forkserver.Setup(os.getpid(), sys.path, os.environ.get("PYTHONPATH"), list(preload)),
+        )
+        self._loop.add_reader(self._control, self.drain)
+        self._loop.add_reader(self._pidfd, self._ended)
+
+    async def fork(
+        self, ward: Ward, fds: Sequence[int], *, epoch: int, env: dict[str, str], lease_s: float | None
+    ) -> None:
+        """Fork a worker for `ward`, which gets `fds` (its socket, maybe a log file).
+
+        Raises: WorkerError (a module of the preload cannot be imported), WorkerDied (the forkserver).
+        """
+        async with self._slots:
+            if self.gone.done():
+                raise self._failure()
+            fork_id = next(self._ids)
+            command = forkserver.Fork(fork_id, ward.name, epoch, env, lease_s, logs=len(fds) > 1)
+            forkserver.tell(self._control, command, list(fds))
+            self._wards[fork_id] = ward
+            self._forks[fork_id] = self._loop.create_future()
+            try:
+                await self._forks[fork_id]
+            finally:
+                del self._forks[fork_id]
+
+    def drain(self) -> None:
+        """Take in what the forkserver has told so far."""
+        while not self.gone.done():
+            try:
+                packet, fds = forkserver.hear(self._control)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                packet, fds = b"", []
+            if not packet:
+                self._loop.remove_reader(self._control)
+                return
+            self._take(msgspec.msgpack.decode(packet, type=forkserver.Notice), fds)
+
+    async def close(self, timeout_s: float) -> None:
+        """Let the forkserver kill every descendant and exit. Raises: DeadlineExceeded."""
+        if not self.gone.done():
+            with suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)
+            await asyncio.wait([self.gone], timeout=timeout_s)
+        if not self.gone.done():
+            raise DeadlineExceeded(
+                f"forkserver {self._process.pid}: workers have not ended {timeout_s:g} s after they were killed"
+            )
+
+    def _take(self, notice: forkserver.Notice, fds: list[int]) -> None:
+        match notice:
+            case forkserver.Forked():
+                self._pids[notice.fork_id] = notice.pid
+                self._wards[notice.fork_id].forked(Child(notice.pid, fds[0]))
+                answer = self._forks.get(notice.fork_id)
+                if answer is not None and not answer.done():
+                    answer.set_result(None)
+            case forkserver.Exited():
+                del self._pids[notice.fork_id]
+                self._wards.pop(notice.fork_id).exited(notice.cause)
+            case forkserver.Broken():
+                self._reason = notice.reason
+
+    def _ended(self) -> None:
+        self.drain()
+        for fd in (self._control, self._pidfd):
+            self._loop.remove_reader(fd)
+        self._control.close()
+        os.close(self._pidfd)
+        self.gone.set_result(f"the forkserver {process.describe_exit(self._process.wait())}")
+        for fork_id, pid in self._pids.items():  # killed by their parent-death signal; their groups are not
+            self._wards[fork_id].exited(self.gone.result())
+            process.kill(pid)
+        for answer in self._forks.values():
+            if not answer.done():
+                answer.set_exception(self._failure())
+
+    def _failure(self) -> WorkerError:
+        return WorkerError(self._reason) if self._reason else WorkerDied(self.gone.result())
+
+
+def _start(theirs: socket.socket, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Run the forkserver in its own process group, so that a terminal's Ctrl-C is the controller's."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return subprocess.Popen(
+        [sys.executable, "-m", forkserver.__name__, str(theirs.fileno())],
+        stdin=subprocess.DEVNULL,
+        env={"OMP_NUM_THREADS": "1", **os.environ, **env, "PYTHONPATH": path},
+        pass_fds=[theirs.fileno()],
+        process_group=0,
+    )

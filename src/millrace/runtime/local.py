@@ -1,0 +1,113 @@
+"""The local runtime: every worker is a process of this machine, and none outlives the controller.
+
+    controller ── forkserver ── worker, worker, ...
+         └─── a socketpair each ───┘
+
+Linux only (pidfd, parent-death signal, subreaper). Spawn from the main thread: the forkserver's
+parent-death signal follows the thread that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from millrace.core.errors import WorkerError
+from millrace.runtime.handle import LocalHandle
+from millrace.runtime.launcher import Launcher
+from millrace.runtime.seam import late
+
+CLOSE_TIMEOUT_S = 10.0
+
+
+class LocalRuntime:
+    """Worker processes, forked by a forkserver that has imported the modules of `preload`.
+
+    `preload` must stay on the CPU: a CUDA context does not survive a fork. `env` is set in every worker
+    from the start of the forkserver (OMP_NUM_THREADS is 1 unless set here or in the environment); the
+    `env` of a spawn comes after the preload, too late for what a library reads when it is imported.
+    `log_dir` takes the output of each worker as NAME.EPOCH.log (None: it goes where ours goes). A worker
+    that hears nothing for `lease_s` stops itself (None: off).
+
+    The first spawn starts the forkserver and binds the runtime to the running loop.
+    """
+
+    def __init__(
+        self,
+        preload: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
+        *,
+        log_dir: Path | None = None,
+        lease_s: float | None = None,
+    ) -> None:
+        if not hasattr(os, "pidfd_open"):
+            raise WorkerError("the local runtime needs Linux 5.3 or newer (pidfd_open)")
+        self._preload, self._env = preload, dict(env or {})
+        self._log_dir, self._lease_s = log_dir, lease_s
+        self._epochs: dict[str, int] = {}
+        self._handles: set[LocalHandle] = set()
+        self._launcher: Launcher | None = None
+        self._closed = False
+
+    async def spawn(
+        self,
+        name: str,
+        target: str,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> LocalHandle:
+        """Start a worker; see `core.protocols.Runtime`. One that fails leaves no process behind."""
+        handle = self._new_handle(name)
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                with self._log_file(handle) as log_fd:
+                    await handle.start(env or {}, self._lease_s, log_fd)
+                await handle.construct(target, kwargs or {})
+        except BaseException as error:
+            await handle.end()
+            if isinstance(error, TimeoutError) and limit.expired():
+                raise late(name, handle.epoch, target, timeout_s) from None
+            raise
+        return handle
+
+    async def close(self) -> None:
+        """Kill every worker and wait until none is left. Raises: DeadlineExceeded."""
+        self._closed = True
+        handles = list(self._handles)
+        for handle in handles:
+            handle.kill()
+        if self._launcher is not None:
+            await self._launcher.close(CLOSE_TIMEOUT_S)
+        if handles:
+            await asyncio.wait([handle.dead for handle in handles], timeout=CLOSE_TIMEOUT_S)
+
+    def _new_handle(self, name: str) -> LocalHandle:
+        if self._closed:
+            raise WorkerError(f"cannot spawn {name}: the runtime is closed")
+        if self._launcher is None or self._launcher.gone.done():
+            self._launcher = Launcher(self._preload, self._env)
+        epoch = self._epochs[name] = self._epochs.get(name, 0) + 1
+        handle = LocalHandle(name, epoch, self._launcher)
+        self._handles.add(handle)
+        handle.dead.add_done_callback(lambda _: self._handles.discard(handle))
+        return handle
+
+    @contextmanager
+    def _log_file(self, handle: LocalHandle) -> Iterator[int | None]:
+        """A descriptor for the worker's output, ours only while it is being handed over."""
+        if self._log_dir is None:
+            yield None
+            return
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        path = self._log_dir / f"{handle.name.replace('/', '_')}.{handle.epoch}.log"
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            yield fd
+        finally:
+            os.close(fd)

@@ -1,0 +1,106 @@
+"""Facts about Linux processes that the standard library does not reach."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+
+LEASE_LOST = 70
+"""Exit status of a worker that stopped itself because its controller had fallen silent."""
+CONTROLLER_LOST = 71
+"""Exit status of a worker whose controller has closed their socket."""
+
+_EXIT_MEANINGS = {
+    LEASE_LOST: "stopped itself: no message from the controller within its lease",
+    CONTROLLER_LOST: "stopped itself: the controller is gone",
+}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, argument: int | bytes) -> None:
+    value = ctypes.c_char_p(argument) if isinstance(argument, bytes) else ctypes.c_ulong(argument)
+    if _libc.prctl(option, value, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask for SIGKILL when the parent's thread that made this process ends; exit if it has already."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(CONTROLLER_LOST)
+
+
+def outlive_parent() -> None:
+    """Take back `die_with_parent`."""
+    _prctl(PR_SET_PDEATHSIG, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_title(title: str) -> None:
+    """The name that `ps` and `top` show (15 bytes)."""
+    _prctl(PR_SET_NAME, title.encode()[:15])
+
+
+def describe_exit(code: int) -> str:
+    """Tell an exit code (-N: signal N) in words: "exited with code 1", "killed by signal 9 (SIGKILL)"."""
+    if code >= 0:
+        return _EXIT_MEANINGS.get(code, f"exited with code {code}")
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        return f"killed by signal {-code}"
+    return f"killed by signal {-code} ({name})"
+
+
+def zombie_exit(pid: int) -> str | None:
+    """How `pid` ended, if it has ended and its parent has not reaped it yet."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return describe_exit(os.waitstatus_to_exitcode(int(fields[49]))) if fields[0] == "Z" else None
+
+
+def next_dead_child() -> tuple[int, str] | None:
+    """A child that has ended, left unreaped, and how it ended."""
+    try:
+        seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if seen is None:
+        return None
+    return seen.si_pid, describe_exit(seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status)
+
+
+def kill(pid: int) -> None:
+    """SIGKILL to `pid` and, if it leads one, to its process group; it may have ended already."""
+    for send in (os.killpg, os.kill):
+        with suppress(ProcessLookupError, PermissionError):
+            send(pid, signal.SIGKILL)
+
+
+def children(parent_pid: int) -> list[int]:
+    """Direct children of `parent_pid`, zombies included."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                stat = Path(f"/proc/{entry}/stat").read_text()
+            except OSError:
+                continue
+            if int(stat.rpartition(")")[2].split()[1]) == parent_pid:
+                found.append(int(entry))
+    return found

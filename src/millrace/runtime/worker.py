@@ -1,0 +1,137 @@
+"""The worker's side of the wire: one object, its methods run as tasks of one event loop.
+
+Waits for: messages of the controller. Ends: at once when the controller's socket closes, or when the
+controller has been silent for the lease (a worker cut off from its controller must not go on). Both
+need the loop to turn; a worker stuck in C code is ended from outside, by the forkserver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import pickle
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from millrace.core.errors import StaleEpochError, WorkerError
+from millrace.runtime.process import CONTROLLER_LOST, LEASE_LOST
+from millrace.runtime.seam import bind, crossing, load_class, where
+from millrace.runtime.wire import Kind, Wire
+
+
+def main(connection: socket.socket, name: str, epoch: int, lease_s: float | None) -> None:
+    """Serve until the process is stopped."""
+    asyncio.run(_serve(connection, name, epoch, lease_s))
+
+
+async def _serve(connection: socket.socket, name: str, epoch: int, lease_s: float | None) -> None:
+    loop = asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as tasks:
+        worker = Worker(name, epoch, lease_s, tasks)
+        await loop.create_unix_connection(lambda: worker.wire, sock=connection)
+        await loop.create_future()  # never set: the process ends in `_controller_lost` or by a signal
+
+
+class Worker:
+    """Answers the commands of one incarnation. `tasks` owns every answer in progress."""
+
+    def __init__(self, name: str, epoch: int, lease_s: float | None, tasks: asyncio.TaskGroup) -> None:
+        self.wire = Wire(self._receive, lambda: os._exit(CONTROLLER_LOST))
+        self._name, self._epoch, self._lease_s = name, epoch, lease_s
+        self._tasks = tasks
+        self._object: Any = None
+        self._streams: dict[int, tuple[asyncio.Task[None], asyncio.Semaphore]] = {}
+        self._heard_s = 0.0
+
+    # ------------------------------------------------------------ commands
+
+    def _receive(self, kind: Kind, epoch: int, call_id: int, payload: bytes) -> None:
+        if epoch != self._epoch:
+            told = (
+                f"{self._name} (epoch {self._epoch}) got a command for epoch {epoch}; use the newest handle"
+            )
+            self._send(Kind.ERROR, call_id, StaleEpochError(told))
+            return
+        self._heard_s = asyncio.get_running_loop().time()
+        match kind:
+            case Kind.STREAM:
+                credit = asyncio.Semaphore(0)
+                task = self._tasks.create_task(self._answer(kind, call_id, payload, credit))
+                self._streams[call_id] = task, credit
+                task.add_done_callback(lambda _: self._streams.pop(call_id))
+            case Kind.CREDIT if call_id in self._streams:
+                self._grant(self._streams[call_id][1], pickle.loads(payload))
+            case Kind.CANCEL if call_id in self._streams:
+                self._streams[call_id][0].cancel()
+            case Kind.CALL | Kind.CONSTRUCT:
+                self._tasks.create_task(self._answer(kind, call_id, payload, None))
+
+    async def _answer(
+        self, kind: Kind, call_id: int, payload: bytes, credit: asyncio.Semaphore | None
+    ) -> None:
+        """Run one command. Every way it can end is told to the caller."""
+        method = kind.name.lower()
+        try:
+            method, *rest = pickle.loads(payload)
+            if kind is Kind.CONSTRUCT:
+                self._construct(method, *rest)
+                self._send(Kind.RESULT, call_id, None)
+            elif credit is None:
+                self._send(Kind.RESULT, call_id, await self._call(method, *rest))
+            else:
+                await self._stream(call_id, credit, method, *rest)
+                self._send(Kind.END, call_id, None)
+        except (Exception, asyncio.CancelledError) as error:
+            self._send(Kind.ERROR, call_id, crossing(error, where(self._name, self._epoch, method)))
+
+    def _construct(self, target: str, kwargs: dict[str, Any]) -> None:
+        self._object = load_class(target)(**kwargs)
+        if self._lease_s is not None:
+            self._heard_s = asyncio.get_running_loop().time()
+            self._keep_lease(self._lease_s)
+
+    async def _call(self, method: str, args: tuple[Any, ...]) -> Any:
+        answer = bind(self._object, method)(*args)
+        if not inspect.isawaitable(answer):
+            raise WorkerError(f"{type(self._object).__name__}.{method} is not an async method")
+        return await answer
+
+    async def _stream(
+        self, call_id: int, credit: asyncio.Semaphore, method: str, args: tuple[Any, ...], window: int
+    ) -> None:
+        items = bind(self._object, method)(*args)
+        if not isinstance(items, AsyncGenerator):
+            if inspect.iscoroutine(items):
+                items.close()
+            raise WorkerError(f"{type(self._object).__name__}.{method} is not an async generator")
+        self._grant(credit, window)
+        async with aclosing(items):
+            await credit.acquire()
+            async for item in items:
+                self._send(Kind.ITEM, call_id, item)
+                await credit.acquire()
+
+    # ------------------------------------------------------------ parts
+
+    def _send(self, kind: Kind, call_id: int, value: Any) -> None:
+        self.wire.send(kind, self._epoch, call_id, value)
+
+    @staticmethod
+    def _grant(credit: asyncio.Semaphore, num_items: int) -> None:
+        for _ in range(num_items):
+            credit.release()
+
+    def _keep_lease(self, lease_s: float) -> None:
+        """Look again when the lease would run out.
+
+        The loop reads sockets before it runs timers, so a worker that was itself busy for longer than
+        its lease sees the messages that waited for it first.
+        """
+        loop = asyncio.get_running_loop()
+        left_s = self._heard_s + lease_s - loop.time()
+        if left_s <= 0:
+            os._exit(LEASE_LOST)
+        loop.call_later(left_s, self._keep_lease, lease_s)

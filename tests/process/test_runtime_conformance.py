@@ -1,0 +1,13 @@
+"""The local runtime passes the scenarios that every runtime passes."""
+
+import asyncio
+
+import pytest
+
+from conformance import SCENARIOS, Scenario
+from millrace.runtime.local import LocalRuntime
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_the_local_runtime_conforms(scenario: Scenario) -> None:
+    asyncio.run(scenario(LocalRuntime))
