@@ -195,8 +195,8 @@ class Controller:
             if trajectory.versions and trajectory.versions[-1] in lost:
                 self.restart(trajectory, f"version {trajectory.versions[-1]} is no longer held")
             version = trajectory.versions[-1] if trajectory.versions else None
-            floor = None if version is not None else state.groups[trajectory.group_id].birth
-            replica = self.schedule.place(state.view(oldest_version=floor), version, 1)
+            birth = state.groups[trajectory.group_id].birth
+            replica = self.schedule.place(state.view(), version, 1, birth=birth)
             if replica is not None:
                 works.add(replica, state.lease(trajectory, replica))
         self._submit(works)

@@ -114,11 +114,8 @@ class RunState:
 
     # ------------------------------------------------------------ looking
 
-    def view(self, *, oldest_version: int | None = None) -> View:
-        """The run as decisions see it; with `oldest_version`, only replicas serving at least that."""
-        replicas = (r for r in self.replicas.values() if r.alive)
-        if oldest_version is not None:
-            replicas = (r for r in replicas if r.version >= oldest_version)
+    def view(self) -> View:
+        """The run as decisions see it."""
         orphans: dict[int, int] = {}
         for trajectory in self.queued.values():
             if trajectory.versions:
@@ -136,7 +133,7 @@ class RunState:
             groups=tuple(
                 GroupView(i, g.birth, g.ready_rank) for i, g in self.groups.items() if i not in self.taken
             ),
-            replicas=tuple(r.view() for r in replicas),
+            replicas=tuple(r.view() for r in self.replicas.values() if r.alive),
             orphans=tuple(sorted(orphans.items())),
         )
 

@@ -9,15 +9,15 @@ from millrace.core.events import Event
 
 
 class TraceDigest:
-    """An event sink. Folds kind, time and sorted fields of every event into one number.
+    """An event sink. Folds kind, time and fields of every event into one number.
 
-    Floats enter exactly. Fields must be data (numbers, strings, lists, dicts, structs, dataclasses):
+    Floats enter exactly, dicts in their own order. Fields must be data (numbers, strings, lists, dicts, structs, dataclasses):
     anything whose text holds an address would differ from run to run, so it raises TypeError.
     """
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
-        self._encode = msgspec.msgpack.Encoder(order="sorted").encode
+        self._encode = msgspec.msgpack.Encoder().encode
         self.num_events = 0
 
     def __call__(self, event: Event) -> None:
