@@ -35,7 +35,9 @@ class Relay:
             WeightsError: open already with another size, or the memory cannot be had.
         """
         async with self._lock:
-            memory = self._memory or await asyncio.to_thread(self._allocate, slot_bytes)
+            if self._memory is None:
+                await asyncio.to_thread(self._allocate, slot_bytes)
+            memory = self._opened()
             if memory.slot_bytes != slot_bytes:
                 raise WeightsError(
                     f"relay `{self._name}` is open with {memory.slot_bytes} bytes per slot, "
@@ -55,12 +57,16 @@ class Relay:
         """
         started = time.perf_counter()
         async with self._lock:
-            if self._memory is None:
-                raise WeightsError(f"relay `{self._name}` cannot stage version {version}: it is not open")
-            await asyncio.to_thread(self._stage, self._memory, version, digest)
-            return Staged(version, digest, self._memory.held(), time.perf_counter() - started)
+            memory = self._opened()
+            await asyncio.to_thread(self._stage, memory, version, digest)
+            return Staged(version, digest, memory.held(), time.perf_counter() - started)
 
-    def _allocate(self, slot_bytes: int) -> Memory:
+    def _opened(self) -> Memory:
+        if self._memory is None:
+            raise WeightsError(f"relay `{self._name}` is not open: call `open` with the bytes of a version")
+        return self._memory
+
+    def _allocate(self, slot_bytes: int) -> None:
         if slot_bytes < 1:
             raise WeightsError(f"relay `{self._name}`: a version of {slot_bytes} bytes cannot be held")
         try:
@@ -72,7 +78,6 @@ class Relay:
             ) from error
         memory.fill()
         self._memory = memory
-        return memory
 
     def _stage(self, memory: Memory, version: int, digest: str) -> None:
         slot, sequence = self._find(memory, version)

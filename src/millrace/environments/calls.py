@@ -1,0 +1,55 @@
+"""Calling a reward, wherever it must run, and turning whatever happens into a Score."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from millrace.core.types import Failed, Score
+from millrace.environments.rewards import Reward
+from millrace.environments.rows import Row
+from millrace.environments.scores import raised, to_score
+
+
+class Calls:
+    """Calls one reward. Plain functions run in one thread, a call at a time; async ones on the loop.
+
+    An async call is cancelled after `timeout_s`. A plain function cannot be stopped in-process: the
+    caller of the worker kills it.
+    """
+
+    def __init__(self, reward: Reward, timeout_s: float) -> None:
+        self._reward, self._timeout_s = reward, timeout_s
+        self._thread = ThreadPoolExecutor(1, "reward")
+
+    async def score(self, completion: str, answer: Any, columns: Row) -> Score:
+        """Never raises for what the reward does: that is a Failed."""
+        arguments = (completion, answer, columns)
+        if self._reward.is_async:
+            return await self._awaited(self._reward(*arguments))
+        result = await asyncio.get_running_loop().run_in_executor(self._thread, self._called, arguments)
+        # A plain function may hand back a coroutine, as a lambda around an async function does.
+        return result if isinstance(result, Score) else await self._awaited(result)
+
+    def _called(self, arguments: tuple[str, Any, Row]) -> Any:
+        try:
+            returned = self._reward(*arguments)
+        except BaseException as error:  # in a thread: even SystemExit must not leave it
+            return raised(self._reward.name, error, self._reward.file)
+        return returned if inspect.isawaitable(returned) else to_score(self._reward.name, returned)
+
+    async def _awaited(self, awaitable: Any) -> Score:
+        name = self._reward.name
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit:
+                returned = await awaitable
+        except TimeoutError as error:
+            if limit.expired():
+                return Failed(f"{name} took longer than `reward.timeout_s` ({self._timeout_s:g} s)")
+            return raised(name, error, self._reward.file)
+        except (Exception, SystemExit) as error:
+            return raised(name, error, self._reward.file)
+        return to_score(name, returned)

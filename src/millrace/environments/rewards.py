@@ -1,0 +1,135 @@
+"""Rewards: a number for a completion. Each is called with (completion, answer, columns)."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any, Protocol
+
+from millrace.config import schema
+from millrace.core.errors import ConfigError, DataError
+from millrace.environments.function import FunctionReward
+from millrace.environments.rows import Row
+from millrace.environments.tasks import GymTask, Task, first_usable
+
+
+class Reward(Protocol):
+    """`name` and `file` locate it in failures. A call returns what `scores.to_score` judges."""
+
+    name: str
+    file: str | None
+    is_async: bool
+
+    def __call__(self, completion: str, answer: Any, columns: Row) -> Any: ...
+
+
+def make_reward(config: schema.Reward, task: Task) -> Reward:
+    """The reward of a configuration, for the rows of a task.
+
+    Raises:
+        ConfigError: it does not fit the task. RewardError: the user's function cannot be loaded.
+    """
+    match config:
+        case schema.GymReward():
+            if not isinstance(task, GymTask):
+                raise ConfigError('`reward.kind` "gym" needs `task.kind` "gym"')
+            return GymReward(config, task)
+        case schema.MathReward():
+            return MathReward()
+        case schema.ExactReward():
+            return ExactReward(config.extract)
+        case schema.FunctionReward():
+            return FunctionReward(config.path, first_usable(task))
+
+
+class GymReward:
+    """The scorer of the reasoning-gym data set; values below the threshold are 0.
+
+    The threshold is there because many scorers give a little for any answer at all.
+    """
+
+    file: str | None = None
+    is_async = False
+
+    def __init__(self, config: schema.GymReward, task: GymTask) -> None:
+        self.name = f"the scorer of {type(task.dataset).__name__}"
+        self._score, self._threshold = task.dataset.score_answer, config.threshold
+        self._extract = Extract(config.extract)
+
+    def __call__(self, completion: str, answer: Any, columns: Row) -> float:
+        found = self._extract(completion)
+        if found is None:
+            return 0.0
+        value = self._score(answer=found, entry=columns)
+        return value if value >= self._threshold else 0.0
+
+
+class ExactReward:
+    """1 if the extracted answer equals the reference as text, without surrounding space; else 0."""
+
+    name, is_async = "exact match", False
+    file: str | None = None
+
+    def __init__(self, extract: str | None) -> None:
+        self._extract = Extract(extract)
+
+    def __call__(self, completion: str, answer: Any, columns: Row) -> float:
+        return float(self._extract(completion) == str(_reference(self.name, answer)).strip())
+
+
+class MathReward:
+    """1 if math-verify finds the completion's last expression equal to the reference; else 0.
+
+    math-verify's own time limits are off: they use SIGALRM, which works in no thread. Some answers
+    (towers of powers) take it for ever; the caller's deadline kills this process.
+    """
+
+    name, is_async = "math-verify", False
+    file: str | None = None
+
+    def __init__(self) -> None:
+        import math_verify  # before the process's memory is limited, and before the first deadline
+
+        self._parse, self._verify = math_verify.parse, math_verify.verify
+        # It would warn, once per process, that its limits are off.
+        logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+    def __call__(self, completion: str, answer: Any, columns: Row) -> float:
+        reference = str(_reference(self.name, answer))
+        marked = "$" in reference or "\\boxed" in reference
+        gold = self._parse(reference if marked else f"\\boxed{{{reference}}}", parsing_timeout=None)
+        if not gold:
+            raise DataError(
+                f"the reference answer {reference!r} is not mathematics that math-verify can read"
+            )
+        found = self._parse(completion, parsing_timeout=None)
+        return float(self._verify(gold, found, timeout_seconds=None, raise_on_error=True))
+
+
+class Extract:
+    """The answer in a completion: the one group of the last match of a pattern, or all of the text."""
+
+    def __init__(self, pattern: str | None) -> None:
+        try:
+            self._pattern = None if pattern is None else re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"`reward.extract` ({pattern!r}) is not a regular expression: {error}"
+            ) from error
+        if self._pattern is not None and self._pattern.groups != 1:
+            raise ConfigError(
+                f"`reward.extract` ({pattern!r}) has {self._pattern.groups} groups, it needs one"
+            )
+
+    def __call__(self, completion: str) -> str | None:
+        """Stripped of surrounding space; None where the pattern does not match."""
+        if self._pattern is None:
+            return completion.strip()
+        matches = self._pattern.findall(completion)
+        return matches[-1].strip() if matches else None
+
+
+def _reference(name: str, answer: Any) -> Any:
+    if answer is None:
+        raise DataError(f"{name} needs a reference answer, the row has none: set `task.answer` to its column")
+    return answer

@@ -1,0 +1,173 @@
+"""Rows of a data file, found by index. JSON Lines stay on disk; other formats are read once."""
+
+from __future__ import annotations
+
+import csv
+import json
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from millrace.core.errors import DataError
+
+Row = Mapping[str, Any]
+FORMATS = ".jsonl, .json, .csv, .parquet, or a directory from `datasets.save_to_disk` or with .parquet files"
+
+
+class Rows(Protocol):
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Row:
+        """Raises DataError, saying where, if the row is broken."""
+
+    def place(self, index: int) -> str:
+        """Where the row stands in the file: a line, or an index."""
+
+
+def open_rows(path: str) -> Rows:
+    """The rows of a file or data set directory.
+
+    Raises:
+        DataError: no such file, a format that is not known, not readable, or without rows.
+    """
+    file = Path(path)
+    if not file.exists():
+        raise DataError(f"no data at `{path}` (looked in {Path.cwd()}): check `task.path`")
+    try:
+        rows = _open(file)
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as {file.suffix or 'a data set'}: {error}") from error
+    if len(rows) == 0:
+        raise DataError(f"{path} has no rows: a task needs at least one")
+    return rows
+
+
+def _open(file: Path) -> Rows:
+    if file.is_dir():
+        return _directory(file)
+    match file.suffix:
+        case ".jsonl":
+            return JsonLines(file)
+        case ".json":
+            return _json(file)
+        case ".csv":
+            return _csv(file)
+        case ".parquet":
+            return _parquet(file)
+    raise DataError(f"{file}: format {file.suffix!r} is not known. Use {FORMATS}.")
+
+
+class JsonLines:
+    """One JSON object per line; blank lines do not count. Only the lines' positions are in memory."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._bytes = b"" if file.stat().st_size == 0 else _mapped(file)
+        ends = np.flatnonzero(np.frombuffer(self._bytes, np.uint8) == ord("\n"))
+        bounds = np.concatenate([[-1], ends, [len(self._bytes)]])
+        spans = zip(bounds[:-1] + 1, bounds[1:], strict=True)
+        filled = [(n, int(a), int(b)) for n, (a, b) in enumerate(spans, 1) if self._bytes[a:b].strip()]
+        self._spans = np.array(filled, np.int64).reshape(-1, 3)
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __getitem__(self, index: int) -> Row:
+        line, start, end = self._spans[index]
+        try:
+            row = json.loads(self._bytes[start:end])
+        except ValueError as error:
+            raise DataError(f"{self._file}:{line} is not JSON: {error}") from error
+        return _object(row, f"{self._file}:{line}")
+
+    def place(self, index: int) -> str:
+        return str(self._spans[index][0])
+
+
+class Listed:
+    """Rows in memory, or in a table that gives a row as a dict for an index."""
+
+    def __init__(self, file: Path, rows: Any, places: list[int] | None = None) -> None:
+        self._file, self._rows, self._places = file, rows, places
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Row:
+        return _object(self._rows[index], f"{self._file}:{self.place(index)}")
+
+    def place(self, index: int) -> str:
+        return str(index if self._places is None else self._places[index])
+
+
+class _Table:
+    """An Arrow table, a row at a time."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    def __getitem__(self, index: int) -> Row:
+        return self._table.slice(index, 1).to_pylist()[0]
+
+
+def _json(file: Path) -> Rows:
+    rows = json.loads(file.read_bytes())
+    if not isinstance(rows, list):
+        raise DataError(
+            f"{file} holds a JSON {type(rows).__name__}: expected a list of objects, or use .jsonl"
+        )
+    return Listed(file, rows)
+
+
+def _csv(file: Path) -> Rows:
+    with file.open(newline="", encoding="utf-8") as opened:
+        reader = csv.DictReader(opened)
+        rows, lines = [], []
+        for row in reader:
+            rows.append(row)
+            lines.append(reader.line_num)
+    return Listed(file, rows, lines)
+
+
+def _parquet(file: Path) -> Rows:
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    return Listed(file, _Table(pyarrow.parquet.read_table(file, memory_map=True)))
+
+
+def _directory(directory: Path) -> Rows:
+    if (directory / "dataset_dict.json").exists() or (directory / "dataset_info.json").exists():
+        from datasets import DatasetDict, load_from_disk
+
+        loaded = load_from_disk(str(directory))
+        if isinstance(loaded, DatasetDict):
+            names = sorted(loaded)
+            raise DataError(
+                f"{directory} holds the splits {names}: set `task.path` to one, {directory / names[0]}"
+            )
+        return Listed(directory, loaded)
+    files = sorted(directory.rglob("*.parquet"))
+    if not files:
+        raise DataError(f"{directory} is not a data set that can be read. Use {FORMATS}.")
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet
+
+    tables = [pyarrow.parquet.read_table(file, memory_map=True) for file in files]
+    return Listed(directory, _Table(pyarrow.concat_tables(tables, promote_options="default")))
+
+
+def _mapped(file: Path) -> mmap.mmap:
+    with file.open("rb") as opened:
+        return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _object(row: Any, where: str) -> Row:
+    if not isinstance(row, dict):
+        raise DataError(f"{where} is a JSON {type(row).__name__}, expected an object with columns")
+    return row

@@ -1,0 +1,86 @@
+"""From what a reward function returned, or raised, to a Score. A failure never becomes a zero."""
+
+from __future__ import annotations
+
+import linecache
+import math
+import traceback
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from millrace.core.types import Abstain, Failed, Score, Scored
+
+SHOWN_CHARACTERS = 200
+
+
+def to_score(name: str, returned: Any) -> Score:
+    """Judge a returned value: a finite number (or bool), a dict with `reward` and metrics, or None.
+
+    None, alone or as the `reward` of a dict, abstains. Anything else fails, naming function and value.
+    """
+    if returned is None:
+        return Abstain(f"{name} returned None")
+    if not isinstance(returned, Mapping):
+        value = _number(returned)
+        return Scored(value) if value is not None else _refused(name, "returned", returned)
+    if "reward" not in returned:
+        keys = _shown(sorted(map(str, returned)))
+        return Failed(f"{name} returned a dict without the key 'reward': its keys are {keys}")
+    metrics = {str(key): _number(value) for key, value in returned.items()}
+    if returned["reward"] is None:
+        return Abstain(f"{name} returned a reward of None")
+    for key, value in metrics.items():
+        if value is None:
+            return _refused(name, f"returned, under the key {key!r},", returned[key])
+    reward = metrics.pop("reward")
+    return Scored(reward, metrics)  # type: ignore[arg-type]  # the loop above refused every None
+
+
+def raised(name: str, error: BaseException, file: str | None = None) -> Failed:
+    """The failure that an exception is: its type, message and the line it came from.
+
+    The line is the innermost one in `file` (the user's), or the innermost of all.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if frame.filename == file] or list(frames)
+    where = ""
+    if ours:
+        line = (ours[-1].line or linecache.getline(ours[-1].filename, ours[-1].lineno or 0)).strip()
+        where = f" at {ours[-1].filename}:{ours[-1].lineno} `{line}`"
+    return Failed(f"{name} raised {type(error).__name__}: {_message(error)}{where}")
+
+
+def _number(value: Any) -> float | None:
+    """A finite float, or None. NumPy scalars are numbers; strings and tensors are not."""
+    if not isinstance(value, (Real, np.bool_)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _refused(name: str, how: str, value: Any) -> Failed:
+    return Failed(
+        f"{name} {how} {_shown(value)} ({type(value).__name__}): a reward function returns a finite number, "
+        "a dict of numbers with the key 'reward', or None"
+    )
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception as error:
+        return f"a value that cannot be shown ({type(error).__name__})"
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)[:SHOWN_CHARACTERS]
+    except Exception as broken:
+        return f"(its message cannot be shown: {type(broken).__name__})"

@@ -1,0 +1,171 @@
+"""Tasks: where prompts come from. A task is rows; a row has columns and a prompt text."""
+
+from __future__ import annotations
+
+import difflib
+from functools import lru_cache
+from typing import Any, Protocol
+
+from millrace.config import schema
+from millrace.core.errors import ConfigError, DataError
+from millrace.environments.rows import Row, open_rows
+
+PROBED_ROWS = 100
+CACHED_ROWS = 1024
+
+
+class Task(Protocol):
+    """`rows` is their number; a row is an index below it. Asking for a broken one raises DataError."""
+
+    rows: int
+    answer: str | None  # the column with the reference answer
+
+    def row_id(self, row: int) -> str:
+        """Names the row in the ledger and in reports."""
+
+    def columns(self, row: int) -> Row:
+        """What rewards may see."""
+
+    def prompt_text(self, row: int) -> str:
+        """What the model is given, rendered through the chat template where that is asked for."""
+
+
+def make_task(config: schema.Task, tokenizer: Any) -> Task:
+    """The task of a configuration. `tokenizer` (Hugging Face) renders chat prompts.
+
+    Raises:
+        ConfigError, DataError: it cannot give a single prompt as configured.
+    """
+    if config.chat and not getattr(tokenizer, "chat_template", None):
+        raise ConfigError(
+            "`task.chat` is true, but the model's tokenizer has no chat template: set it to false"
+        )
+    kind: Any = GymTask if isinstance(config, schema.GymTask) else FileTask
+    task: Task = kind(config, tokenizer)
+    first_usable(task)
+    return task
+
+
+class GymTask:
+    """A reasoning-gym data set, each row generated when it is asked for.
+
+    reasoning-gym seeds row i with `seed + i`, so neighbouring seeds share nearly all rows. Seeds are
+    therefore spread by the golden ratio over 31 bits: small `data_seed`s are hundreds of thousands of
+    rows apart, and a held-out set under another seed has other rows.
+    """
+
+    answer: str | None = "answer"
+
+    def __init__(self, config: schema.GymTask, tokenizer: Any) -> None:
+        self.rows = config.size
+        self._config, self._tokenizer = config, tokenizer
+        seed = config.data_seed * 2_654_435_769 % 2**31
+        self.dataset = _gym_dataset(config.name, config.size, seed, config.options)
+        self._cached = lru_cache(CACHED_ROWS)(self._generate)
+
+    def row_id(self, row: int) -> str:
+        return f"{self._config.name}/{self._config.data_seed}:{row}"
+
+    def columns(self, row: int) -> Row:
+        return self._cached(row)
+
+    def prompt_text(self, row: int) -> str:
+        columns = self.columns(row)
+        return _render(self._config, self._tokenizer, columns, columns["question"], self.row_id(row))
+
+    def _generate(self, row: int) -> Row:
+        try:
+            return self.dataset[row]
+        except Exception as error:
+            raise DataError(f"{self.row_id(row)}: not generated: {type(error).__name__}: {error}") from error
+
+
+class FileTask:
+    """Rows of a file. A broken row raises when it is asked for, with its line; the others are used."""
+
+    def __init__(self, config: schema.FileTask, tokenizer: Any) -> None:
+        self._config, self._tokenizer = config, tokenizer
+        self._rows = open_rows(config.path)
+        self.rows, self.answer = len(self._rows), config.answer
+
+    def row_id(self, row: int) -> str:
+        return f"{self._config.path}:{self._rows.place(row)}"
+
+    def columns(self, row: int) -> Row:
+        columns = self._rows[row]
+        for name in filter(None, (self._config.prompt, self._config.answer)):
+            if columns.get(name) is None:
+                raise DataError(
+                    f"{self.row_id(row)} has no `{name}`, only {sorted(columns)}: check `task.prompt` "
+                    'and `task.answer` ("none" where there is no answer)'
+                )
+        return columns
+
+    def prompt_text(self, row: int) -> str:
+        columns = self.columns(row)
+        return _render(self._config, self._tokenizer, columns, columns[self._config.prompt], self.row_id(row))
+
+
+def _gym_dataset(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    if name not in DATASETS:
+        near = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4) or sorted(DATASETS)[:3]
+        raise ConfigError(
+            f"`task.name` ({name!r}) is not a reasoning-gym data set. Nearest: {', '.join(near)} "
+            f"({len(DATASETS)} in all)"
+        )
+    try:
+        return reasoning_gym.create_dataset(name, size=size, seed=seed, **options)
+    except (TypeError, ValueError, AssertionError) as error:
+        fields = sorted(set(DATASETS[name][1].__dataclass_fields__) - {"size", "seed"})
+        raise ConfigError(
+            f"`task.options` {options} do not fit reasoning-gym's `{name}` ({error}); "
+            f"it knows {', '.join(fields)}"
+        ) from error
+
+
+def _render(config: schema.Task, tokenizer: Any, columns: Row, prompt: Any, row_id: str) -> str:
+    if isinstance(prompt, str):
+        text = _fill(config.template, {**columns, "prompt": prompt}, row_id)
+        messages = [{"role": "user", "content": text}]
+    elif isinstance(prompt, list) and config.chat:
+        text, messages = "", prompt
+    else:
+        hint = "set `task.chat` to true" if isinstance(prompt, list) else "it must be text or chat messages"
+        raise DataError(f"{row_id}: the prompt is a {type(prompt).__name__}: {hint}")
+    if not config.chat:
+        return text
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:
+        raise DataError(f"{row_id}: the chat template failed: {type(error).__name__}: {error}") from error
+
+
+def _fill(template: str, columns: Row, row_id: str) -> str:
+    try:
+        return template.format(**columns)
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
+        raise DataError(
+            f"{row_id}: `task.template` {template!r} cannot be filled ({type(error).__name__}: {error}); "
+            f"columns: {sorted(columns)}. A literal brace is written {{{{ or }}}}."
+        ) from error
+
+
+def first_usable(task: Task) -> Row:
+    """The columns of the first row that makes a prompt.
+
+    Raises:
+        DataError: none of the first rows does: then the configuration is wrong, not a row.
+    """
+    faults = []
+    for row in range(min(task.rows, PROBED_ROWS)):
+        try:
+            task.prompt_text(row)
+            return task.columns(row)
+        except DataError as error:
+            faults.append(error)
+    raise DataError(
+        f"none of the first {len(faults)} rows can be used; the first says: {faults[0]}"
+    ) from faults[0]
