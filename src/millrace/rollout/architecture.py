@@ -1,0 +1,106 @@
+"""What the engine must know of a model: its dimensions, its parameters' names, its rotary tables.
+
+Names, shapes and rotary frequencies are Hugging Face's own (a model on the meta device and its rotary
+module), so that the engine cannot disagree with what a trainer publishes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from millrace.core.errors import DataError
+
+SUPPORTED = ("llama", "qwen2", "qwen3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder of the Llama family. `shapes` maps parameter names, in state-dict order, to shapes."""
+
+    model_type: str
+    num_layers: int
+    hidden: int
+    intermediate: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+    eps: float
+    tied: bool
+    qk_norm: bool
+    shapes: dict[str, tuple[int, ...]]
+    config: Any
+
+    @property
+    def heads_per_kv(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    def rotary_tables(
+        self, num_positions: int, dtype: torch.dtype, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines, each (num_positions, head_dim), from the family's own rotary module."""
+        with torch.device("meta"):
+            rotary_class = type(AutoModelForCausalLM.from_config(self.config).model.rotary_emb)
+        positions = torch.arange(num_positions)[None]
+        cos, sin = rotary_class(self.config)(torch.empty(0, dtype=dtype), positions)
+        return cos[0].to(device), sin[0].to(device)
+
+
+def read_architecture(model_path: str) -> Architecture:
+    """Read `config.json` of a Hugging Face model directory.
+
+    Raises: DataError for a directory without a configuration, or a model the engine cannot run.
+    """
+    try:
+        config = AutoConfig.from_pretrained(model_path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"no usable model configuration in {model_path!r}: {error}") from error
+    return architecture_of(config)
+
+
+def architecture_of(config: Any) -> Architecture:
+    """The architecture of a Hugging Face configuration. Raises: DataError if unsupported."""
+    _check_supported(config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return Architecture(
+        model_type=config.model_type,
+        num_layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        vocab=config.vocab_size,
+        eps=config.rms_norm_eps,
+        tied=bool(config.tie_word_embeddings),
+        qk_norm=config.model_type == "qwen3",
+        shapes=shapes,
+        config=config,
+    )
+
+
+def _check_supported(config: Any) -> None:
+    if config.model_type not in SUPPORTED:
+        raise DataError(
+            f"the torch engine cannot run `model_type` {config.model_type!r}; "
+            f"it runs {', '.join(SUPPORTED)}. Use such a model, or another engine."
+        )
+    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope_type not in ROPE_TYPES:
+        raise DataError(
+            f"the torch engine cannot run rotary embeddings of type {rope_type!r} (their frequencies "
+            f"depend on the sequence length); it runs {', '.join(ROPE_TYPES)}"
+        )
+    if config.hidden_act != "silu":
+        raise DataError(f"the torch engine runs `hidden_act` 'silu' only, not {config.hidden_act!r}")
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if layer_types != {"full_attention"}:
+        raise DataError(f"the torch engine runs full attention only; this model has {sorted(layer_types)}")

@@ -1,0 +1,117 @@
+"""Attention over cached keys and values: one kernel for decoding and for prefill.
+
+Prefill attends one query position at a time exactly as decoding does: the same product shapes, only
+with more of them in a batch, all reading the same cached keys through a zero stride. On top of that,
+keys are padded to a multiple of `BUCKET` (masked ones contribute exact zeros) and the weighted sum
+over values runs in blocks of `BLOCK` keys, because matrix kernels split longer reductions by their
+length. A position's output therefore depends on its own sequence only, bit for bit, and not on
+whether it was prefilled or decoded, in which chunk, or with which neighbours.
+
+Shape suffixes: M rows (tokens), N slots, H query heads, K kv heads, G = H / K, D head_dim, L keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from millrace.rollout.cache import KVCache
+
+Tensor = torch.Tensor
+
+BUCKET = 64
+BLOCK = 256
+
+
+def attend(q_BGD: Tensor, k_BLD: Tensor, v_BLD: Tensor, bias: Tensor) -> Tensor:
+    """softmax(q k^T + bias) v for B independent queries; `bias` broadcasts against (B / x, x, G, L)."""
+    heads, num_keys = q_BGD.shape[1], k_BLD.shape[1]
+    scores = torch.bmm(q_BGD, k_BLD.transpose(1, 2))
+    scores.view(bias.shape[0], -1, heads, num_keys).add_(bias)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v_BLD.dtype)
+    out = torch.bmm(weights[..., :BLOCK], v_BLD[:, :BLOCK])
+    for start in range(BLOCK, num_keys, BLOCK):
+        stop = start + BLOCK
+        out += torch.bmm(weights[..., start:stop], v_BLD[:, start:stop])
+    return out
+
+
+def mask_bias(positions: Tensor, num_keys: int, dtype: torch.dtype) -> Tensor:
+    """(positions, 1, 1, L): 0 where key <= position, -inf after it."""
+    keys = torch.arange(num_keys, device=positions.device)
+    bias = torch.zeros((len(positions), 1, 1, num_keys), dtype=dtype, device=positions.device)
+    return bias.masked_fill_(keys > positions[:, None, None, None], float("-inf"))
+
+
+def bucketed(length: int) -> int:
+    """The number of keys to compute over for a sequence of `length`."""
+    return -(-length // BUCKET) * BUCKET
+
+
+class DecodeAttention:
+    """One new token in each of the first N slots, at `positions_N`."""
+
+    def __init__(self, cache: KVCache, positions: Sequence[int]) -> None:
+        self._cache, self._count = cache, len(positions)
+        device, kv_heads = cache.keys.device, cache.keys.shape[2]
+        positions_N = torch.tensor(positions, device=device)
+        rows = torch.arange(self._count * kv_heads, device=device).view(self._count, kv_heads)
+        self._index = (rows * cache.num_positions + positions_N[:, None]).view(-1)
+        self._num_keys = bucketed(max(positions) + 1)
+        self._bias = mask_bias(positions_N, self._num_keys, cache.keys.dtype)
+
+    def __call__(self, layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor) -> None:
+        count, num_keys = self._count, self._num_keys
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        kv_heads, head_dim = k_MKD.shape[1:]
+        for target, source in ((keys, k_MKD), (values, v_MKD)):
+            target.view(-1, head_dim).index_copy_(0, self._index, source[:count].reshape(-1, head_dim))
+        out = attend(
+            q_MHD[:count].reshape(count * kv_heads, -1, head_dim),
+            keys[:count].flatten(0, 1)[:, :num_keys],
+            values[:count].flatten(0, 1)[:, :num_keys],
+            self._bias,
+        )
+        out_MHD[:count] = out.view(count, -1, head_dim)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Positions [start, start + count) of the sequence in `slot`."""
+
+    slot: int
+    start: int
+    count: int
+
+
+class PrefillAttention:
+    """Consecutive positions of several slots, packed one segment after another."""
+
+    def __init__(self, cache: KVCache, segments: Sequence[Segment]) -> None:
+        self._cache, self._plan = cache, []
+        device, dtype, row = cache.keys.device, cache.keys.dtype, 0
+        for segment in segments:
+            stop = segment.start + segment.count
+            num_keys = bucketed(stop)
+            bias = mask_bias(torch.arange(segment.start, stop, device=device), num_keys, dtype)
+            self._plan.append((segment, slice(row, row + segment.count), num_keys, bias))
+            row += segment.count
+
+    def __call__(self, layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor) -> None:
+        kv_heads = k_MKD.shape[1]
+        for segment, rows, num_keys, bias in self._plan:
+            keys = self._cache.keys[layer, segment.slot]
+            values = self._cache.values[layer, segment.slot]
+            stop = segment.start + segment.count
+            keys[:, segment.start : stop] = k_MKD[rows].transpose(0, 1)
+            values[:, segment.start : stop] = v_MKD[rows].transpose(0, 1)
+            for head, q_MGD in enumerate(q_MHD[rows].chunk(kv_heads, dim=1)):
+                group = slice(head * q_MGD.shape[1], (head + 1) * q_MGD.shape[1])
+                out_MHD[rows, group] = attend(
+                    q_MGD,
+                    keys[head, :num_keys].expand(segment.count, -1, -1),
+                    values[head, :num_keys].expand(segment.count, -1, -1),
+                    bias,
+                )

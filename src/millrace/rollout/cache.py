@@ -1,0 +1,76 @@
+"""Where keys and values of running trajectories are kept: one slot each, slots in use form a prefix.
+
+A decode step computes over slots [0, used) without gathering, so a released slot is filled at once
+with the last one. Everything in the cache belongs to one version of the weights; `reset` forgets it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+Tensor = torch.Tensor
+
+
+class KVCache:
+    """Keys and values, each (layers, slots, kv_heads, positions, head_dim).
+
+    The cache knows how many positions of each slot are valid (`lengths`); it never looks at tokens.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int, int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.num_slots, self.num_positions = shape[1], shape[3]
+        self.lengths: list[int] = []
+
+    @property
+    def used(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def can_allocate(self) -> bool:
+        return self.used < self.num_slots
+
+    @property
+    def used_tokens(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.num_slots * self.num_positions
+
+    def allocate(self) -> int:
+        assert self.can_allocate, (self.used, self.num_slots)
+        self.lengths.append(0)
+        return self.used - 1
+
+    def release(self, slot: int) -> int:
+        """Free `slot` and move the last used slot into it. Returns the slot that was moved."""
+        assert 0 <= slot < self.used, (slot, self.used)
+        last = self.used - 1
+        if last != slot:
+            self.lengths[slot] = 0
+            self.copy(last, slot, self.lengths[last])
+        self.lengths.pop()
+        return last
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make the first `length` positions of `target` those of `source`."""
+        assert self.lengths[target] == 0 and length <= self.lengths[source], (source, target, length)
+        self.keys[:, target, :, :length] = self.keys[:, source, :, :length]
+        self.values[:, target, :, :length] = self.values[:, source, :, :length]
+        self.lengths[target] = length
+
+    def extend(self, slot: int, count: int) -> None:
+        """Declare `count` more positions of `slot` valid."""
+        self.lengths[slot] += count
+        assert self.lengths[slot] <= self.num_positions, (slot, self.lengths[slot], self.num_positions)
+
+    def reset(self) -> None:
+        """Forget every position: the weights changed. Slots stay allocated."""
+        self.lengths = [0] * self.used

@@ -1,0 +1,325 @@
+"""The torch engine: continuous batching with exact sampling noise, on any torch device.
+
+A step admits waiting work into free slots, computes at most `prefill_chunk` positions of prompts, and
+decodes one token for every sequence whose keys and values are complete. Prefill covers all tokens but
+the last; the last one is always fed by a decode step, so every sampled token comes from the same
+code. Members of a group prefill their prompt once. New weights are swapped in between two steps: the
+cache is forgotten, and trajectories in flight are prefilled again under the new version.
+
+The engine is synchronous and not thread-safe: its owner calls it from one thread.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+
+import torch
+
+from millrace.core.digest import NamedBuffer, digest_buffers
+from millrace.core.errors import DataError, WeightsError
+from millrace.core.types import Progress, ReplicaLoad, Work
+from millrace.rollout.architecture import Architecture
+from millrace.rollout.attention import DecodeAttention, PrefillAttention, Segment, bucketed
+from millrace.rollout.cache import KVCache
+from millrace.rollout.model import Decoder
+from millrace.rollout.noise import uniforms
+from millrace.rollout.parameters import Parameters
+from millrace.rollout.sampler import sample
+from millrace.rollout.sequence import Sequence
+
+# Leases remembered to refuse repeats of old commands, far beyond what can be under way at once.
+_LEASES_REMEMBERED = 100_000
+
+
+class Engine:
+    """Serves version `version` (-1: none yet, nothing is generated).
+
+    Args:
+        eos_ids: token ids that always end a completion, beside those of each work's sampling.
+        decode: tokens to text, needed for stop strings only.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        slots: int = 32,
+        max_sequence_tokens: int = 512,
+        prefill_chunk: int = 512,
+        eos_ids: Iterable[int] = (),
+        decode: Callable[[list[int]], str] | None = None,
+    ) -> None:
+        device = torch.device(device)
+        self.version = -1
+        self.max_sequence_tokens = max_sequence_tokens
+        self._architecture, self._prefill_chunk = architecture, prefill_chunk
+        self._eos_ids, self._decode_text = frozenset(eos_ids), decode
+        self._active = Parameters(architecture, dtype, device)
+        self._standby = Parameters(architecture, dtype, device)
+        on_host = device.type == "cpu"
+        self._landing = None if on_host else Parameters(architecture, dtype, torch.device("cpu"))
+        num_positions = bucketed(max_sequence_tokens)
+        self._decoder = Decoder(architecture, num_positions, dtype, device)
+        shape = (
+            architecture.num_layers,
+            slots,
+            architecture.num_kv_heads,
+            num_positions,
+            architecture.head_dim,
+        )
+        self._cache = KVCache(shape, dtype, device)
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []  # index = slot
+        self._finished: dict[int, Sequence] = {}  # by trajectory, not yet reported
+        self._leases: OrderedDict[int, int] = OrderedDict()
+        self._generated = self._prefilled = self._steps_since_swap = 0
+
+    # ------------------------------------------------------------ work
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self.version >= 0 and bool(self._running or self._waiting)
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether a finished trajectory waits to be reported."""
+        return bool(self._finished)
+
+    def submit(self, works: Iterable[Work]) -> None:
+        """Queue works in order. A newer lease of a trajectory replaces the old one; a repeat or an
+        older lease changes nothing. Raises: DataError for prompts the engine cannot hold (and then
+        none of the works is queued)."""
+        works = list(works)
+        for work in works:
+            self._check(work)
+        for work in works:
+            if work.lease <= self._leases.get(work.trajectory_id, -1):
+                continue
+            self._remove(work.trajectory_id)
+            self._remember(work)
+            sequence = Sequence(
+                work,
+                eos_ids=self._eos_ids,
+                max_sequence_tokens=self.max_sequence_tokens,
+                decode=self._decode_text,
+            )
+            if sequence.finish is None:
+                self._waiting.append(sequence)
+            else:
+                self._finished[work.trajectory_id] = sequence
+
+    def release(self, trajectory_ids: Iterable[int]) -> list[Progress]:
+        """Forget these trajectories and give back all that was sampled of them here."""
+        removed = [self._remove(trajectory_id) for trajectory_id in trajectory_ids]
+        return [part for sequence in removed if sequence is not None for part in sequence.sampled()]
+
+    def take_progress(self) -> list[Progress]:
+        """Tokens since the last call, in slot order, then what has finished."""
+        sequences = [*self._running, *self._waiting, *self._finished.values()]
+        self._finished.clear()
+        return [part for sequence in sequences for part in sequence.unreported()]
+
+    def load(self) -> ReplicaLoad:
+        return ReplicaLoad(
+            version=self.version,
+            running=len(self._running),
+            waiting=len(self._waiting),
+            slots=self._cache.num_slots,
+            kv_used_tokens=self._cache.used_tokens,
+            kv_capacity_tokens=self._cache.capacity_tokens,
+            steps_since_swap=self._steps_since_swap,
+            generated_tokens=self._generated,
+            prefilled_tokens=self._prefilled,
+        )
+
+    # ------------------------------------------------------------ weights
+
+    def buffers(self) -> list[NamedBuffer]:
+        """The tensors the engine computes with now, as bytes under their Hugging Face names."""
+        return self._active.buffers()
+
+    def standby_buffers(self) -> list[NamedBuffer]:
+        """Writable bytes of the set of weights that the next `swap` will serve."""
+        return (self._landing or self._standby).buffers()
+
+    def load_standby(self, model_path: str) -> None:
+        """Fill the standby weights from the safetensors files of a Hugging Face directory."""
+        (self._landing or self._standby).load(model_path)
+
+    def digest(self) -> str:
+        """Digest of the tensors the engine computes with now."""
+        return digest_buffers(self.buffers())
+
+    @torch.inference_mode()
+    def swap(self, version: int) -> None:
+        """Serve the standby weights as `version` from the next step on.
+
+        Nothing computed under the old weights is used again: keys and values are recomputed.
+        """
+        if self._landing is not None:
+            self._standby.copy_from(self._landing)
+        self._active, self._standby = self._standby, self._active
+        self.version, self._steps_since_swap = version, 0
+        self._cache.reset()
+
+    def withdraw(self) -> None:
+        """Serve nothing until the next swap: the active weights are not to be trusted."""
+        self.version = -1
+
+    # ------------------------------------------------------------ steps
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Admit, prefill, decode one token for each sequence that is ready.
+
+        Raises: WeightsError when a logit is not finite, naming the trajectory and version.
+        """
+        if not self.has_work:
+            return
+        while self._waiting and self._cache.can_allocate:
+            slot = self._cache.allocate()
+            assert slot == len(self._running), (slot, len(self._running))
+            self._running.append(self._waiting.popleft())
+        self._prefill()
+        self._decode()
+
+    def _prefill(self) -> None:
+        if all(self._ready(slot) for slot in range(len(self._running))):
+            return
+        leaders = self._leaders()
+        segments = self._plan_prefill(leaders)
+        if segments:
+            tokens = [t for s in segments for t in self._running[s.slot].tokens[s.start : s.start + s.count]]
+            positions = [p for s in segments for p in range(s.start, s.start + s.count)]
+            self._decoder.hidden(self._active, tokens, positions, PrefillAttention(self._cache, segments))
+            for segment in segments:
+                self._cache.extend(segment.slot, segment.count)
+            self._prefilled += len(tokens)
+        self._share(leaders)
+
+    def _plan_prefill(self, leaders: dict[tuple, int]) -> list[Segment]:
+        """Up to `prefill_chunk` positions, first slots first. Followers wait for their leader."""
+        budget, segments = self._prefill_chunk, []
+        for slot, sequence in enumerate(self._running):
+            start = self._cache.lengths[slot]
+            count = min(len(sequence.tokens) - 1 - start, budget)
+            follows = leaders[sequence.prefix_key] != slot and len(sequence.work.prompt) > 1
+            if count > 0 and (start > 0 or not follows):
+                segments.append(Segment(slot, start, count))
+                budget -= count
+        return segments
+
+    def _leaders(self) -> dict[tuple, int]:
+        """For each (group, prompt) the slot that has most of it computed."""
+        leaders: dict[tuple, int] = {}
+        for slot, sequence in enumerate(self._running):
+            best = leaders.setdefault(sequence.prefix_key, slot)
+            if self._cache.lengths[slot] > self._cache.lengths[best]:
+                leaders[sequence.prefix_key] = slot
+        return leaders
+
+    def _share(self, leaders: dict[tuple, int]) -> None:
+        """Copy complete prompts from leaders to followers that have nothing yet."""
+        for slot, sequence in enumerate(self._running):
+            shared, leader = len(sequence.work.prompt) - 1, leaders[sequence.prefix_key]
+            if leader != slot and self._cache.lengths[slot] == 0 < shared <= self._cache.lengths[leader]:
+                self._cache.copy(leader, slot, shared)
+
+    def _decode(self) -> None:
+        """One token for every ready slot. Unready slots between them are computed and ignored: what
+        they write lies beyond their valid positions."""
+        ready = [slot for slot in range(len(self._running)) if self._ready(slot)]
+        if not ready:
+            return
+        count = ready[-1] + 1
+        tokens = [sequence.tokens[-1] for sequence in self._running[:count]]
+        positions = self._cache.lengths[:count]
+        hidden = self._decoder.hidden(
+            self._active, tokens, positions, DecodeAttention(self._cache, positions)
+        )
+        logits = self._decoder.logits(self._active, hidden, count)
+        if len(ready) < count:
+            logits = logits[torch.tensor(ready, device=logits.device)]
+        self._sample(ready, logits)
+
+    def _sample(self, ready: list[int], logits: torch.Tensor) -> None:
+        sequences = [self._running[slot] for slot in ready]
+        self._refuse_non_finite(sequences, logits)
+        works = [sequence.work for sequence in sequences]
+        noise = uniforms(
+            [work.seed for work in works],
+            [work.trajectory_id for work in works],
+            [sequence.completion_length for sequence in sequences],
+        )
+        tokens, logprobs = sample(logits, [work.sampling for work in works], noise)
+        for slot, sequence, token, logprob in zip(
+            ready, sequences, tokens.tolist(), logprobs.tolist(), strict=True
+        ):
+            self._cache.extend(slot, 1)
+            sequence.append(token, logprob, self.version)
+        self._generated += len(ready)
+        self._steps_since_swap += 1
+        for slot in reversed(ready):
+            if self._running[slot].finish is not None:
+                sequence = self._vacate(slot)
+                self._finished[sequence.work.trajectory_id] = sequence
+
+    def _refuse_non_finite(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
+        finite = logits.isfinite().all(dim=-1)
+        if not finite.all():
+            bad = [s.work.trajectory_id for s, ok in zip(sequences, finite.tolist(), strict=True) if not ok]
+            raise WeightsError(
+                f"version {self.version} gives logits that are not finite for trajectories {bad[:8]} "
+                f"({len(bad)} of {len(sequences)} decoded). The weights are broken: look at the "
+                "gradient norm of the last steps, and go back to an earlier checkpoint."
+            )
+
+    # ------------------------------------------------------------ bookkeeping
+
+    def _ready(self, slot: int) -> bool:
+        return self._cache.lengths[slot] == len(self._running[slot].tokens) - 1
+
+    def _vacate(self, slot: int) -> Sequence:
+        """Take the sequence out of `slot`; the last one moves in."""
+        sequence = self._running[slot]
+        moved = self._cache.release(slot)
+        self._running[slot] = self._running[moved]
+        self._running.pop()
+        return sequence
+
+    def _remove(self, trajectory_id: int) -> Sequence | None:
+        if trajectory_id in self._finished:
+            return self._finished.pop(trajectory_id)
+        for slot, sequence in enumerate(self._running):
+            if sequence.work.trajectory_id == trajectory_id:
+                return self._vacate(slot)
+        for sequence in self._waiting:
+            if sequence.work.trajectory_id == trajectory_id:
+                self._waiting.remove(sequence)
+                return sequence
+        return None
+
+    def _remember(self, work: Work) -> None:
+        self._leases[work.trajectory_id] = work.lease
+        self._leases.move_to_end(work.trajectory_id)
+        while len(self._leases) > _LEASES_REMEMBERED:
+            self._leases.popitem(last=False)
+
+    def _check(self, work: Work) -> None:
+        length, vocab = len(work.prompt) + len(work.tokens), self._architecture.vocab
+        where = f"trajectory {work.trajectory_id} (group {work.group_id})"
+        if not work.prompt:
+            raise DataError(f"{where} has an empty prompt: there is nothing to continue")
+        if length > self.max_sequence_tokens:
+            raise DataError(
+                f"{where} has {length} tokens, more than `rollout.max_sequence_tokens` "
+                f"({self.max_sequence_tokens})"
+            )
+        if not (min(work.prompt) >= 0 and max(work.prompt) < vocab):
+            raise DataError(f"{where} has token ids outside [0, {vocab}): another tokenizer's?")
+        if work.sampling.stop_strings and self._decode_text is None:
+            raise DataError(f"{where} has stop strings, but the engine has no tokenizer to find them with")

@@ -1,0 +1,44 @@
+"""Generate completions without a run: for evaluation and for the quickstart."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from millrace.core.types import Sampling, Work
+from millrace.rollout.engine import Engine
+
+# Every call numbers its trajectories from 0; a newer lease tells them from those of earlier calls.
+_leases = itertools.count()
+
+
+def generate(
+    engine: Engine, prompts: Sequence[list[int]], sampling: Sampling, *, n: int = 1, seed: int = 0
+) -> list[list[list[int]]]:
+    """`n` completions of every prompt (token ids), in the order of the prompts.
+
+    The engine must serve a version and be otherwise idle. Completion j of prompt i depends on the
+    weights, the prompt, `sampling`, `seed` and (i, j) only.
+    """
+    assert engine.version >= 0 and not engine.has_work, engine.load()
+    lease = next(_leases)
+    works = [
+        Work(
+            trajectory_id=index * n + attempt,
+            group_id=index,
+            lease=lease,
+            prompt=list(prompt),
+            tokens=[],
+            sampling=sampling,
+            seed=seed,
+        )
+        for index, prompt in enumerate(prompts)
+        for attempt in range(n)
+    ]
+    completions: list[list[int]] = [[] for _ in works]
+    engine.submit(works)
+    while engine.has_work or engine.has_finished:
+        engine.step()
+        for progress in engine.take_progress():
+            completions[progress.trajectory_id].extend(progress.tokens)
+    return [completions[start : start + n] for start in range(0, len(works), n)]

@@ -1,0 +1,75 @@
+"""Make an engine from a Hugging Face model directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from transformers import AutoTokenizer
+
+from millrace.rollout.architecture import read_architecture
+from millrace.rollout.engine import Engine
+
+
+def load_engine(
+    model_path: str,
+    *,
+    weights: bool = True,
+    dtype: str = "float32",
+    device: str = "auto",
+    slots: int = 32,
+    max_sequence_tokens: int = 512,
+    prefill_chunk: int = 512,
+) -> Engine:
+    """An engine for the model in `model_path`.
+
+    With `weights` it serves the directory's own as version 0; without, it reads no weight file and
+    serves nothing until its first swap. `device` "auto" is cuda where there is one.
+    Raises: DataError for a model the engine cannot run.
+    """
+    architecture = read_architecture(model_path)
+    tokenizer = load_tokenizer(model_path)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    engine = Engine(
+        architecture,
+        dtype=getattr(torch, dtype),
+        device=device,
+        slots=slots,
+        max_sequence_tokens=max_sequence_tokens,
+        prefill_chunk=prefill_chunk,
+        eos_ids=end_ids(model_path, architecture.config, tokenizer),
+        decode=text_decoder(tokenizer),
+    )
+    if weights:
+        engine.load_standby(model_path)
+        engine.swap(0)
+    return engine
+
+
+def load_tokenizer(model_path: str) -> Any | None:
+    """The directory's tokenizer, or None where there is none: tokens in, tokens out needs none."""
+    if not (Path(model_path) / "tokenizer_config.json").exists():
+        return None
+    return AutoTokenizer.from_pretrained(model_path)
+
+
+def text_decoder(tokenizer: Any | None) -> Callable[[list[int]], str] | None:
+    if tokenizer is None:
+        return None
+    return lambda tokens: tokenizer.decode(
+        tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+
+
+def end_ids(model_path: str, config: Any, tokenizer: Any | None) -> set[int]:
+    """Token ids that end a completion: of the tokenizer, the model and its generation configuration."""
+    generation = Path(model_path) / "generation_config.json"
+    configured = msgspec.json.decode(generation.read_bytes()) if generation.exists() else {}
+    found = [getattr(tokenizer, "eos_token_id", None), config.eos_token_id, configured.get("eos_token_id")]
+    return {
+        token for ids in found for token in (ids if isinstance(ids, list) else [ids]) if token is not None
+    }

@@ -1,0 +1,34 @@
+"""Uniform noise as a pure function of (run seed, trajectory id, position).
+
+A counter-based generator: no state, so it does not matter where, when or beside whom a token is
+sampled. Each of the three numbers passes through the SplitMix64 finalizer (Steele et al., 2014,
+"Fast splittable pseudorandom number generators"), a bijection of 64-bit words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+_MASK = (1 << 64) - 1
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def uniforms(seeds: Sequence[int], trajectory_ids: Sequence[int], positions: Sequence[int]) -> np.ndarray:
+    """One float64 in [0, 1) for each (seed, trajectory, position), with 52 random bits.
+
+    52 and not 53: then `u * total` is below `total` after rounding, too.
+    """
+    state = np.zeros(len(seeds), dtype=np.uint64)
+    for numbers in (seeds, trajectory_ids, positions):
+        words = np.array([number & _MASK for number in numbers], dtype=np.uint64)
+        state = _mix((state ^ words) + _GAMMA)
+    return (state >> np.uint64(12)).astype(np.float64) * 2.0**-52
+
+
+def _mix(words: np.ndarray) -> np.ndarray:
+    words = (words ^ (words >> np.uint64(30))) * _MULTIPLIERS[0]
+    words = (words ^ (words >> np.uint64(27))) * _MULTIPLIERS[1]
+    return words ^ (words >> np.uint64(31))

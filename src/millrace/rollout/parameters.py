@@ -1,0 +1,138 @@
+"""One set of weights, fused for inference, with a view of every tensor under its Hugging Face name.
+
+Query, key and value projections lie one under another in one matrix, gate and up projections in
+another: row slices of a row-major matrix are contiguous, so each named tensor is a plain byte range
+of what the engine multiplies with. Reading new weights into the views, or digesting them, is reading
+or digesting the engine's own tensors: there is no second copy that could differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from millrace.core.digest import NamedBuffer
+from millrace.core.errors import DataError
+from millrace.rollout.architecture import Architecture
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The tensors of one decoder layer."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    post_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+class Parameters:
+    """Weights of `architecture` in `dtype` on `device`, uninitialised until loaded or pulled into."""
+
+    def __init__(self, architecture: Architecture, dtype: torch.dtype, device: torch.device) -> None:
+        self._shapes, self._dtype, self._device = architecture.shapes, dtype, device
+        views: dict[str, Tensor] = {}
+        self._views = views
+        self.embedding = self._allocate("model.embed_tokens.weight")
+        self.layers = [self._layer(f"model.layers.{i}.") for i in range(architecture.num_layers)]
+        self.norm = self._allocate("model.norm.weight")
+        self.head = self.embedding if architecture.tied else self._allocate("lm_head.weight")
+        left = sorted(set(self._shapes) - set(views))
+        if left:
+            raise DataError(f"the torch engine knows no use for these parameters of the model: {left[:8]}")
+        self.named: dict[str, Tensor] = {name: views[name] for name in self._shapes}
+
+    def buffers(self) -> list[NamedBuffer]:
+        """Every tensor as bytes, in state-dict order. On the CPU these are views: writing writes."""
+        return [_as_buffer(name, tensor) for name, tensor in self.named.items()]
+
+    def load(self, model_path: str) -> None:
+        """Fill every tensor from the safetensors files of a Hugging Face directory.
+
+        Raises: DataError when a tensor is missing, left over, or of another shape.
+        """
+        missing = set(self.named)
+        for name, tensor in _read_tensors(Path(model_path)):
+            target = self.named.get(name)
+            if target is None:
+                if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
+                    continue
+                raise DataError(f"{model_path}: tensor {name!r} is not a parameter of this model")
+            if target.shape != tensor.shape:
+                raise DataError(
+                    f"{model_path}: {name} has shape {tuple(tensor.shape)}, not {tuple(target.shape)}"
+                )
+            target.copy_(tensor)
+            missing.discard(name)
+        if missing:
+            raise DataError(f"{model_path}: {len(missing)} tensors are missing: {sorted(missing)[:8]}")
+
+    def copy_from(self, source: Parameters) -> None:
+        for name, tensor in self.named.items():
+            tensor.copy_(source.named[name], non_blocking=True)
+
+    def _layer(self, prefix: str) -> Layer:
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        return Layer(
+            input_norm=self._allocate(prefix + "input_layernorm.weight"),
+            qkv=self._allocate(*(f"{attention}{x}_proj.weight" for x in "qkv")),
+            qkv_bias=self._optional(*(f"{attention}{x}_proj.bias" for x in "qkv")),
+            q_norm=self._optional(attention + "q_norm.weight"),
+            k_norm=self._optional(attention + "k_norm.weight"),
+            out=self._allocate(attention + "o_proj.weight"),
+            out_bias=self._optional(attention + "o_proj.bias"),
+            post_norm=self._allocate(prefix + "post_attention_layernorm.weight"),
+            gate_up=self._allocate(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
+            gate_up_bias=self._optional(mlp + "gate_proj.bias", mlp + "up_proj.bias"),
+            down=self._allocate(mlp + "down_proj.weight"),
+            down_bias=self._optional(mlp + "down_proj.bias"),
+        )
+
+    def _optional(self, *names: str) -> Tensor | None:
+        return self._allocate(*names) if names[0] in self._shapes else None
+
+    def _allocate(self, *names: str) -> Tensor:
+        """One tensor with the named ones one under another, and a view of each."""
+        rows = [self._shapes[name][0] for name in names]
+        fused = torch.zeros((sum(rows), *self._shapes[names[0]][1:]), dtype=self._dtype, device=self._device)
+        for name, view in zip(names, fused.split(rows), strict=True):
+            self._views[name] = view
+        return fused
+
+
+def _as_buffer(name: str, tensor: Tensor) -> NamedBuffer:
+    assert tensor.is_contiguous(), name
+    data = tensor.cpu().reshape(-1).view(torch.uint8).numpy()
+    return NamedBuffer(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
+
+
+def _read_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
+    for path in _weight_files(directory):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                yield name, file.get_tensor(name)
+
+
+def _weight_files(directory: Path) -> Iterable[Path]:
+    index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
+    if index.exists():
+        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        return [directory / name for name in sorted(set(weight_map.values()))]
+    if single.exists():
+        return [single]
+    raise DataError(f"{directory} has neither model.safetensors nor model.safetensors.index.json")

@@ -1,0 +1,190 @@
+"""The replica: one torch engine as a passive role.
+
+Everything that touches the engine runs on one worker thread, in order, so commands fall between two
+steps and need no lock, and the event loop answers while a step computes. The stream of reports is
+what drives the engine: as long as the controller listens, it generates. Pulls copy and verify on a
+second thread; only the exchange of pointers happens between two steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from typing import TypeVar
+
+import msgspec
+
+from millrace.core.errors import ConfigError, DigestMismatchError, WeightsError, boundary
+from millrace.core.protocols import WeightsReader
+from millrace.core.types import Endpoint, Progress, ReplicaLoad, Report, Served, Work
+from millrace.rollout.load import load_engine
+
+T = TypeVar("T")
+OpenReader = Callable[[Endpoint], WeightsReader]
+
+# At least one report a second is promised; half of that leaves room for a busy event loop.
+_HEARTBEAT_S = 0.5
+# A command waits for at most this long (and the step under way); shorter wastes time on hand-overs.
+_SLICE_S = 0.02
+
+
+class TorchReplica:
+    """Serves `model_path`'s architecture; its weights come from the relay only.
+
+    Args:
+        open_reader: "package.module:function" that opens a WeightsReader on an Endpoint.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model_path: str,
+        dtype: str,
+        device: str,
+        slots: int,
+        max_sequence_tokens: int,
+        prefill_chunk: int,
+        report_interval_s: float,
+        open_reader: str,
+    ) -> None:
+        self._name = name
+        self._report_interval_s = min(report_interval_s, _HEARTBEAT_S)
+        self._open_reader = _resolve(open_reader)
+        self._readers: dict[Endpoint, WeightsReader] = {}
+        self._engine = load_engine(
+            model_path,
+            weights=False,
+            dtype=dtype,
+            device=device,
+            slots=slots,
+            max_sequence_tokens=max_sequence_tokens,
+            prefill_chunk=prefill_chunk,
+        )
+        self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-engine")
+        self._pull_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-pull")
+        self._wake = asyncio.Event()
+        self._slice: asyncio.Future[None] | None = None
+        self._started_s, self._busy_s = time.monotonic(), 0.0
+        self._load = self._measured_load()
+
+    # ------------------------------------------------------------ commands
+
+    async def submit(self, works: list[Work]) -> None:
+        await self._on(self._engine_thread, lambda: self._engine.submit(works))
+        self._wake.set()
+
+    async def release(self, trajectory_ids: list[int]) -> list[Progress]:
+        return await self._on(self._engine_thread, lambda: self._engine.release(trajectory_ids))
+
+    async def pull(self, version: int, endpoint: Endpoint) -> Served:
+        """As in the protocol. Pulling the version that is served already reads nothing."""
+        served = await self._on(self._pull_thread, lambda: self._pull(version, endpoint))
+        self._wake.set()
+        return served
+
+    async def verify(self) -> Served:
+        return await self._on(self._engine_thread, self._served)
+
+    # ------------------------------------------------------------ the stream
+
+    async def reports(self) -> AsyncIterator[Report]:
+        """Drive the engine. Consumes submitted work; waits for the slice under way, for work, or for
+        the next heartbeat; unblocked by submit and pull; ends when the consumer closes it."""
+        while True:
+            yield await self._next_report()
+
+    async def _next_report(self) -> Report:
+        """Run slices until the interval is over or something finished; heartbeats in between."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + self._report_interval_s
+        while True:
+            if self._slice is None and not await self._something_to_do():
+                return Report([], self._measured_load())
+            self._slice = self._slice or loop.run_in_executor(self._engine_thread, self._run_slice)
+            await asyncio.wait({self._slice}, timeout=_HEARTBEAT_S)
+            if not self._slice.done():
+                return Report([], self._load)
+            ended, self._slice = self._slice, None
+            ended.result()
+            if loop.time() >= due_s or self._engine.has_finished:
+                return await self._on(self._engine_thread, self._take_report)
+
+    async def _something_to_do(self) -> bool:
+        self._wake.clear()
+        if not (self._engine.has_work or self._engine.has_finished):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), _HEARTBEAT_S)
+        return self._engine.has_work or self._engine.has_finished
+
+    # ------------------------------------------------------------ on the engine thread
+
+    def _run_slice(self) -> None:
+        """Steps for `_SLICE_S`, or until something finished."""
+        started_s = time.monotonic()
+        end_s = started_s + _SLICE_S
+        while self._engine.has_work and not self._engine.has_finished:
+            self._engine.step()
+            if time.monotonic() >= end_s:
+                break
+        self._busy_s += time.monotonic() - started_s
+        self._load = self._measured_load()
+
+    def _take_report(self) -> Report:
+        return Report(self._engine.take_progress(), self._measured_load())
+
+    def _measured_load(self) -> ReplicaLoad:
+        idle_s = time.monotonic() - self._started_s - self._busy_s
+        return msgspec.structs.replace(self._engine.load(), busy_s=self._busy_s, idle_s=idle_s)
+
+    def _served(self, pull_s: float = 0.0, swap_s: float = 0.0) -> Served:
+        return Served(self._engine.version, self._engine.digest(), pull_s, swap_s)
+
+    def _swap(self, version: int, staged_digest: str, pull_s: float) -> Served:
+        """Swap and digest what is served now, before any token is sampled under it."""
+        started_s = time.monotonic()
+        self._engine.swap(version)
+        digest = self._engine.digest()
+        if digest != staged_digest:
+            self._engine.withdraw()
+            raise DigestMismatchError(
+                f"replica {self._name}: version {version} was staged with digest {staged_digest}, but "
+                f"the engine holds {digest}. Nothing was sampled under it; the run must stop."
+            )
+        return Served(version, digest, pull_s, time.monotonic() - started_s)
+
+    # ------------------------------------------------------------ on the pull thread
+
+    def _pull(self, version: int, endpoint: Endpoint) -> Served:
+        """Read into standby while the engine goes on, then swap. One pull at a time."""
+        if version == self._engine.version:
+            return self._engine_thread.submit(self._served).result()
+        started_s = time.monotonic()
+        with boundary(f"replica {self._name}", f"pulling version {version}", WeightsError):
+            reader = self._reader(endpoint)
+            staged_digest = reader.read(version, self._engine.standby_buffers())
+        pull_s = time.monotonic() - started_s
+        return self._engine_thread.submit(self._swap, version, staged_digest, pull_s).result()
+
+    def _reader(self, endpoint: Endpoint) -> WeightsReader:
+        """The reader of `endpoint`; opening another endpoint (a restarted relay) closes the last."""
+        if endpoint not in self._readers:
+            while self._readers:
+                self._readers.popitem()[1].close()
+            self._readers[endpoint] = self._open_reader(endpoint)
+        return self._readers[endpoint]
+
+    @staticmethod
+    async def _on(thread: ThreadPoolExecutor, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(thread, function)
+
+
+def _resolve(path: str) -> OpenReader:
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f'`open_reader` {path!r} is not a "package.module:function": {error}') from error

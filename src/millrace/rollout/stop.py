@@ -1,0 +1,26 @@
+"""Stop strings: found in decoded text as soon as the token that completes them is sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+# Tokens before the stop string that the window keeps, so that a character split over tokens or a
+# tokenizer's treatment of the first token cannot hide a match.
+_MARGIN = 4
+
+
+class StopStrings:
+    """Whether a completion ends with a stop string in it, as a pure function of its tokens.
+
+    Every token stands for at least one byte, so the last (longest stop string in bytes + margin) tokens
+    are all that a new match can lie in.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], strings: Sequence[str]) -> None:
+        self._decode, self._strings = decode, tuple(strings)
+        self._window = max(len(string.encode()) for string in strings) + _MARGIN
+
+    def hit(self, tokens: Sequence[int]) -> bool:
+        """True if the newest token completed a stop string."""
+        text = self._decode(list(tokens[-self._window :]))
+        return any(string in text for string in self._strings)
