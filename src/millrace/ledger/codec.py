@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 import zstandard
 
-_LEVEL = 3
+# Making one costs ten times what using it does. Only a ledger's one writing thread compresses.
+_COMPRESSOR = zstandard.ZstdCompressor(level=3)
 
 
 class _Packed(msgspec.Struct, array_like=True):
@@ -38,7 +39,7 @@ def pack_squeezed(tokens: Sequence[int], logprobs: Sequence[float] | None = None
         values = _smallest_exact(np.asarray(logprobs, "<f8"))
         dtype, planes = values.dtype.str, planes + _to_planes(values)
     packed = msgspec.msgpack.encode(_Packed(len(tokens), dtype, planes))
-    return zstandard.ZstdCompressor(level=_LEVEL).compress(packed)
+    return _COMPRESSOR.compress(packed)
 
 
 def unpack_tokens(blob: bytes) -> tuple[list[int], list[float]]:

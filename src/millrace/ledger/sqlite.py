@@ -34,7 +34,7 @@ from millrace.ledger.lock import RunLock
 from millrace.ledger.opening import MEMORY, open_for_writing, read_about
 from millrace.ledger.recovery import CheckpointOk, Recovery, last_version, read_recovery
 
-_FOLD_BYTES = 8 * 2**20  # of write-ahead log, folded back into the file after a step
+_FOLD_CHANGES = 20_000  # rows after which a step folds the write-ahead log back into the file
 
 
 def _directory_exists(info: CheckpointInfo) -> bool:
@@ -59,6 +59,7 @@ class SqliteLedger:
         self._lock = None if path == MEMORY else RunLock(self._path)
         self._closed = self._failed = False
         self._version = 0  # after the last committed step
+        self._folded_at = 0
         try:
             self._db = open_for_writing(self._path, run)
             with ledger_failures(self._path, "open"):
@@ -200,9 +201,10 @@ class SqliteLedger:
 
     def _fold_log(self) -> None:
         """Bound the write-ahead log, at a moment that waits for the disk anyway."""
-        if self._path != MEMORY and os.path.getsize(self._path + "-wal") > _FOLD_BYTES:
+        if self._db.total_changes - self._folded_at > _FOLD_CHANGES:
             with ledger_failures(self._path, "fold the log"):
                 self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            self._folded_at = self._db.total_changes
 
     # ------------------------------------------------------------ opening and refusing
 
