@@ -155,7 +155,7 @@ def _directory(directory: Path) -> Rows:
     files = sorted(directory.rglob("*.parquet"))
     if not files:
         raise DataError(f"{directory} is not a data set that can be read. Use {FORMATS}.")
-    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow
     import pyarrow.parquet
 
     tables = [pyarrow.parquet.read_table(file, memory_map=True) for file in files]

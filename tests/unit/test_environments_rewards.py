@@ -1,0 +1,206 @@
+"""Rewards: gym, exact, math, and the user's own function."""
+
+import math
+
+import numpy as np
+import pytest
+
+from millrace.config import schema
+from millrace.core.errors import ConfigError, DataError, RewardError
+from millrace.core.types import Abstain, Failed, Scored
+from millrace.environments.function import FunctionReward
+from millrace.environments.rewards import ExactReward, GymReward, MathReward, make_reward
+from millrace.environments.scores import raised, to_score
+from millrace.environments.tasks import make_task
+
+
+def write(path, code):
+    path.write_text(code)
+    return f"{path}:reward"
+
+
+# ---------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize("value", [1, 1.0, True, np.float32(1), np.int64(1), np.bool_(True)])
+def test_a_finite_number_or_bool_is_a_score(value):
+    assert to_score("f", value) == Scored(1.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1", [1], 1j, object(), 10**400])
+def test_anything_else_fails_naming_function_and_type(value):
+    score = to_score("reward.py:f", value)
+    assert isinstance(score, Failed)
+    assert score.reason.startswith("reward.py:f returned") and type(value).__name__ in score.reason
+    assert len(score.reason) < 500
+
+
+def test_none_abstains_alone_and_as_the_reward_of_a_dict():
+    assert isinstance(to_score("f", None), Abstain)
+    assert isinstance(to_score("f", {"reward": None, "length": 3}), Abstain)
+
+
+def test_a_dict_gives_a_reward_and_metrics():
+    assert to_score("f", {"reward": 1, "length": 3, "right": True}) == Scored(
+        1.0, {"length": 3.0, "right": 1.0}
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"score": 1}, "without the key 'reward': its keys are ['score']"),
+        ({"reward": "1"}, "under the key 'reward', '1' (str)"),
+        ({"reward": 1, "length": math.nan}, "under the key 'length', nan (float)"),
+    ],
+)
+def test_a_dict_that_breaks_the_contract_fails_naming_the_key(value, message):
+    score = to_score("f", value)
+    assert isinstance(score, Failed) and message in score.reason
+
+
+def test_a_value_that_cannot_even_be_shown_fails_all_the_same():
+    class Hostile:
+        def __repr__(self):
+            raise RuntimeError("no")
+
+    assert isinstance(to_score("f", Hostile()), Failed)
+
+
+def test_an_exception_without_a_readable_message_is_a_failure_all_the_same():
+    class Hostile(Exception):
+        def __str__(self):
+            raise RuntimeError("no")
+
+    assert "Hostile" in raised("f", Hostile()).reason
+
+
+# ---------------------------------------------------------------- the user's function
+
+
+def test_a_function_gets_only_the_columns_it_names(tmp_path):
+    path = write(tmp_path / "own.py", "def reward(completion, level=1):\n    return completion, level\n")
+    function = FunctionReward(path, ["prompt", "level"])
+    assert function("hi", "a", {"prompt": "p", "level": 7}) == ("hi", 7)
+
+
+def test_a_function_with_double_star_gets_every_column(tmp_path):
+    path = write(tmp_path / "own.py", "def reward(completion, answer, **columns):\n    return columns\n")
+    assert FunctionReward(path, ["x"])("hi", "a", {"x": 1, "answer": "shadowed"}) == {"x": 1}
+
+
+def test_a_file_may_import_its_neighbours_and_define_dataclasses(tmp_path):
+    (tmp_path / "neighbour_of_own.py").write_text("VALUE = 3\n")
+    code = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "from neighbour_of_own import VALUE\n
+        "@dataclass\nclass Result:\n    value: int\n"
+        "def reward(completion, answer):\n    return Result(VALUE).value\n"
+    )
+    assert FunctionReward(write(tmp_path / "own.py", code), [])("", None, {}) == 3
+
+
+def test_a_module_path_is_imported():
+    assert FunctionReward("statistics:mean", ["data"])("", None, {"data": [1, 3]}) == 2
+
+
+def test_objects_with_an_async_call_are_async(tmp_path):
+    code = "class Judge:\n    async def __call__(self, completion):\n        return 1\nreward = Judge()\n"
+    assert FunctionReward(write(tmp_path / "own.py", code), []).is_async
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def other(): pass", "has no function `reward`; it has other"),
+        ("1 / 0", "importing .*own.py failed: ZeroDivisionError"),
+        ("def reward(:", "SyntaxError"),
+        ("raise SystemExit(1)", "SystemExit"),
+        (
+            "def reward(completion, solution): pass",
+            "needs `solution`, which nothing provides.*answer, completion, level",
+        ),
+        ("def reward(completion, /): pass", "needs `completion`"),
+        ("reward = 3", "has no function `reward`; it has none"),
+    ],
+)
+def test_a_function_that_cannot_be_served_is_refused_when_it_is_loaded(tmp_path, code, message):
+    with pytest.raises(RewardError, match=message):
+        FunctionReward(write(tmp_path / "own.py", code + "\n"), ["level"])
+
+
+@pytest.mark.parametrize("path", ["reward", "nowhere.py:reward", "millrace.nowhere:reward", ":reward"])
+def test_a_path_that_leads_nowhere_is_refused(path):
+    with pytest.raises(RewardError, match=r"reward.path"):
+        FunctionReward(path, [])
+
+
+# ---------------------------------------------------------------- exact and gym
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "expected"),
+    [("#### 4 then #### 5\n", "5", 1.0), ("#### 5", 5, 1.0), ("#### 4", "5", 0.0), ("5", "5", 0.0)],
+)
+def test_exact_match_takes_the_last_extracted_answer(completion, answer, expected):
+    assert ExactReward(r"#### (\S+)")(completion, answer, {}) == expected
+
+
+def test_exact_match_without_a_pattern_ignores_surrounding_space_only():
+    assert ExactReward(None)(" 5\n", "5 ", {}) == 1.0
+    assert ExactReward(None)("5.", "5", {}) == 0.0
+
+
+@pytest.mark.parametrize("reward", [ExactReward(None), MathReward()])
+def test_without_a_reference_answer_there_is_no_zero_but_an_error(reward):
+    with pytest.raises(DataError, match="needs a reference answer"):
+        reward("5", None, {})
+
+
+@pytest.mark.parametrize("pattern", ["(", "no group", "(two)(groups)"])
+def test_a_pattern_that_extracts_nothing_is_refused(pattern):
+    with pytest.raises(ConfigError, match=r"reward.extract"):
+        ExactReward(pattern)
+
+
+def test_the_gym_scorer_gives_1_for_its_own_answer_and_small_credit_becomes_0():
+    task = make_task(schema.GymTask(name="chain_sum", size=10), None)
+    columns = task.columns(3)
+    verbose = f"{columns['answer']} is my answer, and I am sure of it"
+    reward = GymReward(schema.GymReward(), task)
+    assert reward(f" {columns['answer']}\n", None, columns) == 1.0
+    assert reward(verbose, None, columns) == 0.0
+    assert 0 < GymReward(schema.GymReward(threshold=0.0), task)(verbose, None, columns) < 0.5
+    assert GymReward(schema.GymReward(extract=r"(\d+) is my"), task)("nothing", None, columns) == 0.0
+
+
+def test_the_gym_scorer_needs_a_gym_task(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "x", "answer": "y"}\n')
+    task = make_task(schema.FileTask(path=str(tmp_path / "rows.jsonl")), None)
+    with pytest.raises(ConfigError, match='"gym"'):
+        make_reward(schema.GymReward(), task)
+
+
+# ---------------------------------------------------------------- math
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "expected"),
+    [
+        (r"so it is \boxed{\frac{2}{4}}", "1/2", 1.0),
+        ("the answer is 0.5", r"$\frac{1}{2}$", 1.0),
+        ("the answer is 1,234.", 1234, 1.0),
+        (r"\boxed{(x+1)^2}", "x^2+2x+1", 1.0),
+        (r"\boxed{\{1, 2\}}", r"\{2, 1\}", 1.0),
+        ("the answer is 7", "1/2", 0.0),
+        ("no idea", "1/2", 0.0),
+        ("", "1/2", 0.0),
+    ],
+)
+def test_math_compares_by_meaning(completion, answer, expected):
+    assert MathReward()(completion, answer, {}) == expected
+
+
+def test_a_reference_that_is_not_mathematics_is_an_error_not_a_zero():
+    with pytest.raises(DataError, match="not mathematics"):
+        MathReward()("1", "", {})
