@@ -93,7 +93,7 @@ def test_a_file_may_import_its_neighbours_and_define_dataclasses(tmp_path):
     (tmp_path / "neighbour_of_own.py").write_text("VALUE = 3\n")
     code = (
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"
-        "from neighbour_of_own import VALUE\n
+        "from neighbour_of_own import VALUE\n"
         "@dataclass\nclass Result:\n    value: int\n"
         "def reward(completion, answer):\n    return Result(VALUE).value\n"
     )
