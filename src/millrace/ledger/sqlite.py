@@ -58,14 +58,15 @@ class SqliteLedger:
         self._path = MEMORY if path == MEMORY else os.path.abspath(path)
         self._lock = None if path == MEMORY else RunLock(self._path)
         self._closed = self._failed = False
-        self._version = 0  # after the last committed step
-        self._folded_at = 0
+        self._folded_at = 0  # total changes of the connection
         try:
             self._db = open_for_writing(self._path, run)
             with ledger_failures(self._path, "open"):
                 self.run = read_about(self._db)[0]
-                self._forget()
+                self._accounts = Accounts(records.read_counts(self._db))
+                self._version: int = last_version(self._db)  # after the last committed step
                 self._refuse_lost_rows()
+            self._buffer = Buffer(self._accounts)
         except BaseException:
             self._release()
             raise
@@ -132,14 +133,16 @@ class SqliteLedger:
         return self._accounts.accounting()
 
     def recover(self, checkpoint_ok: CheckpointOk = _directory_exists) -> Recovery:
-        """What the file holds; anything buffered is forgotten.
+        """What the file holds, after a flush. Meant for the start of a run, and good at any time:
+        trajectories that this object knows already are only read, never taken back.
 
         `checkpoint_ok` says whether a checkpoint is whole; the newest whole one is recovered from.
         """
+        self.flush()
         with ledger_failures(self._path, "recover"):
-            self._forget()
             recovery = read_recovery(self._db, checkpoint_ok)
-            for trajectory, recorded in recovery.live:
+        for trajectory, recorded in recovery.live:
+            if trajectory.trajectory_id not in self._accounts.states:
                 self._buffer.adopt(trajectory, recorded)
         return recovery
 
@@ -207,11 +210,6 @@ class SqliteLedger:
             self._folded_at = self._db.total_changes
 
     # ------------------------------------------------------------ opening and refusing
-
-    def _forget(self) -> None:
-        self._accounts = Accounts(records.read_counts(self._db))
-        self._buffer = Buffer(self._accounts)
-        self._version = last_version(self._db)
 
     def _refuse_lost_rows(self) -> None:
         """Count everything, once, on opening."""
