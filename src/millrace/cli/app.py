@@ -1,0 +1,74 @@
+"""`millrace`: the commands, and how errors reach people.
+
+Nothing here imports torch: `--help`, `--dry-run`, `show` and every configuration error are instant.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+import millrace
+from millrace.cli import evaluate, sft, show, train, try_reward
+from millrace.core.errors import ConfigError, MillraceError
+
+app = typer.Typer(
+    name="millrace",
+    help="Asynchronous reinforcement learning for language models.",
+    epilog="Any command takes --debug: show the full traceback of an error.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+app.command("train")(train.command)
+app.command("sft")(sft.command)
+app.command("eval")(evaluate.command)
+app.command("show")(show.command)
+app.command("try-reward")(try_reward.command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"millrace {millrace.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code: 0, 1 (an error of ours), 2 (configuration or
+    usage), 130 (interrupted). Errors that are not ours keep their traceback: they are bugs."""
+    debug = "--debug" in arguments
+    try:
+        app([argument for argument in arguments if argument != "--debug"], prog_name="millrace")
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except MillraceError as error:
+        if debug:
+            raise
+        report(error)
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+def report(error: MillraceError) -> None:
+    """One clear message on stderr."""
+    console = Console(stderr=True, highlight=False)
+    console.print(f"{type(error).__name__}:", style="bold red", end=" ")
+    console.print(str(error), markup=False, soft_wrap=True)

@@ -1,0 +1,84 @@
+"""`train --dry-run`: the resolved configuration and every number derived from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from millrace.cli.estimate import estimate
+from millrace.cli.preflight import gigabytes
+from millrace.config.freeze import config_digest, dump
+from millrace.config.schema import Config
+from millrace.config.toml import as_toml
+from millrace.core.errors import DataError
+from millrace.schedule.explain import explain
+
+
+def show(config: Config) -> None:
+    """Print to stdout. A model that is not there yet only leaves its numbers out."""
+    console = Console(highlight=False, soft_wrap=True)
+    for line in resolved_lines(dump(config)):
+        console.print(line, markup=False)
+    for title, rows in derived(config).items():
+        console.print()
+        console.print(_table(title, rows))
+
+
+def resolved_lines(tree: dict[str, Any]) -> list[str]:
+    """The tree as TOML, None as `"none"`."""
+    lines = [f"{name} = {as_toml(value)}" for name, value in tree.items() if not isinstance(value, dict)]
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            lines += ["", f"[{name}]", *(f"{key} = {as_toml(inner)}" for key, inner in value.items())]
+    return lines
+
+
+def derived(config: Config) -> dict[str, dict[str, str]]:
+    """Tables of name -> value: the batch, the schedule, memory."""
+    tables = {"Batch": _batch(config), "Schedule": explain(config)}
+    try:
+        tables["Memory, weights and states only"] = _memory(config)
+    except DataError as error:
+        tables["Memory"] = {"unknown": str(error)}
+    return tables
+
+
+def _batch(config: Config) -> dict[str, str]:
+    batch, trajectories = config.batch, config.trajectories_per_step
+    completion = trajectories * config.sampling.max_tokens
+    whole = trajectories * config.rollout.max_sequence_tokens
+    slots = config.rollout.replicas * config.rollout.slots
+    parts = -(-whole // batch.token_budget)
+    return {
+        "trajectories a step": f"{batch.prompts} prompts x {batch.group_size} = {trajectories}",
+        "completion tokens a step, at most": f"{trajectories} x {config.sampling.max_tokens} = {completion}",
+        "tokens a step, at most": f"{trajectories} x {config.rollout.max_sequence_tokens} = {whole}",
+        "such a step in the trainer": f"{whole} / {batch.token_budget} = {parts} full micro-batches",
+        "trajectories of the run": f"{config.steps} steps x {trajectories} = {config.steps * trajectories}",
+        "decode slots": f"{config.rollout.replicas} replicas x {config.rollout.slots} = {slots}",
+        "config digest": config_digest(config),
+    }
+
+
+def _memory(config: Config) -> dict[str, str]:
+    needs = estimate(config)
+    return {
+        "parameters": f"{needs.num_parameters:,} in {Path(config.model.path).name}",
+        "one version": gigabytes(needs.weights_bytes),
+        "KV of a token": f"{needs.kv_token_bytes} bytes",
+        "a replica": f"{gigabytes(needs.replica_bytes)} (two copies of weights, KV of all slots)",
+        "the trainer": f"{gigabytes(needs.trainer_bytes)} (float32 weights, gradient, Adam)",
+        "the relay": f"{config.relay_slots} versions = {gigabytes(needs.relay_bytes)}",
+        "together": gigabytes(needs.total_bytes),
+        "a checkpoint on disk": gigabytes(needs.checkpoint_bytes),
+    }
+
+
+def _table(title: str, rows: dict[str, str]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    for name, value in rows.items():
+        table.add_row(name, str(value))
+    return table

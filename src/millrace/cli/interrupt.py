@@ -1,0 +1,48 @@
+"""Ctrl-C, twice: the first asks the run to finish what it does and save; the second ends it now."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+GRACE_S = 60.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED = 130  # the exit code of a program ended by SIGINT
+
+Body = Callable[[asyncio.Event], Awaitable[None]]
+
+
+def run_stoppable(body: Body, say: Callable[[str], None], *, grace_s: float = GRACE_S) -> bool:
+    """Run `body(stop)` on a new loop. True if it ended by itself, False if a signal asked it to.
+
+    The first SIGINT or SIGTERM sets `stop`; a body that has not ended `grace_s` later is cancelled.
+    The second exits at once: workers notice that their parent died, and the ledger is durable.
+    """
+    return asyncio.run(_run(body, say, grace_s))
+
+
+async def _run(body: Body, say: Callable[[str], None], grace_s: float) -> bool:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    task = asyncio.current_task()
+    assert task is not None
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(INTERRUPTED)
+        say("Stopping: finishing the step and saving. Again to stop at once.")
+        stop.set()
+        loop.call_later(grace_s, task.cancel)
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        await body(stop)
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+    return not stop.is_set()

@@ -1,0 +1,119 @@
+"""The directory of one run: its name and its files. The ledger's lock says who owns it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from millrace.config.freeze import dump, restore
+from millrace.config.schema import Config
+from millrace.core.errors import ConfigError, DataError
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Where everything of a run lies."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.sqlite"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The exported model: a Hugging Face directory."""
+        return self.path / "model"
+
+    def write_config(self, config: Config) -> None:
+        """Atomically. Holds the configuration only: credentials live in the environment, and are
+        never written."""
+        partial = self.path / "config.json.partial"
+        partial.write_text(json.dumps(dump(config), indent=2) + "\n", encoding="utf-8")
+        os.replace(partial, self.config)
+
+    def read_config(self) -> Config:
+        try:
+            tree = json.loads(self.config.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise DataError(f"{self.path} is no run directory: it has no config.json") from None
+        except ValueError as error:
+            raise DataError(f"{self.config} is not valid JSON: {error}") from None
+        return restore(tree, str(self.config))
+
+
+def create(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirectory:
+    """A new run directory, readable by its owner only: `explicit`, or `runs/<name>-<date>-<n>`.
+
+    Raises: ConfigError: `explicit` exists and is not empty.
+    """
+    if explicit is not None:
+        _refuse_used(explicit)
+        explicit.mkdir(mode=0o700, parents=True, exist_ok=True)
+        explicit.chmod(0o700)
+        return RunDirectory(explicit)
+    runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    stem = f"{name}-{time.strftime('%Y%m%d')}"
+    number = 1
+    while True:
+        path = runs / f"{stem}-{number}"
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            return RunDirectory(path)
+        number += 1
+
+
+def _refuse_used(path: Path) -> None:
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise ConfigError(f"the run directory {path} is a file")
+    if any(path.iterdir()):
+        raise ConfigError(
+            f"the run directory {path} is not empty.\n"
+            "  Add --resume to go on with the run in it, or name another --run-dir"
+        )
+
+
+def reopen(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirectory:
+    """The run to resume: `explicit`, or the newest of `name` under `runs`.
+
+    Raises: ConfigError: there is none.
+    """
+    if explicit is not None:
+        if not (explicit / "config.json").is_file():
+            raise ConfigError(f"{explicit} holds no run to resume: it has no config.json")
+        return RunDirectory(explicit)
+    found = [path.parent for path in runs.glob(f"{name}-*/config.json")]
+    if not found:
+        raise ConfigError(
+            f"there is no run of {name!r} under {runs}/ to resume.\n"
+            "  Name one with --run-dir, or leave --resume out to start a new one"
+        )
+    return RunDirectory(max(found, key=lambda path: (path / "config.json").stat().st_mtime))

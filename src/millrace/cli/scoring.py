@@ -1,0 +1,102 @@
+"""Prompts and scores outside a run: the real environment worker in a process of its own.
+
+What training would do with a completion happens here too: tokens are decoded, the reward runs under
+its deadline and memory limit, and a worker that hangs or dies fails that completion only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millrace.config.freeze import dump
+from millrace.config.schema import Config
+from millrace.core.errors import DataError, WorkerDied
+from millrace.core.protocols import Handle, Runtime
+from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
+from millrace.runtime.local import LocalRuntime
+
+TARGET = "millrace.environments.worker:EnvironmentWorker"
+GRACE_S = 2.0  # beyond the reward's own deadline, for the message to arrive
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A score and how long it took, the first of a new worker included."""
+
+    score: Score
+    seconds: float
+
+
+def prompts(config: Config, count: int) -> list[Prompt]:
+    """The first `count` usable prompts of the task. Raises: DataError when there are fewer."""
+    return asyncio.run(_prompts(config, count))
+
+
+def scores(config: Config, requests: Sequence[ScoreRequest]) -> list[Timed]:
+    """One score per request, in their order."""
+    return asyncio.run(_scores(config, requests))
+
+
+async def _prompts(config: Config, count: int) -> list[Prompt]:
+    runtime = LocalRuntime()
+    try:
+        worker = await _spawn(runtime, config)
+        found: list[Prompt] = []
+        unusable: list[BadPrompt] = []
+        start = 0
+        while len(found) < count and len(unusable) <= count:
+            ids = list(range(start, start + count - len(found)))
+            batch = await worker.call("prompts", ids, timeout_s=config.supervision.spawn_timeout_s)
+            found += [prompt for prompt in batch if isinstance(prompt, Prompt)]
+            unusable += [prompt for prompt in batch if isinstance(prompt, BadPrompt)]
+            start += len(ids)
+    finally:
+        await runtime.close()
+    if len(found) < count:
+        raise DataError(
+            f"only {len(found)} of {start} prompts can be used; the last refusal: {unusable[-1].reason}"
+        )
+    return found
+
+
+async def _scores(config: Config, requests: Sequence[ScoreRequest]) -> list[Timed]:
+    runtime = LocalRuntime()
+    results: list[Timed] = []
+    try:
+        while len(results) < len(requests):
+            worker = await _spawn(runtime, config)
+            await _drain(worker, config.reward.timeout_s, requests[len(results) :], results)
+            worker.kill()
+    finally:
+        await runtime.close()
+    return results
+
+
+async def _drain(
+    worker: Handle, timeout_s: float, requests: Sequence[ScoreRequest], results: list[Timed]
+) -> None:
+    """Append scores until all are there, or until one costs the worker."""
+    stream = worker.stream("score", list(requests))
+    for _ in requests:
+        started = time.perf_counter()
+        try:
+            async with asyncio.timeout(timeout_s + GRACE_S):
+                _, score = await anext(stream)
+        except TimeoutError:
+            score, lost = Failed(f"the reward did not answer within {timeout_s:g} s"), True
+        except WorkerDied as error:
+            score, lost = Failed(f"the reward ended its process: {error}"), True
+        else:
+            lost = False
+        results.append(Timed(score, time.perf_counter() - started))
+        if lost:
+            return
+
+
+async def _spawn(runtime: Runtime, config: Config) -> Handle:
+    return await runtime.spawn(
+        "environment", TARGET, {"config": dump(config)}, timeout_s=config.supervision.spawn_timeout_s
+    )

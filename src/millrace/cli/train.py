@@ -1,0 +1,67 @@
+"""`millrace train`: check, open the run directory, train; or explain and exit (`--dry-run`)."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from millrace.cli import dry_run, run_directory
+from millrace.cli.interrupt import INTERRUPTED, run_stoppable
+from millrace.cli.options import ConfigFile, Overrides
+from millrace.cli.preflight import preflight
+from millrace.cli.run_directory import RunDirectory
+from millrace.config.load import load
+from millrace.config.resume import check_resume
+from millrace.config.schema import Config
+
+console = Console(stderr=True, highlight=False)
+
+
+def command(
+    config_file: ConfigFile,
+    overrides: Overrides = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where the run is kept. Default: runs/<name>-<date>-<n>.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run there, or the newest.")
+    ] = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and exit.")] = False,
+) -> None:
+    """Train a model with reinforcement learning."""
+    config = load(config_file, overrides or ())
+    if dry:
+        dry_run.show(config)
+        return
+    for warning in preflight(config, run_dir or run_directory.RUNS):
+        console.print(f"Warning: {warning}.", style="yellow", markup=False)
+    run = _open(config, config_file.stem, run_dir, resume)
+    console.print(f"Run directory: {run.path}", markup=False)
+    if not _train(config, run):
+        again = shlex.join(_resume_arguments(config_file, overrides or [], run.path))
+        console.print(f"Stopped. To go on: {again}", markup=False)
+        raise typer.Exit(INTERRUPTED)
+
+
+def _open(config: Config, name: str, run_dir: Path | None, resume: bool) -> RunDirectory:
+    if not resume:
+        return run_directory.create(name, run_dir)
+    run = run_directory.reopen(name, run_dir)
+    for change in check_resume(run.read_config(), config):
+        console.print(f"Changed: `{change.key}`: {change.old!r} -> {change.new!r}", markup=False)
+    return run
+
+
+def _train(config: Config, run: RunDirectory) -> bool:
+    from millrace.cli import wire
+
+    return run_stoppable(lambda stop: wire.train(config, run, stop), lambda text: console.print(text))
+
+
+def _resume_arguments(config_file: Path, overrides: list[str], run_path: Path) -> list[str]:
+    sets = [word for override in overrides for word in ("--set", override)]
+    return ["millrace", "train", str(config_file), *sets, "--run-dir", str(run_path), "--resume"]

@@ -1,0 +1,176 @@
+"""What `show` shows, as plain JSON types, from the ledger and the run directory."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from millrace.cli.run_directory import RunDirectory
+from millrace.core.errors import MillraceError
+from millrace.core.types import StepRecord, Trajectory
+from millrace.ledger.reader import LedgerReader
+
+LAST_STEPS = 10
+
+View = dict[str, Any]
+
+
+def run_view(reader: LedgerReader, run: RunDirectory) -> View:
+    """A run at a glance."""
+    config, state = run.read_config(), reader.run_state()
+    last = reader.steps()[-LAST_STEPS:]
+    members = {record.version: _members(reader, record) for record in last}
+    return {
+        "run": str(run.path),
+        "state": _state(run, state.version >= config.steps),
+        "version": state.version,
+        "steps": config.steps,
+        "schedule": config.schedule.kind,
+        "checkpoint": state.checkpoint.path if state.checkpoint else None,
+        "num_groups": state.num_groups,
+        "num_skipped": state.num_skipped,
+        "num_tokens": state.num_tokens,
+        "accounting": asdict(state.accounting),
+        "states": state.states,
+        "reasons": [[*key, num] for key, num in sorted(reader.reasons().items())],
+        "replicas": _by_replica(t for trained in members.values() for t in trained),
+        "last_steps": [_step_line(record, members[record.version]) for record in last],
+    }
+
+
+def step_view(reader: LedgerReader, version: int) -> View:
+    """The step that made `version`: what it consumed and what it measured."""
+    record = reader.step(version)
+    trained = _members(reader, record)
+    return {
+        "version": version,
+        "group_ids": record.group_ids,
+        "reward_mean": _mean([t.reward for t in trained if t.reward is not None]),
+        "metrics": record.metrics,
+        "staleness": reader.staleness_histogram(version),
+        "trajectories": [_trajectory_line(t) for t in trained],
+    }
+
+
+def trajectory_view(reader: LedgerReader, run: RunDirectory, trajectory_id: int) -> View:
+    """One trajectory with every token: where, under which version and how surely it was sampled."""
+    trajectory = reader.trajectory(trajectory_id)
+    group = reader.group(trajectory.group_id)
+    tokenizer = _tokenizer(run)
+    return {
+        "trajectory_id": trajectory_id,
+        "group_id": trajectory.group_id,
+        "row_id": group.row_id,
+        "state": trajectory.state.value,
+        "reason": trajectory.reason,
+        "finish": trajectory.finish.value if trajectory.finish else None,
+        "reward": trajectory.reward,
+        "reward_metrics": trajectory.metrics,
+        "lease": trajectory.lease,
+        "replica": trajectory.replica,
+        "epoch": trajectory.epoch,
+        "trained_version": trajectory.trained_version,
+        "prompt": group.text,
+        "completion": tokenizer.decode(trajectory.tokens) if tokenizer else None,
+        "tokens": [_token_line(trajectory, i, tokenizer) for i in range(len(trajectory.tokens))],
+    }
+
+
+def _members(reader: LedgerReader, record: StepRecord) -> list[Trajectory]:
+    return [reader.trajectory(trajectory_id) for trajectory_id in record.trajectory_ids]
+
+
+def _by_replica(trajectories: Iterable[Trajectory]) -> list[View]:
+    """A trajectory counts where it was finished."""
+    owned: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        owned.setdefault(trajectory.replica, []).append(trajectory)
+    return [
+        {
+            "replica": name,
+            "epoch": max(t.epoch for t in own),
+            "trajectories": len(own),
+            "tokens": sum(len(t.tokens) for t in own),
+            "reward_mean": _mean([t.reward for t in own if t.reward is not None]),
+            "moved_or_resumed": sum(t.lease > 1 for t in own),
+        }
+        for name, own in sorted(owned.items())
+    ]
+
+
+def _step_line(record: StepRecord, trained: list[Trajectory]) -> View:
+    staleness = [_staleness(t, record.version) for t in trained]
+    return {
+        "version": record.version,
+        "trajectories": len(trained),
+        "tokens": sum(len(t.tokens) for t in trained),
+        "reward_mean": _mean([t.reward for t in trained if t.reward is not None]),
+        "staleness_max": max((oldest for oldest in staleness if oldest is not None), default=None),
+        "loss": record.metrics.get("loss"),
+    }
+
+
+def _trajectory_line(trajectory: Trajectory) -> View:
+    return {
+        "trajectory_id": trajectory.trajectory_id,
+        "group_id": trajectory.group_id,
+        "reward": trajectory.reward,
+        "tokens": len(trajectory.tokens),
+        "finish": trajectory.finish.value if trajectory.finish else None,
+        "staleness": _staleness(trajectory, trajectory.trained_version),
+        "replica": trajectory.replica,
+        "lease": trajectory.lease,
+    }
+
+
+def _token_line(trajectory: Trajectory, position: int, tokenizer: Any | None) -> View:
+    token = trajectory.tokens[position]
+    return {
+        "position": position,
+        "token": token,
+        "text": tokenizer.decode([token]) if tokenizer else None,
+        "logprob": trajectory.logprobs[position],
+        "version": trajectory.versions[position],
+    }
+
+
+def _staleness(trajectory: Trajectory, trained_version: int | None) -> int | None:
+    """Of its oldest token, when it was trained on."""
+    if trained_version is None or not trajectory.versions:
+        return None
+    return trained_version - 1 - min(trajectory.versions)
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _state(run: RunDirectory, complete: bool) -> str:
+    if _is_held(Path(f"{run.ledger}.lock")):
+        return "running"
+    return "finished" if complete else "stopped: train with --resume goes on"
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a living process owns the run. Asks for a shared lock and lets go at once."""
+    if not lock.exists():
+        return False
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _tokenizer(run: RunDirectory) -> Any | None:
+    """The model's tokenizer, if it is still where the run found it."""
+    from millrace.environments.tokenizer import load_tokenizer
+
+    try:
+        return load_tokenizer(run.read_config().model.path)
+    except MillraceError:
+        return None

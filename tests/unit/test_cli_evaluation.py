@@ -1,0 +1,62 @@
+"""What an evaluation makes of scores."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from millrace.cli.evaluation import Attempt, powers_of_two, summarize
+from millrace.core.types import Abstain, Failed, Scored
+
+
+def attempt(value: float | None, *, truncated: bool = False) -> Attempt:
+    return Attempt(Failed("no") if value is None else Scored(value), truncated)
+
+
+def test_accuracies_rewards_and_truncation_are_shares() -> None:
+    result = summarize(
+        "m",
+        [attempt(1.0), attempt(0.0)],
+        [[attempt(1.0), attempt(0.5, truncated=True)], [attempt(0.0), attempt(0.0)]],
+        correct_at=1.0,
+    )
+    assert result.greedy_accuracy == 0.5
+    assert result.sampled_accuracy == 0.25
+    assert result.reward_mean == 0.375
+    assert result.truncated_share == pytest.approx(1 / 6)
+    assert result.pass_at_k == {1: 0.25, 2: 0.5}
+
+
+def test_what_counts_as_correct_is_the_callers_threshold() -> None:
+    assert summarize("m", [attempt(0.5)], [[attempt(0.5)]], correct_at=0.5).sampled_accuracy == 1.0
+
+
+def test_a_failed_reward_is_left_out_and_counted_not_made_a_zero() -> None:
+    sampled = [[attempt(1.0), attempt(None)], [attempt(1.0), attempt(1.0)]]
+    result = summarize("m", [attempt(None), attempt(1.0)], sampled, correct_at=1.0)
+    assert result.sampled_accuracy == 1.0
+    assert result.greedy_accuracy == 1.0
+    assert result.reward_mean == 1.0
+    assert result.num_unscored == 2
+    assert result.pass_at_k == {1: 1.0, 2: 1.0}  # pass@2 over the one prompt with two scores
+
+
+def test_an_abstention_has_no_reward() -> None:
+    assert Attempt(Abstain(), False).reward is None
+
+
+def test_a_mean_of_nothing_is_null_in_json() -> None:
+    result = summarize("m", [attempt(None)], [[attempt(None)]], correct_at=1.0)
+    assert math.isnan(result.reward_mean)
+    tree = json.loads(json.dumps(result.to_json(), allow_nan=True))
+    assert tree["reward_mean"] is None
+    assert tree["pass_at_k"] == {"1": None}
+
+
+def test_pass_at_k_is_asked_at_powers_of_two_and_at_the_end() -> None:
+    assert powers_of_two(1) == [1]
+    assert powers_of_two(6) == [1, 2, 4, 6]
+    assert powers_of_two(8) == [1, 2, 4, 8]
+    assert powers_of_two(0) == []

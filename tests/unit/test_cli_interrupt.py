@@ -1,0 +1,71 @@
+"""Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from millrace.cli.interrupt import INTERRUPTED, run_stoppable
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_and_the_body_ends_in_its_own_time(number: signal.Signals) -> None:
+    said: list[str] = []
+    ended: list[str] = []
+
+    async def body(stop: asyncio.Event) -> None:
+        os.kill(os.getpid(), number)
+        await stop.wait()
+        ended.append("saved")
+
+    assert run_stoppable(body, said.append) is False
+    assert ended == ["saved"]
+    assert len(said) == 1
+
+
+def test_a_body_that_ends_by_itself_is_told_apart() -> None:
+    async def body(stop: asyncio.Event) -> None:
+        await asyncio.sleep(0)
+
+    assert run_stoppable(body, print) is True
+
+
+def test_a_body_that_does_not_end_is_cancelled_after_the_grace() -> None:
+    cleaned: list[bool] = []
+
+    async def body(stop: asyncio.Event) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cleaned.append(True)
+
+    assert run_stoppable(body, lambda text: None, grace_s=0.01) is False
+    assert cleaned == [True]
+
+
+def test_an_error_of_the_body_is_raised() -> None:
+    async def body(stop: asyncio.Event) -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        run_stoppable(body, print)
+
+
+def test_the_second_signal_ends_the_process_at_once() -> None:
+    program = (
+        "import asyncio, os, signal\n"
+        "from millrace.cli.interrupt import run_stoppable\n"
+        "async def body(stop):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    await stop.wait()\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    await asyncio.sleep(60)\n"
+        "run_stoppable(body, lambda text: None)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == INTERRUPTED

@@ -1,0 +1,73 @@
+"""Where a run is kept."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from millrace.cli.run_directory import create, reopen
+from millrace.config.schema import Config
+from millrace.core.errors import ConfigError, DataError
+
+
+def config() -> Config:
+    tree = {"model": {"path": "m"}, "task": {"kind": "gym", "name": "gcd"}, "reward": {"kind": "gym"}}
+    return Config.model_validate(tree)
+
+
+def test_a_new_run_is_named_after_its_configuration_and_numbered(tmp_path: Path) -> None:
+    first, second = create("tiny", None, runs=tmp_path / "runs"), create("tiny", None, runs=tmp_path / "runs")
+    assert first.path.name.startswith("tiny-")
+    assert first.path.name.endswith("-1")
+    assert second.path.name.endswith("-2")
+
+
+def test_a_run_directory_is_its_owners_only(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir(mode=0o755)
+    for run in (create("a", None, runs=tmp_path / "runs"), create("a", tmp_path / "there")):
+        assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
+
+
+def test_a_directory_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="--resume"):
+        create("a", tmp_path)
+    with pytest.raises(ConfigError, match="is a file"):
+        create("a", tmp_path / "file")
+
+
+def test_the_newest_run_of_the_name_is_resumed(tmp_path: Path) -> None:
+    runs = [create("a", None, runs=tmp_path) for _ in range(3)]
+    create("b", None, runs=tmp_path).write_config(config())
+    for age, run in enumerate(runs):
+        run.write_config(config())
+        os.utime(run.config, (1000 - age, 1000 - age))
+    assert reopen("a", None, runs=tmp_path) == runs[0]
+    assert reopen("a", runs[2].path) == runs[2]
+
+
+def test_a_directory_that_never_became_a_run_is_not_resumed(tmp_path: Path) -> None:
+    create("a", None, runs=tmp_path)
+    with pytest.raises(ConfigError, match="no run of 'a'"):
+        reopen("a", None, runs=tmp_path)
+    with pytest.raises(ConfigError, match="holds no run to resume"):
+        reopen("a", tmp_path / "elsewhere")
+
+
+def test_the_configuration_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    run = create("a", tmp_path / "run")
+    run.write_config(config())
+    assert run.read_config() == config()
+    assert os.listdir(run.path) == ["config.json"]
+
+
+def test_a_directory_without_a_readable_configuration_is_refused(tmp_path: Path) -> None:
+    run = create("a", tmp_path / "run")
+    with pytest.raises(DataError, match="is no run directory"):
+        run.read_config()
+    run.config.write_text("{")
+    with pytest.raises(DataError, match="is not valid JSON"):
+        run.read_config()
