@@ -1,0 +1,345 @@
+"""Rehearsal: play a schedule against random completions, pulls, crashes and failures.
+
+For whoever writes a schedule: `rehearse` runs a whole small training run as pure data, in milliseconds, with
+everything in an order drawn from a seed, and checks what the controller relies on:
+
+- no group is trained beyond `staleness_max`, and without faults none is ever given up as stale;
+- a batch is exactly `batch_groups` ready groups, in order of group id;
+- a group's birth never falls under a bound;
+- one trajectory holds one version unless the schedule mixes them;
+- the run ends: there is no state in which nothing can happen any more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+from millrace.core.errors import MillraceError
+from millrace.schedule.schedule import Schedule
+from millrace.schedule.view import GroupView, ReplicaView, View
+
+PROMPT_TOKENS = 4
+
+
+class BrokenPromise(MillraceError, AssertionError):
+    """A schedule did something that the controller relies on it never to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a rehearsal is played with. Probabilities are per tick, and per replica or trajectory."""
+
+    steps: int = 8
+    batch_groups: int = 2
+    group_size: int = 2
+    replicas: int = 2
+    slots: int = 4
+    tokens_max: int = 12
+    held_max: int = 4  # versions that the relay holds
+    step_probability: float = 0.3  # that a running optimizer step ends
+    pull_probability: float = 0.3  # that a running pull ends
+    token_probability: float = 0.6  # that a running trajectory gets its next token
+    repack_probability: float = 0.3  # that the controller looks at moves
+    crash_probability: float = 0.0
+    fail_probability: float = 0.0  # that a finished group turns out to be worthless
+    ticks_max: int = 20_000
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What happened: `staleness` of trained groups by group id, in the order of training."""
+
+    staleness: dict[int, int] = field(default_factory=dict)
+    batches: list[list[int]] = field(default_factory=list)
+    stale: int = 0
+    failed: int = 0
+    crashes: int = 0
+    discarded_tokens: int = 0
+    moves: int = 0
+    live_max: int = 0
+    ticks: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    length: int
+    replica: str | None
+    tokens: int = 0
+    first: int = -1  # version of its first token
+    last: int = -1
+
+    @property
+    def done(self) -> bool:
+        return self.tokens >= self.length
+
+
+@dataclass(slots=True)
+class _Group:
+    group_id: int
+    birth: int
+    members: list[_Member]
+    ready_rank: int | None = None
+
+
+@dataclass(slots=True)
+class _Server:
+    replica_id: str
+    version: int = -1
+    pulling: int = -1
+    discard: bool = False
+    steps: int = 0
+    groups: int = 0
+    kv_previous: int = 0
+    members: list[_Member] = field(default_factory=list)  # in flight here, in order of arrival
+
+
+def rehearse(schedule: Schedule, scene: Scene, *, seed: int) -> Outcome:
+    """Play `scene.steps` optimizer steps. The same arguments give the same outcome.
+
+    Raises: BrokenPromise, with what was promised and the seed.
+    """
+    stage = _Stage(schedule, scene, Random(seed))
+    while stage.step < scene.steps or stage.training:
+        acted = stage.direct()
+        if not acted and not stage.alive():
+            raise BrokenPromise(
+                f"{schedule.kind}: stuck before step {stage.step} (seed {seed}): {stage.view()}"
+            )
+        stage.tick()
+        stage.outcome.ticks += 1
+        if stage.outcome.ticks > scene.ticks_max:
+            raise BrokenPromise(f"{schedule.kind}: no end after {scene.ticks_max} ticks (seed {seed})")
+    return stage.outcome
+
+
+class _Stage:
+    """The world around the schedule, and the least controller that obeys it."""
+
+    def __init__(self, schedule: Schedule, scene: Scene, rng: Random) -> None:
+        self.schedule, self.scene, self.rng = schedule, scene, rng
+        self.servers = {f"r{i}": _Server(f"r{i}") for i in range(scene.replicas)}
+        self.groups: dict[int, _Group] = {}
+        self.step, self.training = 0, False
+        self.held = [0]
+        self.next_group_id = self.next_rank = 0
+        self.outcome = Outcome()
+
+    # ---- what the controller sees
+
+    def view(self) -> View:
+        orphans = Counter(m.last for _, m in self._lost() if m.tokens)
+        return View(
+            version=self.step,
+            newest=self.held[-1],
+            held=tuple(self.held),
+            steps_left=self.scene.steps - self.step,
+            batch_groups=self.scene.batch_groups,
+            group_size=self.scene.group_size,
+            max_sequence_tokens=PROMPT_TOKENS + self.scene.tokens_max,
+            groups=tuple(GroupView(g.group_id, g.birth, g.ready_rank) for g in self.groups.values()),
+            replicas=tuple(self._replica_view(server) for server in self.servers.values()),
+            orphans=tuple(sorted(orphans.items())),
+        )
+
+    def _replica_view(self, server: _Server) -> ReplicaView:
+        members, running = server.members, server.members[: self.scene.slots]
+        return ReplicaView(
+            replica_id=server.replica_id,
+            version=server.version,
+            busy_pulling=server.pulling >= 0,
+            pulling_version=server.pulling,
+            running=len(running),
+            waiting=len(members) - len(running),
+            slots=self.scene.slots,
+            kv_used_tokens=sum(PROMPT_TOKENS + m.tokens for m in running),
+            kv_used_tokens_previous=server.kv_previous,
+            kv_capacity_tokens=self.scene.slots * (PROMPT_TOKENS + self.scene.tokens_max),
+            steps_since_swap=server.steps,
+            groups_since_swap=server.groups,
+        )
+
+    def _lost(self) -> Iterator[tuple[_Group, _Member]]:
+        for group in self.groups.values():
+            for member in group.members:
+                if member.replica is None and not member.done:
+                    yield group, member
+
+    def alive(self) -> bool:
+        """Can anything still happen by itself?"""
+        return self.training or any(server.pulling >= 0 or server.members for server in self.servers.values())
+
+    # ---- one pass of the controller
+
+    def direct(self) -> bool:
+        """Ask the schedule everything once and obey. Returns whether anything was done."""
+        acts = [self._give_up(), self._refresh(), self._admit(), self._place(), self._repack(), self._take()]
+        self.outcome.live_max = max(self.outcome.live_max, len(self.groups))
+        return any(acts)
+
+    def _give_up(self) -> bool:
+        late = self.schedule.overdue(self.view())
+        if late and self.outcome.crashes == 0:
+            raise BrokenPromise(
+                f"{self.schedule.kind}: groups {late} cannot be trained in time, without any fault"
+            )
+        self.outcome.stale += len(late)
+        for group_id in late:
+            for member in self.groups.pop(group_id).members:
+                self._put(member, None)
+        gone = set(self.schedule.lost_for_good(self.view()))
+        restarted = [member for _, member in self._lost() if member.tokens and member.last in gone]
+        for member in restarted:
+            self._restart(member)
+        return bool(late or restarted)
+
+    def _refresh(self) -> bool:
+        orders = self.schedule.refreshes(self.view())
+        for order in orders:
+            server = self.servers[order.replica_id]
+            self._require(order.version in self.held, f"pull of version {order.version}, not held")
+            server.pulling, server.discard = order.version, order.discard
+        return bool(orders)
+
+    def _admit(self) -> bool:
+        replica_ids = self.schedule.admissions(self.view())
+        for replica_id in replica_ids:
+            server = self.servers[replica_id]
+            self._require(server.version >= 0 and server.pulling < 0, f"admission on busy {replica_id}")
+            lengths = [1 + self.rng.randrange(self.scene.tokens_max) for _ in range(self.scene.group_size)]
+            members = [_Member(length, replica_id) for length in lengths]
+            server.members.extend(members)
+            self.groups[self.next_group_id] = _Group(self.next_group_id, server.version, members)
+            self.next_group_id += 1
+            server.groups += 1
+        limit = (self.scene.steps - self.step) * self.scene.batch_groups
+        self._require(not replica_ids or len(self.groups) <= limit, "more groups than steps left")
+        return bool(replica_ids)
+
+    def _place(self) -> bool:
+        placed = False
+        for group, member in list(self._lost()):
+            version = member.last if member.tokens else None
+            birth = group.birth if self.rng.random() < 0.5 else None
+            replica_id = self.schedule.place(self.view(), version, 1, birth=birth)
+            if replica_id is not None:
+                self._put(member, replica_id)
+                placed = True
+        self._age()
+        return placed
+
+    def _repack(self) -> bool:
+        if not self._chance(self.scene.repack_probability):
+            return False
+        moves = self.schedule.moves(self.view())
+        for move in moves:
+            same = self.servers[move.source].version == self.servers[move.destination].version
+            self._require(same, f"{move} between versions")
+            for member in list(self.servers[move.source].members):
+                self._put(member, move.destination)
+        for server in self.servers.values():
+            server.kv_previous = self._replica_view(server).kv_used_tokens
+        self.outcome.moves += len(moves)
+        return bool(moves)
+
+    def _take(self) -> bool:
+        batch = None if self.training else self.schedule.take(self.view())
+        if batch is None:
+            return False
+        exact = len(set(batch)) == self.scene.batch_groups and batch == sorted(batch)
+        self._require(exact, f"batch {batch} is not {self.scene.batch_groups} groups in order")
+        bound = self.schedule.staleness_max
+        for group_id in batch:
+            group = self.groups.pop(group_id)
+            staleness = self.step - group.birth
+            self._require(group.ready_rank is not None, f"group {group_id} is not ready")
+            self._require(bound is None or staleness <= bound, f"staleness {staleness} of group {group_id}")
+            self.outcome.staleness[group_id] = staleness
+        self.outcome.batches.append(batch)
+        self.training = True
+        self.step += 1
+        return True
+
+    # ---- what happens by itself
+
+    def tick(self) -> None:
+        """Let time pass: everything under way may end, in an order drawn at random."""
+        if self.training and self._chance(self.scene.step_probability):
+            self.training = False
+            self.held = [*self.held, self.step][-self.scene.held_max :]
+        for server in self.rng.sample(list(self.servers.values()), len(self.servers)):
+            if self._chance(self.scene.crash_probability):
+                self._crash(server)
+            elif server.pulling >= 0 and self._chance(self.scene.pull_probability):
+                self._swap(server)
+            self._decode(server)
+        self._age()
+        self._finish()
+
+    def _crash(self, server: _Server) -> None:
+        self.outcome.crashes += 1
+        for member in list(server.members):
+            self._put(member, None)
+            if self._chance(0.3):  # its stream was behind
+                self._restart(member)
+        self.servers[server.replica_id] = _Server(server.replica_id)
+
+    def _swap(self, server: _Server) -> None:
+        if server.pulling not in self.held:
+            server.pulling = -1
+            return
+        if server.discard:
+            for member in server.members:
+                self._restart(member)
+        server.version, server.pulling = server.pulling, -1
+        server.steps = server.groups = 0
+
+    def _decode(self, server: _Server) -> None:
+        running = server.members[: self.scene.slots]
+        server.steps += bool(running)
+        for member in running:
+            if self._chance(self.scene.token_probability):
+                member.first = server.version if member.tokens == 0 else member.first
+                member.tokens, member.last = member.tokens + 1, server.version
+                pure = self.schedule.mixes_versions or member.first == member.last
+                self._require(pure, f"one trajectory with versions {member.first} and {member.last}")
+        server.members = [member for member in server.members if not member.done]
+
+    def _age(self) -> None:
+        for group in self.groups.values():
+            versions = [m.first for m in group.members if m.tokens]
+            versions += [self.servers[m.replica].version for m in group.members if m.replica and not m.tokens]
+            birth = min(versions, default=group.birth)
+            kept = birth >= group.birth or self.schedule.staleness_max is None
+            self._require(kept, f"birth of group {group.group_id}: {group.birth} -> {birth}")
+            group.birth = birth
+
+    def _finish(self) -> None:
+        for group in list(self.groups.values()):
+            if group.ready_rank is not None or not all(m.done for m in group.members):
+                continue
+            if self._chance(self.scene.fail_probability):
+                del self.groups[group.group_id]
+                self.outcome.failed += 1
+            else:
+                group.ready_rank, self.next_rank = self.next_rank, self.next_rank + 1
+
+    def _put(self, member: _Member, replica_id: str | None) -> None:
+        if member.replica is not None and not member.done:
+            self.servers[member.replica].members.remove(member)
+        if replica_id is not None:
+            self.servers[replica_id].members.append(member)
+        member.replica = replica_id
+
+    def _restart(self, member: _Member) -> None:
+        self.outcome.discarded_tokens += member.tokens
+        member.tokens = 0
+
+    def _chance(self, probability: float) -> bool:
+        return self.rng.random() < probability
+
+    def _require(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise BrokenPromise(f"{self.schedule.kind}: {otherwise} (before step {self.step})")

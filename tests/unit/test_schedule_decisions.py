@@ -1,0 +1,249 @@
+"""Single decisions, worked by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from millrace.schedule import GroupView, RefreshOrder, ReplicaView, View, presets
+from millrace.schedule.repack import BestFit
+
+SYNCHRONOUS = presets.synchronous()
+LLAMARL = presets.llamarl(lag=2, iteration_tokens=32)
+AREAL = presets.areal(eta=2)
+RLAX = presets.rlax(reload_staleness=1, acceptance_staleness=3)
+LAMINAR = presets.laminar(
+    staleness_max=4, round_groups=2, batch_max=None, repack=BestFit(interval_s=5, kv_fraction_max=0.9)
+)
+ALL = [SYNCHRONOUS, LLAMARL, AREAL, RLAX, LAMINAR]
+
+
+def replica(name="a", version=3, **fields):
+    return ReplicaView(name, version, **{"slots": 8, "kv_capacity_tokens": 8 * 16, **fields})
+
+
+def view(*replicas, groups=(), version=3, newest=None, held=None, steps_left=100, orphans=(), batch_groups=4):
+    newest = version if newest is None else newest
+    return View(
+        version=version,
+        newest=newest,
+        held=tuple(range(max(0, newest - 2), newest + 1)) if held is None else held,
+        steps_left=steps_left,
+        batch_groups=batch_groups,
+        group_size=2,
+        max_sequence_tokens=16,
+        groups=tuple(groups),
+        replicas=replicas,
+        orphans=orphans,
+    )
+
+
+def ready(count, birth=3, first=0):
+    return [GroupView(first + i, birth, i) for i in range(count)]
+
+
+# ---------------------------------------------------------------- admit and route
+
+
+def test_a_synchronous_batch_starts_at_once_spread_over_the_replicas_in_their_order():
+    assert SYNCHRONOUS.admissions(view(replica("a"), replica("b"))) == ["a", "b", "a", "b"]
+
+
+def test_a_replica_that_is_taking_new_weights_keeps_its_share_of_the_batch():
+    pulling = replica("b", 2, busy_pulling=True, pulling_version=3)
+    assert SYNCHRONOUS.admissions(view(replica("a"), pulling)) == ["a", "a"]
+
+
+def test_a_replica_that_has_to_refresh_first_gets_nothing_in_the_same_view():
+    assert SYNCHRONOUS.admissions(view(replica("a", 2))) == []
+    assert AREAL.admissions(view(replica("a", 2))) == []
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=lambda s: s.kind)
+def test_nothing_starts_on_busy_replicas_or_before_the_first_weights(schedule):
+    assert schedule.admissions(view(replica("a", -1), replica("b", busy_pulling=True))) == []
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=lambda s: s.kind)
+def test_never_more_groups_than_the_remaining_steps_consume(schedule):
+    assert len(schedule.admissions(view(replica(), steps_left=1, groups=ready(2), batch_groups=4))) == 2
+    assert schedule.admissions(view(replica(), steps_left=0)) == []
+
+
+def test_while_a_batch_is_trained_only_an_asynchronous_schedule_goes_on():
+    # The batch of version 3 was taken: the next one is for version 4, weights are still 3.
+    training = view(replica(), version=4, newest=3)
+    assert SYNCHRONOUS.admissions(training) == []
+    assert len(presets.llamarl(lag=1, iteration_tokens=1).admissions(training)) == 4
+
+
+def test_areal_admits_by_its_formula_up_to_two_rounds_of_slots():
+    # Version 3, eta 2, B 4: N_r - B i <= B (eta + 1) = 12 live groups; 2 x 8 slots hold 8 groups of 2.
+    assert len(AREAL.admissions(view(replica(), groups=ready(5)))) == 7
+    assert len(AREAL.admissions(view(replica()))) == 8
+
+
+def test_the_least_loaded_replica_by_slots_comes_first():
+    big = replica("big", slots=16, running=8)
+    assert AREAL.admissions(view(replica("small", running=5), big, groups=ready(11))) == ["big"]
+
+
+def test_a_replica_too_old_for_the_bound_starts_nothing_while_others_do():
+    old = replica("old", 0, running=2)
+    assert LAMINAR.admissions(view(old, replica("new", 6), version=6)) == ["new", "new"]
+
+
+def test_laminar_starts_a_round_of_groups_and_no_more_until_the_replica_is_empty():
+    assert LAMINAR.admissions(view(replica())) == ["a", "a"]
+    assert LAMINAR.admissions(view(replica(running=2, groups_since_swap=1))) == ["a"]
+    assert LAMINAR.admissions(view(replica(running=1, groups_since_swap=2))) == []
+    assert LAMINAR.admissions(view(replica(groups_since_swap=2))) == ["a", "a"]
+
+
+def test_laminar_finishes_a_round_under_old_weights_but_begins_none():
+    assert LAMINAR.admissions(view(replica(version=2, running=1, groups_since_swap=1))) == ["a"]
+    assert LAMINAR.admissions(view(replica(version=2, running=1, groups_since_swap=0))) == []
+
+
+def test_laminar_counts_waiting_trajectories_with_all_they_may_need():
+    # 128 tokens; 60 used and 2 x 16 promised leave 36: one group of 2 x 16.
+    crowded = replica(running=3, waiting=2, kv_used_tokens=60)
+    assert LAMINAR.admissions(view(crowded)) == ["a"]
+    assert LAMINAR.admissions(view(replace(crowded, kv_used_tokens=65))) == []
+
+
+def test_an_idle_replica_starts_a_group_even_if_that_may_not_fit_its_cache():
+    assert LAMINAR.admissions(view(replica(kv_capacity_tokens=20))) == ["a"]
+
+
+def test_without_a_bound_live_groups_are_limited_to_twice_the_slots():
+    unbounded = replace(LAMINAR, staleness_max=None)
+    assert unbounded.admissions(view(replica(), groups=ready(7, birth=0))) == ["a"]
+    assert unbounded.admissions(view(replica(), groups=ready(8, birth=0))) == []
+
+
+# ---------------------------------------------------------------- refresh
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=lambda s: s.kind)
+def test_a_fresh_replica_pulls_the_newest_version(schedule):
+    assert schedule.refreshes(view(replica(version=-1))) == [RefreshOrder("a", 3)]
+    assert schedule.refreshes(view(replica(version=-1), version=0, newest=-1)) == []
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=lambda s: s.kind)
+def test_an_empty_replica_takes_newer_weights_and_a_busy_one_is_left_alone(schedule):
+    assert schedule.refreshes(view(replica(version=2))) == [RefreshOrder("a", 3)]
+    assert schedule.refreshes(view(replica(version=2, busy_pulling=True))) == []
+    assert schedule.refreshes(view(replica(version=4))) == []
+
+
+def test_synchronous_and_laminar_replicas_finish_what_they_have_before_they_refresh():
+    for schedule in (SYNCHRONOUS, LAMINAR):
+        assert schedule.refreshes(view(replica(version=2, running=1))) == []
+
+
+def test_llamarl_refreshes_between_iterations_with_trajectories_in_flight():
+    assert LLAMARL.refreshes(view(replica(version=2, running=1, steps_since_swap=31))) == []
+    due = view(replica(version=2, running=1, steps_since_swap=32))
+    assert LLAMARL.refreshes(due) == [RefreshOrder("a", 3, discard=False)]
+
+
+def test_areal_refreshes_at_once():
+    assert AREAL.refreshes(view(replica(version=2, running=1))) == [RefreshOrder("a", 3, discard=False)]
+
+
+def test_rlax_discards_partials_once_it_is_further_behind_than_the_reload_staleness():
+    assert RLAX.refreshes(view(replica(version=2, running=1))) == []
+    assert RLAX.refreshes(view(replica(version=1, running=1))) == [RefreshOrder("a", 3, discard=True)]
+
+
+# ---------------------------------------------------------------- lost trajectories
+
+
+def test_an_empty_replica_takes_the_version_of_lost_trajectories_that_nobody_serves():
+    look = view(replica("a", running=1), replica("b", -1), orphans=((2, 5),))
+    assert LAMINAR.refreshes(look) == [RefreshOrder("b", 2)]
+    assert LAMINAR.lost_for_good(look) == []
+
+
+def test_one_replica_is_enough_for_a_lost_version():
+    look = view(replica("a", -1), replica("b"), orphans=((2, 5),))
+    assert LAMINAR.refreshes(look) == [RefreshOrder("a", 2)]
+    under_way = view(replica("a", -1, busy_pulling=True, pulling_version=2), replica("b"), orphans=((2, 5),))
+    assert LAMINAR.refreshes(under_way) == []
+
+
+def test_an_empty_replica_that_serves_a_lost_version_waits_for_its_trajectories():
+    look = view(replica("a", 2), orphans=((2, 5),))
+    assert LAMINAR.refreshes(look) == []
+    assert LAMINAR.place(look, 2, 5) == "a"
+
+
+def test_a_lost_version_that_is_neither_served_nor_held_is_lost_for_good():
+    look = view(replica("a"), orphans=((0, 1), (3, 1)), held=(2, 3))
+    assert LAMINAR.lost_for_good(look) == [0]
+    assert AREAL.lost_for_good(look) == []
+
+
+def test_a_lost_version_that_rlax_would_reload_from_at_once_is_not_rescued():
+    look = view(replica("a", -1), orphans=((1, 5),))
+    assert RLAX.refreshes(look) == [RefreshOrder("a", 3)]
+    assert RLAX.lost_for_good(look) == [1]
+
+
+def test_one_version_schedules_place_partial_tokens_on_the_same_version_only():
+    look = view(replica("a", 2, running=4), replica("b", 2), replica("c", 3))
+    assert LAMINAR.place(look, 2, 1) == "b"
+    assert LAMINAR.place(look, 1, 1) is None
+
+
+def test_mixing_schedules_place_partial_tokens_on_the_newest_that_is_not_older():
+    look = view(replica("a", 2), replica("b", 3, running=4), replica("c", 3, busy_pulling=True))
+    assert AREAL.place(look, 2, 1) == "b"
+    assert AREAL.place(look, 4, 1) is None
+
+
+def test_free_slots_come_before_newer_weights():
+    assert AREAL.place(view(replica("a", 2), replica("b", 3, running=8)), 2, 1) == "a"
+
+
+def test_without_tokens_no_replica_older_than_the_groups_birth_is_taken():
+    look = view(replica("a", 2), groups=[GroupView(0, 3), GroupView(1, 1)])
+    assert LAMINAR.place(look, None, 2) is None
+    assert LAMINAR.place(look, None, 2, birth=1) == "a"
+    assert replace(LAMINAR, staleness_max=None).place(look, None, 2) == "a"
+
+
+# ---------------------------------------------------------------- take
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=lambda s: s.kind)
+def test_a_batch_waits_until_it_is_whole_and_comes_in_the_order_of_group_ids(schedule):
+    assert schedule.take(view(groups=ready(3))) is None
+    shuffled = [GroupView(i, 3, rank) for i, rank in ((7, 2), (5, 3), (6, 0), (4, 1))]
+    assert schedule.take(view(groups=shuffled)) == [4, 5, 6, 7]
+    assert schedule.take(view(groups=ready(4), steps_left=0)) is None
+
+
+def test_first_ready_is_first_trained_and_oldest_is_first_in_areal():
+    groups = [GroupView(0, 3, 5), GroupView(1, 2, 4), *ready(4, first=2)]
+    assert LLAMARL.take(view(groups=groups)) == [2, 3, 4, 5]
+    assert AREAL.take(view(groups=groups)) == [0, 1, 2, 3]
+
+
+def test_a_group_at_its_deadline_goes_before_those_that_were_ready_earlier():
+    groups = [*ready(5), GroupView(9, 1, 99)]  # bound 2: group 9 has to be trained at 3
+    assert LLAMARL.take(view(groups=groups)) == [0, 1, 2, 9]
+
+
+def test_the_batch_waits_for_a_straggler_at_its_deadline():
+    groups = [*ready(5), GroupView(9, 1)]
+    assert LLAMARL.take(view(groups=groups)) is None
+    assert replace(LLAMARL, staleness_max=3).take(view(groups=groups)) == [0, 1, 2, 3]
+
+
+def test_a_group_beyond_the_bound_is_overdue_and_does_not_hold_up_the_others():
+    groups = [*ready(4), GroupView(9, 0)]
+    assert LLAMARL.overdue(view(groups=groups)) == [9]
+    assert LLAMARL.take(view(groups=groups)) == [0, 1, 2, 3]
+    assert replace(LLAMARL, staleness_max=None).overdue(view(groups=groups)) == []

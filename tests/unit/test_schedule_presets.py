@@ -1,0 +1,83 @@
+"""From configuration to schedule, and what a schedule says of itself."""
+
+import pytest
+
+from millrace.config.schema import Config
+from millrace.schedule import build, explain
+from millrace.schedule.admit import KVRoom
+from millrace.schedule.refresh import BetweenIterations, BeyondReload
+
+
+def config(schedule, **fields):
+    return Config.model_validate(
+        {
+            "model": {"path": "model"},
+            "task": {"kind": "gym", "name": "chain_sum"},
+            "reward": {"kind": "gym"},
+            "schedule": schedule,
+            "batch": {"prompts": 5, "group_size": 4},
+            **fields,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "bound", "mixes"),
+    [
+        ({"kind": "synchronous"}, 0, False),
+        ({"kind": "llamarl", "lag": 2}, 2, True),
+        ({"kind": "areal", "eta": 3}, 3, True),
+        ({"kind": "rlax", "reload_staleness": 1, "acceptance_staleness": 2}, 2, False),
+        ({"kind": "laminar", "staleness_max": 5}, 5, False),
+    ],
+)
+def test_each_kind_builds_its_preset_with_the_bound_of_the_configuration(schedule, bound, mixes):
+    built = build(config(schedule))
+    assert built.kind == schedule["kind"]
+    assert built.staleness_max == bound == config(schedule).staleness_bound
+    assert built.mixes_versions is mixes
+
+
+def test_laminar_derives_its_round_from_the_batch_and_the_replicas():
+    built = build(config({"kind": "laminar"}, rollout={"replicas": 2}))
+    assert built.admit == KVRoom(round_groups=3)
+    assert build(config({"kind": "laminar", "round_groups": 1})).admit == KVRoom(round_groups=1)
+
+
+def test_llamarl_derives_its_iteration_from_the_token_budget_and_the_lag():
+    built = build(config({"kind": "llamarl", "lag": 2}, sampling={"max_tokens": 100}))
+    assert built.refresh == BetweenIterations(34)
+    assert build(config({"kind": "llamarl", "iteration_tokens": 8})).refresh == BetweenIterations(8)
+
+
+def test_rlax_reads_both_knobs():
+    built = build(config({"kind": "rlax", "reload_staleness": 1, "acceptance_staleness": 2}))
+    assert built.refresh == BeyondReload(1)
+
+
+def test_only_laminar_repacks_and_only_if_asked_to():
+    assert build(config({"kind": "laminar", "repack_interval_s": 2.5})).repack_interval_s == 2.5
+    assert build(config({"kind": "laminar", "repack": False})).repack_interval_s is None
+    assert build(config({"kind": "areal"})).repack_interval_s is None
+
+
+def test_the_explanation_has_the_arithmetic_and_one_line_for_each_decision():
+    told = explain(config({"kind": "areal", "eta": 3}, steps=10))
+    assert told["staleness_max"] == 3
+    assert told["groups_live_max"] == 4 * 5
+    assert told["trajectories_live_max"] == 4 * 5 * 4
+    assert told["batch"] == "5 prompts x 4 trajectories = 20 per step; 10 steps = 200 trajectories"
+    for decision in ("admit", "route", "refresh", "repack", "take"):
+        assert told[decision] and "\n" not in told[decision]
+
+
+def test_the_explanation_of_a_short_run_counts_only_its_own_groups():
+    assert explain(config({"kind": "areal", "eta": 30}, steps=2))["groups_live_max"] == 10
+
+
+def test_an_unbounded_run_has_a_limit_too():
+    told = explain(config({"kind": "laminar", "staleness_max": None}, rollout={"replicas": 2, "slots": 8}))
+    assert told["staleness_max"] is None
+    assert (
+        told["groups_live_max"] == 2 * 5 + 5
+    )  # twice a batch (more than the slots hold), and one in training

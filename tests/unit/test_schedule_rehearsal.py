@@ -1,0 +1,170 @@
+"""Every preset played against random completions, pulls, crashes and failures."""
+
+from dataclasses import dataclass, replace
+from random import Random
+
+import pytest
+
+from millrace.schedule import Schedule, presets
+from millrace.schedule.refresh import AtOnce
+from millrace.schedule.rehearsal import BrokenPromise, Scene, rehearse
+from millrace.schedule.repack import BestFit
+
+REPACK = BestFit(interval_s=5, kv_fraction_max=0.9)
+
+
+def scene(rng, **faults):
+    return Scene(
+        steps=6,
+        batch_groups=rng.randint(1, 4),
+        group_size=rng.randint(2, 3),
+        replicas=rng.randint(1, 4),
+        slots=rng.randint(1, 6),
+        held_max=rng.randint(1, 5),
+        step_probability=rng.choice([0.1, 0.3, 1.0]),
+        pull_probability=rng.choice([0.2, 0.5, 1.0]),
+        **faults,
+    )
+
+
+def schedule(kind, bound, rng):
+    match kind:
+        case "synchronous":
+            return presets.synchronous()
+        case "llamarl":
+            return presets.llamarl(lag=bound, iteration_tokens=rng.randint(1, 8))
+        case "areal":
+            return presets.areal(eta=bound)
+        case "rlax":
+            return presets.rlax(reload_staleness=rng.randint(0, bound), acceptance_staleness=bound)
+        case "laminar":
+            rounds = rng.randint(1, 3)
+            return presets.laminar(staleness_max=bound, round_groups=rounds, batch_max=None, repack=REPACK)
+        case "unbounded":
+            rounds = rng.randint(1, 3)
+            return presets.laminar(staleness_max=None, round_groups=rounds, batch_max=None, repack=REPACK)
+
+
+KINDS = ["synchronous", "llamarl", "areal", "rlax", "laminar", "unbounded"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_faults_the_bound_holds_and_nothing_is_wasted(kind):
+    for seed in range(16):
+        rng = Random(seed)
+        stage, played = scene(rng), schedule(kind, seed % 4, rng)
+        outcome = rehearse(played, stage, seed=seed)
+        assert outcome.stale == 0
+        assert len(outcome.batches) == stage.steps
+        assert sorted(outcome.staleness) == list(range(stage.steps * stage.batch_groups)), "useless groups"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_crashes_and_failures_the_bound_holds_and_the_run_ends(kind):
+    crashes = failed = 0
+    for seed in range(16):
+        rng = Random(1000 + seed)
+        stage = scene(rng, crash_probability=rng.choice([0.01, 0.03]), fail_probability=0.1)
+        outcome = rehearse(schedule(kind, seed % 4, rng), stage, seed=seed)
+        assert len(outcome.staleness) == stage.steps * stage.batch_groups
+        assert outcome.stale == 0, "crashes alone never make a group too old"
+        crashes, failed = crashes + outcome.crashes, failed + outcome.failed
+    assert crashes > 16 and failed > 8
+
+
+def test_asynchronous_schedules_use_the_staleness_that_they_are_given():
+    for kind in ("llamarl", "areal", "rlax", "laminar"):
+        worst = set()
+        for seed in range(12):
+            stage = replace(scene(Random(seed)), steps=8, replicas=3)
+            worst |= set(rehearse(schedule(kind, 2, Random(seed)), stage, seed=seed).staleness.values())
+        assert worst == {0, 1, 2}, kind
+
+
+def test_synchronous_areal_with_eta_0_and_rlax_with_0_0_train_identical_batches():
+    for seed in range(12):
+        rng = Random(seed)
+        stage = scene(rng)
+        kinds = [presets.synchronous(), presets.areal(eta=0)]
+        kinds.append(presets.rlax(reload_staleness=0, acceptance_staleness=0))
+        batches = [rehearse(kind, stage, seed=other).batches for other, kind in enumerate(kinds)]
+        assert batches[0] == batches[1] == batches[2]
+
+
+def test_repack_moves_trajectories():
+    stage = Scene(replicas=4, slots=6, batch_groups=4, tokens_max=24)
+    played = schedule("laminar", 3, Random(0))
+    assert sum(rehearse(played, stage, seed=seed).moves for seed in range(5)) > 5
+
+
+def test_without_a_bound_the_live_groups_are_still_limited():
+    stage = Scene(steps=12, replicas=2, slots=6, batch_groups=2, group_size=2, step_probability=0.02)
+    outcome = rehearse(schedule("unbounded", 0, Random(0)), stage, seed=0)
+    assert outcome.live_max == 2 * (2 * 6 // 2)
+
+
+def test_a_seed_gives_the_same_outcome_again():
+    stage = Scene(crash_probability=0.02)
+    first, second = (rehearse(presets.areal(eta=2), stage, seed=7) for _ in range(2))
+    assert first == second
+
+
+@dataclass(frozen=True)
+class TakesFirstReady(Schedule):
+    """Forgets that others may have to go first."""
+
+    def take(self, view):
+        ready = sorted((g for g in view.groups if g.ready), key=lambda g: g.ready_rank)
+        if len(ready) < view.batch_groups or not view.steps_left:
+            return None
+        return sorted(group.group_id for group in ready[: view.batch_groups])
+
+
+@dataclass(frozen=True)
+class AdmitsByCount(Schedule):
+    """Limits how many groups are live and not what they were born at."""
+
+    def admissions(self, view):
+        allowed = view.batch_groups * (self.staleness_max + 1)
+        left = min(allowed, view.steps_left * view.batch_groups) - len(view.groups)
+        serving = [replica.replica_id for replica in view.replicas if replica.serving]
+        return serving[:1] * left
+
+
+@pytest.mark.parametrize("broken", [TakesFirstReady, AdmitsByCount])
+def test_a_rehearsal_finds_a_schedule_that_does_not_keep_its_bound(broken):
+    sound = presets.laminar(staleness_max=1, round_groups=2, batch_max=None, repack=None)
+    fields = {name: getattr(sound, name) for name in Schedule.__dataclass_fields__}
+    with pytest.raises(BrokenPromise, match=r"staleness|trained in time"):
+        for seed in range(40):
+            rehearse(broken(**fields), Scene(batch_groups=2, replicas=3, step_probability=1.0), seed=seed)
+
+
+def test_a_rehearsal_finds_a_schedule_that_mixes_versions_without_saying_so():
+    mixed = replace(presets.areal(eta=2), mixes_versions=False)
+    with pytest.raises(BrokenPromise, match="one trajectory with versions"):
+        for seed in range(20):
+            rehearse(mixed, Scene(), seed=seed)
+
+
+@dataclass(frozen=True)
+class Never:
+    """Admits nothing."""
+
+    def room(self, view, replica):
+        return 0
+
+    def describe(self):
+        return "never"
+
+
+def test_a_rehearsal_finds_a_schedule_that_gets_stuck():
+    with pytest.raises(BrokenPromise, match="stuck before step 0"):
+        rehearse(replace(presets.synchronous(), admit=Never()), Scene(), seed=0)
+
+
+def test_an_own_composition_of_rules_is_rehearsed_like_a_preset():
+    own = replace(presets.laminar(staleness_max=3, round_groups=2, batch_max=None, repack=None), kind="own")
+    mixing = replace(own, refresh=AtOnce(), mixes_versions=True)
+    for seed in range(5):
+        assert len(rehearse(mixing, Scene(), seed=seed).batches) == Scene().steps
