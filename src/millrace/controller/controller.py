@@ -331,6 +331,7 @@ class Controller:
                 self.pulse.fire()
         finally:
             self.endpoint, self.state.newest, self.state.held = None, -1, ()
+            self.pulse.fire()
             self.published.clear()
 
     # ------------------------------------------------------------ ledger and watchdog

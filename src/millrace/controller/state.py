@@ -109,7 +109,7 @@ class RunState:
         self.ended: list[Trajectory] = []  # terminal since the shell last looked
         self.quarantined: set[str] = set()
         self._fruitless: dict[int, int] = {}  # trajectory -> leases lost without a single new token
-        self._lease_start: dict[int, int] = {}
+        self._lease_start: dict[int, tuple[int, int]] = {}  # (tokens, replica's version) at the lease
         self._ready = 0
 
     # ------------------------------------------------------------ looking
@@ -175,7 +175,7 @@ class RunState:
         trajectory.state, trajectory.replica, trajectory.epoch = State.LEASED, replica, record.epoch
         trajectory.lease += 1
         record.leased[tid] = trajectory
-        self._lease_start[tid] = len(trajectory.tokens)
+        self._lease_start[tid] = len(trajectory.tokens), record.version
         self.dirty[tid] = trajectory
         owner = self.groups[trajectory.group_id]
         self._recompute_birth(owner)
@@ -204,13 +204,14 @@ class RunState:
         return discarded
 
     def _recompute_birth(self, record: GroupRecord) -> None:
-        """Oldest version among the members' tokens and replicas; unknown ones do not lower it."""
+        """Oldest version among the members' tokens, or that their replica served at the lease: tokens
+        sampled before a swap can be reported after it."""
         births = []
         for member in record.group.members:
             if member.versions:
                 births.append(member.versions[0])
             elif member.state is State.LEASED:
-                births.append(self.replicas[member.replica].version)
+                births.append(self._lease_start[member.trajectory_id][1])
             elif member.state is State.QUEUED:
                 births.append(record.birth)
         record.birth = max(record.birth, min(births, default=record.birth))
@@ -231,7 +232,7 @@ class RunState:
         poisoned = []
         for trajectory in list(record.leased.values()):
             tid = trajectory.trajectory_id
-            fruitless = len(trajectory.tokens) == self._lease_start[tid]
+            fruitless = len(trajectory.tokens) == self._lease_start[tid][0]
             self._fruitless[tid] = self._fruitless.get(tid, 0) + 1 if fruitless else 0
             self.unlease(trajectory)
             if self._fruitless[tid] >= self.shape.attempts:
@@ -242,9 +243,6 @@ class RunState:
         """The replica computes with another version now."""
         record = self.replicas[name]
         record.version, record.groups_since_swap = served.version, 0
-        for trajectory in record.leased.values():
-            if not trajectory.versions:
-                self._recompute_birth(self.groups[trajectory.group_id])
 
     def apply(self, name: str, report: Report) -> list[Trajectory]:
         """Take in a report. Returns the trajectories that it completes."""
@@ -267,11 +265,13 @@ class RunState:
                     f"trajectory {part.trajectory_id}: {name} reports tokens from {part.start}, "
                     f"but only {len(trajectory.tokens)} are known: {-known} are missing"
                 )
-            fresh = part.tokens[known:]
+            fresh, first = part.tokens[known:], not trajectory.tokens
             trajectory.tokens += fresh
             trajectory.logprobs += part.logprobs[known:]
             trajectory.versions += [part.version] * len(fresh)
             self.dirty[part.trajectory_id] = trajectory
+            if first and fresh:
+                self._recompute_birth(self.groups[trajectory.group_id])
             if part.finish is not None:
                 self._complete(trajectory, part.finish)
                 finished.append(trajectory)
@@ -280,7 +280,6 @@ class RunState:
     def _complete(self, trajectory: Trajectory, finish: Finish) -> None:
         trajectory.state, trajectory.finish = State.GENERATED, finish
         self.replicas[trajectory.replica].leased.pop(trajectory.trajectory_id)
-        self._recompute_birth(self.groups[trajectory.group_id])
 
     # ------------------------------------------------------------ scores and ends
 

@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING
 
 from millrace.controller.state import make_batch
 from millrace.core import clock
+from millrace.core.errors import DeadlineExceeded, UnknownVersionError
 from millrace.core.protocols import Handle
-from millrace.core.types import Batch, CheckpointInfo, Published, StepRecord, StepResult, TrainerState
+from millrace.core.types import (
+    Batch,
+    CheckpointInfo,
+    Endpoint,
+    Published,
+    StepRecord,
+    StepResult,
+    TrainerState,
+)
 
 if TYPE_CHECKING:
     from millrace.controller.controller import Controller
@@ -119,14 +128,28 @@ class TrainerSession:
     async def _publish(self, handle: Handle) -> None:
         """Publish the current version to the current relay, once. Staging is not waited for."""
         controller = self._controller
-        target = (controller.endpoint, controller.state.version)
-        if controller.endpoint is None or self._published_to == target:
+        endpoint = controller.endpoint
+        target = (endpoint, controller.state.version)
+        if endpoint is None or self._published_to == target:
             return
-        published: Published = await handle.call("publish", controller.endpoint, timeout_s=self._timeout_s)
+        try:
+            published: Published = await handle.call("publish", endpoint, timeout_s=self._timeout_s)
+        except UnknownVersionError:
+            return await self._await_another_relay(endpoint)
         self._published_to = target
         controller.published.append(published)
         controller.events.emit("published", **_fields(published))
         controller.pulse.fire()
+
+    async def _await_another_relay(self, endpoint: Endpoint) -> None:
+        """The slots are gone, so the relay is: its death will be known in a moment."""
+        controller = self._controller
+        with controller.waits.waiting("trainer", f"a relay other than {endpoint.path}"):
+            deadline_s = clock.now() + controller.config.supervision.lease_s
+            while controller.endpoint == endpoint:
+                if clock.now() > deadline_s:
+                    raise DeadlineExceeded(f"the slots at {endpoint.path} are gone, yet their relay answers")
+                await controller.pulse.wait(timeout_s=TICK_S)
 
     async def _checkpoint(self, handle: Handle) -> None:
         controller = self._controller
