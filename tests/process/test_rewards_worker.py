@@ -1,0 +1,119 @@
+"""Reward workers as processes: a hanging, a greedy and a dying reward."""
+
+import asyncio
+import json
+import string
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from millrace.core.errors import WorkerDied
+from millrace.core.types import Failed, Finish, Prompt, Scored, ScoreRequest
+from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
+from millrace.runtime.handle import LocalHandle
+from millrace.runtime.local import LocalRuntime
+
+TARGET = "millrace.environments.worker:EnvironmentWorker"
+CODE = """
+import os, time
+
+def reward(completion, answer):
+    match completion:
+        case "hang":
+            time.sleep(600)
+        case "bomb":
+            return len(bytearray(1 << 34))
+        case "leak":
+            return len([bytearray(1 << 20) for _ in range(1 << 14)])
+        case "die":
+            os._exit(3)
+        case "print":
+            print("noise" * 100_000, flush=True)
+    return completion == answer
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> dict[str, Any]:
+    directory = tmp_path_factory.mktemp("rewards")
+    make_character_tokenizer(directory / "model", string.ascii_lowercase + string.digits + " ")
+    (directory / "rows.jsonl").write_text(json.dumps({"prompt": "2 2", "answer": "4"}) + "\n")
+    (directory / "own.py").write_text(CODE)
+    return {
+        "model": {"path": str(directory / "model")},
+        "task": {"kind": "file", "path": str(directory / "rows.jsonl")},
+        "reward": {"kind": "function", "path": f"{directory / 'own.py'}:reward", "memory_mb": 64},
+    }
+
+
+def requests(config: dict[str, Any], *completions: str) -> list[ScoreRequest]:
+    tokenizer = load_tokenizer(config["model"]["path"])
+    return [ScoreRequest(i, i, tokenizer.encode(text), Finish.STOP) for i, text in enumerate(completions)]
+
+
+@asynccontextmanager
+async def environment(config: dict[str, Any], tmp_path: Any) -> AsyncIterator[LocalHandle]:
+    runtime = LocalRuntime(log_dir=tmp_path)
+    try:
+        yield await runtime.spawn("environment", TARGET, {"config": config})
+    finally:
+        await runtime.close()
+
+
+def test_a_worker_process_makes_prompts_and_scores_them(config, tmp_path):
+    async def run():
+        async with environment(config, tmp_path) as worker:
+            prompts = await worker.call("prompts", [0, 1], timeout_s=30.0)
+            assert all(isinstance(prompt, Prompt) and prompt.text == "2 2" for prompt in prompts)
+            scores = [pair async for pair in worker.stream("score", requests(config, "4", "5", "print"))]
+            assert scores == [(0, Scored(1.0)), (1, Scored(0.0)), (2, Scored(0.0))]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("greed", ["bomb", "leak"])
+def test_a_reward_that_allocates_without_end_fails_and_its_worker_goes_on(config, tmp_path, greed):
+    async def run():
+        async with environment(config, tmp_path) as worker:
+            scores = [pair async for pair in worker.stream("score", requests(config, greed, "4"))]
+            assert isinstance(scores[0][1], Failed) and "raised MemoryError" in scores[0][1].reason
+            assert scores[1] == (1, Scored(1.0))
+
+    asyncio.run(run())
+
+
+def test_a_worker_whose_reward_hangs_still_answers_and_can_be_killed(config, tmp_path):
+    async def run():
+        async with environment(config, tmp_path) as worker:
+            stream = worker.stream("score", requests(config, "4", "hang"))
+            assert await anext(stream) == (0, Scored(1.0))
+            assert len(await worker.call("prompts", [0], timeout_s=30.0)) == 1
+            worker.kill()
+            with pytest.raises(WorkerDied):
+                await anext(stream)
+
+    asyncio.run(run())
+
+
+def test_closing_the_stream_leaves_the_worker_usable(config, tmp_path):
+    async def run():
+        async with environment(config, tmp_path) as worker:
+            stream = worker.stream("score", requests(config, "4", "5", "4"))
+            await anext(stream)
+            await stream.aclose()
+            again = [pair async for pair in worker.stream("score", requests(config, "4"))]
+            assert again == [(0, Scored(1.0))]
+
+    asyncio.run(run())
+
+
+def test_a_reward_that_ends_its_process_ends_the_stream(config, tmp_path):
+    async def run():
+        async with environment(config, tmp_path) as worker:
+            with pytest.raises(WorkerDied, match="code 3"):
+                async for _ in worker.stream("score", requests(config, "die")):
+                    pass
+
+    asyncio.run(run())
