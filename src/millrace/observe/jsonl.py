@@ -1,0 +1,100 @@
+"""Events as lines of JSON: `events.jsonl` has all of them, `metrics.jsonl` one flat line a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from millrace.core.errors import DataError
+from millrace.core.events import Event
+from millrace.observe.scalars import step_scalars
+
+_ENCODER = msgspec.json.Encoder(enc_hook=repr)  # an odd field is shown, never raised
+_TAIL_BYTES = 65536
+
+
+class EventLog:
+    """Appends every event as one line: `kind`, `time_s`, `wall_s` and the event's own fields.
+
+    A line is written at once, so a killed run keeps what it told, and `tail -f` follows a live one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = _append(path)
+
+    def __call__(self, event: Event) -> None:
+        head = {"kind": event.kind, "time_s": event.time_s, "wall_s": event.wall_s}
+        _write_line(self._file, head | event.fields)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class MetricsLog:
+    """Appends one line per optimizer step: `version`, `wall_s`, `replayed` and every scalar of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = _append(path)
+
+    def __call__(self, event: Event) -> None:
+        if event.kind != "step":
+            return
+        fields = event.fields
+        head = {
+            "version": fields["version"],
+            "wall_s": event.wall_s,
+            "replayed": fields.get("replayed", False),
+        }
+        _write_line(self._file, head | step_scalars(fields))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """The events of an earlier `EventLog`, in order. A last line cut short by a crash is left out.
+
+    Keys of mappings inside the fields are strings, as in the file.
+    Raises DataError: another line cannot be read.
+    """
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                fields = msgspec.json.decode(line)
+                head = (fields.pop("kind"), fields.pop("time_s"), fields.pop("wall_s"))
+            except (msgspec.DecodeError, KeyError, AttributeError) as error:
+                raise DataError(f"{path}:{number}: not an event: {error}") from error
+            yield Event(*head, fields)
+
+
+def _append(path: Path) -> BinaryIO:
+    """Unbuffered, at the end of the last whole line: what a crash cut short goes."""
+    file = open(path, "ab+", buffering=0)  # noqa: SIM115 - closed by the sink's close
+    end = file.tell()
+    while end > 0:
+        start = max(0, end - _TAIL_BYTES)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    file.truncate(end)
+    return file
+
+
+def _write_line(file: BinaryIO, record: dict[str, Any]) -> None:
+    try:
+        line = _ENCODER.encode(record)
+    except (TypeError, ValueError, OverflowError):
+        line = _ENCODER.encode({name: _plain(value) for name, value in record.items()})
+    file.write(line + b"\n")
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | float | bool) else repr(value)

@@ -1,0 +1,40 @@
+"""Step metrics for MLflow (the `mlflow` extra)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from millrace.core.errors import ConfigError
+from millrace.core.events import Event
+from millrace.observe.scalars import step_scalars
+
+
+class MlflowSink:
+    """Logs to `experiment` on the tracking server that MLflow's own settings name.
+
+    Raises:
+        ConfigError: mlflow is not installed.
+    """
+
+    def __init__(self, experiment: str, directory: Path, config: Mapping[str, Any]) -> None:
+        try:
+            import mlflow
+        except ImportError as error:
+            raise ConfigError(
+                f"`observe.mlflow` ({experiment}) needs the mlflow package, which is not installed\n"
+                "  Run `pip install 'millrace[mlflow]'`, or leave the key out."
+            ) from error
+        self._mlflow = mlflow
+        mlflow.set_experiment(experiment)
+        mlflow.start_run(run_name=directory.resolve().name)
+        mlflow.log_dict(dict(config), "config.json")
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "step" and not event.fields.get("replayed"):
+            scalars = {name: float(value) for name, value in step_scalars(event.fields).items()}
+            self._mlflow.log_metrics(scalars, step=event.fields["version"])
+
+    def close(self) -> None:
+        self._mlflow.end_run()

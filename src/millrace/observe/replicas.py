@@ -1,0 +1,103 @@
+"""What each replica did over a run, across its incarnations (whose counters start again at 0)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from millrace.core.events import Event
+
+
+@dataclass(slots=True)
+class ReplicaHistory:
+    """One replica. `before_*` sum the counters of incarnations that are gone."""
+
+    latest: dict[str, Any] = field(default_factory=dict)  # fields of the newest report
+    incarnations: int = 0
+    alive: bool = False
+    pull_s: list[float] = field(default_factory=list)
+    swap_s: list[float] = field(default_factory=list)
+    moved_away: int = 0
+    before_tokens: int = 0
+    before_busy_s: float = 0.0
+    before_idle_s: float = 0.0
+
+    @property
+    def generated_tokens(self) -> int:
+        return self.before_tokens + self.latest.get("generated_tokens", 0)
+
+    @property
+    def busy_s(self) -> float:
+        return self.before_busy_s + self.latest.get("busy_s", 0.0)
+
+    @property
+    def idle_s(self) -> float:
+        return self.before_idle_s + self.latest.get("idle_s", 0.0)
+
+    @property
+    def idle_fraction(self) -> float | None:
+        total_s = self.busy_s + self.idle_s
+        return self.idle_s / total_s if total_s > 0 else None
+
+    def begin(self) -> None:
+        """A new incarnation: its counters start at 0."""
+        self.before_tokens, self.before_busy_s = self.generated_tokens, self.busy_s
+        self.before_idle_s, self.latest = self.idle_s, {}
+        self.incarnations += 1
+        self.alive = True
+
+
+class ReplicaTotals:
+    """A sink: the histories of all replicas, by name."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, ReplicaHistory] = {}
+
+    def __call__(self, event: Event) -> None:
+        fields = event.fields
+        match event.kind:
+            case "worker_started" if fields["role"] == "replica":
+                self._of(fields["name"]).begin()
+            case "worker_died" if fields["role"] == "replica":
+                self._of(fields["name"]).alive = False
+            case "report":
+                self._of(fields["replica"]).latest = fields
+            case "pulled":
+                history = self._of(fields["replica"])
+                history.pull_s.append(fields["pull_s"])
+                history.swap_s.append(fields["swap_s"])
+            case "moved":
+                self._of(fields["source"]).moved_away += len(fields["trajectories"])
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(history.generated_tokens for history in self.by_name.values())
+
+    @property
+    def idle_fraction(self) -> float | None:
+        """Idle time of all replicas, of their time alive as they counted it."""
+        idle_s = sum(history.idle_s for history in self.by_name.values())
+        total_s = idle_s + sum(history.busy_s for history in self.by_name.values())
+        return idle_s / total_s if total_s > 0 else None
+
+    def details(self) -> dict[str, dict[str, Any]]:
+        return {name: _detail(history) for name, history in sorted(self.by_name.items())}
+
+    def _of(self, name: str) -> ReplicaHistory:
+        return self.by_name.setdefault(name, ReplicaHistory())
+
+
+def _detail(history: ReplicaHistory) -> dict[str, Any]:
+    return {
+        "incarnations": history.incarnations,
+        "version": history.latest.get("version"),
+        "generated_tokens": history.generated_tokens,
+        "busy_s": history.busy_s,
+        "idle_s": history.idle_s,
+        "idle_fraction": history.idle_fraction,
+        "pulls": len(history.pull_s),
+        "pull_s_mean": fmean(history.pull_s) if history.pull_s else None,
+        "swap_s_max": max(history.swap_s, default=None),
+        "trajectories_moved_away": history.moved_away,
+    }

@@ -1,0 +1,109 @@
+"""How a run is doing right now, from its latest events: what the live view shows. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any
+
+from millrace.core.events import Event
+from millrace.observe.replicas import ReplicaTotals
+
+_WINDOW_S = 30.0  # of wall time, for rates
+_WINDOW_STEPS = 20  # for idling and the time left
+
+
+class Status:
+    """A sink. Rates and fractions look at the recent past; they are None until there is one."""
+
+    def __init__(self) -> None:
+        self.schedule = ""
+        self.steps_total = 0
+        self.version = 0
+        self.rewards: deque[float] = deque(maxlen=200)  # mean of each step
+        self.staleness_mean: float | None = None
+        self.staleness_max = 0
+        self.in_flight = 0
+        self.restarts = 0
+        self.last_trouble = ""
+        self.ended: str | None = None
+        self.started_wall_s = self.wall_s = 0.0
+        self.replicas = ReplicaTotals()
+        self._seen: Counter[str] = Counter()
+        self._trained: deque[tuple[float, int]] = deque()  # (wall, tokens so far)
+        self._generated: deque[tuple[float, int]] = deque()
+        self._trained_total = 0
+        self._steps: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW_STEPS)  # wall, wait, step
+
+    def __call__(self, event: Event) -> None:
+        self.wall_s = event.wall_s
+        self._seen[event.kind] += 1
+        self.replicas(event)
+        fields = event.fields
+        match event.kind:
+            case "run_started":
+                self.schedule, self.steps_total = fields["schedule"], fields["steps"]
+                self.version, self.started_wall_s = fields["resumed_version"], event.wall_s
+            case "step":
+                self._step(event, fields)
+            case "report":
+                _remember(self._generated, event.wall_s, self.replicas.generated_tokens)
+            case "worker_died":
+                self.restarts += 1
+                self.last_trouble = f"{fields['name']} died: {fields['cause']}"
+            case "worker_recovered":
+                self.last_trouble = f"{fields['name']} is back after {fields['recovery_s']:.2f} s"
+            case "stalled":
+                self.last_trouble = "stalled: " + "; ".join(fields["waits"])
+            case "run_ended":
+                self.ended = fields["reason"]
+
+    def _step(self, event: Event, fields: dict[str, Any]) -> None:
+        self.version = fields["version"]
+        self.staleness_mean, self.staleness_max = fields["staleness_mean"], fields["staleness_max"]
+        self.in_flight = fields["accounting"]["in_flight"]
+        if not fields["replayed"]:
+            self.rewards.append(fields["reward_mean"])
+            self._steps.append((event.wall_s, fields["wait_s"], fields["step_s"]))
+        self._trained_total += fields["trained_tokens"]
+        _remember(self._trained, event.wall_s, self._trained_total)
+
+    @property
+    def scoring(self) -> int:
+        """Finished trajectories whose reward is not known yet."""
+        return max(0, self._seen["finished"] - self._seen["scored"])
+
+    @property
+    def trained_tokens_per_s(self) -> float | None:
+        return _rate(self._trained)
+
+    @property
+    def generated_tokens_per_s(self) -> float | None:
+        return _rate(self._generated)
+
+    @property
+    def trainer_idle_fraction(self) -> float | None:
+        """Waiting for batches, over the last steps."""
+        if len(self._steps) < 2:
+            return None
+        span_s = self._steps[-1][0] - self._steps[0][0]
+        return min(1.0, sum(wait for _, wait, _ in list(self._steps)[1:]) / span_s) if span_s > 0 else None
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Time left at the pace of the last steps."""
+        if len(self._steps) < 2:
+            return None
+        pace_s = (self._steps[-1][0] - self._steps[0][0]) / (len(self._steps) - 1)
+        return pace_s * max(0, self.steps_total - self.version)
+
+
+def _remember(samples: deque[tuple[float, int]], wall_s: float, total: int) -> None:
+    samples.append((wall_s, total))
+    while wall_s - samples[0][0] > _WINDOW_S and len(samples) > 2:
+        samples.popleft()
+
+
+def _rate(samples: deque[tuple[float, int]]) -> float | None:
+    if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
+        return None
+    return (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0])

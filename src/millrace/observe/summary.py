@@ -1,0 +1,182 @@
+"""A run in one dictionary, accumulated from its events: what becomes `summary.json`.
+
+Pure: no clock and no file. A resumed run feeds the events of its earlier sessions first
+(`jsonl.read_events`), so that the summary is of the whole run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+from millrace.core.events import Event
+from millrace.observe.replicas import ReplicaTotals
+
+_ACCOUNTS = ("admitted", "trained", "rejected", "stale", "abandoned", "failed", "in_flight")
+
+
+@dataclass(slots=True)
+class _Step:
+    reward_mean: float
+    trained_tokens: int
+    staleness: dict[int, int]
+
+
+@dataclass(slots=True)
+class _Session:
+    """One process's share of the run. Times are on its own loop clock."""
+
+    started_s: float
+    ended_s: float
+    ready_s: float | None = None  # when the first batch was complete and a step could begin
+    waited_s: float = 0.0  # of the trainer, for batches after the first
+
+
+@dataclass(slots=True)
+class Summary:
+    """A sink. `result()` may be asked at any time."""
+
+    replicas: ReplicaTotals = field(default_factory=ReplicaTotals)
+    _steps: dict[int, _Step] = field(default_factory=dict)
+    _sessions: list[_Session] = field(default_factory=list)
+    _gap_sum: float = 0.0
+    _gap_tokens: int = 0
+    _gap_max: float = 0.0
+    _stalls: list[float] = field(default_factory=list)
+    _recoveries: list[float] = field(default_factory=list)
+    _deaths: list[dict[str, Any]] = field(default_factory=list)
+    _started: set[tuple[str, str]] = field(default_factory=set)
+    _counts: Counter[str] = field(default_factory=Counter)
+    _accounting: dict[str, int] = field(default_factory=dict)
+    _ended: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, event: Event) -> None:
+        if self._sessions and event.kind != "run_started":
+            self._sessions[-1].ended_s = event.time_s
+        self.replicas(event)
+        self._counts[event.kind] += 1
+        handler = getattr(self, f"_on_{event.kind}", None)
+        if handler is not None:
+            handler(event, event.fields)
+
+    # ------------------------------------------------------------ events
+
+    def _on_run_started(self, event: Event, _: dict[str, Any]) -> None:
+        self._sessions.append(_Session(event.time_s, event.time_s))
+        self._started.clear()
+        self._ended = {}
+
+    def _on_step(self, event: Event, fields: dict[str, Any]) -> None:
+        if self._sessions and not fields.get("replayed"):
+            self._time_step(self._sessions[-1], event, fields)
+        staleness = {int(s): n for s, n in fields["staleness_histogram"].items()}
+        self._steps[fields["version"]] = _Step(fields["reward_mean"], fields["trained_tokens"], staleness)
+        self._accounting = fields["accounting"]
+        for behind, (mean, largest, tokens) in fields["logprob_gap"].items():
+            if int(behind) == 0 and tokens:
+                self._gap_sum += mean * tokens
+                self._gap_tokens += tokens
+                self._gap_max = max(self._gap_max, largest)
+
+    def _time_step(self, session: _Session, event: Event, fields: dict[str, Any]) -> None:
+        if session.ready_s is None:
+            session.ready_s = event.time_s - fields["step_s"]
+        else:
+            session.waited_s += fields["wait_s"]
+
+    def _on_worker_started(self, _: Event, fields: dict[str, Any]) -> None:
+        worker = (fields["role"], fields["name"])
+        self._counts["restart of a worker"] += worker in self._started
+        self._started.add(worker)
+
+    def _on_worker_died(self, _: Event, fields: dict[str, Any]) -> None:
+        self._deaths.append({key: fields.get(key) for key in ("role", "name", "epoch", "cause")})
+
+    def _on_worker_recovered(self, _: Event, fields: dict[str, Any]) -> None:
+        self._recoveries.append(fields["recovery_s"])
+
+    def _on_published(self, _: Event, fields: dict[str, Any]) -> None:
+        self._stalls.append(fields["stall_s"])
+
+    def _on_restarted(self, _: Event, fields: dict[str, Any]) -> None:
+        self._counts["discarded tokens"] += fields["discarded_tokens"]
+
+    def _on_run_ended(self, _: Event, fields: dict[str, Any]) -> None:
+        self._accounting = fields["accounting"]
+        self._ended = {"ok": fields["ok"], "reason": fields["reason"]}
+
+    # ------------------------------------------------------------ result
+
+    def result(self) -> dict[str, Any]:
+        """Rates are per second of the run from `run_started` on; fractions are of 1. What never
+        happened is None. Key by key in `docs/observability.md`."""
+        wall_s = sum(session.ended_s - session.started_s for session in self._sessions)
+        first, last = self._rewards()
+        return {
+            "ok": self._ended.get("ok"),
+            "reason": self._ended.get("reason"),
+            "sessions": len(self._sessions),
+            "steps": len(self._steps),
+            "wall_s": wall_s,
+            "reward_first": first,
+            "reward_last": last,
+            "trained_tokens_per_s": _rate(sum(s.trained_tokens for s in self._steps.values()), wall_s),
+            "generated_tokens_per_s": _rate(self.replicas.generated_tokens, wall_s),
+            "staleness": self._staleness(),
+            "logprob_gap_staleness0": {
+                "mean": self._gap_sum / self._gap_tokens if self._gap_tokens else None,
+                "max": self._gap_max if self._gap_tokens else None,
+            },
+            "trainer_idle_fraction": self._trainer_idle_fraction(),
+            "replica_idle_fraction": self.replicas.idle_fraction,
+            "publish_stall_s": _median_and_max(self._stalls),
+            "repacks": self._counts["moved"],
+            "accounting": {name: self._accounting.get(name, 0) for name in _ACCOUNTS},
+            "restarts": self._counts["restart of a worker"],
+            "recovery_s": _median_and_max(self._recoveries),
+            "deaths": self._deaths,
+            "trajectory_restarts": self._counts["restarted"],
+            "discarded_tokens": self._counts["discarded tokens"],
+            "skipped": self._counts["skipped"],
+            "quarantined": self._counts["quarantined"],
+            "checkpoints": self._counts["checkpoint"],
+            "replicas": self.replicas.details(),
+        }
+
+    def _rewards(self) -> tuple[float | None, float | None]:
+        rewards = [self._steps[version].reward_mean for version in sorted(self._steps)]
+        tenth = max(1, len(rewards) // 10)
+        return (fmean(rewards[:tenth]), fmean(rewards[-tenth:])) if rewards else (None, None)
+
+    def _staleness(self) -> dict[str, float | None]:
+        """Over trained tokens. p99: the smallest staleness that at least 99 % of them do not exceed."""
+        tokens: Counter[int] = Counter()
+        for step in self._steps.values():
+            tokens.update(step.staleness)
+        total = tokens.total()
+        if not total:
+            return {"mean": None, "p99": None, "max": None}
+        seen, p99 = 0, 0
+        for p99 in sorted(tokens):
+            seen += tokens[p99]
+            if seen * 100 >= total * 99:
+                break
+        mean = sum(s * n for s, n in tokens.items()) / total
+        return {"mean": mean, "p99": p99, "max": max(s for s, n in tokens.items() if n)}
+
+    def _trainer_idle_fraction(self) -> float | None:
+        """Waiting for batches, of the time since the first batch was complete: filling the pipeline
+        is start-up, not idling."""
+        sessions = [s for s in self._sessions if s.ready_s is not None]
+        span_s = sum(s.ended_s - s.ready_s for s in sessions if s.ready_s is not None)
+        return sum(s.waited_s for s in sessions) / span_s if span_s > 0 else None
+
+
+def _rate(count: int, wall_s: float) -> float | None:
+    return count / wall_s if wall_s > 0 else None
+
+
+def _median_and_max(values: list[float]) -> dict[str, float | None]:
+    return {"median": median(values) if values else None, "max": max(values, default=None)}

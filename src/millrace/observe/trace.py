@@ -1,0 +1,65 @@
+"""A run on a timeline: events as a Chrome trace, for Perfetto or chrome://tracing.
+
+Every role is a row. What an event reports as a duration becomes a span that ends when the event was
+told; deaths and moves become marks. Replica rows also have counters of running and waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from millrace.core.events import Event
+
+Record = dict[str, Any]
+
+
+def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
+    """The JSON object of a trace file. Times are microseconds since the first event."""
+    rows: dict[str, int] = {}
+    records: list[Record] = []
+    origin: float | None = None
+    for event in events:
+        if origin is None:
+            origin = event.wall_s
+        now_us = (event.wall_s - origin) * 1e6
+        for row, record in _records(event, now_us):
+            records.append({"pid": 0, "tid": rows.setdefault(row, len(rows)), **record})
+    names: list[Record] = [
+        {"ph": "M", "pid": 0, "tid": row, "name": "thread_name", "args": {"name": name}}
+        for name, row in rows.items()
+    ]
+    return {"traceEvents": names + records, "displayTimeUnit": "ms"}
+
+
+_SPANS: dict[str, tuple[str, str, str]] = {  # kind: (row, field of the duration, label)
+    "step": ("trainer", "step_s", "step {version}"),
+    "published": ("trainer", "stall_s", "publish {version}"),
+    "checkpoint": ("trainer", "save_s", "checkpoint {version}"),
+    "staged": ("relay", "stage_s", "stage {version}"),
+    "pulled": ("{replica}", "pull_s", "pull {version}"),
+    "worker_started": ("{name}", "spawn_s", "spawn"),
+    "worker_recovered": ("{name}", "recovery_s", "recovery"),
+}
+
+_MARKS: dict[str, tuple[str, str]] = {  # kind: (row, label)
+    "worker_died": ("{name}", "died: {cause}"),
+    "moved": ("{source}", "moved to {destination}"),
+    "quarantined": ("controller", "quarantined {row_id}"),
+    "stalled": ("controller", "stalled"),
+}
+
+
+def _records(event: Event, now_us: float) -> Iterator[tuple[str, Record]]:
+    fields = event.fields
+    if event.kind in _SPANS:
+        row, duration, label = _SPANS[event.kind]
+        span_us = fields[duration] * 1e6
+        span = {"ph": "X", "name": label.format(**fields), "ts": now_us - span_us, "dur": span_us}
+        yield row.format(**fields), span
+    elif event.kind in _MARKS:
+        row, label = _MARKS[event.kind]
+        yield row.format(**fields), {"ph": "i", "s": "t", "name": label.format(**fields), "ts": now_us}
+    elif event.kind == "report":
+        load = {"running": fields["running"], "waiting": fields["waiting"]}
+        yield fields["replica"], {"ph": "C", "name": fields["replica"], "ts": now_us, "args": load}

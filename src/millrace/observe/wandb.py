@@ -1,0 +1,39 @@
+"""Step metrics for Weights & Biases (the `wandb` extra)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from millrace.core.errors import ConfigError
+from millrace.core.events import Event
+from millrace.observe.scalars import step_scalars
+
+
+class WandbSink:
+    """Logs to `project`; the run is named after its directory, and goes on when that resumes.
+
+    Raises:
+        ConfigError: wandb is not installed.
+    """
+
+    def __init__(self, project: str, directory: Path, config: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise ConfigError(
+                f"`observe.wandb` ({project}) needs the wandb package, which is not installed\n"
+                "  Run `pip install 'millrace[wandb]'`, or leave the key out."
+            ) from error
+        name = directory.resolve().name
+        self._run = wandb.init(
+            project=project, name=name, id=name, resume="allow", dir=str(directory), config=dict(config)
+        )
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "step" and not event.fields.get("replayed"):
+            self._run.log(step_scalars(event.fields), step=event.fields["version"])
+
+    def close(self) -> None:
+        self._run.finish()
