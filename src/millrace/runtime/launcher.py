@@ -112,7 +112,7 @@ class Launcher:
             await asyncio.wait([self.gone], timeout=timeout_s)
         if not self.gone.done():
             raise DeadlineExceeded(
-                f"forkserver {self._process.pid}: workers have not ended {timeout_s:g} s after they were killed"
+                f"forkserver {self._process.pid}: workers live on {timeout_s:g} s after they were killed"
             )
 
     def _take(self, notice: forkserver.Notice, fds: list[int]) -> None:

@@ -1,0 +1,90 @@
+"""Workers that misbehave as only processes can."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+LOADED_BY = os.getpid()
+
+
+class Process:
+    """Tells about itself and ends in unusual ways."""
+
+    def __init__(self, *, block_s: float = 0.0) -> None:
+        time.sleep(block_s)
+
+    async def facts(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "parent": os.getppid(),
+            "loaded_by": LOADED_BY,
+            "threads": os.environ.get("OMP_NUM_THREADS"),
+            "python_path": os.environ.get("PYTHONPATH"),
+            "env": os.environ.get("RUNTIME_TEST"),
+            "main": getattr(sys.modules["__main__"], "__file__", ""),
+        }
+
+    async def exit(self, code: int) -> None:
+        raise SystemExit(code)
+
+    async def say(self, text: str) -> None:
+        print(text)
+        print(text, file=sys.stderr)
+
+    async def block(self, seconds: float) -> AsyncIterator[str]:
+        """Say so, then hold the loop, then say so."""
+        yield "blocking"
+        time.sleep(seconds)  # noqa: ASYNC251
+        yield "blocked"
+
+    async def spin(self) -> None:
+        while True:
+            pass
+
+    async def lambda_(self) -> Any:
+        return lambda: None
+
+    async def lambdas(self) -> AsyncIterator[Any]:
+        yield lambda: None
+
+    def plain(self) -> int:
+        return 1
+
+    async def number(self) -> int:
+        return 1
+
+    async def children(self) -> list[int]:
+        """Start a child, one in a session of its own, and one whose own parent ends at once."""
+        return _start_children()
+
+    async def forked_child_ended_by(self, number: int) -> int:
+        """Fork without exec, send the child a signal and return the one that ended it."""
+        return _fork_and_signal(number)
+
+
+def _start_children() -> list[int]:
+    sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    child = subprocess.Popen(sleep)
+    leader = subprocess.Popen(sleep, start_new_session=True)
+    script = (
+        f"import subprocess as s; print(s.Popen({sleep!r}, stdout=s.DEVNULL, start_new_session=True).pid)"
+    )
+    made = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True, text=True)
+    return [child.pid, leader.pid, int(made.stdout)]
+
+
+def _fork_and_signal(number: int) -> int:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writer, b"up")
+        time.sleep(1000)
+        os._exit(0)
+    os.read(reader, 2)
+    os.kill(pid, number)
+    return os.WTERMSIG(os.waitpid(pid, 0)[1])

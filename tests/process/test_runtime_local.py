@@ -1,0 +1,227 @@
+"""What the local runtime does beyond the scenarios that every runtime passes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.core.errors import DataError, DeadlineExceeded, RemoteError, WorkerDied, WorkerError
+from millrace.runtime.handle import LocalHandle
+from millrace.runtime.local import LocalRuntime
+
+PROCESS = "runtime_workers:Process"
+PROBE = "millrace.runtime.probe:Probe"
+
+
+def with_worker(
+    use: Callable[[LocalHandle], Awaitable[None]], runtime: LocalRuntime | None = None, target: str = PROCESS
+) -> None:
+    async def run() -> None:
+        opened = runtime or LocalRuntime()
+        try:
+            await use(await opened.spawn("worker", target))
+        finally:
+            await opened.close()
+
+    asyncio.run(run())
+
+
+async def call(worker: LocalHandle, method: str, *args: Any) -> Any:
+    return await worker.call(method, *args, timeout_s=30.0)
+
+
+async def cause_of_death(worker: LocalHandle) -> str:
+    return await asyncio.wait_for(asyncio.shield(worker.dead), 30.0)
+
+
+# ---------------------------------------------------------------- death
+
+
+def test_a_worker_killed_from_outside_tells_its_signal() -> None:
+    async def use(worker: LocalHandle) -> None:
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)
+        assert await cause_of_death(worker) == "killed by signal 9 (SIGKILL)"
+        with pytest.raises(WorkerDied, match=r"worker \(epoch 1\): number.*SIGKILL"):
+            await call(worker, "number")
+
+    with_worker(use)
+
+
+def test_a_worker_that_exits_tells_its_code() -> None:
+    async def use(worker: LocalHandle) -> None:
+        with pytest.raises(WorkerDied, match="exited with code 3"):
+            await call(worker, "exit", 3)
+        assert await cause_of_death(worker) == "exited with code 3"
+
+    with_worker(use)
+
+
+@pytest.mark.parametrize("state", ["stopped", "spinning"])
+def test_a_worker_that_cannot_answer_can_be_killed(state: str) -> None:
+    async def use(worker: LocalHandle) -> None:
+        assert worker.pid is not None
+        if state == "stopped":
+            os.kill(worker.pid, signal.SIGSTOP)
+        else:
+            with pytest.raises(DeadlineExceeded):
+                await worker.call("spin", timeout_s=0.05)
+        with pytest.raises(DeadlineExceeded):
+            await worker.call("number", timeout_s=0.05)
+        worker.kill()
+        assert "SIGKILL" in await cause_of_death(worker)
+
+    with_worker(use)
+
+
+def test_sigint_and_sigterm_are_left_to_the_controller() -> None:
+    async def use(worker: LocalHandle) -> None:
+        assert worker.pid is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(worker.pid, number)
+            assert await call(worker, "number") == 1
+        assert await call(worker, "forked_child_ended_by", signal.SIGTERM) == signal.SIGTERM
+
+    with_worker(use)
+
+
+def test_a_worker_that_hears_nothing_for_its_lease_stops_itself() -> None:
+    async def use(worker: LocalHandle) -> None:
+        assert "lease" in await cause_of_death(worker)
+
+    with_worker(use, LocalRuntime(lease_s=0.05))
+
+
+def test_a_worker_busy_for_longer_than_its_lease_hears_what_waited_for_it() -> None:
+    async def use(worker: LocalHandle) -> None:
+        said = []
+        async for word in worker.stream("block", 1.2):
+            said.append(word)
+            assert await call(worker, "number") == 1
+        assert said == ["blocking", "blocked"]
+
+    with_worker(use, LocalRuntime(lease_s=0.8))
+
+
+# ---------------------------------------------------------------- messages
+
+
+def test_what_cannot_be_pickled_fails_its_own_call_only() -> None:
+    async def use(worker: LocalHandle) -> None:
+        with pytest.raises(DataError, match=r"number.*cannot be pickled"):
+            await call(worker, "number", lambda: None)
+        with pytest.raises(RemoteError, match="pickle"):
+            await call(worker, "lambda_")
+        with pytest.raises(RemoteError, match="pickle"):
+            await anext(worker.stream("lambdas"))
+        assert await call(worker, "number") == 1
+
+    with_worker(use)
+
+
+def test_calls_and_streams_are_not_mixed_up() -> None:
+    async def use(worker: LocalHandle) -> None:
+        with pytest.raises(WorkerError, match="plain is not an async method"):
+            await call(worker, "plain")
+        with pytest.raises(WorkerError, match="lambdas is not an async method"):
+            await call(worker, "lambdas")
+        with pytest.raises(WorkerError, match="number is not an async generator"):
+            await anext(worker.stream("number"))
+
+    with_worker(use)
+
+
+def test_a_message_larger_than_any_buffer_arrives_whole() -> None:
+    async def use(worker: LocalHandle) -> None:
+        value = os.urandom(8_000_000)
+        assert await call(worker, "echo", value) == value
+
+    with_worker(use, target=PROBE)
+
+
+# ---------------------------------------------------------------- the process
+
+
+def test_preloaded_modules_are_shared_and_the_environment_is_as_asked() -> None:
+    async def run() -> None:
+        runtime = LocalRuntime(preload=("runtime_workers",), env={"RUNTIME_TEST": "all"})
+        workers = [
+            await runtime.spawn("a", PROCESS),
+            await runtime.spawn("b", PROCESS, env={"RUNTIME_TEST": "b"}),
+        ]
+        a, b = [await call(worker, "facts") for worker in workers]
+        assert a["loaded_by"] == b["loaded_by"] == a["parent"] == b["parent"]
+        assert (a["env"], b["env"]) == ("all", "b")
+        assert a["threads"] == os.environ.get("OMP_NUM_THREADS", "1")
+        assert a["python_path"] == os.environ.get("PYTHONPATH")
+        assert a["main"].endswith("forkserver.py"), "the user's script is not run again"
+        await runtime.close()
+
+    asyncio.run(run())
+
+
+def test_the_number_of_threads_can_be_set() -> None:
+    async def use(worker: LocalHandle) -> None:
+        assert (await call(worker, "facts"))["threads"] == "3"
+
+    with_worker(use, LocalRuntime(env={"OMP_NUM_THREADS": "3"}))
+
+
+def test_a_module_that_cannot_be_preloaded_is_named() -> None:
+    async def run() -> None:
+        runtime = LocalRuntime(preload=("no_such_module",))
+        with pytest.raises(WorkerError, match="no_such_module"):
+            await runtime.spawn("worker", PROCESS)
+        await runtime.close()
+
+    asyncio.run(run())
+
+
+def test_a_class_of_the_users_script_is_refused() -> None:
+    async def run() -> None:
+        runtime = LocalRuntime()
+        with pytest.raises(WorkerError, match="move the class to a module"):
+            await runtime.spawn("worker", "__main__:Worker")
+        await runtime.close()
+
+    asyncio.run(run())
+
+
+def test_output_goes_to_a_private_file_for_each_incarnation(tmp_path: Path) -> None:
+    async def run() -> None:
+        runtime = LocalRuntime(log_dir=tmp_path / "logs")
+        for epoch in (1, 2):
+            worker = await runtime.spawn("host/worker", PROCESS)
+            await call(worker, "say", f"hello {epoch}")
+            worker.kill()
+            await cause_of_death(worker)
+            path = tmp_path / "logs" / f"host_worker.{epoch}.log"
+            assert path.read_text() == f"hello {epoch}\n" * 2
+            assert path.stat().st_mode & 0o777 == 0o600
+        await runtime.close()
+
+    asyncio.run(run())
+
+
+def test_many_workers_start_at_once_and_two_runtimes_live_side_by_side() -> None:
+    async def run() -> None:
+        runtimes = [LocalRuntime(), LocalRuntime()]
+        async with asyncio.TaskGroup() as group:
+            spawns = [group.create_task(r.spawn(f"w{i}", PROCESS)) for r in runtimes for i in range(10)]
+        pids = [(await call(spawn.result(), "facts"))["pid"] for spawn in spawns]
+        assert len(set(pids)) == 20
+        await runtimes[0].close()
+        assert await call(spawns[-1].result(), "number") == 1
+        await runtimes[1].close()
+
+    asyncio.run(run())
+
+
+def test_closing_a_runtime_that_never_spawned_is_nothing() -> None:
+    asyncio.run(LocalRuntime().close())

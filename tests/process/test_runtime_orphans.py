@@ -1,0 +1,162 @@
+"""Nothing outlives a controller or a worker, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from millrace.runtime.local import LocalRuntime
+
+HERE = Path(__file__).parent
+PROCESS = "runtime_workers:Process"
+GONE_WITHIN_S = 5.0
+
+
+def marked(mark: str) -> list[int]:
+    """Living processes that have `mark` in their initial environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def until(claim: Callable[[], bool], within_s: float = GONE_WITHIN_S) -> bool:
+    deadline_s = time.monotonic() + within_s
+    while not claim() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return claim()
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Iterator[str]:
+    value = uuid.uuid4().hex
+    yield value
+    for pid in marked(value):
+        os.kill(pid, signal.SIGKILL)
+
+
+def start_parent(mark: str, tmp_path: Path) -> subprocess.Popen[str]:
+    env = {**os.environ, "RUNTIME_TEST": mark, "PYTHONPATH": str(HERE), "TMPDIR": str(tmp_path)}
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "runtime_parent.py")],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def named_files(pid: int) -> set[str]:
+    """Shared-memory files, temporary files and bound sockets that `pid` holds."""
+    sockets = {}
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 7:
+            sockets[f"socket:[{fields[6]}]"] = fields[7]
+    held = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+    maps = [line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return {sockets[name] for name in held if name in sockets} | {
+        name for name in held + maps if name.startswith("/dev/shm")
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+def test_nothing_outlives_a_controller_that_gets(number: signal.Signals, mark: str, tmp_path: Path) -> None:
+    with start_parent(mark, tmp_path) as parent:
+        assert parent.stdout is not None
+        assert [parent.stdout.readline() for _ in range(2)] == ["main\n", "ready\n"], "__main__ ran once"
+        family = marked(mark)
+        assert len(family) == 1 + 1 + 4 + 3, "controller, forkserver, workers, children of one"
+        assert set().union(*map(named_files, family)) == set(), "nothing to leave behind but processes"
+        parent.send_signal(number)
+        parent.wait(GONE_WITHIN_S)
+        assert until(lambda: not marked(mark)), marked(mark)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_outlives_a_controller_killed_while_modules_are_preloaded(mark: str) -> None:
+    script = (
+        "import asyncio; from millrace.runtime.local import LocalRuntime\n"
+        "print('ready', flush=True)\n"
+        "asyncio.run(LocalRuntime(preload=('runtime_slow_module',)).spawn('a', 'runtime_workers:Process'))"
+    )
+    env = {**os.environ, "RUNTIME_TEST": mark, "PYTHONPATH": str(HERE)}
+    with subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        assert until(lambda: len(marked(mark)) == 2)
+        parent.kill()
+    assert until(lambda: not marked(mark))
+
+
+def test_the_children_of_a_killed_worker_end_and_those_of_others_go_on() -> None:
+    async def run() -> None:
+        runtime = LocalRuntime()
+        first, second = [await runtime.spawn(name, PROCESS) for name in ("first", "second")]
+        doomed, spared = [await worker.call("children", timeout_s=30.0) for worker in (first, second)]
+        assert all(map(alive, doomed + spared))
+        assert first.pid is not None
+        os.kill(first.pid, signal.SIGKILL)
+        await asyncio.wait_for(asyncio.shield(first.dead), 30.0)
+        assert until(lambda: not any(map(alive, doomed)))
+        assert all(map(alive, spared))
+        await runtime.close()
+        assert not any(map(alive, spared)), "close waits for them"
+
+    asyncio.run(run())
+
+
+def test_the_end_of_the_forkserver_is_the_end_of_its_workers_and_the_next_spawn_starts_another() -> None:
+    async def run() -> None:
+        runtime = LocalRuntime()
+        old = await runtime.spawn("probe", PROCESS)
+        facts = await old.call("facts", timeout_s=30.0)
+        os.kill(facts["parent"], signal.SIGKILL)
+        await asyncio.wait_for(asyncio.shield(old.dead), 30.0)
+        new = await runtime.spawn("probe", PROCESS)
+        assert new.epoch > old.epoch
+        assert await new.call("number", timeout_s=30.0) == 1
+        await runtime.close()
+        assert not alive(facts["pid"])
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("end", ["deadline", "cancellation"])
+def test_a_spawn_that_is_given_up_leaves_no_process(end: str, mark: str) -> None:
+    async def run() -> None:
+        runtime = LocalRuntime(env={"RUNTIME_TEST": mark})
+        await runtime.spawn("first", PROCESS)
+        assert len(marked(mark)) == 2
+        with pytest.raises(TimeoutError):
+            if end == "deadline":
+                await runtime.spawn("slow", PROCESS, {"block_s": 1000.0}, timeout_s=0.2)
+            else:
+                async with asyncio.timeout(0.2):
+                    await runtime.spawn("slow", PROCESS, {"block_s": 1000.0})
+        assert until(lambda: len(marked(mark)) == 2)
+        await runtime.close()
+        assert marked(mark) == []
+
+    asyncio.run(run())
