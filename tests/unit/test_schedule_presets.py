@@ -3,8 +3,9 @@
 import pytest
 
 from millrace.config.schema import Config
-from millrace.schedule import build, explain
+from millrace.schedule import build
 from millrace.schedule.admit import KVRoom
+from millrace.schedule.explain import explain
 from millrace.schedule.refresh import BetweenIterations, BeyondReload
 
 
@@ -61,23 +62,21 @@ def test_only_laminar_repacks_and_only_if_asked_to():
     assert build(config({"kind": "areal"})).repack_interval_s is None
 
 
-def test_the_explanation_has_the_arithmetic_and_one_line_for_each_decision():
+def test_the_explanation_has_the_bound_the_arithmetic_and_one_line_for_each_decision():
     told = explain(config({"kind": "areal", "eta": 3}, steps=10))
-    assert told["staleness_max"] == 3
-    assert told["groups_live_max"] == 4 * 5
-    assert told["trajectories_live_max"] == 4 * 5 * 4
-    assert told["batch"] == "5 prompts x 4 trajectories = 20 per step; 10 steps = 200 trajectories"
-    for decision in ("admit", "route", "refresh", "repack", "take"):
-        assert told[decision] and "\n" not in told[decision]
+    assert told["staleness, worst case"] == "3 optimizer steps"
+    assert told["groups live, at most"] == "(staleness 3 + 1) x 5 prompts = 20 x 4 = 80 trajectories"
+    assert list(told)[-5:] == ["admit", "route", "refresh", "repack", "take"]
+    assert all(line and "\n" not in line for line in told.values())
 
 
 def test_the_explanation_of_a_short_run_counts_only_its_own_groups():
-    assert explain(config({"kind": "areal", "eta": 30}, steps=2))["groups_live_max"] == 10
+    told = explain(config({"kind": "areal", "eta": 30}, steps=2))
+    assert told["groups live, at most"] == "2 steps x 5 prompts = 10 x 4 = 40 trajectories"
 
 
-def test_an_unbounded_run_has_a_limit_too():
+def test_an_unbounded_run_is_told_its_limit_too():
+    # Twice a batch, which is more than the 16 slots hold, and one batch in training.
     told = explain(config({"kind": "laminar", "staleness_max": None}, rollout={"replicas": 2, "slots": 8}))
-    assert told["staleness_max"] is None
-    assert (
-        told["groups_live_max"] == 2 * 5 + 5
-    )  # twice a batch (more than the slots hold), and one in training
+    assert told["staleness, worst case"] == "unbounded"
+    assert told["groups live, at most"].startswith("10 ahead of the trainer + 5 being trained = 15 ")

@@ -1,6 +1,6 @@
 """When groups start, where, under which weights, and what is trained next: five pure decisions."""
 
-from millrace.schedule.presets import build, explain
+from millrace.schedule.presets import build
 from millrace.schedule.schedule import Schedule
 from millrace.schedule.view import GroupView, Move, RefreshOrder, ReplicaView, View
 
@@ -12,5 +12,4 @@ __all__ = [
     "Schedule",
     "View",
     "build",
-    "explain",
 ]

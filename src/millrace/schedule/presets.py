@@ -10,7 +10,7 @@ from millrace.schedule.admit import KVRoom, WithinBound
 from millrace.schedule.refresh import AtOnce, BetweenIterations, BeyondReload, WhenEmpty
 from millrace.schedule.repack import BestFit
 from millrace.schedule.route import LeastLoaded, Local
-from millrace.schedule.schedule import Schedule, unbounded_groups_max
+from millrace.schedule.schedule import Schedule
 from millrace.schedule.take import FirstReady, OldestFirst
 
 QUEUE_ROUNDS = 2
@@ -132,30 +132,3 @@ def laminar(
         take_order=FirstReady(),
         repack=repack,
     )
-
-
-def explain(config: Config) -> dict[str, str | int | None]:
-    """What the schedule will do, for people and before anything runs.
-
-    Keys: `kind`; `staleness_max` (worst case, optimizer steps; None: unbounded); `groups_live_max` and
-    `trajectories_live_max` (in flight, buffered and being trained); `batch` (its arithmetic); and one line
-    for each of `admit`, `route`, `refresh`, `repack` and `take`.
-    """
-    schedule, shape = build(config), config.batch
-    if schedule.staleness_max is None:
-        slots = config.rollout.replicas * config.rollout.slots
-        ahead = unbounded_groups_max(slots, shape.prompts, shape.group_size)
-        live = min(config.steps * shape.prompts, ahead + shape.prompts)
-    else:
-        live = min(config.steps, schedule.staleness_max + 1) * shape.prompts
-    return {
-        "kind": schedule.kind,
-        "staleness_max": schedule.staleness_max,
-        "groups_live_max": live,
-        "trajectories_live_max": live * shape.group_size,
-        "batch": (
-            f"{shape.prompts} prompts x {shape.group_size} trajectories = {config.trajectories_per_step} "
-            f"per step; {config.steps} steps = {config.steps * config.trajectories_per_step} trajectories"
-        ),
-        **schedule.describe(),
-    }

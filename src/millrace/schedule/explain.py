@@ -1,0 +1,38 @@
+"""What a schedule will do, told before anything runs."""
+
+from __future__ import annotations
+
+from millrace.config.schema import Config
+from millrace.schedule.presets import build
+from millrace.schedule.schedule import Schedule, unbounded_groups_max
+
+
+def explain(config: Config) -> dict[str, str]:
+    """Rows of name -> text, in the order in which they are read.
+
+    Rows: `kind`; `staleness, worst case`; `groups live, at most` with its arithmetic (generated, buffered
+    and being trained); then one row for each decision: `admit`, `route`, `refresh`, `repack`, `take`.
+    """
+    schedule = build(config)
+    groups, arithmetic = groups_live_max(config, schedule)
+    trajectories = f"x {config.batch.group_size} = {groups * config.batch.group_size} trajectories"
+    bound = schedule.staleness_max
+    return {
+        "kind": schedule.kind,
+        "staleness, worst case": "unbounded" if bound is None else f"{bound} optimizer steps",
+        "groups live, at most": f"{arithmetic} = {groups} {trajectories}",
+        **schedule.describe(),
+    }
+
+
+def groups_live_max(config: Config, schedule: Schedule) -> tuple[int, str]:
+    """Live groups at most, those of the batch being trained included, and how that comes about."""
+    prompts, steps, bound = config.batch.prompts, config.steps, schedule.staleness_max
+    if bound is not None and bound + 1 <= steps:
+        return (bound + 1) * prompts, f"(staleness {bound} + 1) x {prompts} prompts"
+    if bound is None:
+        slots = config.rollout.replicas * config.rollout.slots
+        ahead = unbounded_groups_max(slots, prompts, config.batch.group_size)
+        if ahead + prompts <= steps * prompts:
+            return ahead + prompts, f"{ahead} ahead of the trainer + {prompts} being trained"
+    return steps * prompts, f"{steps} steps x {prompts} prompts"
