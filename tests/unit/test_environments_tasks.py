@@ -123,7 +123,7 @@ def test_a_broken_line_raises_with_its_number_and_the_others_are_used(tmp_path):
     path = write_lines(tmp_path / "rows.jsonl", *lines)
     task = file_task(path)
     assert task.rows == 5
-    assert [task.row_id(row) for row in range(5)] == [f"{path}:{line}" for line in (1, 3, 4, 5, 6)]
+    assert [task.row_id(row) for row in range(5)] == [f"rows.jsonl:{line}" for line in (1, 3, 4, 5, 6)]
     for row, message in ((1, ":3 is not JSON"), (2, ":4 is a JSON list"), (3, ":5 has no `answer`")):
         with pytest.raises(DataError, match=message):
             task.prompt_text(row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Protocol
 
 from millrace.config import schema
@@ -89,7 +90,7 @@ class FileTask:
         self.rows, self.answer = len(self._rows), config.answer
 
     def row_id(self, row: int) -> str:
-        return f"{self._config.path}:{self._rows.place(row)}"
+        return f"{Path(self._config.path).name}:{self._rows.place(row)}"
 
     def columns(self, row: int) -> Row:
         columns = self._rows[row]
