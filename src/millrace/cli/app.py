@@ -59,12 +59,20 @@ def run(arguments: Sequence[str]) -> int:
         app([argument for argument in arguments if argument != "--debug"], prog_name="millrace")
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-    except MillraceError as error:
-        if debug:
+    except Exception as raised:
+        error = _alone(raised)
+        if debug or not isinstance(error, MillraceError):
             raise
         report(error)
         return 2 if isinstance(error, ConfigError) else 1
     return 0
+
+
+def _alone(error: BaseException) -> BaseException:
+    """The one error in a nest of exception groups, as a task group wraps it."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def report(error: MillraceError) -> None:

@@ -25,7 +25,7 @@ def command(config_file: ConfigFile, overrides: Overrides = None) -> None:
     out = Path(config.model.out)
     if out.exists():
         raise ConfigError(f"`model.out` ({out}) exists already.\n  Name another, or remove it")
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     warm_start(config, lambda text: console.print(text, markup=False))
     typer.echo(f"Saved in {out}")
 

@@ -18,7 +18,7 @@ from millrace.config.load import load
 from millrace.config.resume import check_resume
 from millrace.config.schema import Config
 
-console = Console(stderr=True, highlight=False)
+console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def command(

@@ -1,0 +1,144 @@
+"""The commands, from the command line down to real processes and a real small model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from millrace.cli.app import run
+from millrace.cli.run_directory import RunDirectory
+from millrace.config.load import load
+from millrace.core.types import Accounting, Finish, Group, State, StepRecord, Trajectory
+from millrace.environments.tokenizer import make_character_tokenizer
+from millrace.ledger.sqlite import SqliteLedger
+
+ALPHABET = "0123456789+-*/=()?.,: abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ\n"
+DATA = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder: a model, a data file, a reward in a file of its own, two configurations."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    root = tmp_path_factory.mktemp("project")
+    make_character_tokenizer(root / "model", ALPHABET)
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(ALPHABET) + 5, eos_token_id=1, **size, **heads))
+    model.save_pretrained(root / "model")
+    (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in DATA))
+    demonstrations = [{"prompt": row["prompt"], "completion": row["answer"]} for row in DATA]
+    (root / "demonstrations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in demonstrations))
+    (root / "score.py").write_text(
+        "import time\n"
+        "def reward(completion, answer, **columns):\n"
+        "    if 'lorem' in completion:\n"
+        "        raise ValueError('no latin')\n"
+        "    if completion == 'hang':\n"
+        "        time.sleep(60)\n"
+        "    return {'reward': float(completion.strip() == answer), 'length': len(completion)}\n"
+    )
+    (root / "run.toml").write_text(
+        'steps = 3\n[model]\npath = "model"\n[task]\nkind = "file"\npath = "rows.jsonl"\n'
+        '[reward]\nkind = "function"\npath = "score.py:reward"\ntimeout_s = 1.0\n'
+        "[sampling]\nmax_tokens = 4\n[rollout]\nslots = 8\nmax_sequence_tokens = 32\n"
+    )
+    (root / "warm.toml").write_text(
+        "steps = 4\nlr = 1e-3\nbatch_tokens = 256\n"
+        '[model]\npath = "model"\nout = "warm"\n[data]\npath = "demonstrations.jsonl"\n'
+    )
+    return root
+
+
+def test_a_warm_start_is_saved_and_not_overwritten(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sft", str(project / "warm.toml")]) == 0
+    assert "loss" in capsys.readouterr().err
+    assert (project / "warm" / "tokenizer.json").is_file()
+    assert run(["sft", str(project / "warm.toml")]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_a_reward_is_tried_and_its_failures_are_told(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["-n", "2", "--completion", "hang", "--completion", "99"]
+    assert run(["try-reward", str(project / "run.toml"), *arguments, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    outcomes = {(trial["kind"], trial["completion"]): trial for trial in told["trials"]}
+    assert len(told["trials"]) == 10
+    assert all(t["value"] == 1.0 for t in told["trials"] if t["kind"] == "reference")
+    assert outcomes["empty", ""]["value"] == 0.0
+    assert outcomes["yours", "99"]["metrics"] == {"length": 2.0}
+    garbage = next(t for t in told["trials"] if t["kind"] == "garbage")
+    assert garbage["outcome"] == "failed"
+    assert "no latin" in garbage["reason"]
+    assert "did not answer within 1 s" in outcomes["yours", "hang"]["reason"]
+    assert "4 of 10 calls failed" in told["warnings"][0]
+
+
+def test_an_evaluation_counts_every_completion(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--prompts", "5", "--samples", "4", "--json"]
+    assert run(["eval", str(project / "run.toml"), *arguments]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert (first["num_prompts"], first["num_samples"]) == (5, 4)
+    assert set(first["pass_at_k"]) == {"1", "2", "4"}
+    assert 0 <= first["sampled_accuracy"] <= first["pass_at_k"]["4"] <= 1
+    assert run(["eval", str(project / "run.toml"), *arguments]) == 0
+    assert json.loads(capsys.readouterr().out) == first
+
+
+def test_a_dry_run_says_what_every_preset_would_do_and_leaves_nothing(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for kind in ("synchronous", "llamarl", "areal", "laminar", "rlax"):
+        assert run(["train", str(project / "run.toml"), "--set", f"schedule={kind}", "--dry-run"]) == 0
+        said = capsys.readouterr().out
+        assert f'kind = "{kind}"' in said
+        assert "8 prompts x 8 = 64" in said
+        assert "one version" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_shown_from_its_ledger(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = RunDirectory(project / "run")
+    directory.path.mkdir()
+    directory.write_config(load(project / "run.toml"))
+    write_ledger(directory)
+    assert run(["show", str(directory.path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["version"] == 1
+    assert shown["accounting"]["trained"] == 2
+    assert shown["replicas"][0]["replica"] == "replica-0"
+    assert shown["state"].startswith("stopped")
+    assert run(["show", str(directory.path), "--trajectory", "1", "--json"]) == 0
+    trajectory = json.loads(capsys.readouterr().out)
+    assert trajectory["prompt"] == "1+1="
+    assert trajectory["tokens"][1]["version"] == 0
+    assert trajectory["tokens"][0]["logprob"] == pytest.approx(-0.5)
+    assert run(["show", str(directory.path), "--step", "1", "--json"]) == 0
+    step = json.loads(capsys.readouterr().out)
+    assert step["reward_mean"] == 0.5
+    assert step["metrics"]["loss"] == 0.25
+    for arguments in ([], ["--step", "1"], ["--trajectory", "0"]):
+        assert run(["show", str(directory.path), *arguments]) == 0
+    assert run(["show", str(directory.path), "--step", "9"]) == 1
+    assert "there is no step 9" in capsys.readouterr().err
+
+
+def write_ledger(directory: RunDirectory) -> None:
+    """One group of two, trained in step 1."""
+    members = [Trajectory(i, 0, replica="replica-0", epoch=1, lease=1) for i in range(2)]
+    ledger = SqliteLedger(directory.ledger, run={})
+    ledger.admit([Group(0, "rows:1", [1, 2], "1+1=", members)])
+    for member in members:
+        member.state, member.finish, member.reward = State.BUFFERED, Finish.STOP, float(member.trajectory_id)
+        member.tokens, member.logprobs, member.versions = [7, 1], [-0.5, -0.1], [0, 0]
+    ledger.update(members)
+    ledger.flush()
+    ledger.commit_step(StepRecord(1, [0], [0, 1], {"loss": 0.25}))
+    assert ledger.flush() == Accounting(admitted=2, trained=2)
+    ledger.close()

@@ -1,0 +1,118 @@
+"""What the documents claim exists, loads and is up to date."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from millrace.cli.app import app
+from millrace.config.load import load_as
+from millrace.config.reference import refreshed
+from millrace.config.schema import Config, Section
+from millrace.config.supervised import SupervisedConfig
+from millrace.config.tree import leaves
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+INDEX = ROOT / "docs" / "README.md"
+
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+COMMAND = re.compile(r"\bmillrace ((?:[a-z]+-)?[a-z]+)\b([^\n`]*)")
+NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return [body for _, found, body in FENCE.findall(path.read_text(encoding="utf-8")) if found == language]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_relative_link_leads_somewhere(name: str) -> None:
+    path = ROOT / name
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    targets = [link.partition("#")[0] for link in LINK.findall(text) if "://" not in link]
+    missing = [target for target in targets if target and not (path.parent / target).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_toml_block_loads(name: str, tmp_path: Path) -> None:
+    for number, block in enumerate(blocks(ROOT / name, "toml")):
+        if "requires-python" in block:
+            continue
+        tree = tomllib.loads(block)
+        schema: type[Section] = SupervisedConfig if "data" in tree else Config
+        if {"model", "task", "reward"} <= tree.keys() or "data" in tree:
+            (tmp_path / f"{number}.toml").write_text(block, encoding="utf-8")
+            load_as(schema, tmp_path / f"{number}.toml")
+        else:
+            known = {leaf for leaf, _, _ in leaves(schema)}
+            assert all(any(leaf.startswith(key) for leaf in known) for key in tree), block
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_python_block_compiles(name: str) -> None:
+    for block in blocks(ROOT / name, "python"):
+        compile(block, name, "exec")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_and_option_exists(name: str) -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group) or hasattr(group, "commands")
+    for command, rest in COMMAND.findall(_shell_text(ROOT / name)):
+        assert command in group.commands, f"millrace {command}"
+        known = {option for parameter in group.commands[command].params for option in parameter.opts}
+        used = set(re.findall(r"(?<!\S)--[a-z][\w-]*", rest)) - {"--debug", "--help"}
+        assert used <= known, f"millrace {command}: {used - known}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_make_target_exists(name: str) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    used = re.findall(r"^\s*make ([a-z]+)\b", _shell_text(ROOT / name), re.MULTILINE)
+    assert set(used) <= targets
+
+
+def test_the_configuration_reference_is_the_schema() -> None:
+    path = ROOT / "docs" / "configuration.md"
+    text = path.read_text(encoding="utf-8")
+    assert refreshed(text) == text, "run `make docs`"
+    for leaf, _, _ in [*leaves(Config), *leaves(SupervisedConfig)]:
+        assert leaf.endswith(".kind") or f"`{leaf}`" in text, leaf
+
+
+@pytest.mark.parametrize("schema", [Config, SupervisedConfig])
+def test_every_configuration_key_says_what_it_means(schema: type[Section]) -> None:
+    silent = [
+        leaf for leaf, _, field in leaves(schema) if not field.description and not leaf.endswith(".kind")
+    ]
+    assert not silent
+
+
+def test_every_document_is_in_the_index() -> None:
+    linked = set(LINK.findall(INDEX.read_text(encoding="utf-8")))
+    documents = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")} - {
+        "README.md"
+    }
+    assert documents <= linked
+
+
+def test_no_file_of_the_project_is_larger_than_a_megabyte() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    assert not [path for path in paths if path.is_file() and path.stat().st_size > 1_000_000]
+
+
+def _shell_text(path: Path) -> str:
+    """Shell blocks, and code in running text that is a command."""
+    text = path.read_text(encoding="utf-8")
+    shell = "\n".join(body for _, found, body in FENCE.findall(text) if found in ("sh", "bash", "console"))
+    inline = re.findall(r"`(millrace [^`]+|make [^`]+)`", FENCE.sub("", text))
+    return shell + "\n" + "\n".join(inline)

@@ -1,0 +1,114 @@
+"""How errors reach people, and that nothing heavy is imported to tell them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import millrace
+from millrace.cli import app, train
+from millrace.cli.interrupt import INTERRUPTED
+from millrace.core.errors import ConfigError, DataError, MillraceError
+
+CONFIG = '[model]\npath = "m"\n[task]\nkind = "gym"\nname = "gcd"\n[reward]\nkind = "gym"\n'
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(train, "load", broken)
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == f"millrace {millrace.__version__}"
+
+
+@pytest.mark.parametrize(("error", "code"), [(ConfigError("bad key"), 2), (DataError("bad row"), 1)])
+def test_an_error_of_ours_is_one_message_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: MillraceError, code: int
+) -> None:
+    fail_with(monkeypatch, error)
+    assert app.run(["train", "x.toml"]) == code
+    said = capsys.readouterr().err
+    assert said == f"{type(error).__name__}: {error}\n"
+
+
+def test_an_error_that_a_task_group_wraps_is_told_like_any_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_with(monkeypatch, ExceptionGroup("tasks", [ExceptionGroup("inner", [DataError("bad row")])]))
+    assert app.run(["train", "x.toml"]) == 1
+    assert capsys.readouterr().err == "DataError: bad row\n"
+
+
+@pytest.mark.parametrize("arguments", [["train", "x.toml", "--debug"], ["--debug", "train", "x.toml"]])
+def test_debug_shows_the_traceback_wherever_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    fail_with(monkeypatch, DataError("bad row"))
+    with pytest.raises(DataError):
+        app.run(arguments)
+
+
+def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(monkeypatch, ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        app.run(["train", "x.toml"])
+
+
+def test_wrong_usage_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["train"]) == 2
+    assert app.run(["train", "x.toml", "--no-such-option"]) == 2
+    assert app.run(["show", "runs/x", "--step", "1", "--trajectory", "2"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
+
+
+def test_a_message_with_square_brackets_is_printed_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_with(monkeypatch, ConfigError("see [schedule] in [/tmp/run.toml:3]"))
+    app.run(["train", "x.toml"])
+    assert "see [schedule] in [/tmp/run.toml:3]" in capsys.readouterr().err
+
+
+def test_a_stopped_run_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "run.toml").write_text(CONFIG)
+    monkeypatch.setattr(train, "preflight", lambda config, path: ["mind the gap"])
+    monkeypatch.setattr(train, "_train", lambda config, run: False)
+    arguments = ["train", str(tmp_path / "run.toml"), "--run-dir", str(tmp_path / "out"), "--set", "steps=3"]
+    assert app.run(arguments) == INTERRUPTED
+    said = capsys.readouterr().err
+    assert "Warning: mind the gap." in said
+    assert f"--set steps=3 --run-dir {tmp_path / 'out'} --resume" in said
+
+
+def test_resuming_names_what_changed_and_refuses_what_may_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "run.toml").write_text(CONFIG)
+    monkeypatch.setattr(train, "preflight", lambda config, path: [])
+    monkeypatch.setattr(train, "_train", lambda config, run: run.write_config(config) or True)
+    arguments = ["train", str(tmp_path / "run.toml"), "--run-dir", str(tmp_path / "out")]
+    assert app.run(arguments) == 0
+    assert app.run(arguments) == 2
+    assert "Add --resume" in capsys.readouterr().err
+    assert app.run([*arguments, "--resume", "--set", "steps=500"]) == 0
+    assert "Changed: `steps`: 100 -> 500" in capsys.readouterr().err
+    assert app.run([*arguments, "--resume", "--set", "seed=5"]) == 2
+    assert "`seed`: 0 -> 5" in capsys.readouterr().err
+
+
+def test_the_command_line_imports_neither_torch_nor_transformers() -> None:
+    program = (
+        "import sys, millrace.cli.app\n"
+        "print([m for m in ('torch', 'transformers', 'reasoning_gym') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=True)
+    assert done.stdout.strip() == b"[]"
