@@ -1,7 +1,6 @@
 """The decoder's forward pass: tokens in rows, any mixture of sequences, keys and values cached.
 
-Rows are padded to a multiple of `ROWS`, because matrix kernels compute a few rows with other code than
-many: padded, a row's result does not depend on how many others there are.
+Rows are padded (see `rows`), so that a row's result does not depend on how many others there are.
 
 Shape suffixes: M rows, H query heads, K kv heads, D head_dim, I intermediate, V vocabulary.
 """
@@ -15,11 +14,10 @@ import torch.nn.functional as F
 
 from millrace.rollout.architecture import Architecture
 from millrace.rollout.parameters import Layer, Parameters
+from millrace.rollout.rows import row_padding
 
 Tensor = torch.Tensor
 Attention = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
-
-ROWS = 16
 
 
 class Decoder:
@@ -29,6 +27,7 @@ class Decoder:
         self, architecture: Architecture, num_positions: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._architecture, self._device = architecture, device
+        self._row_multiple = row_padding(dtype, device.type).multiple
         cos, sin = architecture.rotary_tables(num_positions, dtype, device)
         half = architecture.head_dim // 2
         self._cos, self._sin = cos.unsqueeze(1), sin[:, :half].unsqueeze(1)
@@ -82,5 +81,5 @@ class Decoder:
         return out
 
     def _padded(self, numbers: Sequence[int]) -> Tensor:
-        padding = -len(numbers) % ROWS
+        padding = -len(numbers) % self._row_multiple
         return torch.tensor([*numbers, *[0] * padding], device=self._device)

@@ -56,15 +56,11 @@ class Sequence:
 
     def _progress(self, since: int) -> list[Progress]:
         ends = [*(start for _, start in self._spans[1:]), self.completion_length]
-        parts = (
-            [
-                self._part(max(start, since), end, version)
-                for (version, start), end in zip(self._spans, ends, strict=True)
-                if end > since
-            ]
-            if self._spans
-            else []
-        )
+        parts = [
+            self._part(max(start, since), end, version)
+            for (version, start), end in zip(self._spans, ends, strict=False)
+            if end > since
+        ]
         if self.finish is not None and not parts:
             return [self._part(since, since, -1)]
         return parts
@@ -83,10 +79,14 @@ class Sequence:
 
     def _note_finish(self) -> None:
         """Set `finish`, also for work that arrives already complete."""
-        completion = self.completion_length
-        if (completion and self.tokens[-1] in self._stop_ids) or (
-            completion and self._stop_strings and self._stop_strings.hit(self.tokens[len(self.work.prompt) :])
-        ):
+        if self.completion_length and self._stops():
             self.finish = Finish.STOP
         elif len(self.tokens) >= self._budget:
             self.finish = Finish.LENGTH
+
+    def _stops(self) -> bool:
+        if self.tokens[-1] in self._stop_ids:
+            return True
+        if self._stop_strings is None:
+            return False
+        return self._stop_strings.hit(self.tokens[len(self.work.prompt) :])
