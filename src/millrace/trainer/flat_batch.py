@@ -32,7 +32,7 @@ class FlatBatch:
 
 def flatten(batch: Batch, algorithm: Algorithm, *, max_tokens: int) -> FlatBatch:
     """Raises DataError: no trained token at all, arrays of a sequence that do not align, a token from
-    the future, or what `Algorithm.advantages` refuses."""
+    the future, a log-prob that is not finite, or what `Algorithm.advantages` refuses."""
     sequences = [sequence for group in batch.groups for sequence in group.sequences]
     for sequence in sequences:
         _check(sequence, batch.version)
@@ -72,6 +72,12 @@ def _check(sequence: TrainSequence, version: int) -> None:
             f"trajectory {sequence.trajectory_id} does not align: {len(sequence.tokens)} tokens, "
             f"{len(sequence.logprobs)} log-probs, {len(sequence.versions)} versions, "
             f"{len(sequence.mask)} mask entries"
+        )
+    trained = np.asarray(sequence.logprobs)[np.asarray(sequence.mask, dtype=bool)]
+    if not np.isfinite(trained).all():
+        raise DataError(
+            f"trajectory {sequence.trajectory_id} has behavior log-probs that are not finite: "
+            f"{trained[~np.isfinite(trained)].tolist()[:5]}. The engine must record those of sampled tokens"
         )
     if sequence.versions and max(sequence.versions) > version:
         raise DataError(

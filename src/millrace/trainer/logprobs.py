@@ -45,8 +45,8 @@ class _TokenLogprobs(torch.autograd.Function):
             logits = _scaled_logits(part, cast, temperature)
             normalizer = logits.logsumexp(-1)
             logprobs.append(logits.gather(-1, wanted[:, None])[:, 0] - normalizer)
-            probs = (logits - normalizer[:, None]).exp_()
-            entropies.append(normalizer - probs.mul_(logits).sum(-1))
+            logits -= normalizer[:, None]
+            entropies.append(-(logits.exp() * logits).sum(-1))
             normalizers.append(normalizer)
         ctx.save_for_backward(hidden, weight, targets, torch.cat(normalizers))
         ctx.temperature, ctx.rows = temperature, rows

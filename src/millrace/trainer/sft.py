@@ -14,15 +14,17 @@ from typing import Literal
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
+from millrace.config.schema import Optimizer
 from millrace.core.errors import DataError, TrainingError
 from millrace.trainer.checkpoint import atomic_directory
 from millrace.trainer.model import load_model, resolve_device, row_logprobs, save_model
 from millrace.trainer.packing import Branch, Row, Tree, pack
 from millrace.trainer.parallel import clip_gradients, grad_norm
+from millrace.trainer.trainer import make_adamw
 
 WARMUP_FRACTION = 0.05
-GRAD_CLIP = 1.0
 
 Example = tuple[Sequence[int], Sequence[int]]
 
@@ -48,6 +50,11 @@ def sft(
     lr: float,
     batch_tokens: int,
     optimizer: Literal["adamw", "muon"] = "adamw",
+    betas: tuple[float, float] = (0.9, 0.95),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    warmup_steps: int | None = None,
+    grad_clip: float | None = 1.0,
     row_tokens: int = 8192,
     seed: int = 0,
     device: str = "auto",
@@ -56,29 +63,32 @@ def sft(
     """Train the model of `model_dir` to continue each prompt with its completion; save it in `out_dir`.
 
     The loss is the mean over completion tokens; prompts are not trained on. The learning rate warms up
-    over the first 5 % of the steps and falls linearly to zero. Examples are drawn without replacement,
-    reshuffled every epoch from `seed`.
+    and then falls linearly to zero. Examples are drawn without replacement, reshuffled every epoch from
+    `seed`.
 
     Units:
         batch_tokens  prompt and completion tokens per optimizer step, about
         row_tokens    per micro-batch; changes speed and memory, never a gradient
         optimizer     "muon": Muon for the matrices of the layers (with AdamW's update size, so one
                       `lr` serves both), AdamW for the rest
+        warmup_steps  None: 5 % of the steps
     Raises:
         DataError: no examples, or one with an empty prompt or completion.
         TrainingError: a loss or gradient is not finite.
     """
     _check(examples)
     model = load_model(model_dir, resolve_device(device))
-    optimizers = _optimizers(model, optimizer, lr)
+    adam = Optimizer(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, grad_clip=grad_clip)
+    optimizers = _optimizers(model, optimizer, adam)
+    warmup = max(1, round(WARMUP_FRACTION * steps) if warmup_steps is None else warmup_steps)
     batches = _batches(examples, batch_tokens, np.random.default_rng(seed))
     history = []
     for step in range(steps):
-        rate = lr * _schedule(step, steps)
-        for each in optimizers:
-            for group in each.param_groups:
-                group["lr"] = rate
-        history.append(_step(model, optimizers, pack(next(batches), row_tokens), step, rate))
+        rate = lr * min((step + 1) / warmup, (steps - step) / max(1, steps - warmup + 1))
+        for group in [group for each in optimizers for group in each.param_groups]:
+            group["lr"] = rate
+        loss, norm, tokens, step_s = _step(model, optimizers, pack(next(batches), row_tokens), grad_clip)
+        history.append(SFTStep(step, loss, norm, rate, tokens, step_s))
         if on_step is not None:
             on_step(history[-1])
     with atomic_directory(Path(out_dir)) as path:
@@ -87,8 +97,12 @@ def sft(
 
 
 def _step(
-    model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], rows: list[Row], step: int, lr: float
-) -> SFTStep:
+    model: PreTrainedModel,
+    optimizers: list[torch.optim.Optimizer],
+    rows: list[Row],
+    grad_clip: float | None,
+) -> tuple[float, float, int, float]:
+    """One update. Returns loss, gradient norm, forwarded tokens and seconds."""
     began = time.perf_counter()
     model.zero_grad(set_to_none=True)
     trained = sum(len(row.targets_N) for row in rows)
@@ -102,34 +116,28 @@ def _step(
     norm = grad_norm(parameters)
     if not (math.isfinite(loss) and math.isfinite(norm.item())):
         raise TrainingError(
-            f"sft step {step}: loss {loss}, gradient norm {norm.item()}. "
-            f"Lower `lr` ({lr}) or check the examples"
+            f"supervised training: loss {loss}, gradient norm {norm.item()}. Lower `lr` or check the examples"
         )
-    clip_gradients(parameters, norm, GRAD_CLIP)
+    if grad_clip is not None:
+        clip_gradients(parameters, norm, grad_clip)
     for optimizer in optimizers:
         optimizer.step()
-    tokens = sum(len(row.tokens_T) for row in rows)
-    return SFTStep(step, loss, norm.item(), lr, tokens, time.perf_counter() - began)
+    return loss, norm.item(), sum(len(row.tokens_T) for row in rows), time.perf_counter() - began
 
 
-def _schedule(step: int, steps: int) -> float:
-    warmup = max(1, round(WARMUP_FRACTION * steps))
-    return min((step + 1) / warmup, (steps - step) / max(1, steps - warmup + 1))
-
-
-def _optimizers(model: torch.nn.Module, kind: str, lr: float) -> list[torch.optim.Optimizer]:
+def _optimizers(model: PreTrainedModel, kind: str, adam: Optimizer) -> list[torch.optim.Optimizer]:
     if kind == "adamw":
-        return [torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0, fused=True)]
+        return [make_adamw(model.parameters(), adam)]
     if kind != "muon":
         raise ValueError(f'`optimizer` ({kind!r}) must be "adamw" or "muon"')
     matrices: list[torch.nn.Parameter] = []
     rest: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (matrices if ".layers." in name and parameter.ndim == 2 else rest).append(parameter)
-    return [
-        torch.optim.Muon(matrices, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, lr=lr, weight_decay=0.0, fused=True),
-    ]
+    muon = torch.optim.Muon(
+        matrices, lr=adam.lr, weight_decay=adam.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    return [muon, make_adamw(rest, adam)]
 
 
 def _batches(

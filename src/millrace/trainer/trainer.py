@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,28 @@ class StepSettings:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What was seen while a batch's gradient was accumulated."""
+
+    loss: float
+    statistics: TokenStatistics
+    trained_tokens: int
+    num_rows: int
+    forwarded_tokens: int
+
+
+def make_adamw(parameters: Iterable[torch.nn.Parameter], config: Optimizer) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        parameters,
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
 class PolicyTrainer:
     """A model, its optimizer and an algorithm. `version` counts the optimizer steps applied.
 
@@ -56,15 +79,7 @@ class PolicyTrainer:
         self.model, self.algorithm, self.settings = model, algorithm, settings
         self.version = 0
         self._reference = reference
-        config = settings.optimizer
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=config.lr,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+        self.optimizer = make_adamw(model.parameters(), settings.optimizer)
 
     def step(self, batch: Batch, *, quarantine: Path) -> StepResult:
         """Apply one optimizer step.
@@ -75,11 +90,8 @@ class PolicyTrainer:
             DataError: the batch is malformed.
         """
         began = time.perf_counter()
-        flat = flatten(batch, self.algorithm, max_tokens=self.settings.max_tokens)
-        rows = pack(flat.trees, self.settings.token_budget)
-        statistics = TokenStatistics(self.algorithm.weight_cap)
         try:
-            loss = sum(self._backward(row, flat, statistics) for row in rows)
+            gradient = self.accumulate(batch)
             norm = self._clip()
         except TrainingError as error:
             saved = _save_bad_batch(batch, quarantine)
@@ -91,16 +103,31 @@ class PolicyTrainer:
             lr = self._apply()
         finally:
             self.optimizer.zero_grad(set_to_none=True)
-        metrics = statistics.metrics() | batch_metrics(batch)
-        metrics |= {"loss": loss, "grad_norm": norm, "lr": lr, "micro_batches": float(len(rows))}
-        metrics["forwarded_tokens"] = float(sum(len(row.tokens_T) for row in rows))
+        metrics = gradient.statistics.metrics() | batch_metrics(batch)
+        metrics |= {"loss": gradient.loss, "grad_norm": norm, "lr": lr}
+        metrics |= {
+            "micro_batches": float(gradient.num_rows),
+            "forwarded_tokens": float(gradient.forwarded_tokens),
+        }
         return StepResult(
             version=self.version,
             metrics=metrics,
-            logprob_gap=statistics.logprob_gap(),
-            trained_tokens=flat.num_trained,
+            logprob_gap=gradient.statistics.logprob_gap(),
+            trained_tokens=gradient.trained_tokens,
             step_s=time.perf_counter() - began,
         )
+
+    def accumulate(self, batch: Batch) -> Gradient:
+        """Add the gradient of the batch's loss to the parameters' `.grad`, one row at a time.
+
+        Raises: TrainingError (the loss is not finite), DataError (the batch is malformed).
+        """
+        flat = flatten(batch, self.algorithm, max_tokens=self.settings.max_tokens)
+        rows = pack(flat.trees, self.settings.token_budget)
+        statistics = TokenStatistics(self.algorithm.weight_cap)
+        loss = sum(self._backward(row, flat, statistics) for row in rows)
+        forwarded = sum(len(row.tokens_T) for row in rows)
+        return Gradient(loss, statistics, flat.num_trained, len(rows), forwarded)
 
     def _backward(self, row: Row, flat: FlatBatch, statistics: TokenStatistics) -> float:
         """Add the gradient of one row and return its share of the loss."""

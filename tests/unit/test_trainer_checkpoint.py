@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from trainer_doubles import make_batch, make_trainer, tiny_model, weights_of
+
+from millrace.core.errors import DataError
+from millrace.trainer.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+
+
+def trained(steps, tmp_path, start=0, trainer=None):
+    trainer = trainer or make_trainer()
+    for version in range(start, steps):
+        trainer.step(make_batch(version), quarantine=tmp_path)
+    return trainer
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
+    straight = trained(6, tmp_path)
+    path = save_checkpoint(trained(3, tmp_path), tmp_path)
+    resumed = make_trainer(model=tiny_model(seed=9))
+    load_checkpoint(resumed, path)
+    assert resumed.version == 3
+    trained(6, tmp_path, 3, resumed)
+    for one, other in zip(weights_of(straight), weights_of(resumed), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_generators_are_restored(tmp_path):
+    trainer = make_trainer()
+    path = save_checkpoint(trainer, tmp_path)
+    expected = torch.rand(3)
+    load_checkpoint(trainer, path)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "rng.safetensors"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
+def test_a_damaged_file_is_named_and_nothing_is_loaded(name, damage, tmp_path):
+    file = save_checkpoint(trained(1, tmp_path), tmp_path) / name
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(data if damage == "flipped" else data[:-7])
+    trainer = make_trainer()
+    before = weights_of(trainer)
+    with pytest.raises(DataError, match=f"{name} is damaged"):
+        load_checkpoint(trainer, file.parent)
+    for one, other in zip(before, weights_of(trainer), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_directory_without_a_readable_manifest_is_no_checkpoint(tmp_path):
+    path = save_checkpoint(make_trainer(), tmp_path)
+    (path / "manifest.json").write_text(json.dumps({"format": 1})[:-1])
+    with pytest.raises(DataError, match="not a complete checkpoint"):
+        load_checkpoint(make_trainer(), path)
+    with pytest.raises(DataError, match="not a complete checkpoint"):
+        load_checkpoint(make_trainer(), tmp_path / "v00000042")
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    path = save_checkpoint(make_trainer(), tmp_path)
+    with pytest.raises(DataError, match="of another model"):
+        load_checkpoint(make_trainer(model=tiny_model("qwen2")), path)
+
+
+def test_a_save_that_fails_leaves_the_old_checkpoint_and_no_debris(tmp_path, monkeypatch):
+    trainer = trained(1, tmp_path)
+    path = save_checkpoint(trainer, tmp_path / "saved")
+
+    def full(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("millrace.trainer.checkpoint._generators", full)
+    with pytest.raises(OSError, match="no space"):
+        save_checkpoint(trainer, tmp_path / "saved")
+    assert list((tmp_path / "saved").iterdir()) == [path]
+    load_checkpoint(make_trainer(), path)
+
+
+def test_saving_a_version_again_replaces_it(tmp_path):
+    save_checkpoint(make_trainer(model=tiny_model(seed=1)), tmp_path)
+    wanted = make_trainer(model=tiny_model(seed=2))
+    path = save_checkpoint(wanted, tmp_path)
+    loaded = make_trainer()
+    load_checkpoint(loaded, path)
+    assert all(map(torch.equal, weights_of(loaded), weights_of(wanted)))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [3, 4]), (2, [3, 4]), (3, [2, 3, 4])])
+def test_pruning_keeps_the_last_ones_and_leaves_later_lineages_alone(keep, left, tmp_path):
+    for version in (1, 2, 3, 4, 7):
+        (tmp_path / f"v{version:08d}").mkdir()
+    prune_checkpoints(tmp_path, newest=4, keep=keep)
+    assert sorted(int(path.name[1:]) for path in tmp_path.iterdir()) == [*left, 7]

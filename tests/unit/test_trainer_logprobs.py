@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from millrace.trainer import logprobs
+from millrace.trainer.logprobs import token_logprobs
+
+
+def problem(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(13, 8, generator=generator, dtype=dtype).requires_grad_()
+    weight = torch.randn(31, 8, generator=generator, dtype=dtype).requires_grad_()
+    return hidden, weight, torch.randint(0, 31, (13,), generator=generator)
+
+
+@pytest.mark.parametrize("chunk", [1, 31 * 4, 10**6])
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_chunked_logprobs_and_gradients_equal_full_logits(chunk, temperature, monkeypatch):
+    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", chunk)
+    hidden, weight, targets = problem(torch.float32)
+    slopes = torch.linspace(-1, 1, 13)
+    ours, entropy = token_logprobs(hidden, weight, targets, temperature=temperature)
+    found = torch.autograd.grad((ours * slopes).sum(), [hidden, weight])
+    full = (hidden @ weight.T / temperature).log_softmax(-1)
+    theirs = full.gather(-1, targets[:, None])[:, 0]
+    expected = torch.autograd.grad((theirs * slopes).sum(), [hidden, weight], retain_graph=True)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(entropy, -(full.exp() * full).sum(-1), atol=1e-5, rtol=1e-5)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_uniform_logits_worked_by_hand():
+    values, entropy = token_logprobs(
+        torch.zeros(2, 4), torch.ones(10, 4), torch.tensor([0, 9]), temperature=1.0
+    )
+    assert values.tolist() == pytest.approx([-math.log(10)] * 2)
+    assert entropy.tolist() == pytest.approx([math.log(10)] * 2)
+
+
+def test_low_precision_hidden_states_accumulate_the_weight_gradient_in_float32():
+    hidden, weight, targets = problem(torch.float32)
+    values, _ = token_logprobs(hidden.to(torch.bfloat16), weight, targets, temperature=1.0)
+    values.sum().backward()
+    assert values.dtype == weight.grad.dtype == torch.float32
+    assert torch.isfinite(weight.grad).all()
+
+
+def test_entropy_carries_no_gradient():
+    hidden, weight, targets = problem(torch.float32)
+    _, entropy = token_logprobs(hidden, weight, targets, temperature=1.0)
+    assert not entropy.requires_grad

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from trainer_doubles import make_batch, make_trainer, sequence_logprobs, tiny_model, weights_of
+
+from millrace.config.schema import AIPO, GRPO, DrGRPO, Optimizer
+from millrace.core.errors import DataError, TrainingError
+from millrace.core.types import Batch
+
+
+def replaced(batch, **changes):
+    """The batch with fields of its first sequence changed."""
+    group = batch.groups[0]
+    first = msgspec.structs.replace(group.sequences[0], **changes)
+    group = msgspec.structs.replace(group, sequences=[first, *group.sequences[1:]])
+    return Batch(batch.version, [group, *batch.groups[1:]])
+
+
+def gradient(trainer, batch):
+    trainer.accumulate(batch)
+    return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
+
+
+ALGORITHMS = [GRPO(), GRPO(normalize="sequence", kl=0.1), DrGRPO(), AIPO()]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=["grpo", "grpo-kl", "dr_grpo", "aipo"])
+def test_the_token_budget_changes_no_gradient(algorithm):
+    needs_reference = getattr(algorithm, "kl", 0) > 0
+    batch, found = make_batch(version=1, groups=6), []
+    for budget in (10_000, 100, 40, 1):
+        trainer = make_trainer(algorithm, token_budget=budget, reference=needs_reference)
+        found.append(gradient(trainer, batch))
+    assert found[0].abs().max() > 1e-4
+    for other in found[1:]:
+        assert (other - found[0]).abs().max() < 1e-6
+
+
+def test_the_order_of_groups_changes_no_gradient():
+    batch = make_batch(version=1)
+    turned = Batch(1, batch.groups[::-1])
+    assert (gradient(make_trainer(), batch) - gradient(make_trainer(), turned)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_loss_is_that_of_the_paper_written_out(temperature, tmp_path):
+    batch = make_batch(version=1)
+    trainer = make_trainer(AIPO(rho=3.0), temperature=temperature)
+    plain = tiny_model(attention="eager")
+    total, count = torch.zeros(()), 0
+    for group in batch.groups:
+        baseline = np.mean([s.reward for s in group.sequences])
+        for s in group.sequences:
+            logprobs = sequence_logprobs(plain, group.prompt, s.tokens, temperature)
+            weight = (logprobs.detach() - torch.tensor(s.logprobs)).exp().clamp(max=3.0)
+            mask = torch.tensor(s.mask)
+            total = total - (weight * (s.reward - baseline) * logprobs * mask).sum()
+            count += int(mask.sum())
+    (total / count).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in plain.parameters()])
+    assert (gradient(trainer, batch) - expected).abs().max() < 1e-6
+    trainer.optimizer.zero_grad()
+    result = trainer.step(batch, quarantine=tmp_path)
+    assert result.metrics["loss"] == pytest.approx((total / count).item(), abs=1e-6)
+    assert result.trained_tokens == count
+
+
+def test_the_same_batch_and_weights_give_the_same_bits(tmp_path):
+    trainers = [make_trainer(model=tiny_model("llama")) for _ in range(2)]
+    results = [[t.step(make_batch(v), quarantine=tmp_path) for v in range(3)] for t in trainers]
+    for one, other in zip(*map(weights_of, trainers), strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(*results, strict=True):
+        assert (one.metrics, one.logprob_gap) == (other.metrics, other.logprob_gap)
+
+
+def test_masked_tokens_are_context_and_nothing_else():
+    batch = make_batch(version=1)
+    first = batch.groups[0].sequences[0]
+    lies = [value if trained else math.nan for value, trained in zip(first.logprobs, first.mask, strict=True)]
+    assert not all(first.mask)
+    assert torch.equal(
+        gradient(make_trainer(), batch), gradient(make_trainer(), replaced(batch, logprobs=lies))
+    )
+
+
+def test_what_is_not_finite_never_reaches_the_optimizer(tmp_path):
+    algorithm = GRPO(correction=math.inf)
+    trainer, good = make_trainer(algorithm), make_batch()
+    before, length = weights_of(trainer), len(good.groups[0].sequences[0].tokens)
+    batch = replaced(good, logprobs=[-1e4] * length, mask=[True] * length)  # exp(1e4) overflows
+    with pytest.raises(TrainingError, match=r"step 0 -> 1: the loss is (nan|inf|-inf).*bad_batch_v0"):
+        trainer.step(batch, quarantine=tmp_path)
+    assert msgspec.msgpack.decode((tmp_path / "bad_batch_v0.msgpack").read_bytes(), type=Batch) == batch
+    assert trainer.version == 0
+    assert not trainer.optimizer.state
+    for one, other in zip(before, weights_of(trainer), strict=True):
+        assert torch.equal(one, other)
+    after = trainer.step(good, quarantine=tmp_path)  # and nothing of it is left in the gradient
+    assert after.metrics == make_trainer(algorithm).step(good, quarantine=tmp_path).metrics
+
+
+def test_a_gradient_that_is_not_finite_is_refused(tmp_path):
+    trainer = make_trainer()
+    trainer.model.get_input_embeddings().weight.register_hook(lambda grad: grad * math.inf)
+    with pytest.raises(TrainingError, match="gradient norm is"):
+        trainer.step(make_batch(), quarantine=tmp_path)
+    assert trainer.version == 0
+
+
+def test_the_gap_is_measured_before_the_update_and_told_by_staleness(tmp_path):
+    batch, trainer = make_batch(version=3), make_trainer()
+    trainer.version = 3
+    plain = tiny_model(attention="eager")
+    expected: dict[int, list[float]] = {}
+    for group in batch.groups:
+        for s in group.sequences:
+            current = sequence_logprobs(plain, group.prompt, s.tokens).tolist()
+            for now, then, version, trained in zip(current, s.logprobs, s.versions, s.mask, strict=True):
+                if trained:
+                    expected.setdefault(3 - version, []).append(abs(now - then))
+    found = trainer.step(batch, quarantine=tmp_path).logprob_gap
+    assert sorted(found) == sorted(expected) == [0, 1]
+    for age, gaps in expected.items():
+        assert found[age] == pytest.approx((np.mean(gaps), max(gaps), len(gaps)), abs=1e-5)
+
+
+def test_the_learning_rate_warms_up_linearly_to_its_value(tmp_path):
+    trainer = make_trainer(optimizer=Optimizer(lr=0.4, warmup_steps=4))
+    rates = [trainer.step(make_batch(v), quarantine=tmp_path).metrics["lr"] for v in range(6)]
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+
+
+def test_clipping_scales_the_gradient_to_the_given_norm(tmp_path):
+    trainer = make_trainer(optimizer=Optimizer(lr=0.0, grad_clip=1e-3))
+    seen, step = [], trainer.optimizer.step
+
+    def spy():
+        seen.append(torch.nn.utils.get_total_norm([p.grad for p in trainer.model.parameters()]).item())
+        step()
+
+    trainer.optimizer.step = spy
+    result = trainer.step(make_batch(), quarantine=tmp_path)
+    assert result.metrics["grad_norm"] > 1e-2
+    assert seen == [pytest.approx(1e-3, rel=1e-3)]
+
+
+def test_metrics_tell_the_batch(tmp_path):
+    batch = make_batch(groups=2, group_size=2)
+    metrics = make_trainer().step(batch, quarantine=tmp_path).metrics
+    sequences = [s for group in batch.groups for s in group.sequences]
+    assert metrics["reward"] == pytest.approx(np.mean([s.reward for s in sequences]))
+    assert metrics["completion_tokens"] == pytest.approx(np.mean([len(s.tokens) for s in sequences]))
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert 0 < metrics["entropy"] < math.log(64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"logprobs": [0.0]}, "does not align"),
+        ({"versions": [7] * 99}, "does not align"),
+        ({"reward": math.nan}, "rewards of a group must be finite"),
+        (
+            {"tokens": [1], "logprobs": [math.nan], "versions": [0], "mask": [True]},
+            "log-probs that are not finite",
+        ),
+    ],
+)
+def test_a_malformed_batch_is_refused(changes, message, tmp_path):
+    with pytest.raises(DataError, match=message):
+        make_trainer().step(replaced(make_batch(), **changes), quarantine=tmp_path)
+
+
+def test_a_token_from_the_future_is_refused(tmp_path):
+    batch = make_batch(version=2)
+    length = len(batch.groups[0].sequences[0].tokens)
+    with pytest.raises(DataError, match="newer than the trainer's version 2"):
+        make_trainer().step(replaced(batch, versions=[3] * length), quarantine=tmp_path)
+
+
+def test_a_batch_without_a_trained_token_is_refused(tmp_path):
+    batch = make_batch()
+    groups = [
+        msgspec.structs.replace(
+            g, sequences=[msgspec.structs.replace(s, mask=[False] * len(s.mask)) for s in g.sequences]
+        )
+        for g in batch.groups
+    ]
+    with pytest.raises(DataError, match="no token to train on"):
+        make_trainer().step(Batch(0, groups), quarantine=tmp_path)

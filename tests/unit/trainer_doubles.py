@@ -1,0 +1,130 @@
+"""Tiny random models and batches for the trainer's tests."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from millrace.algorithms import build
+from millrace.config.schema import GRPO, Optimizer
+from millrace.core.digest import NamedBuffer
+from millrace.core.types import Batch, Endpoint, TrainGroup, TrainSequence
+from millrace.trainer.attention import NAME
+from millrace.trainer.trainer import PolicyTrainer, StepSettings
+
+VOCAB = 64
+SIZE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+CONFIGS = {
+    "qwen3": Qwen3Config(**SIZE, head_dim=16, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(**SIZE, tie_word_embeddings=False),
+    "llama": LlamaConfig(
+        **SIZE, tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": 500.0}
+    ),
+}
+
+
+def tiny_model(family: str = "qwen3", attention: str = NAME, seed: int = 0) -> PreTrainedModel:
+    """The same weights for the same family and seed, whatever the attention."""
+    torch.manual_seed(seed)
+    config = copy.deepcopy(CONFIGS[family])
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    with torch.no_grad():  # sharper than the default initialisation, so that errors show
+        for parameter in model.parameters():
+            parameter.mul_(1.0 if parameter.ndim == 1 else 4.0)
+    return model.eval()
+
+
+def save_tiny_model(directory: Path, family: str = "qwen3") -> Path:
+    tiny_model(family).save_pretrained(directory)
+    return directory
+
+
+def make_batch(version: int = 0, *, seed: int = 0, groups: int = 3, group_size: int = 4) -> Batch:
+    """Groups of random lengths with random rewards, masks and stale log-probs."""
+    random = np.random.default_rng([seed, version])
+    made = []
+    for group_id in range(groups):
+        prompt = random.integers(0, VOCAB, int(random.integers(3, 12))).tolist()
+        sequences = [_sequence(group_id * group_size + i, random, version) for i in range(group_size)]
+        made.append(TrainGroup(group_id, prompt, sequences))
+    return Batch(version, made)
+
+
+def _sequence(trajectory_id: int, random: np.random.Generator, version: int) -> TrainSequence:
+    length = int(random.integers(1, 20))
+    switch = int(random.integers(0, length + 1))
+    return TrainSequence(
+        trajectory_id=trajectory_id,
+        tokens=random.integers(0, VOCAB, length).tolist(),
+        logprobs=random.uniform(-6, -2, length).tolist(),
+        versions=[max(0, version - 1)] * switch + [version] * (length - switch),
+        mask=(random.random(length) < 0.8).tolist(),
+        reward=float(random.integers(0, 2)) + trajectory_id % 3,
+        truncated=bool(random.integers(0, 2)),
+    )
+
+
+def make_trainer(
+    algorithm: Any = None, *, model: PreTrainedModel | None = None, reference: bool = False, **changes: Any
+) -> PolicyTrainer:
+    settings: dict[str, Any] = {
+        "optimizer": Optimizer(lr=1e-3, grad_clip=None),
+        "token_budget": 4096,
+        "max_tokens": 24,
+        "temperature": 1.0,
+        "dtype": torch.float32,
+    }
+    return PolicyTrainer(
+        model or tiny_model(),
+        build(algorithm or GRPO()),
+        StepSettings(**settings | changes),
+        reference=tiny_model(seed=1) if reference else None,
+    )
+
+
+def weights_of(trainer: PolicyTrainer) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in trainer.model.parameters()]
+
+
+def sequence_logprobs(
+    model: PreTrainedModel, prompt: list[int], tokens: list[int], temperature: float = 1.0
+) -> torch.Tensor:
+    """The plain way: one sequence, one forward, all logits."""
+    logits = model(input_ids=torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    return (logits / temperature).log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
+
+
+class MemoryWriter:
+    """A `WeightsWriter` that keeps copies of what was written."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint, self.closed = endpoint, False
+        self.written: list[tuple[int, dict[str, bytes]]] = []
+
+    def write(self, version: int, tensors: list[NamedBuffer]) -> None:
+        self.written.append((version, {tensor.name: bytes(tensor.data) for tensor in tensors}))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+WRITERS: list[MemoryWriter] = []
+
+
+def open_memory_writer(endpoint: Endpoint) -> MemoryWriter:
+    WRITERS.append(MemoryWriter(endpoint))
+    return WRITERS[-1]
