@@ -173,6 +173,12 @@ def test_one_replica_is_enough_for_a_lost_version():
     assert LAMINAR.refreshes(under_way) == []
 
 
+def test_a_replica_in_the_middle_of_a_move_still_counts_as_serving_its_version():
+    look = view(replica("a", 2, busy_pulling=True, running=1), replica("b", -1), orphans=((2, 5),))
+    assert LAMINAR.refreshes(look) == [RefreshOrder("b", 3)]
+    assert LAMINAR.lost_for_good(look) == []
+
+
 def test_an_empty_replica_that_serves_a_lost_version_waits_for_its_trajectories():
     look = view(replica("a", 2), orphans=((2, 5),))
     assert LAMINAR.refreshes(look) == []

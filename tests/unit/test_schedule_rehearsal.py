@@ -1,6 +1,8 @@
 """Every preset played against random completions, pulls, crashes and failures."""
 
+import runpy
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -168,3 +170,11 @@ def test_an_own_composition_of_rules_is_rehearsed_like_a_preset():
     mixing = replace(own, refresh=AtOnce(), mixes_versions=True)
     for seed in range(5):
         assert len(rehearse(mixing, Scene(), seed=seed).batches) == Scene().steps
+
+
+def test_the_schedule_of_the_example_keeps_its_bound():
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "schedule.py"))
+    for seed in range(10):
+        stage = Scene(replicas=3, crash_probability=0.02, fail_probability=0.1)
+        outcome = rehearse(example["newest_only"](staleness_max=1), stage, seed=seed)
+        assert max(outcome.staleness.values()) <= 1

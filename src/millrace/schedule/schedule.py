@@ -116,7 +116,7 @@ class Schedule:
         come before the schedule's own rule. Only such a rescue may go to an older version.
         """
         rescuable = self._rescuable(view)
-        present = {r.pulling_version if r.busy_pulling else r.version for r in view.replicas}
+        present = {replica.version_next for replica in view.replicas}
         missing = [version for version in rescuable if version not in present]
         orders = []
         for replica in sorted(view.replicas, key=lambda r: r.version >= 0):
@@ -155,7 +155,7 @@ class Schedule:
         """Versions of orphans that no replica serves and none will: these must restart from scratch."""
         if self.mixes_versions:
             return []
-        present = {v for replica in view.replicas for v in (replica.version, replica.pulling_version)}
+        present = {replica.version_next for replica in view.replicas}
         reachable = present.union(self._rescuable(view))
         return sorted({version for version, _ in view.orphans} - reachable)
 
@@ -175,8 +175,8 @@ class Schedule:
         replicas = []
         for replica in view.replicas:
             if replica.replica_id in orders or replica.busy_pulling:
-                coming = max(replica.version, orders.get(replica.replica_id, view.newest))
-                started = 0 if coming > replica.version else replica.groups_since_swap
+                coming = orders.get(replica.replica_id, replica.version_next)
+                started = 0 if coming != replica.version else replica.groups_since_swap
                 replica = replace(replica, version=coming, busy_pulling=True, groups_since_swap=started)
             replicas.append(replica)
         return [replica for replica in replicas if replica.version >= 0]
@@ -192,7 +192,7 @@ class Schedule:
         """Versions of orphans that a replica could serve without refreshing away from them at once."""
         if self.mixes_versions:
             return []
-        served = {replica.version for replica in view.replicas if not replica.busy_pulling}
+        served = {replica.version_next for replica in view.replicas}
         return [
             version
             for version in sorted({version for version, _ in view.orphans})

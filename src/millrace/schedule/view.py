@@ -30,7 +30,7 @@ class ReplicaView:
     replica_id: str
     version: int  # being served; -1: none yet
     busy_pulling: bool = False  # a pull or a move is under way: leave it alone
-    pulling_version: int = -1  # what it pulls; -1: nothing, or not known
+    pulling_version: int = -1  # what it pulls; -1: nothing
     running: int = 0
     waiting: int = 0
     slots: int = 1
@@ -47,6 +47,11 @@ class ReplicaView:
     @property
     def serving(self) -> bool:
         return self.version >= 0 and not self.busy_pulling
+
+    @property
+    def version_next(self) -> int:
+        """What it serves once it is no longer busy."""
+        return self.pulling_version if self.pulling_version >= 0 else self.version
 
 
 @dataclass(frozen=True, slots=True)
