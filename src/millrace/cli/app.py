@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 import millrace
-from millrace.cli import evaluate, sft, show, train, try_reward
+from millrace.cli import evaluate, quickstart, sft, show, train, try_reward
 from millrace.core.errors import ConfigError, MillraceError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+app.command("quickstart")(quickstart.command)
 app.command("train")(train.command)
 app.command("sft")(sft.command)
 app.command("eval")(evaluate.command)

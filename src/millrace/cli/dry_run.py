@@ -28,11 +28,12 @@ def show(config: Config) -> None:
 
 
 def resolved_lines(tree: dict[str, Any]) -> list[str]:
-    """The tree as TOML, None as `"none"`."""
+    """The tree as TOML that loads to the same configuration; `kind` first, None as `"none"`."""
     lines = [f"{name} = {as_toml(value)}" for name, value in tree.items() if not isinstance(value, dict)]
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            lines += ["", f"[{name}]", *(f"{key} = {as_toml(inner)}" for key, inner in value.items())]
+    for name, table in tree.items():
+        if isinstance(table, dict):
+            keys = sorted(table, key=lambda key: key != "kind")
+            lines += ["", f"[{name}]", *(f"{key} = {as_toml(table[key])}" for key in keys)]
     return lines
 
 

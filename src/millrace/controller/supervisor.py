@@ -84,7 +84,8 @@ class Supervisor:
             spec.name, spec.target, spec.kwargs, timeout_s=self._policy.spawn_timeout_s
         )
         fields = {"role": spec.role, "name": spec.name, "epoch": handle.epoch}
-        self._events.emit("worker_started", **fields, spawn_s=clock.now() - started)
+        pid = getattr(handle, "pid", None)
+        self._events.emit("worker_started", **fields, pid=pid, spawn_s=clock.now() - started)
         if died_at is not None:
             self._events.emit("worker_recovered", **fields, recovery_s=clock.now() - died_at)
         try:

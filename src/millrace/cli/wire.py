@@ -1,0 +1,123 @@
+"""The composition root: the only place that names concrete classes and puts a run together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
+
+from millrace.cli.run_directory import RunDirectory
+from millrace.config.freeze import config_digest, dump
+from millrace.config.schema import Config
+from millrace.controller.controller import Controller, Fleet
+from millrace.controller.supervisor import WorkerSpec
+from millrace.core import clock
+from millrace.core.events import Events, Sink
+from millrace.ledger.sqlite import SqliteLedger
+from millrace.observe.jsonl import read_events
+from millrace.observe.live import LiveView
+from millrace.observe.sinks import open_sinks
+from millrace.observe.summary import Summary
+from millrace.runtime.local import LocalRuntime
+from millrace.schedule.presets import build
+
+PRELOAD = (
+    "millrace.rollout.replica",
+    "millrace.trainer.role",
+    "millrace.environments.worker",
+    "millrace.weights.relay",
+)
+"""Imported once, by the process that the workers are forked from."""
+
+
+async def train(config: Config, run: RunDirectory, stop: asyncio.Event, *sinks: Sink) -> None:
+    """Run, or go on with, the run in `run`. Setting `stop` ends it after the step under way.
+
+    Raises: the run's first fatal error. In every case the ledger is flushed and `summary.json` written.
+    """
+    run.write_config(config)
+    events, summary = Events(clock.now, clock.wall), Summary()
+    with ExitStack() as stack:
+        if run.events.exists():
+            for event in read_events(run.events):
+                summary(event)
+        stack.enter_context(open_sinks(events, config.observe, run.path, dump(config)))
+        stack.callback(_write_summary, run, summary)
+        every: list[Sink] = [summary, stack.enter_context(LiveView()), *sinks]
+        for sink in every:
+            events.subscribe(sink)
+        ledger = SqliteLedger(run.ledger, run={"config_digest": config_digest(config), "seed": config.seed})
+        stack.callback(ledger.close)
+        async with _runtime(config, run) as runtime, asyncio.TaskGroup() as group:
+            controller = Controller(
+                config,
+                fleet=fleet(config, run),
+                runtime=runtime,
+                ledger=ledger,
+                schedule=build(config),
+                events=events,
+                checkpoints=str(run.checkpoints),
+                export=str(run.model),
+            )
+            stopper = group.create_task(_stop_when(stop, controller), name="stop")
+            await controller.run()
+            stopper.cancel()
+
+
+def fleet(config: Config, run: RunDirectory) -> Fleet:
+    """The workers of a run on one machine."""
+    model, rollout, plain = config.model, config.rollout, dump(config)
+    replica: dict[str, Any] = {
+        "model_path": model.path,
+        "dtype": model.dtype,
+        "device": model.device,
+        "slots": rollout.slots,
+        "max_sequence_tokens": rollout.max_sequence_tokens,
+        "prefill_chunk": rollout.prefill_chunk,
+        "report_interval_s": rollout.report_interval_s,
+        "open_reader": "millrace.weights.ring:open_reader",
+    }
+    trainer = {"config": plain, "run_dir": str(run.path), "open_writer": "millrace.weights.ring:open_writer"}
+    relay = {"name": "relay", "slots": config.relay_slots}
+    return Fleet(
+        trainer=WorkerSpec("trainer", "trainer", "millrace.trainer.role:TorchTrainer", trainer),
+        relay=WorkerSpec("relay", "relay", "millrace.weights.relay:Relay", relay),
+        replicas=tuple(
+            WorkerSpec("replica", name, "millrace.rollout.replica:TorchReplica", {"name": name, **replica})
+            for name in (f"replica-{i}" for i in range(rollout.replicas))
+        ),
+        environments=tuple(
+            WorkerSpec(
+                "environment",
+                f"environment-{i}",
+                "millrace.environments.worker:EnvironmentWorker",
+                {"config": plain},
+            )
+            for i in range(config.reward.workers)
+        ),
+    )
+
+
+@asynccontextmanager
+async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRuntime]:
+    logs = run.path / "logs"
+    logs.mkdir(mode=0o700, exist_ok=True)
+    runtime = LocalRuntime(PRELOAD, log_dir=logs, lease_s=config.supervision.lease_s)
+    try:
+        yield runtime
+    finally:
+        await runtime.close()
+
+
+async def _stop_when(stop: asyncio.Event, controller: Controller) -> None:
+    await stop.wait()
+    controller.stop()
+
+
+def _write_summary(run: RunDirectory, summary: Summary) -> None:
+    partial = run.summary.with_suffix(".partial")
+    partial.write_text(json.dumps(summary.result(), indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, run.summary)
