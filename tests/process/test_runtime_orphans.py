@@ -17,6 +17,7 @@ import pytest
 from millrace.runtime.local import LocalRuntime
 
 HERE = Path(__file__).parent
+PYTHON_PATH = os.pathsep.join([str(HERE), *filter(None, sys.path)])
 PROCESS = "runtime_workers:Process"
 GONE_WITHIN_S = 5.0
 
@@ -57,7 +58,7 @@ def mark(tmp_path: Path) -> Iterator[str]:
 
 
 def start_parent(mark: str, tmp_path: Path) -> subprocess.Popen[str]:
-    env = {**os.environ, "RUNTIME_TEST": mark, "PYTHONPATH": str(HERE), "TMPDIR": str(tmp_path)}
+    env = {**os.environ, "RUNTIME_TEST": mark, "PYTHONPATH": PYTHON_PATH, "TMPDIR": str(tmp_path)}
     return subprocess.Popen(
         [sys.executable, str(HERE / "runtime_parent.py")],
         env=env,
@@ -101,7 +102,7 @@ def test_nothing_outlives_a_controller_killed_while_modules_are_preloaded(mark: 
         "print('ready', flush=True)\n"
         "asyncio.run(LocalRuntime(preload=('runtime_slow_module',)).spawn('a', 'runtime_workers:Process'))"
     )
-    env = {**os.environ, "RUNTIME_TEST": mark, "PYTHONPATH": str(HERE)}
+    env = {**os.environ, "RUNTIME_TEST": mark, "PYTHONPATH": PYTHON_PATH}
     with subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()
