@@ -1,6 +1,7 @@
 """Rewards: gym, exact, math, and the user's own function."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from millrace.environments.function import FunctionReward
 from millrace.environments.rewards import ExactReward, GymReward, MathReward, make_reward
 from millrace.environments.scores import raised, to_score
 from millrace.environments.tasks import make_task
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def write(path, code):
@@ -133,6 +136,16 @@ def test_a_function_that_cannot_be_served_is_refused_when_it_is_loaded(tmp_path,
 def test_a_path_that_leads_nowhere_is_refused(path):
     with pytest.raises(RewardError, match=r"reward.path"):
         FunctionReward(path, [])
+
+
+def test_the_example_gives_its_own_references_full_marks_and_one_row_no_opinion():
+    task = make_task(schema.FileTask(path=str(EXAMPLES / "reward.jsonl")), None)
+    own = make_reward(schema.FunctionReward(path=f"{EXAMPLES / 'reward.py'}:reward"), task)
+    rows = [task.columns(row) for row in range(task.rows)]
+    values = [own(row["answer"], row["answer"], row) for row in rows]
+    assert [value["reward"] for value in values if value] == [1.0] * (task.rows - 1)
+    assert own("stone", "enots", rows[0])["reward"] == 0.2
+    assert own("enots enots", "enots", rows[0])["reward"] < 0.5
 
 
 # ---------------------------------------------------------------- exact and gym
