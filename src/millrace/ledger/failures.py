@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 from millrace.core.errors import LedgerError
 
+OTHER_PATH = "Give the path of a run's ledger.sqlite, or another run directory for a new run."
+
 
 @contextmanager
 def ledger_failures(path: str, doing: str) -> Iterator[None]:
@@ -28,7 +30,9 @@ def _advice(error: sqlite3.Error, path: str) -> str:
         )
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return "Another program holds a lock inside the file: close it (`fuser` names it), then resume."
-    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+    if name.startswith("SQLITE_NOTADB"):
+        return f"This is not a ledger, or its first page is damaged. {OTHER_PATH}"
+    if name.startswith("SQLITE_CORRUPT"):
         return damaged_advice(path)
     if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
         return "The file or its directory is not writable: check its permissions and mount."

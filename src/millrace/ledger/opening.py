@@ -12,11 +12,10 @@ import msgspec
 
 from millrace.core.clock import wall
 from millrace.core.errors import LedgerError
-from millrace.ledger.failures import damaged_advice, ledger_failures
+from millrace.ledger.failures import OTHER_PATH, damaged_advice, ledger_failures
 from millrace.ledger.schema import APPLICATION_ID, FORMAT, TABLES
 
 MEMORY = ":memory:"
-_MAGIC = b"SQLite format 3\0"
 _BUSY_TIMEOUT_S = 2.0
 _WAL_PAGES_MAX = 16384  # 64 MiB: a safety valve; the ledger folds the log back at its own moments
 
@@ -29,7 +28,7 @@ def open_for_writing(path: str, run: Mapping[str, Any]) -> sqlite3.Connection:
         return db
     if not os.path.exists(path):
         _create_file(path, run)
-    _refuse_foreign_bytes(path)
+    _refuse_empty(path)
     with ledger_failures(path, "open"):
         db = _connect(f"file:{quote(path)}?mode=rw")
     try:
@@ -53,7 +52,7 @@ def open_for_reading(path: str) -> sqlite3.Connection:
     """
     if not os.path.exists(path):
         raise LedgerError(f"ledger {path}: there is no such file\n  Give the directory of a run.")
-    _refuse_foreign_bytes(path)
+    _refuse_empty(path)
     mode = "readonly_shm=1" if os.path.exists(path + "-wal") else "immutable=1"
     with ledger_failures(path, "open for reading"):
         db = _connect(f"file:{quote(path)}?mode=ro&{mode}")
@@ -95,16 +94,15 @@ def _create_tables(db: sqlite3.Connection, run: Mapping[str, Any]) -> None:
     db.execute("INSERT INTO run VALUES (?, ?)", (about, wall()))
 
 
-def _refuse_foreign_bytes(path: str) -> None:
+def _refuse_empty(path: str) -> None:
+    """Looks at the size only: closing the file, once opened here, would drop the locks that SQLite
+    holds on it for this process (POSIX)."""
     try:
-        with open(path, "rb") as file:
-            head = file.read(len(_MAGIC))
+        size = os.path.getsize(path)
     except OSError as error:
         raise LedgerError(f"ledger {path}: cannot be read: {error}\n  Check its permissions.") from error
-    if not head:
+    if size == 0:
         raise LedgerError(f"ledger {path}: the file is empty (truncated)\n  {damaged_advice(path)}")
-    if head != _MAGIC:
-        raise LedgerError(f"ledger {path}: this is not a ledger\n  {_other_path()}")
 
 
 def _verify(db: sqlite3.Connection, path: str) -> None:
@@ -112,7 +110,7 @@ def _verify(db: sqlite3.Connection, path: str) -> None:
         application_id = db.execute("PRAGMA application_id").fetchone()[0]
         found = db.execute("PRAGMA user_version").fetchone()[0]
     if application_id != APPLICATION_ID:
-        raise LedgerError(f"ledger {path}: this is an SQLite file, but not a ledger\n  {_other_path()}")
+        raise LedgerError(f"ledger {path}: this is an SQLite file, but not a ledger\n  {OTHER_PATH}")
     if found != FORMAT:
         age = "newer" if found > FORMAT else "older"
         raise LedgerError(
@@ -126,7 +124,3 @@ def _refuse_damage(db: sqlite3.Connection, path: str) -> None:
         problems = [row[0] for row in db.execute("PRAGMA quick_check(3)")]
     if problems != ["ok"]:
         raise LedgerError(f"ledger {path}: corrupt: {'; '.join(problems)}\n  {damaged_advice(path)}")
-
-
-def _other_path() -> str:
-    return "Give the path of a run's ledger.sqlite, or another run directory for a new run."

@@ -1,0 +1,115 @@
+"""A file that cannot be trusted is refused with the reason."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+from ledger_records import ready_group
+
+from millrace.core.errors import LedgerError
+from millrace.ledger import LedgerReader, SqliteLedger
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+def make(path: Path, num_groups: int = 1) -> None:
+    ledger = SqliteLedger(path, run={"seed": 7})
+    ledger.admit([ready_group(i, num_tokens=50) for i in range(num_groups)])
+    ledger.close()
+
+
+def refused(path: Path, match: str) -> None:
+    with pytest.raises(LedgerError, match=match) as error:
+        SqliteLedger(path, run={})
+    assert str(path) in str(error.value)
+
+
+def test_a_run_keeps_what_it_was_created_with(path: Path) -> None:
+    make(path)
+    assert SqliteLedger(path, run={"seed": 8}).run == {"seed": 7}
+
+
+def test_a_second_writer_is_refused_and_told_who_writes(path: Path) -> None:
+    ledger = SqliteLedger(path, run={})
+    refused(path, rf"in use by process {os.getpid()} on ")
+    ledger.close()
+    SqliteLedger(path, run={}).close()
+
+
+def test_an_empty_file_is_refused(path: Path) -> None:
+    path.touch()
+    refused(path, "the file is empty")
+
+
+def test_a_text_file_is_not_a_ledger(path: Path) -> None:
+    path.write_text("reward,step\n" * 100)
+    refused(path, "This is not a ledger")
+
+
+def test_another_database_is_not_a_ledger(path: Path) -> None:
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE t (x)")
+    db.close()
+    refused(path, "an SQLite file, but not a ledger")
+
+
+def test_a_directory_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    refused(tmp_path / "missing" / "ledger.sqlite", "its lock cannot be made")
+
+
+@pytest.mark.parametrize(("found", "age"), [(0, "older"), (99, "newer")])
+def test_a_file_of_another_format_is_refused(path: Path, found: int, age: str) -> None:
+    make(path)
+    db = sqlite3.connect(path)
+    db.execute(f"PRAGMA user_version = {found}")
+    db.close()
+    refused(path, f"written in format {found} by an? {age} Millrace")
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.9])
+def test_a_truncated_file_is_refused(path: Path, kept: float) -> None:
+    make(path, num_groups=200)
+    os.truncate(path, int(path.stat().st_size * kept))
+    refused(path, "damaged")
+
+
+def test_a_file_with_a_broken_page_is_refused(path: Path) -> None:
+    make(path, num_groups=200)
+    with open(path, "r+b") as file:
+        for page in range(3, path.stat().st_size // 4096, 4):
+            file.seek(page * 4096)
+            file.write(b"\xff" * 512)
+    refused(path, "corrupt")
+
+
+def test_a_creation_cut_short_leaves_nothing_in_the_way(path: Path) -> None:
+    path.with_name(path.name + ".new").write_bytes(b"half of a file")
+    make(path)
+    assert sorted(p.name for p in path.parent.iterdir()) == ["ledger.sqlite", "ledger.sqlite.lock"]
+
+
+def test_closing_twice_is_fine(path: Path) -> None:
+    ledger = SqliteLedger(path, run={})
+    ledger.close()
+    ledger.close()
+
+
+def test_a_refused_file_is_not_left_locked(path: Path) -> None:
+    path.touch()
+    refused(path, "empty")
+    path.unlink()
+    make(path)
+
+
+def test_a_reader_refuses_the_same_files(path: Path) -> None:
+    for content, match in ((None, "no such file"), (b"", "empty"), (b"text " * 9, "This is not a ledger")):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(LedgerError, match=match):
+            LedgerReader(path)
