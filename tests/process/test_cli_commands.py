@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from millrace.cli.app import run
+from millrace.cli.interrupt import INTERRUPTED
 from millrace.cli.run_directory import RunDirectory
 from millrace.config.load import load
 from millrace.core.types import Accounting, Finish, Group, State, StepRecord, Trajectory
 from millrace.environments.tokenizer import make_character_tokenizer
+from millrace.ledger.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
 
 ALPHABET = "0123456789+-*/=()?.,: abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ\n"
@@ -142,3 +149,42 @@ def write_ledger(directory: RunDirectory) -> None:
     ledger.commit_step(StepRecord(1, [0], [0, 1], {"loss": 0.25}))
     assert ledger.flush() == Accounting(admitted=2, trained=2)
     ledger.close()
+
+
+def test_a_run_is_stopped_by_a_signal_and_resumed_to_its_end(project: Path, tmp_path: Path) -> None:
+    """It saves what it has, says how to go on, and nothing is lost or trained twice."""
+    directory = RunDirectory(tmp_path / "run")
+    command = [sys.executable, "-c", "from millrace.cli.app import main; main()"]
+    arguments = ["train", str(project / "run.toml"), "--run-dir", str(directory.path), "--set"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*command, *arguments, "steps=100000"], stderr=subprocess.PIPE, text=True, env=environment
+    ) as first:
+        wait_for_steps(directory, first)
+        first.send_signal(signal.SIGINT)
+        _, said = first.communicate(timeout=60)
+    assert first.returncode == INTERRUPTED, said
+    assert "--resume" in said
+    with LedgerReader(directory.ledger) as reader:
+        stopped = reader.run_state()
+    assert stopped.checkpoint is not None
+    assert stopped.checkpoint.version == stopped.version
+    again = [*command, *arguments, f"steps={stopped.version + 2}", "--resume"]
+    subprocess.run(again, check=True, timeout=100, env=environment, capture_output=True)
+    with LedgerReader(directory.ledger) as reader:
+        done, trained = reader.run_state(), [i for step in reader.steps() for i in step.trajectory_ids]
+    assert done.version == stopped.version + 2
+    assert done.accounting.balanced
+    assert len(trained) == len(set(trained)) == done.accounting.trained
+    assert (directory.model / "model.safetensors").is_file()
+
+
+def wait_for_steps(directory: RunDirectory, process: subprocess.Popen[str]) -> None:
+    """Until the first steps are in the metrics file, or the process ended."""
+    deadline_s = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline_s:
+        if directory.metrics.exists() and directory.metrics.read_text().count("\n") >= 2:
+            return
+        time.sleep(0.1)
+    process.kill()
+    raise AssertionError(process.communicate()[1])

@@ -23,8 +23,8 @@ def show(config: Config) -> None:
     for line in resolved_lines(dump(config)):
         console.print(line, markup=False)
     for title, rows in derived(config).items():
-        console.print()
-        console.print(_table(title, rows))
+        console.print(f"\n{title}", style="bold")
+        console.print(_table(rows))
 
 
 def resolved_lines(tree: dict[str, Any]) -> list[str]:
@@ -78,8 +78,8 @@ def _memory(config: Config) -> dict[str, str]:
     }
 
 
-def _table(title: str, rows: dict[str, str]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+def _table(rows: dict[str, str]) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in rows.items():
         table.add_row(name, str(value))
     return table

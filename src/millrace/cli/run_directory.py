@@ -18,7 +18,7 @@ RUNS = Path("runs")
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Where everything of a run lies."""
+    """Where everything of a run lies. `path` is absolute: the ledger remembers checkpoints by path."""
 
     path: Path
 
@@ -77,7 +77,7 @@ def create(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirecto
         _refuse_used(explicit)
         explicit.mkdir(mode=0o700, parents=True, exist_ok=True)
         explicit.chmod(0o700)
-        return RunDirectory(explicit)
+        return RunDirectory(explicit.resolve())
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     stem = f"{name}-{time.strftime('%Y%m%d')}"
     number = 1
@@ -85,7 +85,7 @@ def create(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirecto
         path = runs / f"{stem}-{number}"
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
-            return RunDirectory(path)
+            return RunDirectory(path.resolve())
         number += 1
 
 
@@ -109,11 +109,12 @@ def reopen(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirecto
     if explicit is not None:
         if not (explicit / "config.json").is_file():
             raise ConfigError(f"{explicit} holds no run to resume: it has no config.json")
-        return RunDirectory(explicit)
+        return RunDirectory(explicit.resolve())
     found = [path.parent for path in runs.glob(f"{name}-*/config.json")]
     if not found:
         raise ConfigError(
             f"there is no run of {name!r} under {runs}/ to resume.\n"
             "  Name one with --run-dir, or leave --resume out to start a new one"
         )
-    return RunDirectory(max(found, key=lambda path: (path / "config.json").stat().st_mtime))
+    newest = max(found, key=lambda path: (path / "config.json").stat().st_mtime)
+    return RunDirectory(newest.resolve())

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group
+from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +18,7 @@ from millrace.cli.run_directory import RunDirectory
 from millrace.core.errors import DataError
 from millrace.ledger.reader import LedgerReader
 
-TOKENS_SHOWN = 200
+ROWS_SHOWN = 100
 
 
 def command(
@@ -75,40 +76,28 @@ def _step(view: dict[str, Any]) -> Group:
 
 
 def _trajectory(view: dict[str, Any]) -> Group:
-    texts = {"prompt", "completion", "tokens"}
-    parts: list[Any] = [_pairs({key: value for key, value in view.items() if key not in texts})]
-    for name in ("prompt", "completion"):
-        if view[name] is not None:
-            table = Table(title=name.capitalize(), title_justify="left", show_header=False)
-            table.add_row(_plain(view[name]))
-            parts.append(table)
-    shown = view["tokens"][:TOKENS_SHOWN]
-    rest = len(view["tokens"]) - len(shown)
-    parts.append(_records("Tokens", shown))
-    return Group(*parts, *([f"... and {rest} more; --json shows all"] if rest else []))
+    texts = [Panel(_plain(view[name]), title=name, title_align="left") for name in ("prompt", "completion")]
+    facts = {key: value for key, value in view.items() if key not in ("prompt", "completion", "tokens")}
+    return Group(_pairs(facts), *texts, _records("Tokens", view["tokens"]))
 
 
-def _pairs(values: dict[str, Any]) -> Table:
+def _pairs(values: dict[str, Any]) -> Group:
     return _table("", ["", ""], values.items())
 
 
-def _records(title: str, records: list[dict[str, Any]]) -> Table:
+def _records(title: str, records: list[dict[str, Any]]) -> Group:
+    """A row each, the first `ROWS_SHOWN` of them."""
     columns = list(records[0]) if records else ["none yet"]
-    return _table(title, columns, [tuple(record.values()) for record in records])
+    rest = len(records) - ROWS_SHOWN
+    table = _table(title, columns, [tuple(record.values()) for record in records[:ROWS_SHOWN]])
+    return Group(table, f"... and {rest} more: --json shows all") if rest > 0 else table
 
 
-def _table(title: str, columns: list[str], rows: Any) -> Table:
-    table = Table(
-        *columns,
-        title=title or None,
-        title_justify="left",
-        show_header=any(columns),
-        box=None,
-        pad_edge=False,
-    )
+def _table(title: str, columns: list[str], rows: Any) -> Group:
+    table = Table(*columns, show_header=any(columns), box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(_plain(cell) for cell in row))
-    return table
+    return Group(Text(f"\n{title}", style="bold"), table) if title else Group(table)
 
 
 def _plain(value: Any) -> Any:
