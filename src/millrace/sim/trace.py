@@ -9,10 +9,11 @@ from millrace.core.events import Event
 
 
 class TraceDigest:
-    """An event sink. Folds kind, time and fields of every event into one number.
+    """An event sink. Folds kind, time and sorted fields of every event into one number.
 
-    Floats enter exactly, dicts in their own order. Fields must be data (numbers, strings, lists, dicts, structs, dataclasses):
-    anything whose text holds an address would differ from run to run, so it raises TypeError.
+    Floats enter exactly, dicts within fields in their own order. Fields must be data (numbers, strings,
+    lists, dicts, structs, dataclasses): anything whose text holds an address would differ from run to
+    run, so it raises TypeError.
     """
 
     def __init__(self) -> None:
@@ -21,7 +22,7 @@ class TraceDigest:
         self.num_events = 0
 
     def __call__(self, event: Event) -> None:
-        self._hash.update(self._encode((event.kind, event.time_s, event.fields)))
+        self._hash.update(self._encode((event.kind, event.time_s, sorted(event.fields.items()))))
         self.num_events += 1
 
     def hexdigest(self) -> str:

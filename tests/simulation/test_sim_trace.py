@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from millrace import sim
+from millrace.core.events import Event
+from tests.simulation.sim_scenario import chaotic
+
+SCENARIO = Path(__file__).with_name("sim_scenario.py")
+
+
+def digest_in_a_process(seed: int, hash_seed: str) -> str:
+    environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+    command = [sys.executable, str(SCENARIO), str(seed)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_same_seed_gives_the_same_digest_in_every_process() -> None:
+    here = sim.run(chaotic(7), seed=7)
+    assert digest_in_a_process(7, "1") == digest_in_a_process(7, "2") == here
+
+
+def test_another_seed_gives_another_digest() -> None:
+    assert sim.run(chaotic(7), seed=7) != sim.run(chaotic(8), seed=8)
+
+
+def digest_of(*events: Event) -> str:
+    digest = sim.TraceDigest()
+    for event in events:
+        digest(event)
+    return digest.hexdigest()
+
+
+def test_the_order_of_fields_does_not_enter_the_digest_but_every_value_does() -> None:
+    base = digest_of(Event("k", 1.0, 0.0, {"a": 1, "b": 2}))
+    assert digest_of(Event("k", 1.0, 5.0, {"b": 2, "a": 1})) == base
+    assert digest_of(Event("k", 1.0, 0.0, {"a": 1, "b": 3})) != base
+    assert digest_of(Event("k", 1.0 + 2**-52, 0.0, {"a": 1, "b": 2})) != base
+    assert digest_of(Event("l", 1.0, 0.0, {"a": 1, "b": 2})) != base
+
+
+def test_a_field_without_a_faithful_encoding_is_refused() -> None:
+    with pytest.raises(TypeError):
+        digest_of(Event("k", 1.0, 0.0, {"a": object()}))
