@@ -111,6 +111,28 @@ def test_nothing_outlives_a_controller_killed_while_modules_are_preloaded(mark: 
     assert until(lambda: not marked(mark))
 
 
+def test_a_busy_worker_ends_with_a_forkserver_and_a_controller_killed_together(mark: str) -> None:
+    script = (
+        "import asyncio; from millrace.runtime.local import LocalRuntime\n"
+        "async def main():\n"
+        "    worker = await LocalRuntime().spawn('a', 'runtime_workers:Process')\n"
+        "    facts = await worker.call('facts', timeout_s=30.0)\n"
+        "    items = worker.stream('block', 1000.0)\n"
+        "    await anext(items)\n"
+        "    print(facts['parent'], flush=True)\n"
+        "    await anext(items)\n"
+        "asyncio.run(main())"
+    )
+    env = {**os.environ, "RUNTIME_TEST": mark, "PYTHONPATH": PYTHON_PATH}
+    with subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        forkserver = int(parent.stdout.readline())
+        parent.send_signal(signal.SIGSTOP)
+        os.kill(forkserver, signal.SIGKILL)
+        parent.kill()
+    assert until(lambda: not marked(mark))
+
+
 def test_the_children_of_a_killed_worker_end_and_those_of_others_go_on() -> None:
     async def run() -> None:
         runtime = LocalRuntime()

@@ -9,6 +9,8 @@ Nothing outlives the controller, however that ends:
 - Every worker leads a process group, adopts its own orphans and dies with the forkserver. When a worker
   ends, its group is killed, and what is left of its descendants (whatever their group or session)
   falls to the forkserver, which kills it: it is a child that the forkserver did not make.
+- If controller and forkserver are killed together, the workers still end; processes that these have
+  started are then nobody's.
 
 SIGINT and SIGTERM are the controller's to act on: schedulers send them to every process of a job, and
 the controller may need its workers for an orderly end. Workers and forkserver end by SIGKILL.
