@@ -1,0 +1,130 @@
+"""What a run writes about itself can be read again."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from observe_events import event, report, run_started, step
+
+from millrace.config.schema import Observe
+from millrace.core.errors import ConfigError, DataError
+from millrace.core.events import Events
+from millrace.core.types import Finish
+from millrace.observe.jsonl import EventLog, MetricsLog, read_events
+from millrace.observe.scalars import step_scalars
+from millrace.observe.sinks import open_sinks
+from millrace.observe.summary import Summary
+
+
+def test_events_come_back_from_their_file(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    told = [run_started(), report(1.0, "replica-0", 5, 1.0, 0.5)]
+    for item in told:
+        log(item)
+    log.close()
+    assert list(read_events(tmp_path / "events.jsonl")) == told
+
+
+def test_a_summary_of_read_events_is_the_summary_of_the_run(tmp_path: Path) -> None:
+    log, live = EventLog(tmp_path / "events.jsonl"), Summary()
+    for item in (run_started(), step(1.0, 1), step(2.0, 2), report(3.0, "replica-0", 5, 1.0, 0.5)):
+        log(item)
+        live(item)
+    read = Summary()
+    for item in read_events(tmp_path / "events.jsonl"):
+        read(item)
+    assert read.result() == live.result()
+
+
+def test_odd_fields_are_shown_and_never_raised(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log(event("finished", 1.0, finish=Finish.STOP, gap=math.nan, thing=object, keys={(1, 2): 3}))
+    log.close()
+    fields = next(read_events(tmp_path / "events.jsonl")).fields
+    assert (fields["finish"], fields["gap"]) == ("stop", None)
+    assert "object" in fields["thing"]
+
+
+@pytest.mark.parametrize("cut", [1, 7, 100_000])
+def test_a_line_cut_short_by_a_crash_is_dropped_on_resuming(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    log(run_started())
+    log(event("admitted", 1.0, group_ids=list(range(40_000))))
+    log.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    assert [e.kind for e in read_events(path)] == ["run_started"]
+    resumed = EventLog(path)
+    resumed(run_started(5.0))
+    resumed.close()
+    assert [e.kind for e in read_events(path)] == ["run_started", "run_started"]
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"kind": "x", "time_s": 1.0, "wall_s": 2.0}\nnonsense\n')
+    with pytest.raises(DataError, match=r"events.jsonl:2: not an event"):
+        list(read_events(path))
+
+
+def test_metrics_have_one_flat_line_a_step(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for item in (run_started(), step(1.0, 1), report(2.0, "replica-0", 5, 1.0, 0.5), step(3.0, 2)):
+        log(item)
+    log.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["version"] for line in lines] == [1, 2]
+    assert lines[0]["reward/mean"] == 0.1 and lines[0]["trainer/loss"] == 0.25
+    assert not any(isinstance(value, dict | list) for value in lines[0].values())
+
+
+def test_a_step_has_one_name_for_each_scalar() -> None:
+    scalars = step_scalars(step(1.0, 1).fields)
+    assert scalars["logprob_gap/0/mean"] == 0.001 and scalars["logprob_gap/1/max"] == 1.0
+    assert scalars["accounting/in_flight"] == 2 and scalars["time/wait_s"] == 0.5
+
+
+def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = Events(lambda: 0.0, lambda: 50.0)
+    with open_sinks(events, Observe(), tmp_path, {}):
+        events.emit("step", **step(1.0, 1).fields)
+        events.emit("step", **step(2.0, 2).fields)
+        events.emit("step", **step(3.0, 2, replayed=True).fields)
+    read = EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    (tensor_tag,) = [t for t in read.Tags()["tensors"] if t == "reward/mean"]
+    assert [point.step for point in read.Tensors(tensor_tag)] == [1, 2]
+    assert [point.wall_time for point in read.Tensors(tensor_tag)] == [50.0, 50.0]
+
+
+def test_every_run_has_events_and_metrics(tmp_path: Path) -> None:
+    events = Events(lambda: 0.0, lambda: 0.0)
+    with open_sinks(events, Observe(tensorboard=False), tmp_path, {}):
+        events.emit("run_started", **run_started().fields)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["events.jsonl", "metrics.jsonl"]
+
+
+@pytest.mark.parametrize("service", ["wandb", "mlflow"])
+def test_a_service_that_is_not_installed_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: str
+) -> None:
+    monkeypatch.setitem(sys.modules, service, None)
+    observe = Observe(tensorboard=False, **{service: "project"})
+    with pytest.raises(ConfigError, match=rf"`observe.{service}` .*\n.*millrace\[{service}\]"):
+        with open_sinks(Events(lambda: 0.0, lambda: 0.0), observe, tmp_path, {}):
+            pass
+
+
+def test_no_sink_imports_torch() -> None:
+    modules = ["tensorboard", "wandb", "mlflow", "summary", "live", "trace", "sinks", "jsonl"]
+    code = "import sys\n" + "".join(f"import millrace.observe.{name}\n" for name in modules)
+    code += "assert not {'torch', 'tensorflow'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

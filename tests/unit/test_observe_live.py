@@ -1,0 +1,119 @@
+"""The live view says how the run is doing."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from observe_events import (
+    event,
+    report,
+    run_ended,
+    run_started,
+    step,
+    worker_died,
+    worker_recovered,
+    worker_started,
+)
+from rich.console import Console
+
+from millrace.core.events import Event
+from millrace.observe.live import LiveView, plain_line, render, sparkline
+from millrace.observe.status import Status
+
+
+def status_of(*events: Event) -> Status:
+    status = Status()
+    for item in events:
+        status(item)
+    return status
+
+
+RUN = (
+    run_started(0.0),
+    worker_started(0.0, "replica-0"),
+    report(1.0, "replica-0", 100, 1.0, 0.0),
+    step(2.0, 1),
+    report(3.0, "replica-0", 300, 2.0, 1.0),
+    step(6.0, 2, wait_s=1.0),
+)
+
+
+def text_of(status: Status) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(render(status))
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    return output.getvalue()
+
+
+def test_rates_idling_and_time_left_come_from_the_recent_past() -> None:
+    status = status_of(*RUN)
+    assert status.generated_tokens_per_s == pytest.approx(100.0)
+    assert status.trained_tokens_per_s == pytest.approx(25.0)
+    assert status.trainer_idle_fraction == pytest.approx(0.25)
+    assert status.remaining_s == pytest.approx(8.0)
+
+
+def test_finished_trajectories_without_a_score_are_being_scored() -> None:
+    finished = event(
+        "finished", 1.0, trajectory_id=1, tokens=5, versions_min=0, versions_max=0, finish="stop"
+    )
+    scored = event("scored", 2.0, trajectory_id=1, value=1.0, outcome="scored", reason="")
+    assert status_of(finished, finished, scored).scoring == 1
+
+
+def test_the_panel_shows_the_run_and_each_replica() -> None:
+    text = text_of(status_of(*RUN))
+    for part in ("laminar", "step 2/4", "reward", "staleness 0.50 mean", "25 trained", "trainer idle 25%"):
+        assert part in text
+    row = next(line for line in text.splitlines() if "replica-0" in line)
+    assert all(cell in row for cell in ("v1", "25%", "33%", "300"))
+
+
+def test_a_dead_replica_is_shown_as_dead_until_it_is_back() -> None:
+    dead = status_of(*RUN, worker_died(7.0, "replica-0"))
+    assert "dead" in text_of(dead) and "killed by signal 9" in text_of(dead)
+    back = status_of(
+        *RUN,
+        worker_died(7.0, "replica-0"),
+        worker_started(8.0, "replica-0", epoch=2),
+        worker_recovered(8.0, "replica-0"),
+    )
+    assert "starting" in text_of(back) and "restarts 1" in text_of(back)
+
+
+def test_the_panel_can_be_drawn_before_anything_has_happened() -> None:
+    assert "starting" in text_of(Status())
+
+
+def test_off_a_terminal_a_plain_line_comes_every_few_seconds() -> None:
+    output = io.StringIO()
+    with LiveView(Console(file=output, width=40)) as view:
+        for item in (*RUN, *(report(6.0 + i / 10, "replica-0", 400, 3.0, 1.0) for i in range(30))):
+            view(item)
+        view(worker_died(9.0, "replica-0"))
+        view(run_ended(9.5))
+    lines = output.getvalue().splitlines()
+    assert len(lines) == 4
+    assert lines[0].startswith("step 0/4") and "replica-0 died" in lines[2]
+    assert lines[-1].endswith("ended: done")
+
+
+def test_on_a_terminal_the_view_draws_itself() -> None:
+    output = io.StringIO()
+    with LiveView(Console(file=output, width=100, force_terminal=True)) as view:
+        for item in RUN:
+            view(item)
+    assert "step 2/4" in output.getvalue()
+
+
+def test_a_plain_line_has_dashes_for_what_is_not_known() -> None:
+    assert "reward -" in plain_line(Status()) and "left -" in plain_line(Status())
+
+
+def test_a_sparkline_spans_its_own_range() -> None:
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([2.0, 2.0]) == "▁▁"
+    assert sparkline([]) == ""
+    assert len(sparkline([float(i) for i in range(500)], width=10)) == 10
