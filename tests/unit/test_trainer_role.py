@@ -84,6 +84,7 @@ def test_the_loop_answers_while_a_step_runs(make_role):
         while not step.done():
             await asyncio.sleep(0)
             beats += 1
+        assert step.result().version == 1
         assert beats > 3
 
     asyncio.run(scenario())

@@ -65,10 +65,11 @@ class TorchTrainer:
             return await asyncio.to_thread(work)
 
     def _load(self, checkpoint: str | None) -> TrainerState:
+        self._trainer = self._buffers = self._last = None  # free the old weights before the new ones
         trainer = _policy_trainer(self._config)
         if checkpoint is not None:
             load_checkpoint(trainer, checkpoint)
-        self._trainer, self._last = trainer, None
+        self._trainer = trainer
         self._buffers = PublishBuffers(named_weights(trainer.model), _dtype(self._config))
         return TrainerState(
             version=trainer.version,
