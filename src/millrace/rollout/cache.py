@@ -40,10 +40,6 @@ class KVCache:
     def used_tokens(self) -> int:
         return sum(self.lengths)
 
-    @property
-    def capacity_tokens(self) -> int:
-        return self.num_slots * self.num_positions
-
     def allocate(self) -> int:
         assert self.can_allocate, (self.used, self.num_slots)
         self.lengths.append(0)

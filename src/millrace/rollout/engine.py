@@ -130,7 +130,7 @@ class Engine:
             waiting=len(self._waiting),
             slots=self._cache.num_slots,
             kv_used_tokens=self._cache.used_tokens,
-            kv_capacity_tokens=self._cache.capacity_tokens,
+            kv_capacity_tokens=self._cache.num_slots * self.max_sequence_tokens,
             steps_since_swap=self._steps_since_swap,
             generated_tokens=self._generated,
             prefilled_tokens=self._prefilled,

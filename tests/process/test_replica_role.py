@@ -1,0 +1,258 @@
+"""The replica as a role: commands between steps, the report stream, pulls while decoding."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError
+from millrace.core.types import Endpoint, Finish, Progress, Report, Sampling, Work
+from millrace.rollout.replica import TorchReplica
+
+DEADLINE_S = 60.0
+
+
+def model_of(seed: int) -> Any:
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=101,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    model_of(0).save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Endpoint:
+    for version in (0, 1):
+        weights = {name: p.detach().clone() for name, p in model_of(version).named_parameters()}
+        save_file(weights, tmp_path / f"v{version}.safetensors")
+    return Endpoint("file", str(tmp_path), 2, 0)
+
+
+def make_replica(model_path: str, **options: Any) -> TorchReplica:
+    defaults = {
+        "name": "replica-0",
+        "dtype": "float32",
+        "device": "cpu",
+        "slots": 8,
+        "max_sequence_tokens": 320,
+        "prefill_chunk": 64,
+        "report_interval_s": 0.02,
+        "open_reader": "replica_reader:FileReader",
+    }
+    return TorchReplica(model_path=model_path, **(defaults | options))
+
+
+def work(trajectory_id: int, max_tokens: int, **fields: Any) -> Work:
+    defaults: dict[str, Any] = {"group_id": 0, "lease": 0, "prompt": [5, 6, 7], "tokens": [], "seed": 3}
+    return Work(trajectory_id, sampling=Sampling(max_tokens=max_tokens), **(defaults | fields))
+
+
+async def until_finished(reports: AsyncIterator[Report], ids: set[int]) -> list[Progress]:
+    """All progress until each of `ids` has finished."""
+    progress: list[Progress] = []
+    async with asyncio.timeout(DEADLINE_S):
+        while ids - {p.trajectory_id for p in progress if p.finish is not None}:
+            progress += (await anext(reports)).progress
+    return progress
+
+
+async def until_sampled(reports: AsyncIterator[Report], tokens: int) -> list[Progress]:
+    progress: list[Progress] = []
+    async with asyncio.timeout(DEADLINE_S):
+        while sum(len(p.tokens) for p in progress) < tokens:
+            progress += (await anext(reports)).progress
+    return progress
+
+
+def tokens_of(progress: list[Progress], trajectory_id: int) -> list[int]:
+    return [token for p in progress if p.trajectory_id == trajectory_id for token in p.tokens]
+
+
+def test_submitted_work_is_streamed_to_its_end(model_path: str, endpoint: Endpoint) -> None:
+    async def scenario() -> list[Progress]:
+        replica = make_replica(model_path)
+        served = await replica.pull(0, endpoint)
+        assert served.version == 0 and served.digest == (await replica.verify()).digest
+        await replica.submit([work(i, 20 + i) for i in range(12)])
+        return await until_finished(replica.reports(), set(range(12)))
+
+    progress = asyncio.run(scenario())
+    assert [len(tokens_of(progress, i)) for i in range(12)] == [20 + i for i in range(12)]
+    assert {p.finish for p in progress if p.finish} == {Finish.LENGTH}
+
+
+def test_work_waits_for_the_first_version(model_path: str, endpoint: Endpoint) -> None:
+    async def scenario() -> None:
+        replica = make_replica(model_path)
+        reports = replica.reports()
+        await replica.submit([work(0, 5)])
+        report = await anext(reports)
+        assert (report.progress, report.load.version, report.load.waiting) == ([], -1, 1)
+        await replica.pull(1, endpoint)
+        progress = await until_finished(reports, {0})
+        assert {p.version for p in progress} == {1}
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_replica_reports_its_load(model_path: str, endpoint: Endpoint) -> None:
+    async def scenario() -> Report:
+        replica = make_replica(model_path)
+        await replica.pull(0, endpoint)
+        return await asyncio.wait_for(anext(replica.reports()), 5.0)
+
+    report = asyncio.run(scenario())
+    assert report.progress == [] and report.load.version == 0
+    assert report.load.slots == 8 and report.load.kv_capacity_tokens == 8 * 320
+    assert report.load.idle_s > 0
+
+
+def test_a_pull_in_mid_flight_keeps_the_trajectories_and_tells_versions_apart(
+    model_path: str, endpoint: Endpoint
+) -> None:
+    async def scenario() -> list[Progress]:
+        replica = make_replica(model_path)
+        reports = replica.reports()
+        await replica.pull(0, endpoint)
+        await replica.submit([work(i, 250) for i in range(4)])
+        progress = await until_sampled(reports, 8)
+        served = await replica.pull(1, endpoint)
+        assert served.version == 1
+        return progress + await until_finished(reports, {0, 1, 2, 3})
+
+    progress = asyncio.run(scenario())
+    for i in range(4):
+        mine = [p for p in progress if p.trajectory_id == i]
+        assert [p.start for p in mine] == [sum(len(q.tokens) for q in mine[:k]) for k in range(len(mine))]
+        versions = [version for p in mine for version in [p.version] * len(p.tokens)]
+        assert len(versions) == 250 and versions == sorted(versions) and set(versions) == {0, 1}
+
+
+def test_released_trajectories_go_on_elsewhere_as_if_never_moved(model_path: str, endpoint: Endpoint) -> None:
+    async def scenario() -> tuple[list[int], list[int]]:
+        whole, source, destination = (make_replica(model_path) for _ in range(3))
+        for replica in (whole, source, destination):
+            await replica.pull(0, endpoint)
+        await whole.submit([work(0, 60)])
+        expected = tokens_of(await until_finished(whole.reports(), {0}), 0)
+        await source.submit([work(0, 60)])
+        await until_sampled(source.reports(), 5)
+        (released,) = await source.release([0])
+        assert await source.release([0]) == []
+        await destination.submit([work(0, 60, lease=1, tokens=released.tokens)])
+        rest = tokens_of(await until_finished(destination.reports(), {0}), 0)
+        return expected, released.tokens + rest
+
+    expected, moved = asyncio.run(scenario())
+    assert moved == expected
+
+
+def test_pulling_the_served_version_again_changes_nothing(model_path: str, endpoint: Endpoint) -> None:
+    async def scenario() -> None:
+        replica = make_replica(model_path)
+        first = await replica.pull(1, endpoint)
+        again = await replica.pull(1, endpoint)
+        assert (again.version, again.digest, again.pull_s) == (1, first.digest, 0.0)
+        assert (await replica.verify()).digest == first.digest
+
+    asyncio.run(scenario())
+
+
+def test_a_version_that_is_not_held_leaves_the_served_one(model_path: str, endpoint: Endpoint) -> None:
+    async def scenario() -> None:
+        replica = make_replica(model_path)
+        await replica.pull(1, endpoint)
+        with pytest.raises(UnknownVersionError):
+            await replica.pull(9, endpoint)
+        assert (await replica.verify()).version == 1
+
+    asyncio.run(scenario())
+
+
+def test_weights_that_changed_on_the_way_are_never_served(model_path: str, endpoint: Endpoint) -> None:
+    async def scenario() -> None:
+        replica = make_replica(model_path)
+        await replica.submit([work(0, 5)])
+        (Path(endpoint.path) / "corrupt").touch()
+        with pytest.raises(DigestMismatchError, match="version 0"):
+            await replica.pull(0, endpoint)
+        report = await anext(replica.reports())
+        assert report.progress == [] and report.load.version == -1
+
+    asyncio.run(scenario())
+
+
+def test_weights_that_are_not_finite_end_the_stream_with_an_error(
+    model_path: str, endpoint: Endpoint
+) -> None:
+    model = model_of(0)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("inf"))
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    save_file(weights, Path(endpoint.path) / "v2.safetensors")
+
+    async def scenario() -> None:
+        replica = make_replica(model_path)
+        await replica.pull(2, endpoint)
+        await replica.submit([work(0, 5)])
+        with pytest.raises(WeightsError, match="not finite"):
+            await until_finished(replica.reports(), {0})
+
+    asyncio.run(scenario())
+
+
+def test_commands_are_answered_while_it_decodes(model_path: str, endpoint: Endpoint) -> None:
+    async def scenario() -> None:
+        replica = make_replica(model_path, report_interval_s=0.5)
+        reports = replica.reports()
+        await replica.pull(0, endpoint)
+        await replica.submit([work(i, 300) for i in range(8)])
+        async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
+            stream = group.create_task(until_finished(reports, set(range(8))))
+            for _ in range(5):
+                assert (await replica.verify()).version == 0
+            assert not stream.done()
+
+    asyncio.run(scenario())
+
+
+def test_a_closed_stream_loses_nothing(model_path: str, endpoint: Endpoint) -> None:
+    async def scenario() -> list[Progress]:
+        replica = make_replica(model_path)
+        await replica.pull(0, endpoint)
+        await replica.submit([work(0, 80)])
+        first = replica.reports()
+        progress = await until_sampled(first, 3)
+        await first.aclose()
+        return progress + await until_finished(replica.reports(), {0})
+
+    assert len(tokens_of(asyncio.run(scenario()), 0)) == 80
+
+
+def test_an_unknown_reader_is_a_configuration_error(model_path: str) -> None:
+    with pytest.raises(ConfigError, match="no_such_module:reader"):
+        make_replica(model_path, open_reader="no_such_module:reader")

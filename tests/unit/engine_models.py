@@ -1,0 +1,140 @@
+"""Tiny random models, works and a plain drive loop for the tests of the torch engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from millrace.core.types import Finish, Progress, Sampling, Work
+from millrace.rollout.architecture import architecture_of
+from millrace.rollout.engine import Engine
+
+VOCAB, EOS = 101, 1
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 72,
+    "intermediate_size": 111,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 1024,
+    "eos_token_id": EOS,
+    "bos_token_id": None,
+    "pad_token_id": 0,
+}
+
+
+def _rope(theta: float) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": theta}
+
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+CONFIGS: dict[str, Any] = {
+    "llama tied": LlamaConfig(
+        **_SHAPE, num_key_value_heads=2, head_dim=18, tie_word_embeddings=True, rope_parameters=_rope(500.0)
+    ),
+    "llama biases, llama3 rope": LlamaConfig(
+        **_SHAPE,
+        num_key_value_heads=1,
+        head_dim=16,
+        tie_word_embeddings=False,
+        attention_bias=True,
+        mlp_bias=True,
+        rope_parameters=_LLAMA3_ROPE,
+    ),
+    "qwen2 untied": Qwen2Config(
+        **_SHAPE, num_key_value_heads=2, tie_word_embeddings=False, rope_parameters=_rope(1e6)
+    ),
+    "qwen3 tied": Qwen3Config(
+        **_SHAPE,
+        num_key_value_heads=2,
+        head_dim=32,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-2,
+        rope_parameters=_rope(1e4),
+    ),
+    "qwen3 untied, no grouping": Qwen3Config(
+        **_SHAPE, num_key_value_heads=4, head_dim=16, tie_word_embeddings=False, rope_parameters=_rope(1e6)
+    ),
+}
+
+
+def make_model(name: str = "qwen3 tied", seed: int = 0, scale: float = 3.0) -> Any:
+    """A random Hugging Face model, spread out enough that its choices are clear."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if "norm" in key or "bias" in key:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+            else:
+                parameter.mul_(scale)
+    return model
+
+
+def weights_into(engine: Engine, model: Any) -> None:
+    """Write the model's parameters into the engine's standby buffers, as a pull does."""
+    named = dict(model.named_parameters())
+    for buffer in engine.standby_buffers():
+        buffer.data[:] = named[buffer.name].detach().view(-1).view(torch.uint8).numpy()
+
+
+def make_engine(model: Any, version: int = 0, **options: Any) -> Engine:
+    options = {"slots": 16, "max_sequence_tokens": 320, "eos_ids": {EOS}} | options
+    engine = Engine(architecture_of(model.config), **options)
+    weights_into(engine, model)
+    engine.swap(version)
+    return engine
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    return torch.randint(2, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def make_work(trajectory_id: int, prompt: list[int], sampling: Sampling, **fields: Any) -> Work:
+    defaults: dict[str, Any] = {"group_id": trajectory_id, "lease": 0, "tokens": [], "seed": 7}
+    return Work(trajectory_id, prompt=prompt, sampling=sampling, **(defaults | fields))
+
+
+def drain(engine: Engine) -> list[Progress]:
+    progress: list[Progress] = []
+    while engine.has_work or engine.has_finished:
+        engine.step()
+        progress += engine.take_progress()
+    return progress
+
+
+def run(engine: Engine, works: Sequence[Work]) -> dict[int, tuple[list[int], list[float], Finish]]:
+    """Tokens, log-probs and finish of every trajectory."""
+    engine.submit(works)
+    return collect(drain(engine))
+
+
+def collect(progress: Sequence[Progress]) -> dict[int, tuple[list[int], list[float], Finish]]:
+    tokens: dict[int, list[int]] = {}
+    logprobs: dict[int, list[float]] = {}
+    finishes: dict[int, Finish] = {}
+    for part in progress:
+        tokens.setdefault(part.trajectory_id, []).extend(part.tokens)
+        logprobs.setdefault(part.trajectory_id, []).extend(part.logprobs)
+        if part.finish is not None:
+            finishes[part.trajectory_id] = part.finish
+    return {key: (tokens[key], logprobs[key], finishes[key]) for key in tokens}
+
+
+def teacher_forced(model: Any, prompt: list[int], completion: list[int]) -> torch.Tensor:
+    """Hugging Face's logits (completion, vocabulary) for every completion token."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + completion])).logits[0]
+    return logits[len(prompt) - 1 : -1]

@@ -1,0 +1,141 @@
+"""After a swap the engine equals a fresh one with the new weights, and serves what it digests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_models import (
+    CONFIGS,
+    collect,
+    drain,
+    make_engine,
+    make_model,
+    make_work,
+    prompt_of,
+    run,
+    weights_into,
+)
+
+from millrace.core.digest import NamedBuffer, digest_buffers
+from millrace.core.types import Sampling
+from millrace.rollout.rows import row_padding
+
+SAMPLING = Sampling(max_tokens=40)
+
+
+def works() -> list:
+    return [make_work(i, prompt_of(i // 2, 20), SAMPLING, group_id=i // 2) for i in range(6)]
+
+
+def buffers_of(model) -> list[NamedBuffer]:
+    return [
+        NamedBuffer(name, "float32", tuple(p.shape), p.detach().view(-1).view(torch.uint8).numpy())
+        for name, p in model.named_parameters()
+    ]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_after_a_swap_the_engine_equals_a_fresh_one(name: str) -> None:
+    old, new = make_model(name, seed=1), make_model(name, seed=2)
+    engine = make_engine(old, version=1, eos_ids=())
+    before = run(engine, works())
+    weights_into(engine, new)
+    engine.swap(2)
+    engine.submit(
+        [make_work(w.trajectory_id, w.prompt, SAMPLING, group_id=w.group_id, lease=1) for w in works()]
+    )
+    after = collect(drain(engine))
+    assert after == run(make_engine(new, eos_ids=()), works()) and after != before
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_trajectories_in_flight_go_on_as_in_a_fresh_engine_that_resumes_them(name: str) -> None:
+    if not row_padding(torch.float32, "cpu").exact:
+        pytest.skip("this CPU's matrix kernels compute a row differently among others")
+    old, new = make_model(name, seed=1), make_model(name, seed=2)
+    engine = make_engine(old, version=1, eos_ids=(), prefill_chunk=16)
+    engine.submit(works())
+    for _ in range(15):
+        engine.step()
+    weights_into(engine, new)
+    engine.swap(2)
+    progress = drain(engine)
+    first = {p.trajectory_id: p for p in progress if p.version == 1}
+    assert {p.version for p in progress} == {1, 2} and len(first) == 6
+    resumed = [
+        make_work(
+            w.trajectory_id, w.prompt, SAMPLING, group_id=w.group_id, tokens=first[w.trajectory_id].tokens
+        )
+        for w in works()
+    ]
+    assert collect([p for p in progress if p.version == 2]) == run(make_engine(new, eos_ids=()), resumed)
+
+
+def test_a_released_trajectory_tells_its_versions_apart() -> None:
+    engine = make_engine(make_model(), version=3, eos_ids=())
+    engine.submit([make_work(0, prompt_of(0, 9), SAMPLING, tokens=[4, 4])])
+    for _ in range(5):
+        engine.step()
+    weights_into(engine, make_model(seed=5))
+    engine.swap(4)
+    for _ in range(3):
+        engine.step()
+    parts = engine.release([0])
+    assert [(p.version, p.start, len(p.tokens)) for p in parts] == [(3, 2, 5), (4, 7, 3)]
+    assert all(p.finish is None for p in parts)
+
+
+def test_writing_standby_does_not_change_what_is_served() -> None:
+    old, new = make_model(seed=1), make_model(seed=2)
+    engine = make_engine(old)
+    weights_into(engine, new)
+    assert engine.digest() == digest_buffers(buffers_of(old))
+    assert run(engine, works()) == run(make_engine(old), works())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_buffers_are_the_models_parameters_in_state_dict_order(name: str) -> None:
+    model = make_model(name)
+    engine = make_engine(model)
+    expected = buffers_of(model)
+    assert [(b.name, b.dtype, b.shape) for b in engine.buffers()] == [
+        (b.name, b.dtype, b.shape) for b in expected
+    ]
+    assert engine.digest() == digest_buffers(expected)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_engine_computes_with_exactly_the_digested_buffers(name: str) -> None:
+    """Damaging any one digested tensor changes the digest and what is computed."""
+    model, sampling = make_model(name, scale=1.2), Sampling(max_tokens=12)
+    engine = make_engine(model, eos_ids=())
+    probe = [make_work(0, prompt_of(0, 20), sampling)]
+    reference, digest = run(engine, probe), engine.digest()
+    for index, buffer in enumerate(engine.buffers(), start=1):
+        saved = buffer.data.copy()
+        buffer.data.view("float32")[:] *= 1.5
+        again = [make_work(0, probe[0].prompt, sampling, lease=index)]
+        assert engine.digest() != digest, buffer.name
+        assert run(engine, again) != reference, buffer.name
+        buffer.data[:] = saved
+    assert engine.digest() == digest
+
+
+def test_bfloat16_weights_are_served_as_published() -> None:
+    model = make_model().to(torch.bfloat16)
+    engine = make_engine(model, dtype=torch.bfloat16)
+    expected = [
+        NamedBuffer(name, "bfloat16", tuple(p.shape), p.detach().view(-1).view(torch.uint8).numpy())
+        for name, p in model.named_parameters()
+    ]
+    assert engine.digest() == digest_buffers(expected)
+    assert len(run(engine, works())) == 6
+
+
+def test_before_the_first_swap_nothing_is_served() -> None:
+    model = make_model()
+    engine = make_engine(model)
+    engine.withdraw()
+    engine.submit(works())
+    engine.step()
+    assert not engine.has_work and engine.load().generated_tokens == 0
