@@ -56,6 +56,16 @@ def test_every_toml_block_loads(name: str, tmp_path: Path) -> None:
             assert all(any(leaf.startswith(key) for leaf in known) for key in tree), block
 
 
+EXAMPLES = sorted([*(ROOT / "examples").glob("*.toml"), *(ROOT / "src").rglob("*.toml")])
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=[path.name for path in EXAMPLES])
+def test_every_example_configuration_loads(path: Path) -> None:
+    """Those that leave the model to the user get one."""
+    schema: type[Section] = SupervisedConfig if "data" in tomllib.loads(path.read_text()) else Config
+    load_as(schema, path, ["model.path=MODEL"])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_python_block_compiles(name: str) -> None:
     for block in blocks(ROOT / name, "python"):
