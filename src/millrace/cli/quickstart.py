@@ -130,7 +130,9 @@ def _warm_start(config: Config, directory: Path) -> None:
 def _make_model(directory: Path, tokenizer: Any) -> int:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = Qwen3ForCausalLM(
@@ -180,19 +182,25 @@ def _demonstration(row: dict[str, Any], rng: random.Random) -> str:
 
 
 class _Saboteur:
-    """A sink that kills the second replica with SIGKILL once the run has reached a version."""
+    """A sink that kills a replica with SIGKILL: the first, from `at_version` on, that reports
+    trajectories in the middle of their generation."""
 
     def __init__(self, at_version: int) -> None:
         self._at_version = at_version
+        self._version = 0
         self._pids: dict[str, int] = {}
         self.victim: str | None = None
 
     def __call__(self, event: Event) -> None:
-        if event.kind == "worker_started" and event.fields["role"] == "replica":
-            self._pids[event.fields["name"]] = event.fields["pid"]
-        if event.kind == "step" and event.fields["version"] >= self._at_version and self.victim is None:
-            self.victim = sorted(self._pids)[-1]
-            os.kill(self._pids[self.victim], signal.SIGKILL)
+        fields = event.fields
+        if event.kind == "worker_started":
+            self._pids[fields["name"]] = fields["pid"]
+        elif event.kind == "step":
+            self._version = fields["version"]
+        elif event.kind == "report" and self.victim is None and self._version >= self._at_version:
+            if fields["running"]:
+                self.victim = fields["replica"]
+                os.kill(self._pids[fields["replica"]], signal.SIGKILL)
 
 
 def _train(config: Config, run: RunDirectory, saboteur: _Saboteur) -> None:

@@ -1,0 +1,5 @@
+"""`python -m millrace`."""
+
+from millrace.cli.app import main
+
+main()

@@ -1,0 +1,88 @@
+"""A whole run whose processes are killed for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from millrace.cli.run_directory import RunDirectory
+from millrace.ledger.reader import LedgerReader
+from tests.runs import events, make_start, summary, train, weights
+
+DEADLINE_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return make_start(tmp_path_factory.mktemp("start"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(start, tmp_path_factory):
+    return train(start, tmp_path_factory.mktemp("undisturbed") / "run")
+
+
+class Killer:
+    """A sink that sends SIGKILL to a worker of `role` at the first event that `when` accepts."""
+
+    def __init__(self, role, when):
+        self._role, self._when, self._pids = role, when, {}
+        self.killed = None
+
+    def __call__(self, event):
+        if event.kind == "worker_started" and event.fields["role"] == self._role:
+            self._pids[event.fields["name"]] = event.fields["pid"]
+        if self.killed is None and self._pids and self._when(event):
+            self.killed = event.fields.get("replica") or min(self._pids)
+            os.kill(self._pids[self.killed], signal.SIGKILL)
+
+
+def _generating(event):
+    return event.kind == "report" and event.fields["running"] > 0 and event.fields["version"] >= 1
+
+
+def _second_step(event):
+    return event.kind == "step" and event.fields["version"] == 2
+
+
+@pytest.mark.parametrize(
+    ("role", "when"),
+    [
+        ("replica", _generating),
+        ("trainer", _second_step),
+        ("relay", _second_step),
+        ("environment", lambda event: event.kind == "scored"),
+    ],
+)
+def test_a_killed_worker_changes_nothing_about_the_result(role, when, start, undisturbed, tmp_path):
+    killer = Killer(role, when)
+    run = train(start, tmp_path / "run", sinks=(killer,))
+    assert [e.fields["name"] for e in events(run, "worker_recovered")] == [killer.killed]
+    accounting = summary(run)["accounting"]
+    assert accounting["trained"] == accounting["admitted"] == 64
+    assert weights(run) == weights(undisturbed)
+
+
+def test_a_killed_controller_resumes_to_the_same_weights(start, undisturbed, tmp_path):
+    command = [sys.executable, "-m", "millrace", "train", str(start), "--run-dir", str(tmp_path / "run")]
+    run = RunDirectory(tmp_path / "run")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        _wait_until(lambda: run.events.exists() and len(events(run, "step")) >= 3)
+        process.kill()
+    subprocess.run([*command, "--resume"], check=True, timeout=DEADLINE_S, stdout=subprocess.DEVNULL)
+    with LedgerReader(run.ledger) as reader:
+        trained = [i for step in reader.steps() for i in step.trajectory_ids]
+    assert sorted(trained) == list(range(64))
+    assert weights(run) == weights(undisturbed)
+
+
+def _wait_until(condition):
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)

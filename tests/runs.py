@@ -1,0 +1,108 @@
+"""Small real runs for tests: a random two-layer model, a gym task, real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+from millrace.cli import run_directory, wire
+from millrace.cli.run_directory import RunDirectory
+from millrace.config.load import load
+from millrace.core.events import Event, Sink
+from millrace.observe.jsonl import read_events
+
+CONFIG = """
+steps = 4
+seed = 3
+
+[model]
+path = "start"
+
+[task]
+kind = "gym"
+name = "spell_backward"
+options = { min_word_len = 3, max_word_len = 5 }
+template = "{metadata[word]}>"
+
+[reward]
+kind = "gym"
+threshold = 0.0
+
+[batch]
+prompts = 4
+group_size = 4
+
+[sampling]
+max_tokens = 16
+
+[optimizer]
+lr = 1e-3
+
+[schedule]
+kind = "synchronous"
+
+[rollout]
+replicas = 2
+slots = 8
+max_sequence_tokens = 32
+report_interval_s = 0.02
+
+[checkpoints]
+every = 2
+
+[observe]
+tensorboard = false
+"""
+
+
+def make_start(directory: Path) -> Path:
+    """A model directory and a configuration file beside it. Returns the latter."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
+
+    make_character_tokenizer(directory / "start", string.ascii_letters + string.digits + " >-'.")
+    tokenizer = load_tokenizer(directory / "start")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(directory / "start")
+    path = directory / "run.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def train(config_file: Path, run_dir: Path, *overrides: str, sinks: tuple[Sink, ...] = ()) -> RunDirectory:
+    """One run in real processes, to its end."""
+    run = run_directory.create(config_file.stem, run_dir)
+    asyncio.run(wire.train(load(config_file, overrides), run, asyncio.Event(), *sinks))
+    return run
+
+
+def events(run: RunDirectory, kind: str) -> list[Event]:
+    return [event for event in read_events(run.events) if event.kind == kind]
+
+
+def summary(run: RunDirectory) -> dict[str, Any]:
+    return dict(json.loads(run.summary.read_text()))
+
+
+def weights(run: RunDirectory) -> bytes:
+    """The exported model's tensors, byte for byte."""
+    return (run.model / "model.safetensors").read_bytes()
