@@ -7,7 +7,7 @@ import torch
 from trainer_doubles import make_batch, make_trainer, tiny_model, weights_of
 
 from millrace.core.errors import DataError
-from millrace.trainer.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from millrace.trainer.checkpoint import atomic_directory, load_checkpoint, prune_checkpoints, save_checkpoint
 
 
 def trained(steps, tmp_path, start=0, trainer=None):
@@ -99,3 +99,13 @@ def test_pruning_keeps_the_last_ones_and_leaves_later_lineages_alone(keep, left,
         (tmp_path / f"v{version:08d}").mkdir()
     prune_checkpoints(tmp_path, newest=4, keep=keep)
     assert sorted(int(path.name[1:]) for path in tmp_path.iterdir()) == [*left, 7]
+
+
+def test_a_directory_of_something_else_is_never_replaced(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with (
+        pytest.raises(DataError, match="will not be overwritten"),
+        atomic_directory(tmp_path, marker="config.json"),
+    ):
+        pass
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"

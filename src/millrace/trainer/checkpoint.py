@@ -50,7 +50,7 @@ def save_checkpoint(trainer: PolicyTrainer, directory: str | Path) -> Path:
     One of the same version is replaced: it is of an earlier lineage.
     """
     target = Path(directory) / f"v{trainer.version:08d}"
-    with atomic_directory(target) as path:
+    with atomic_directory(target, marker="manifest.json") as path:
         weights = {n: whole(t).cpu().contiguous() for n, t in named_weights(trainer.model).items()}
         save_file(weights, path / "model.safetensors")
         save_file(_optimizer_tensors(trainer), path / "optimizer.safetensors")
@@ -95,8 +95,16 @@ def prune_checkpoints(directory: str | Path, *, newest: int, keep: int) -> list[
 
 
 @contextmanager
-def atomic_directory(target: Path) -> Iterator[Path]:
-    """A directory to fill that appears as `target`, on disk, when the block ends without an error."""
+def atomic_directory(target: Path, *, marker: str) -> Iterator[Path]:
+    """A directory to fill that appears as `target`, on disk, when the block ends without an error.
+
+    It replaces an older one of its kind, which holds the file `marker`.
+
+    Raises:
+        DataError: `target` holds something else, which is left alone.
+    """
+    if target.exists() and not (target / marker).is_file() and any(target.iterdir()):
+        raise DataError(f"{target} will not be overwritten: it holds files but no {marker}. Choose another")
     target.parent.mkdir(parents=True, exist_ok=True)
     building = target.with_name(f".{target.name}.building")
     shutil.rmtree(building, ignore_errors=True)

@@ -118,7 +118,7 @@ class TorchTrainer:
 
     def _export(self, directory: str) -> None:
         trainer = self._ready()
-        with atomic_directory(Path(directory)) as path:
+        with atomic_directory(Path(directory), marker="config.json") as path:
             save_model(trainer.model, self._config.model.path, path, _dtype(self._config))
 
     def _ready(self) -> PolicyTrainer:

@@ -50,9 +50,6 @@ def sft(
     lr: float,
     batch_tokens: int,
     optimizer: Literal["adamw", "muon"] = "adamw",
-    betas: tuple[float, float] = (0.9, 0.95),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
     warmup_steps: int | None = None,
     grad_clip: float | None = 1.0,
     row_tokens: int = 8192,
@@ -78,8 +75,7 @@ def sft(
     """
     _check(examples)
     model = load_model(model_dir, resolve_device(device))
-    adam = Optimizer(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, grad_clip=grad_clip)
-    optimizers = _optimizers(model, optimizer, adam)
+    optimizers = _optimizers(model, optimizer, Optimizer(lr=lr))
     warmup = max(1, round(WARMUP_FRACTION * steps) if warmup_steps is None else warmup_steps)
     batches = _batches(examples, batch_tokens, np.random.default_rng(seed))
     history = []
@@ -91,7 +87,7 @@ def sft(
         history.append(SFTStep(step, loss, norm, rate, tokens, step_s))
         if on_step is not None:
             on_step(history[-1])
-    with atomic_directory(Path(out_dir)) as path:
+    with atomic_directory(Path(out_dir), marker="config.json") as path:
         save_model(model, model_dir, path, torch.float32)
     return history
 
@@ -134,9 +130,7 @@ def _optimizers(model: PreTrainedModel, kind: str, adam: Optimizer) -> list[torc
     rest: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (matrices if ".layers." in name and parameter.ndim == 2 else rest).append(parameter)
-    muon = torch.optim.Muon(
-        matrices, lr=adam.lr, weight_decay=adam.weight_decay, adjust_lr_fn="match_rms_adamw"
-    )
+    muon = torch.optim.Muon(matrices, lr=adam.lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
     return [muon, make_adamw(rest, adam)]
 
 
