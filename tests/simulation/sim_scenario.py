@@ -33,23 +33,23 @@ async def chaotic(seed: int) -> str:
     await relay.call("stage", published.version, published.digest, timeout_s=9)
 
     async def keep(name: str, first: int) -> int:
-        todo = set(range(first, first + 16))
+        left = set(range(first, first + 16))
         lease = 0
-        while todo:
+        while left:
             lease += 1
             kwargs = {"world": world, "slots": 4, "kv_capacity_tokens": 1000}
             replica = await runtime.spawn(name, f"{ROLES}:SimReplica", kwargs)
             events.emit("up", name=name, epoch=replica.epoch)
             try:
                 await replica.call("pull", 0, endpoint, timeout_s=9)
-                works = [Work(tid, tid // 4, lease, [1, 2], [], Sampling(64), seed) for tid in sorted(todo)]
+                works = [Work(tid, tid // 4, lease, [1, 2], [], Sampling(64), seed) for tid in sorted(left)]
                 await replica.call("submit", works, timeout_s=9)
                 async for report in replica.stream("reports"):
                     events.emit("report", name=name, report=report)
                     for progress in report.progress:
                         if progress.finish is not None:
-                            todo.remove(progress.trajectory_id)
-                    if not todo:
+                            left.remove(progress.trajectory_id)
+                    if not left:
                         break
             except (WorkerDied, UnknownVersionError) as error:
                 events.emit("down", name=name, cause=str(error))

@@ -1,0 +1,94 @@
+"""Arrows point down: who may import whom."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+from tests.tidy.sources import PACKAGE, SOURCE, Module, imports, modules
+
+ROLES = {"environments", "ledger", "weights", "rollout", "trainer"}
+SHELL = {"runtime", "sim", "observe"}
+BELOW_ROLES = {"core", "config", "schedule", "algorithms"}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": set(),
+    "config": {"core"},
+    "schedule": {"core", "config"},
+    "algorithms": {"core", "config"},
+    **{role: BELOW_ROLES for role in ROLES},
+    "controller": {"core", "config", "schedule"},
+    **{layer: BELOW_ROLES | ROLES | {"controller"} | (SHELL - {layer}) for layer in SHELL},
+    "cli": BELOW_ROLES | ROLES | {"controller"} | SHELL,
+}
+WITHOUT_TORCH = ("core", "config", "schedule", "ledger", "controller", "runtime", "sim", "observe")
+
+
+def own_imports(module: Module, *, run_time_only: bool = False) -> dict[str, str]:
+    """Modules of the package that `module` imports, each with where."""
+    names = {other.name for other in modules()}
+    found = {}
+    for node, name in imports(module):
+        if run_time_only and node in module.type_checking:
+            continue
+        target = name if name in names else name.rpartition(".")[0]
+        if target in names and target != PACKAGE:
+            found[target] = module.at(node)
+    return found
+
+
+def test_every_package_has_its_place_among_the_layers() -> None:
+    layers = {module.layer for module in modules() if module.layer}
+    files = {path.stem for path in (SOURCE / PACKAGE).glob("*.py")}
+    assert layers - files == set(MAY_IMPORT)
+
+
+def test_no_module_imports_from_a_layer_above_or_beside_it() -> None:
+    offenders = []
+    for module in modules():
+        allowed = MAY_IMPORT.get(module.layer, set(MAY_IMPORT)) | {module.layer}
+        for target, place in own_imports(module).items():
+            layer = target.split(".")[1]
+            if layer not in allowed:
+                offenders.append(f"{place}: {module.layer} must not import {layer} ({target})")
+    assert not offenders, "\n".join(offenders)
+
+
+def test_imports_within_the_package_are_absolute() -> None:
+    offenders = [
+        f"{module.at(node)}: {name}"
+        for module in modules()
+        for node, name in imports(module)
+        if name.startswith(".")
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {module.name: set(own_imports(module, run_time_only=True)) for module in modules()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail("import cycle: " + " <- ".join(error.args[1]))
+
+
+def test_no_module_of_the_control_plane_names_torch() -> None:
+    offenders = [
+        f"{module.at(node)}: {name}"
+        for module in modules()
+        if module.layer in WITHOUT_TORCH
+        for node, name in imports(module)
+        if name.split(".")[0] in ("torch", "transformers")
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_importing_the_control_plane_does_not_import_torch() -> None:
+    control = ("controller", "ledger", "schedule", "runtime", "sim", "observe")
+    names = [module.name for module in modules() if module.layer in control]
+    names += [module.name for module in modules() if module.name == f"{PACKAGE}.cli.app"]
+    program = f"import sys, {', '.join(names)}; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr or "torch was imported"
