@@ -17,6 +17,7 @@ from millrace.ledger.schema import APPLICATION_ID, FORMAT, TABLES
 
 MEMORY = ":memory:"
 _BUSY_TIMEOUT_S = 2.0
+_READ_ATTEMPTS = 100
 _WAL_PAGES_MAX = 16384  # 64 MiB: a safety valve; the ledger folds the log back at its own moments
 
 
@@ -57,11 +58,29 @@ def open_for_reading(path: str) -> sqlite3.Connection:
     with ledger_failures(path, "open for reading"):
         db = _connect(f"file:{quote(path)}?mode=ro&{mode}")
     try:
+        with ledger_failures(path, "open for reading"):
+            begin_reading(db)
         _verify(db, path)
+        db.rollback()
     except LedgerError:
         db.close()
         raise
     return db
+
+
+def begin_reading(db: sqlite3.Connection) -> None:
+    """Start a transaction that sees one flush. While the writer sets up the log's index, which a reader
+    may not do for it, SQLite refuses for some microseconds: ask again."""
+    for attempt in range(_READ_ATTEMPTS):
+        try:
+            db.execute("BEGIN")
+            db.execute("PRAGMA user_version").fetchone()
+            return
+        except sqlite3.OperationalError as error:
+            db.rollback()
+            transient = error.sqlite_errorname.startswith("SQLITE_READONLY")
+            if not transient or attempt == _READ_ATTEMPTS - 1:
+                raise
 
 
 def read_about(db: sqlite3.Connection) -> tuple[dict[str, Any], float]:

@@ -16,7 +16,7 @@ from millrace.ledger import records
 from millrace.ledger.accounts import Accounts
 from millrace.ledger.codec import version_runs
 from millrace.ledger.failures import ledger_failures
-from millrace.ledger.opening import open_for_reading, read_about
+from millrace.ledger.opening import begin_reading, open_for_reading, read_about
 from millrace.ledger.recovery import last_version
 
 
@@ -146,11 +146,11 @@ class LedgerReader:
     def _snapshot(self, doing: str) -> Iterator[None]:
         """All queries inside see the same flush."""
         with ledger_failures(self._path, doing):
-            self._db.execute("BEGIN")
+            begin_reading(self._db)
             try:
                 yield
             finally:
-                self._db.execute("ROLLBACK")
+                self._db.rollback()
 
     def _one(self, query: str) -> Any:
         return self._db.execute(query).fetchone()[0]
