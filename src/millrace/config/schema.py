@@ -164,7 +164,7 @@ class Optimizer(Section):
     eps: float = Field(default=1e-8, gt=0)
     """AdamW's epsilon."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled, on matrices and embeddings alike."""
+    """Decoupled, on every parameter."""
     warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps over which the learning rate rises linearly."""
     grad_clip: float | None = 1.0
