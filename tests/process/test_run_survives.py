@@ -62,7 +62,7 @@ def _second_step(event):
 def test_a_killed_worker_changes_nothing_about_the_result(role, when, start, undisturbed, tmp_path):
     killer = Killer(role, when)
     run = train(start, tmp_path / "run", sinks=(killer,))
-    assert [e.fields["name"] for e in events(run, "worker_recovered")] == [killer.killed]
+    assert [e.fields["name"] for e in events(run, "worker_died")] == [killer.killed]
     accounting = summary(run)["accounting"]
     assert accounting["trained"] == accounting["admitted"] == 64
     assert weights(run) == weights(undisturbed)
