@@ -17,8 +17,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -79,7 +81,7 @@ def ours(engine: Engine, requests: list[Request], round_index: int) -> int:
     return tokens
 
 
-def padded_generate(model: torch.nn.Module, requests: list[Request]) -> int:
+def padded_generate(model: Any, requests: list[Request]) -> int:
     prompts = torch.tensor([request.prompt for request in requests])
     longest = max(request.new_tokens for request in requests)
     out = model.generate(
@@ -96,19 +98,26 @@ def padded_generate(model: torch.nn.Module, requests: list[Request]) -> int:
     return sum(request.new_tokens for request in requests)
 
 
-def continuous_batching(model: torch.nn.Module, requests: list[Request]) -> int:
-    config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=1024, pad_token_id=0, eos_token_id=-1)
-    with model.continuous_batching_context_manager(generation_config=config) as manager:
-        for request in requests:
-            manager.add_request(request.prompt, max_new_tokens=request.new_tokens)
-        tokens = left = 0
-        left = len(requests)
-        while left:
-            result = manager.get_result(timeout=60)
-            assert result is not None, "continuous batching gave nothing for 60 s"
-            if result.is_finished():
-                tokens, left = tokens + len(result.generated_tokens), left - 1
+def continuous_batching(manager: Any, requests: list[Request]) -> int:
+    for request in requests:
+        manager.add_request(request.prompt, max_new_tokens=request.new_tokens)
+    tokens, left = 0, len(requests)
+    while left:
+        result = manager.get_result(timeout=60)
+        assert result is not None, "continuous batching gave nothing for 60 s"
+        if result.is_finished():
+            tokens, left = tokens + len(result.generated_tokens), left - 1
     return tokens
+
+
+@contextmanager
+def continuous_batching_manager(model: Any, longest: int) -> Iterator[Any]:
+    """One manager for all rounds: starting it is not part of the measurement."""
+    config = GenerationConfig(
+        do_sample=True, top_k=0, max_new_tokens=longest, pad_token_id=0, eos_token_id=-1
+    )
+    with model.continuous_batching_context_manager(generation_config=config) as manager:
+        yield manager
 
 
 def measure(contestants: dict[str, Callable[[int], int]], rounds: int) -> dict[str, float]:
@@ -145,9 +154,11 @@ def main() -> None:
         "millrace": lambda index: ours(engine, requests, index),
         "generate": lambda _: padded_generate(model, requests),
     }
-    if not options.skip_continuous:
-        contestants["continuous_batching"] = lambda _: continuous_batching(model, requests)
-    rates = measure(contestants, options.rounds)
+    with ExitStack() as stack:
+        if not options.skip_continuous:
+            manager = stack.enter_context(continuous_batching_manager(model, options.longest))
+            contestants["continuous_batching"] = lambda _: continuous_batching(manager, requests)
+        rates = measure(contestants, options.rounds)
     result = {
         "parameters": parameters,
         "requests": len(requests),

@@ -269,7 +269,7 @@ class Engine:
                 self._finished[sequence.work.trajectory_id] = sequence
 
     def _refuse_non_finite(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
-        finite = logits.isfinite().all(dim=-1)
+        finite = logits.sum(dim=-1).isfinite()  # NaN and infinities survive the sum
         if not finite.all():
             bad = [s.work.trajectory_id for s, ok in zip(sequences, finite.tolist(), strict=True) if not ok]
             raise WeightsError(
