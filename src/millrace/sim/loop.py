@@ -81,7 +81,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._spins = 0
         self._collect_at = COLLECT_EVERY
         self._tie_break = random.Random(seed).random
-        self.set_task_factory(_make_task)
         self.set_exception_handler(_keep_exception)
 
     # -------------------------------------------------------- time
@@ -132,6 +131,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def create_future(self) -> asyncio.Future[Any]:
         return _Future(self.next_sequence(), self)
+
+    def create_task(self, coro: Any, *, name: object = None, **options: Any) -> asyncio.Task[Any]:
+        sequence = self.next_sequence()
+        return _Task(sequence, coro, loop=self, name=str(name or f"task-{sequence}"), **options)
 
     # -------------------------------------------------------- running
 
@@ -194,13 +197,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _process_events(self, event_list: Any) -> None: ...
 
     def _write_to_self(self) -> None: ...
-
-
-def _make_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> _Task:
-    assert isinstance(loop, VirtualLoop)
-    sequence = loop.next_sequence()
-    name = options.pop("name", None) or f"task-{sequence}"
-    return _Task(sequence, coro, loop=loop, name=name, **options)
 
 
 def _keep_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
