@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.runs import events, make_start, summary, train, weights
 
 ON_POLICY = {

@@ -9,10 +9,10 @@ import sys
 import time
 
 import pytest
+from tests.runs import events, make_start, summary, train, weights
 
 from millrace.cli.run_directory import RunDirectory
 from millrace.ledger.reader import LedgerReader
-from tests.runs import events, make_start, summary, train, weights
 
 DEADLINE_S = 90.0
 

@@ -197,10 +197,12 @@ class _Saboteur:
             self._pids[fields["name"]] = fields["pid"]
         elif event.kind == "step":
             self._version = fields["version"]
-        elif event.kind == "report" and self.victim is None and self._version >= self._at_version:
-            if fields["running"]:
-                self.victim = fields["replica"]
-                os.kill(self._pids[fields["replica"]], signal.SIGKILL)
+        elif event.kind == "report" and self._due() and fields["running"]:
+            self.victim = fields["replica"]
+            os.kill(self._pids[fields["replica"]], signal.SIGKILL)
+
+    def _due(self) -> bool:
+        return self.victim is None and self._version >= self._at_version
 
 
 def _train(config: Config, run: RunDirectory, saboteur: _Saboteur) -> None:

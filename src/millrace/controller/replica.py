@@ -1,69 +1,31 @@
 """One replica's session: reports in, orders out.
 
-Orders wait in a mailbox and are carried out one after the other; submitting is idempotent, so what a
-dead replica never got is simply leased elsewhere.
+Orders are carried out one after the other; submitting is idempotent, so what a dead replica never got
+is simply leased elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from millrace.controller.pulse import Pulse
+from millrace.controller.orders import Abort, Move, Pull, Submit
+from millrace.controller.run import Run
 from millrace.core.errors import TornVersionError, UnknownVersionError, WorkerDied
 from millrace.core.protocols import Handle
-from millrace.core.types import Report, Served, Trajectory, Work
-
-if TYPE_CHECKING:
-    from millrace.controller.controller import Controller
-
-IDLE_S = 60.0  # the mailbox is looked at this often even without a wake-up
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    works: list[Work]
-
-
-@dataclass(frozen=True, slots=True)
-class Pull:
-    version: int
-    discard: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    destination: str
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Work that nobody wants any more."""
-
-    trajectory_ids: list[int]
-
-
-Order = Submit | Pull | Move | Abort
+from millrace.core.types import Report, Served, Trajectory
 
 
 class ReplicaSession:
     """`run` is one incarnation's session; the mailbox is emptied when it ends."""
 
-    def __init__(self, name: str, controller: Controller) -> None:
-        self.name = name
-        self._controller = controller
-        self._orders: list[Order] = []
-        self._arrived = Pulse()
-
-    def mail(self, order: Order) -> None:
-        self._orders.append(order)
-        self._arrived.fire()
+    def __init__(self, name: str, run: Run) -> None:
+        self.name, self._run = name, run
+        self._mailbox = run.mailboxes[name]
 
     async def run(self, handle: Handle) -> None:
-        controller = self._controller
-        controller.state.replica_up(self.name, handle.epoch)
-        controller.pulse.fire()
+        run = self._run
+        run.state.replica_up(self.name, handle.epoch)
+        run.pulse.fire()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._reports(handle), name=f"{self.name}.reports")
@@ -72,18 +34,15 @@ class ReplicaSession:
             self._down()
 
     def _down(self) -> None:
-        controller = self._controller
-        self._undo_moves()
-        self._orders.clear()
-        for trajectory in controller.state.replica_down(self.name):
-            if trajectory.live:
-                controller.poisoned(trajectory, self.name)
-        controller.pulse.fire()
-
-    def _undo_moves(self) -> None:
-        for order in self._orders:
+        run = self._run
+        for order in self._mailbox.orders:
             if isinstance(order, Move):
-                self._controller.state.replicas[order.destination].busy = False
+                run.state.replicas[order.destination].busy = False
+        self._mailbox.orders.clear()
+        for trajectory in run.state.replica_down(self.name):
+            if trajectory.live:
+                run.poisoned(trajectory, self.name)
+        run.pulse.fire()
 
     # ------------------------------------------------------------ in
 
@@ -94,11 +53,11 @@ class ReplicaSession:
         raise WorkerDied(f"{self.name}: its report stream ended")
 
     def _take_in(self, report: Report) -> None:
-        controller, load = self._controller, report.load
-        finished = controller.state.apply(self.name, report)
+        run, load = self._run, report.load
+        finished = run.state.apply(self.name, report)
         if report.progress:
-            controller.waits.progress()
-        controller.events.emit(
+            run.waits.progress()
+        run.events.emit(
             "report",
             replica=self.name,
             version=load.version,
@@ -113,9 +72,9 @@ class ReplicaSession:
         self._finished(finished)
 
     def _finished(self, finished: list[Trajectory]) -> None:
-        controller = self._controller
+        run = self._run
         for t in finished:
-            controller.events.emit(
+            run.events.emit(
                 "finished",
                 trajectory_id=t.trajectory_id,
                 tokens=len(t.tokens),
@@ -123,20 +82,17 @@ class ReplicaSession:
                 versions_max=t.versions[-1],
                 finish=t.finish,
             )
-        controller.request_scores(finished)
+        run.request_scores(finished)
         if finished:
-            controller.pulse.fire()
+            run.pulse.fire()
 
     # ------------------------------------------------------------ out
 
     async def _carry_out(self, handle: Handle) -> None:
-        """Consumes the mailbox. An order stays in it until it is done."""
-        timeout_s = self._controller.config.supervision.lease_s
+        """Consumes the mailbox."""
+        timeout_s = self._run.config.supervision.lease_s
         while True:
-            if not self._orders:
-                await self._arrived.wait(timeout_s=IDLE_S)
-                continue
-            match self._orders[0]:
+            match await self._mailbox.first():
                 case Submit(works):
                     await handle.call("submit", works, timeout_s=timeout_s)
                 case Abort(trajectory_ids):
@@ -145,30 +101,28 @@ class ReplicaSession:
                     await self._pull(handle, order)
                 case Move() as order:
                     await self._move(handle, order)
-            self._orders.pop(0)
-            self._controller.pulse.fire()
+            self._mailbox.done()
+            self._run.pulse.fire()
 
     async def _pull(self, handle: Handle, order: Pull) -> None:
-        controller = self._controller
-        record = controller.state.replicas[self.name]
+        run = self._run
+        record = run.state.replicas[self.name]
         if order.discard:
             for trajectory in await self._release(handle):
-                controller.restart(trajectory, f"{self.name} goes to version {order.version}")
+                run.restart(trajectory, f"{self.name} goes to version {order.version}")
         try:
-            if controller.endpoint is None:
+            if run.endpoint is None:
                 return  # the relay is gone; the next decision waits for the new one
-            timeout_s = controller.config.supervision.step_timeout_s
-            with controller.waits.waiting(self.name, f"version {order.version}"):
-                served: Served = await handle.call(
-                    "pull", order.version, controller.endpoint, timeout_s=timeout_s
-                )
+            timeout_s = run.config.supervision.step_timeout_s
+            with run.waits.waiting(self.name, f"version {order.version}"):
+                served: Served = await handle.call("pull", order.version, run.endpoint, timeout_s=timeout_s)
         except (UnknownVersionError, TornVersionError):
             return  # overwritten meanwhile; the next decision asks for the newest
         finally:
             record.busy = False
-        controller.state.served(self.name, served)
-        controller.waits.progress()
-        controller.events.emit(
+        run.state.served(self.name, served)
+        run.waits.progress()
+        run.events.emit(
             "pulled",
             replica=self.name,
             version=served.version,
@@ -180,7 +134,7 @@ class ReplicaSession:
 
     async def _move(self, handle: Handle, order: Move) -> None:
         """Everything here goes to `destination`, or waits for a replica if that one is gone."""
-        controller, state = self._controller, self._controller.state
+        run, state = self._run, self._run.state
         destination, version = state.replicas[order.destination], state.replicas[self.name].version
         try:
             moved = await self._release(handle)
@@ -190,8 +144,8 @@ class ReplicaSession:
         finally:
             destination.busy = state.replicas[self.name].busy = False
         if works:
-            controller.submit(order.destination, works)
-        controller.events.emit(
+            run.submit(order.destination, works)
+        run.events.emit(
             "moved",
             source=self.name,
             destination=order.destination,
@@ -202,9 +156,9 @@ class ReplicaSession:
     async def _release(self, handle: Handle) -> list[Trajectory]:
         """Take back what the replica still works on. What it has just finished stays leased until its
         report arrives."""
-        state = self._controller.state
+        state = self._run.state
         ids = list(state.replicas[self.name].leased)
-        timeout_s = self._controller.config.supervision.lease_s
+        timeout_s = self._run.config.supervision.lease_s
         parts = await handle.call("release", ids, timeout_s=timeout_s)
         self._finished(state.progress(self.name, parts))
         released = {part.trajectory_id for part in parts}

@@ -52,6 +52,7 @@ class PlannedRestart(WorkerError):
 class Supervisor:
     def __init__(self, runtime: Runtime, events: Events, policy: RestartPolicy) -> None:
         self._runtime, self._events, self._policy = runtime, events, policy
+        self._epochs: dict[str, int] = {}  # of the newest incarnation
         self.restarts = 0
 
     async def keep(self, spec: WorkerSpec, session: Session) -> None:
@@ -72,7 +73,7 @@ class Supervisor:
                 raise cause  # a worker that never worked: a bug or a wrong setting, not bad luck
             died_at = clock.now()
             self.restarts += 1
-            epoch = getattr(cause, "epoch", None)
+            epoch = self._epochs.get(spec.name, 0)
             self._events.emit("worker_died", role=spec.role, name=spec.name, epoch=epoch, cause=str(cause))
             if not isinstance(cause, PlannedRestart):
                 await self._back_off(spec, crashes, cause)
@@ -83,6 +84,7 @@ class Supervisor:
         handle = await self._runtime.spawn(
             spec.name, spec.target, spec.kwargs, timeout_s=self._policy.spawn_timeout_s
         )
+        self._epochs[spec.name] = handle.epoch
         fields = {"role": spec.role, "name": spec.name, "epoch": handle.epoch}
         pid = getattr(handle, "pid", None)
         self._events.emit("worker_started", **fields, pid=pid, spawn_s=clock.now() - started)

@@ -8,8 +8,8 @@ final weights, and the versions come out as they were.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
+from millrace.controller.run import Run
 from millrace.controller.state import make_batch
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, UnknownVersionError
@@ -24,33 +24,32 @@ from millrace.core.types import (
     TrainerState,
 )
 
-if TYPE_CHECKING:
-    from millrace.controller.controller import Controller
-
 TICK_S = 1.0
 
 
 class TrainerSession:
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
+    """`checkpoints` and `export` are directories (export None: off)."""
+
+    def __init__(self, run: Run, *, checkpoints: str, export: str | None) -> None:
+        self._run, self._checkpoints, self._export = run, checkpoints, export
         self._loaded: TrainerState | None = None
         self._published_to: tuple[object, int] | None = None  # (endpoint, version) last published
         self._checkpointed = -1
-        self._timeout_s = controller.config.supervision.step_timeout_s
+        self._timeout_s = run.config.supervision.step_timeout_s
 
     async def slot_bytes(self) -> int:
         """What one version needs in a relay; known once a trainer has loaded."""
         while self._loaded is None:
-            await self._controller.pulse.wait(timeout_s=TICK_S)
+            await self._run.pulse.wait(timeout_s=TICK_S)
         return self._loaded.slot_bytes
 
     async def run(self, handle: Handle) -> None:
         """Returns when the last step is committed, checkpointed and exported."""
-        controller, state = self._controller, self._controller.state
+        run, state = self._run, self._run.state
         await self._catch_up(handle)
         while True:
             await self._publish(handle)
-            if state.version >= controller.config.steps:
+            if state.version >= run.config.steps:
                 break
             waited = clock.now()
             batch = await self._take(handle)
@@ -60,26 +59,27 @@ class TrainerSession:
             result = await self._step(handle, batch)
             record = self._commit(batch, result)
             self._emit_step(batch, record, result, wait_s=waited, replayed=False)
-            controller.repack_soon()
-            if state.version % controller.config.checkpoints.every == 0:
+            run.repack_due = True
+            run.pulse.fire()
+            if state.version % run.config.checkpoints.every == 0:
                 await self._publish(handle)
                 await self._checkpoint(handle)
         await self._checkpoint(handle)
-        if controller.export is not None:
-            await handle.call("export", controller.export, timeout_s=self._timeout_s)
+        if self._export is not None:
+            await handle.call("export", self._export, timeout_s=self._timeout_s)
 
     async def _catch_up(self, handle: Handle) -> None:
         """Load the newest checkpoint and replay the committed steps after it."""
-        controller = self._controller
-        controller.flush()
-        recovered = controller.ledger.recover()
+        run = self._run
+        run.flush()
+        recovered = run.ledger.recover()
         checkpoint = recovered.checkpoint
         path = checkpoint.path if checkpoint else None
-        with controller.waits.waiting("trainer", "its weights to load"):
+        with run.waits.waiting("trainer", "its weights to load"):
             self._loaded = await handle.call("load", path, timeout_s=self._timeout_s)
         self._published_to = None
         self._checkpointed = self._loaded.version
-        controller.pulse.fire()
+        run.pulse.fire()
         for record, groups in recovered.replay:
             batch = make_batch(record.version - 1, groups)
             result = await self._step(handle, batch)
@@ -90,46 +90,46 @@ class TrainerSession:
 
         A batch once taken stays taken: a trainer that died in its step gets the same one again.
         """
-        controller, state = self._controller, self._controller.state
-        with controller.waits.waiting("trainer", f"{controller.config.batch.prompts} ready groups"):
-            while not controller.stopping:
+        run, state = self._run, self._run.state
+        with run.waits.waiting("trainer", f"{run.config.batch.prompts} ready groups"):
+            while not run.stopping:
                 await self._publish(handle)
                 if not state.taken:
-                    state.taken = tuple(controller.schedule.take(state.view()) or ())
+                    state.taken = tuple(run.schedule.take(state.view()) or ())
                 if state.taken:
                     batch = state.batch()
                     self._assert_bound(batch)
                     return batch
-                await controller.pulse.wait(timeout_s=TICK_S)
+                await run.pulse.wait(timeout_s=TICK_S)
         return None
 
     def _assert_bound(self, batch: Batch) -> None:
         """The schedule's promise, checked on the tokens themselves before they are trained on."""
-        bound, histogram = self._controller.schedule.staleness_max, staleness_histogram(batch)
+        bound, histogram = self._run.schedule.staleness_max, staleness_histogram(batch)
         assert bound is None or max(histogram, default=0) <= bound, (batch.version, histogram, bound)
 
     async def _step(self, handle: Handle, batch: Batch) -> StepResult:
-        with self._controller.waits.waiting("trainer", f"its step from version {batch.version}"):
+        with self._run.waits.waiting("trainer", f"its step from version {batch.version}"):
             result: StepResult = await handle.call("step", batch, timeout_s=self._timeout_s)
-        self._controller.waits.progress()
+        self._run.waits.progress()
         return result
 
     def _commit(self, batch: Batch, result: StepResult) -> StepRecord:
         """The step happened: one durable transaction, before anybody can see its version."""
-        controller = self._controller
+        run = self._run
         group_ids = [group.group_id for group in batch.groups]
         trained = [s.trajectory_id for group in batch.groups for s in group.sequences]
         record = StepRecord(result.version, group_ids, trained, dict(result.metrics))
-        controller.flush()
-        controller.ledger.commit_step(record)
-        controller.state.committed(result.version)
+        run.flush()
+        run.ledger.commit_step(record)
+        run.state.committed(result.version)
         return record
 
     async def _publish(self, handle: Handle) -> None:
         """Publish the current version to the current relay, once. Staging is not waited for."""
-        controller = self._controller
-        endpoint = controller.endpoint
-        target = (endpoint, controller.state.version)
+        run = self._run
+        endpoint = run.endpoint
+        target = (endpoint, run.state.version)
         if endpoint is None or self._published_to == target:
             return
         try:
@@ -137,31 +137,31 @@ class TrainerSession:
         except UnknownVersionError:
             return await self._await_another_relay(endpoint)
         self._published_to = target
-        controller.published.append(published)
-        controller.events.emit("published", **_fields(published))
-        controller.pulse.fire()
+        run.published.append(published)
+        run.events.emit("published", **_fields(published))
+        run.pulse.fire()
 
     async def _await_another_relay(self, endpoint: Endpoint) -> None:
         """The slots are gone, so the relay is: its death will be known in a moment."""
-        controller = self._controller
-        with controller.waits.waiting("trainer", f"a relay other than {endpoint.path}"):
-            deadline_s = clock.now() + controller.config.supervision.lease_s
-            while controller.endpoint == endpoint:
+        run = self._run
+        with run.waits.waiting("trainer", f"a relay other than {endpoint.path}"):
+            deadline_s = clock.now() + run.config.supervision.lease_s
+            while run.endpoint == endpoint:
                 if clock.now() > deadline_s:
                     raise DeadlineExceeded(f"the slots at {endpoint.path} are gone, yet their relay answers")
-                await controller.pulse.wait(timeout_s=TICK_S)
+                await run.pulse.wait(timeout_s=TICK_S)
 
     async def _checkpoint(self, handle: Handle) -> None:
-        controller = self._controller
-        if self._checkpointed == controller.state.version:
+        run = self._run
+        if self._checkpointed == run.state.version:
             return
-        with controller.waits.waiting("trainer", "its checkpoint"):
+        with run.waits.waiting("trainer", "its checkpoint"):
             info: CheckpointInfo = await handle.call(
-                "checkpoint", controller.checkpoints, timeout_s=self._timeout_s
+                "checkpoint", self._checkpoints, timeout_s=self._timeout_s
             )
-        controller.ledger.commit_checkpoint(info)
+        run.ledger.commit_checkpoint(info)
         self._checkpointed = info.version
-        controller.events.emit("checkpoint", **_fields(info))
+        run.events.emit("checkpoint", **_fields(info))
 
     def _emit_step(
         self, batch: Batch, record: StepRecord, result: StepResult, *, wait_s: float, replayed: bool
@@ -169,8 +169,8 @@ class TrainerSession:
         histogram = staleness_histogram(batch)
         tokens = sum(histogram.values())
         rewards = [s.reward for g in batch.groups for s in g.sequences]
-        controller = self._controller
-        controller.events.emit(
+        run = self._run
+        run.events.emit(
             "step",
             version=record.version,
             reward_mean=sum(rewards) / len(rewards),
@@ -183,7 +183,7 @@ class TrainerSession:
             replayed=replayed,
             logprob_gap={s: list(gap) for s, gap in result.logprob_gap.items()},
             metrics=result.metrics,
-            accounting=asdict(controller.ledger.accounting()),
+            accounting=asdict(run.ledger.accounting()),
         )
 
 

@@ -47,7 +47,6 @@ class Outcome:
     restarts: int = 0
     accounting: Accounting = Accounting()
     events: list[Event] = field(default_factory=list)
-    trained: dict[int, int] = field(default_factory=dict)  # trajectory -> version it was trained to
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """Fields of all events of a kind, in order."""
@@ -94,7 +93,7 @@ async def _simulate(scenario: Scenario, check: Callable[[RunState], None]) -> Ou
     finally:
         await runtime.close()
     outcome.digest, outcome.wall_s = trace.hexdigest(), clock.now()
-    outcome.restarts, outcome.accounting = controller.supervisor.restarts, ledger.accounting()
+    outcome.restarts, outcome.accounting = controller.restarts, ledger.accounting()
     ledger.close()
     return outcome
 

@@ -1,0 +1,115 @@
+"""The decision loop: on any news, ask the schedule its questions and send out the orders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from millrace.controller.orders import Move, Order, Pull
+from millrace.controller.run import Run
+from millrace.controller.state import RunState
+from millrace.core import clock
+from millrace.core.types import BadPrompt, Group, Prompt, State, Work
+
+DECISION_INTERVAL_S = 0.005  # decisions are at least this far apart: news collects in between
+TICK_S = 1.0  # and at most this
+
+
+class Decisions:
+    """Consumes the pulse; produces orders in the replicas' mailboxes. Ends with the run."""
+
+    def __init__(self, run: Run, check: Callable[[RunState], None]) -> None:
+        self._run, self._check = run, check
+        self._repack_at_s = 0.0
+
+    async def loop(self) -> None:
+        tick_s = min(TICK_S, self._run.schedule.repack_interval_s or TICK_S)
+        while True:
+            self._refresh()
+            self._place()
+            self._admit()
+            self._repack()
+            self._expire()
+            self._check(self._run.state)
+            await self._run.pulse.wait(timeout_s=tick_s)
+            await asyncio.sleep(DECISION_INTERVAL_S)
+
+    def _refresh(self) -> None:
+        state = self._run.state
+        for order in self._run.schedule.refreshes(state.view()):
+            state.replicas[order.replica_id].pulling = order.version
+            self._order(order.replica_id, Pull(order.version, order.discard))
+
+    def _order(self, replica: str, order: Order) -> None:
+        self._run.state.replicas[replica].busy = True
+        self._run.mailboxes[replica].put(order)
+
+    def _place(self) -> None:
+        """Lost and restarted trajectories go on, under their own version unless versions may mix."""
+        state, schedule, works = self._run.state, self._run.schedule, _Outbox()
+        if not state.queued:
+            return
+        lost = set(schedule.lost_for_good(state.view()))
+        for trajectory in sorted(state.queued.values(), key=lambda t: t.trajectory_id):
+            if trajectory.versions and trajectory.versions[-1] in lost:
+                self._run.restart(trajectory, f"version {trajectory.versions[-1]} is no longer held")
+            version = trajectory.versions[-1] if trajectory.versions else None
+            birth = state.groups[trajectory.group_id].birth
+            replica = schedule.place(state.view(), version, 1, birth=birth)
+            if replica is not None:
+                works.add(replica, state.lease(trajectory, replica))
+        self._submit(works)
+
+    def _admit(self) -> None:
+        run, works, groups = self._run, _Outbox(), list[Group]()
+        for replica in run.schedule.admissions(run.state.view()):
+            prompt = self._next_prompt()
+            if prompt is None:
+                break
+            group, leases = run.state.admit(prompt, replica)
+            groups.append(group)
+            works.add(replica, *leases)
+        if groups:
+            run.ledger.admit(groups)
+            run.events.emit("admitted", group_ids=[g.group_id for g in groups])
+            self._submit(works)
+
+    def _next_prompt(self) -> Prompt | None:
+        """The next usable prompt; the others are skipped, visibly. None: not fetched yet."""
+        run = self._run
+        while (prompt := run.pool.next_prompt()) is not None:
+            if isinstance(prompt, Prompt) and prompt.row_id in run.state.quarantined:
+                prompt = BadPrompt(prompt.group_id, prompt.row_id, "quarantined")
+            if isinstance(prompt, Prompt):
+                return prompt
+            run.ledger.skip([prompt])
+            run.events.emit("skipped", group_id=prompt.group_id, row_id=prompt.row_id, reason=prompt.reason)
+        return None
+
+    def _submit(self, works: _Outbox) -> None:
+        for replica, batch in works.items():
+            self._run.submit(replica, batch)
+
+    def _repack(self) -> None:
+        """Every `repack_interval_s`, and at once after an update."""
+        run, interval = self._run, self._run.schedule.repack_interval_s
+        if interval is None or not (run.repack_due or clock.now() >= self._repack_at_s):
+            return
+        for move in run.schedule.moves(run.state.view()):
+            run.state.replicas[move.destination].busy = True
+            self._order(move.source, Move(move.destination))
+        run.repack_due, self._repack_at_s = False, clock.now() + interval
+        for record in run.state.replicas.values():
+            record.kv_used_previous = record.load.kv_used_tokens
+
+    def _expire(self) -> None:
+        run = self._run
+        for group_id in run.schedule.overdue(run.state.view()):
+            run.end_group(group_id, State.STALE, f"beyond the staleness bound at {run.state.version}")
+
+
+class _Outbox(dict[str, list[Work]]):
+    """Works by replica: one message each, so that they enter its engine together."""
+
+    def add(self, replica: str, *works: Work) -> None:
+        self.setdefault(replica, []).extend(works)

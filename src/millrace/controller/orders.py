@@ -1,0 +1,58 @@
+"""What the controller tells a replica to do, and the mailbox in which orders wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millrace.controller.pulse import Pulse
+from millrace.core.types import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    works: list[Work]
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Serve `version`. `discard`: what is in flight restarts from its prompts."""
+
+    version: int
+    discard: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Everything in flight goes to another replica, which serves the same version."""
+
+    destination: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Work that nobody wants any more."""
+
+    trajectory_ids: list[int]
+
+
+Order = Submit | Pull | Move | Abort
+
+
+class Mailbox:
+    """Orders for one replica, first come, first done. An order stays until it is done."""
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
+        self._arrived = Pulse()
+
+    def put(self, order: Order) -> None:
+        self.orders.append(order)
+        self._arrived.fire()
+
+    async def first(self, *, look_every_s: float = 60.0) -> Order:
+        while not self.orders:
+            await self._arrived.wait(timeout_s=look_every_s)
+        return self.orders[0]
+
+    def done(self) -> None:
+        self.orders.pop(0)

@@ -1,0 +1,43 @@
+"""The relay's session: open the slots, then stage what the trainer published."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from millrace.controller.run import Run
+from millrace.core.protocols import Handle
+from millrace.core.types import Staged
+
+TICK_S = 1.0
+
+
+class RelaySession:
+    """Consumes `run.published`; produces pullable versions. When the relay dies its slots are no longer
+    offered; a new one gets the current version from the trainer again."""
+
+    def __init__(self, run: Run, slot_bytes: Callable[[], Awaitable[int]]) -> None:
+        self._run, self._slot_bytes = run, slot_bytes
+        self._timeout_s = run.config.supervision.step_timeout_s
+
+    async def run(self, handle: Handle) -> None:
+        run = self._run
+        run.endpoint = await handle.call("open", await self._slot_bytes(), timeout_s=self._timeout_s)
+        run.pulse.fire()
+        try:
+            while True:
+                if run.published:
+                    await self._stage(handle)
+                else:
+                    await run.pulse.wait(timeout_s=TICK_S)
+        finally:
+            run.endpoint, run.state.newest, run.state.held = None, -1, ()
+            run.published.clear()
+            run.pulse.fire()
+
+    async def _stage(self, handle: Handle) -> None:
+        run, item = self._run, self._run.published.popleft()
+        staged: Staged = await handle.call("stage", item.version, item.digest, timeout_s=self._timeout_s)
+        run.state.newest, run.state.held = max(staged.held), tuple(staged.held)
+        run.waits.progress()
+        run.events.emit("staged", version=staged.version, digest=staged.digest, stage_s=staged.stage_s)
+        run.pulse.fire()

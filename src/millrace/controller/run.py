@@ -1,0 +1,143 @@
+"""What the sessions of a run share: its records, its wake-ups, and the few operations on them that
+more than one session needs. No loops here."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from millrace.config.schema import Config
+from millrace.controller.orders import Abort, Mailbox, Submit
+from millrace.controller.pulse import Pulse, Waits
+from millrace.controller.scoring import EnvironmentPool
+from millrace.controller.state import RunState, Shape
+from millrace.core.events import Events
+from millrace.core.protocols import Ledger
+from millrace.core.types import (
+    Endpoint,
+    Published,
+    Sampling,
+    Score,
+    Scored,
+    ScoreRequest,
+    State,
+    Trajectory,
+    Work,
+)
+from millrace.schedule.schedule import Schedule
+
+
+class Run:
+    """One run, from the ledger's position on."""
+
+    def __init__(
+        self, config: Config, *, replicas: Iterable[str], ledger: Ledger, schedule: Schedule, events: Events
+    ) -> None:
+        self.config, self.ledger, self.schedule, self.events = config, ledger, schedule, events
+        self.pulse, self.waits = Pulse(), Waits()
+        self.mailboxes = {name: Mailbox() for name in replicas}
+        self.state = RunState(_shape(config), self.mailboxes)
+        self.endpoint: Endpoint | None = None  # of the relay that is up
+        self.published: deque[Published] = deque()  # written into its slots, not yet staged
+        self.stopping = False
+        self.repack_due = False
+        recovered = ledger.recover()
+        self.resumed_version = self.state.version = recovered.version
+        self.pool = EnvironmentPool(
+            self.pulse,
+            self.waits,
+            next_group_id=recovered.next_group_id,
+            prefetch=2 * config.batch.prompts,
+            timeout_s=config.reward.timeout_s,
+        )
+        self.pool.on_score = self._scored
+        for group in recovered.groups:
+            self.request_scores(self.state.adopt(group))
+
+    # ------------------------------------------------------------ leases
+
+    def submit(self, replica: str, works: list[Work]) -> None:
+        """Send leases that the state has given."""
+        self.mailboxes[replica].put(Submit(works))
+        self.events.emit(
+            "leased",
+            trajectory_ids=[w.trajectory_id for w in works],
+            replica=replica,
+            version=self.state.replicas[replica].version,
+            resumed_tokens=sum(len(w.tokens) for w in works),
+        )
+
+    def restart(self, trajectory: Trajectory, reason: str) -> None:
+        """A queued trajectory begins again from its prompt."""
+        discarded = self.state.restart(trajectory)
+        self.events.emit(
+            "restarted", trajectory_id=trajectory.trajectory_id, discarded_tokens=discarded, reason=reason
+        )
+
+    # ------------------------------------------------------------ scores and ends
+
+    def request_scores(self, trajectories: Iterable[Trajectory]) -> None:
+        for t in trajectories:
+            assert t.finish is not None, t
+            self.pool.request(ScoreRequest(t.trajectory_id, t.group_id, t.tokens, t.finish))
+
+    def _scored(self, trajectory_id: int, score: Score) -> None:
+        self.waits.progress()
+        if self.state.score(trajectory_id, score) is None:
+            return
+        value = score.value if isinstance(score, Scored) else None
+        self.events.emit(
+            "scored",
+            trajectory_id=trajectory_id,
+            value=value,
+            outcome=type(score).__name__.lower(),
+            reason=getattr(score, "reason", ""),
+        )
+        self.pulse.fire()
+
+    def end_group(self, group_id: int, state: State, reason: str) -> None:
+        """End what is live of a group, and stop the replicas that work on it."""
+        leased: dict[str, list[int]] = {}
+        for member in self.state.groups[group_id].group.members:
+            if member.state is State.LEASED:
+                leased.setdefault(member.replica, []).append(member.trajectory_id)
+        self.state.end_group(group_id, state, reason)
+        for replica, ids in leased.items():
+            self.mailboxes[replica].put(Abort(ids))
+
+    def poisoned(self, trajectory: Trajectory, replica: str) -> None:
+        """Too many replicas died of it: give up the group and never draw its row again."""
+        row_id = self.state.groups[trajectory.group_id].group.row_id
+        reason = f"{self.state.shape.attempts} replicas died before its next token, last {replica}"
+        self.state.quarantined.add(row_id)
+        self.events.emit("quarantined", row_id=row_id, reason=reason)
+        self.end_group(trajectory.group_id, State.ABANDONED, reason)
+
+    # ------------------------------------------------------------ ledger
+
+    def flush(self) -> None:
+        """Hand what changed to the ledger, and tell of what ended."""
+        state = self.state
+        if state.dirty:
+            self.ledger.update(list(state.dirty.values()))
+            state.dirty.clear()
+        for t in state.ended:
+            self.events.emit("ended", trajectory_id=t.trajectory_id, state=t.state.value, reason=t.reason)
+        state.ended.clear()
+        self.ledger.flush()
+
+
+def _shape(config: Config) -> Shape:
+    s = config.sampling
+    return Shape(
+        steps=config.steps,
+        batch_groups=config.batch.prompts,
+        group_size=config.batch.group_size,
+        slots=config.rollout.slots,
+        max_sequence_tokens=config.rollout.max_sequence_tokens,
+        sampling=Sampling(
+            s.max_tokens, temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, stop_strings=s.stop
+        ),
+        seed=config.seed,
+        attempts=config.supervision.attempts,
+    )
