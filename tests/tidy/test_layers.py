@@ -7,6 +7,7 @@ import sys
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
+
 from tests.tidy.sources import PACKAGE, SOURCE, Module, imports, modules
 
 ROLES = {"environments", "ledger", "weights", "rollout", "trainer"}
