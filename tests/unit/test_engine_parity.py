@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_models import CONFIGS, make_engine, make_model, make_work, prompt_of, run, teacher_forced
+from engine_models import CONFIGS, EOS, make_engine, make_model, make_work, prompt_of, run, teacher_forced
 from transformers import LlamaConfig, MistralConfig
 
 from millrace.core.errors import DataError
 from millrace.core.types import Sampling
+from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.rollout.architecture import architecture_of
 from millrace.rollout.generate import generate
-from millrace.rollout.load import load_engine
+from millrace.rollout.load import end_ids, load_engine, load_tokenizer, text_decoder
 
 PROMPT_LENGTHS = (1, 2, 17, 64, 90)
 
@@ -63,6 +64,28 @@ def test_an_engine_loaded_from_a_directory_serves_it_as_version_0(tmp_path) -> N
     sampling = Sampling(max_tokens=20, temperature=0)
     assert engine.version == 0
     assert generate(engine, [[5, 6]], sampling) == generate(make_engine(model), [[5, 6]], sampling)
+
+
+def test_every_configured_end_of_sequence_id_ends_a_completion(tmp_path) -> None:
+    model = make_model("llama tied")
+    model.generation_config.eos_token_id = [7, 9]
+    model.save_pretrained(tmp_path)
+    make_character_tokenizer(tmp_path, "0123456789")
+    tokenizer = load_tokenizer(str(tmp_path))
+    ends = end_ids(str(tmp_path), model.config, tokenizer)
+    assert ends == {EOS, 7, 9, tokenizer.eos_token_id}
+
+
+def test_stop_strings_are_found_in_the_tokenizers_text(tmp_path) -> None:
+    model = make_model("llama tied", scale=1.2)
+    model.save_pretrained(tmp_path)
+    make_character_tokenizer(tmp_path, "".join(map(chr, range(33, 33 + 96))))
+    engine = load_engine(str(tmp_path), device="cpu", max_sequence_tokens=64)
+    text = text_decoder(load_tokenizer(str(tmp_path)))
+    [[free]] = generate(engine, [[5, 6]], Sampling(max_tokens=30))
+    stop = text(free[5:8])
+    [[stopped]] = generate(engine, [[5, 6]], Sampling(max_tokens=30, stop_strings=(stop,)))
+    assert text(stopped).endswith(stop) and stopped == free[: len(stopped)]
 
 
 def test_a_model_file_without_a_tensor_is_an_error_that_names_it(tmp_path) -> None:
