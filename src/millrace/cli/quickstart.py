@@ -190,6 +190,7 @@ class _Saboteur:
         self._version = 0
         self._pids: dict[str, int] = {}
         self.victim: str | None = None
+        self.killed_s = 0.0
 
     def __call__(self, event: Event) -> None:
         fields = event.fields
@@ -198,7 +199,7 @@ class _Saboteur:
         elif event.kind == "step":
             self._version = fields["version"]
         elif event.kind == "report" and self._due() and fields["running"]:
-            self.victim = fields["replica"]
+            self.victim, self.killed_s = fields["replica"], event.time_s
             os.kill(self._pids[fields["replica"]], signal.SIGKILL)
 
     def _due(self) -> bool:
@@ -261,13 +262,29 @@ def _recovered(events: list[Event], saboteur: _Saboteur) -> _Check:
         return _Check(
             "recovered", False, f"{saboteur.victim}: died {len(died)} times, back {len(back)} times"
         )
-    resumed = [e.fields for e in events if e.kind == "leased" and e.time_s >= died[0].time_s]
-    tokens = sum(fields["resumed_tokens"] for fields in resumed)
+    lost = _lost(events, saboteur)
+    later = [e.fields for e in events if e.kind == "leased" and e.time_s > saboteur.killed_s]
+    tokens = sum(f["resumed_tokens"] for f in later if not lost.isdisjoint(f["trajectory_ids"]))
     detail = (
         f"{saboteur.victim} killed, back after {back[0].fields['recovery_s']:.2f} s; "
-        f"its trajectories went on from {tokens} partial tokens"
+        f"the {len(lost)} trajectories it worked on went on from {tokens} partial tokens"
     )
     return _Check("recovered", True, detail)
+
+
+def _lost(events: list[Event], saboteur: _Saboteur) -> set[int]:
+    """What the killed replica was working on."""
+    lost: set[int] = set()
+    for event in events:
+        if event.time_s > saboteur.killed_s:
+            break
+        if event.kind == "leased" and event.fields["replica"] == saboteur.victim:
+            lost.update(event.fields["trajectory_ids"])
+        elif event.kind == "leased":
+            lost.difference_update(event.fields["trajectory_ids"])
+        elif event.kind == "finished":
+            lost.discard(event.fields["trajectory_id"])
+    return lost
 
 
 def _nothing_lost(run: RunDirectory, summary: dict[str, Any]) -> _Check:
