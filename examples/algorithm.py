@@ -1,6 +1,7 @@
 """An algorithm of your own: an advantage, a per-token objective, a normalisation. Nothing else.
 
     python examples/algorithm.py
+    millrace train CONFIG --set algorithm.kind=function --set algorithm.path=examples/algorithm.py:CISPO
 
 The example is CISPO (arXiv:2506.13585, equation 4): REINFORCE with a truncated importance weight,
 here with a leave-one-out baseline. You write two pure functions; the trainer masks, weights, packs,

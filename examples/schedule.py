@@ -1,4 +1,7 @@
-"""An own schedule, and a rehearsal that shows what it is worth. Run: python examples/schedule.py
+"""An own schedule, and a rehearsal that shows what it is worth.
+
+    python examples/schedule.py
+    millrace train CONFIG --set schedule.kind=function --set schedule.path=examples/schedule.py:make
 
 A schedule is five decisions: admit, route, refresh, repack, take. Take over what you like from the
 presets, write what you do not find. Here: the schedule of RLBoost (arXiv:2510.19225) for a fleet of
@@ -11,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from millrace.config.schema import Config
 from millrace.schedule import ReplicaView, Schedule, View, presets
 from millrace.schedule.admit import WithinBound
 from millrace.schedule.refresh import WhenEmpty
@@ -46,6 +50,11 @@ def newest_only(*, staleness_max: int) -> Schedule:
         refresh=WhenEmpty(),
         take_order=FirstReady(),
     )
+
+
+def make(config: Config) -> Schedule:
+    """What `schedule.path` names: it sees the whole configuration and returns the schedule."""
+    return newest_only(staleness_max=config.staleness_bound or 0)
 
 
 def main() -> None:

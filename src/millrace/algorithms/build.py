@@ -12,7 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 from millrace.algorithms.advantages import group_advantages
 from millrace.algorithms.aipo import aipo_objective
 from millrace.algorithms.grpo import grpo_objective
-from millrace.config.schema import AIPO, GRPO, DrGRPO
+from millrace.config import schema
+from millrace.config.objects import load_object
+from millrace.config.schema import AIPO, GRPO, DrGRPO, FunctionAlgorithm
+from millrace.core.errors import ConfigError
 
 Normalize = Literal["sequence", "token", "max_tokens"]
 
@@ -35,7 +38,7 @@ class Algorithm:
     needs_reference: bool
 
 
-def build(config: GRPO | DrGRPO | AIPO) -> Algorithm:
+def build(config: schema.Algorithm) -> Algorithm:
     """The algorithm of a configuration.
 
     Dr. GRPO (arXiv:2503.20783) is GRPO without the division by the standard deviation, with token
@@ -54,6 +57,8 @@ def build(config: GRPO | DrGRPO | AIPO) -> Algorithm:
             )
         case DrGRPO():
             return _clipped(config, scale="none", normalize="max_tokens", kl=0.0)
+        case FunctionAlgorithm():
+            return _own(config.path)
         case GRPO():
             return _clipped(config, scale=config.scale, normalize=config.normalize, kl=config.kl)
 
@@ -74,3 +79,13 @@ def _clipped(
         weight_cap=config.correction,
         needs_reference=kl > 0,
     )
+
+
+def _own(path: str) -> Algorithm:
+    algorithm, _ = load_object("algorithm.path", path)
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigError(
+            f"`algorithm.path` ({path!r}) is of type {type(algorithm).__name__}, "
+            "not a millrace.algorithms.Algorithm"
+        )
+    return algorithm

@@ -11,6 +11,7 @@ Rules that are ours and not TOML's:
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,17 @@ from millrace.config.schema import Config, Section
 from millrace.config.tree import Tree, admits_none, default_kind, leaves, union_kinds
 from millrace.core.errors import ConfigError
 
-PATH_KEYS = ("model.path", "model.out", "task.path", "reward.path", "data.path")
+PATH_KEYS = (
+    "model.path",
+    "model.out",
+    "task.path",
+    "reward.path",
+    "data.path",
+    "algorithm.path",
+    "schedule.path",
+)
+MODULE = re.compile(r"[\w.]+:\w+")  # an object in an installed package
+OWN = re.compile(r"(.*\.py):(\w+)")  # an object in a file
 
 S = TypeVar("S", bound=Section)
 
@@ -163,16 +174,17 @@ def _normal_text(schema: type[Section], key: str, value: str, base: Path) -> Any
     if value == "none" and any(admits_none(f) for leaf, _, f in leaves(schema) if leaf == key):
         return None
     if key in PATH_KEYS and value:
-        return _absolute(value, base, function=key == "reward.path")
+        return _absolute(value, base)
     return value
 
 
-def _absolute(value: str, base: Path, *, function: bool) -> str:
+def _absolute(value: str, base: Path) -> str:
     """Resolve a path, or the file part of `file.py:name`; `package.module:name` stays as it is."""
-    if not function:
-        return str((base / Path(value).expanduser()).resolve())
-    file, colon, name = value.rpartition(":")
-    return _absolute(file, base, function=False) + colon + name if file.endswith(".py") else value
+    if own := OWN.fullmatch(value):
+        return f"{_absolute(own[1], base)}:{own[2]}"
+    if MODULE.fullmatch(value):
+        return value
+    return str((base / Path(value).expanduser()).resolve())
 
 
 def _with_default_kinds(schema: type[Section], tree: Tree) -> Tree:

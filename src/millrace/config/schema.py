@@ -56,7 +56,22 @@ class FileTask(Section):
     """Render `template`, or the column's messages, through the tokenizer's chat template."""
 
 
-Task = Annotated[GymTask | FileTask, Field(discriminator="kind")]
+class FunctionTask(Section):
+    kind: Literal["function"] = "function"
+    path: str
+    """`package.module:name` or `file.py:name`: a function without arguments that returns a sequence of
+    rows (dicts), the same at every call. See examples/environment.py."""
+    prompt: str = "prompt"
+    """As in `file`."""
+    answer: str | None = "answer"
+    """As in `file`."""
+    template: str = "{prompt}"
+    """As in `file`."""
+    chat: bool = False
+    """As in `file`."""
+
+
+Task = Annotated[GymTask | FileTask | FunctionTask, Field(discriminator="kind")]
 
 
 class RewardLimits(Section):
@@ -153,7 +168,14 @@ class AIPO(Section):
     """Upper clip of the importance weight current/behavior; the paper's range is 2 to 10."""
 
 
-Algorithm = Annotated[GRPO | DrGRPO | AIPO, Field(discriminator="kind")]
+class FunctionAlgorithm(Section):
+    kind: Literal["function"] = "function"
+    path: str
+    """`package.module:name` or `file.py:name`: a `millrace.algorithms.Algorithm`. See
+    examples/algorithm.py."""
+
+
+Algorithm = Annotated[GRPO | DrGRPO | AIPO | FunctionAlgorithm, Field(discriminator="kind")]
 
 
 class Optimizer(Section):
@@ -227,7 +249,18 @@ class RLAX(Section):
         return self
 
 
-Schedule = Annotated[Synchronous | LlamaRL | AReaL | Laminar | RLAX, Field(discriminator="kind")]
+class FunctionSchedule(Section):
+    kind: Literal["function"] = "function"
+    path: str
+    """`package.module:name` or `file.py:name`: a function of the whole configuration that returns a
+    `millrace.schedule.Schedule`. See examples/schedule.py."""
+    staleness_max: int | None = 4
+    """Bound on staleness, for the function to use; None: unbounded."""
+
+
+Schedule = Annotated[
+    Synchronous | LlamaRL | AReaL | Laminar | RLAX | FunctionSchedule, Field(discriminator="kind")
+]
 
 # ---------------------------------------------------------------- roles
 
@@ -325,7 +358,7 @@ class Config(Section):
                 return schedule.eta
             case RLAX():
                 return schedule.acceptance_staleness
-            case Laminar():
+            case Laminar() | FunctionSchedule():
                 return schedule.staleness_max
 
     @property

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from millrace.core.errors import RewardError
+from millrace.config.objects import load_function
+from millrace.core.errors import ConfigError, RewardError
 from millrace.environments.rows import Row
 
 OWN_ARGUMENTS = ("completion", "answer")
@@ -34,7 +29,10 @@ class FunctionReward:
 
     def __init__(self, path: str, columns: Iterable[str]) -> None:
         self.name = path
-        self._function, self.file = load_function(path)
+        try:
+            self._function, self.file = load_function("reward.path", path)
+        except ConfigError as error:
+            raise RewardError(str(error)) from error
         self.is_async = inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(
             getattr(self._function, "__call__", None)  # noqa: B004 - an object with `async def __call__`
         )
@@ -45,47 +43,6 @@ class FunctionReward:
         if self._accepted is not None:
             arguments = {name: arguments[name] for name in self._accepted if name in arguments}
         return self._function(**arguments)
-
-
-def load_function(path: str) -> tuple[Callable[..., Any], str | None]:
-    """(function, the file that its errors are looked for in). Raises RewardError."""
-    source, _, name = path.rpartition(":")
-    if not source or not name:
-        raise RewardError(f"`reward.path` ({path!r}) must be `file.py:name` or `package.module:name`")
-    try:
-        module = _from_file(source) if source.endswith(".py") else importlib.import_module(source)
-    except RewardError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise RewardError(
-            f"`reward.path` ({path!r}): importing {source} failed: {type(error).__name__}: {error}. "
-            "Run it with python to see the whole traceback."
-        ) from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        found = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        raise RewardError(
-            f"`reward.path` ({path!r}): {source} has no function `{name}`; "
-            f"it has {', '.join(found) or 'none'}"
-        )
-    return function, getattr(module, "__file__", None)
-
-
-def _from_file(source: str) -> ModuleType:
-    file = Path(source).resolve()
-    if not file.is_file():
-        raise RewardError(f"`reward.path`: no file {source} (looked in {Path.cwd()}): check the path")
-    # A name of its own: `reward.py` must not hide, or be hidden by, an installed module `reward`.
-    name = f"millrace_reward_{file.stem}_{hashlib.blake2b(str(file).encode(), digest_size=4).hexdigest()}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise RewardError(f"`reward.path`: {source} cannot be imported as Python")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look a class's module up here
-    if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))
-    spec.loader.exec_module(module)
-    return module
 
 
 def _accepted(path: str, function: Callable[..., Any], offered: set[str]) -> list[str] | None:

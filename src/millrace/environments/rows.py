@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from millrace.config.objects import load_function
 from millrace.core.errors import DataError
 
 Row = Mapping[str, Any]
@@ -25,6 +26,28 @@ class Rows(Protocol):
 
     def place(self, index: int) -> str:
         """Where the row stands in the file: a line, or an index."""
+
+
+class FunctionRows:
+    """What a user's function returns: `def rows() -> Sequence[dict]`, the same at every call."""
+
+    def __init__(self, path: str) -> None:
+        function, _ = load_function("task.path", path)
+        self._rows = function()
+        if not isinstance(self._rows, Sequence) or not self._rows:
+            raise DataError(f"`task.path` ({path}) must return a sequence of at least one row (dict)")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Row:
+        row = self._rows[index]
+        if not isinstance(row, Mapping):
+            raise DataError(f"row {index} is a {type(row).__name__}, not a dict of columns")
+        return row
+
+    def place(self, index: int) -> str:
+        return str(index)
 
 
 def open_rows(path: str) -> Rows:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from millrace.config import schema
 from millrace.core.errors import ConfigError, DataError
-from millrace.environments.rows import Row, open_rows
+from millrace.environments.rows import FunctionRows, Row, open_rows
 
 PROBED_ROWS = 100
 CACHED_ROWS = 1024
@@ -41,7 +41,7 @@ def make_task(config: schema.Task, tokenizer: Any) -> Task:
         raise ConfigError(
             "`task.chat` is true, but the model's tokenizer has no chat template: set it to false"
         )
-    kind: Any = GymTask if isinstance(config, schema.GymTask) else FileTask
+    kind: Any = GymTask if isinstance(config, schema.GymTask) else RowsTask
     task: Task = kind(config, tokenizer)
     first_usable(task)
     return task
@@ -81,12 +81,14 @@ class GymTask:
             raise DataError(f"{self.row_id(row)}: not generated: {type(error).__name__}: {error}") from error
 
 
-class FileTask:
-    """Rows of a file. A broken row raises when it is asked for, with its line; the others are used."""
+class RowsTask:
+    """Rows of a file, or of a user's function. A broken row raises when it is asked for, with its place;
+    the others are used."""
 
-    def __init__(self, config: schema.FileTask, tokenizer: Any) -> None:
+    def __init__(self, config: schema.FileTask | schema.FunctionTask, tokenizer: Any) -> None:
         self._config, self._tokenizer = config, tokenizer
-        self._rows = open_rows(config.path)
+        is_file = isinstance(config, schema.FileTask)
+        self._rows = open_rows(config.path) if is_file else FunctionRows(config.path)
         self.rows, self.answer = len(self._rows), config.answer
 
     def row_id(self, row: int) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import assert_never
 
 from millrace.config import schema
+from millrace.config.objects import load_function
 from millrace.config.schema import Config
+from millrace.core.errors import ConfigError
 from millrace.schedule.admit import KVRoom, WithinBound
 from millrace.schedule.refresh import AtOnce, BetweenIterations, BeyondReload, WhenEmpty
 from millrace.schedule.repack import BestFit
@@ -40,8 +42,21 @@ def build(config: Config) -> Schedule:
                 batch_max=knobs.batch_max,
                 repack=repack if knobs.repack else None,
             )
+        case schema.FunctionSchedule() as own:
+            return _own(own.path, config)
         case unknown:
             assert_never(unknown)
+
+
+def _own(path: str, config: Config) -> Schedule:
+    make, _ = load_function("schedule.path", path)
+    schedule = make(config)
+    if not isinstance(schedule, Schedule):
+        raise ConfigError(
+            f"`schedule.path` ({path!r}) returned a {type(schedule).__name__}, "
+            "not a millrace.schedule.Schedule"
+        )
+    return schedule
 
 
 def synchronous() -> Schedule:

@@ -1,0 +1,68 @@
+"""Objects that a configuration names by path: a user's own reward, rows, algorithm or schedule."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from millrace.core.errors import ConfigError
+
+
+def load_object(key: str, path: str) -> tuple[Any, str | None]:
+    """The object at `file.py:name` or `package.module:name`, and the file that defines it.
+
+    A file's directory becomes importable, as when Python runs that file. `key` is the configuration key
+    that errors name.
+
+    Raises:
+        ConfigError: it cannot be imported, or has no such name.
+    """
+    source, _, name = path.rpartition(":")
+    if not source or not name:
+        raise ConfigError(f"`{key}` ({path!r}) must be `file.py:name` or `package.module:name`")
+    try:
+        module = _from_file(key, source) if source.endswith(".py") else importlib.import_module(source)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"`{key}` ({path!r}): importing {source} failed: {type(error).__name__}: {error}. "
+            "Run it with python to see the whole traceback."
+        ) from error
+    if not hasattr(module, name):
+        own = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
+        raise ConfigError(
+            f"`{key}` ({path!r}): {source} has no `{name}`; it has {', '.join(own) or 'nothing'}"
+        )
+    return getattr(module, name), getattr(module, "__file__", None)
+
+
+def load_function(key: str, path: str) -> tuple[Callable[..., Any], str | None]:
+    """As `load_object`, for something that can be called."""
+    found, file = load_object(key, path)
+    if not callable(found):
+        raise ConfigError(f"`{key}` ({path!r}) is of type {type(found).__name__}, not a function")
+    return found, file
+
+
+def _from_file(key: str, source: str) -> ModuleType:
+    file = Path(source).resolve()
+    if not file.is_file():
+        raise ConfigError(f"`{key}`: no file {source} (looked in {Path.cwd()}): check the path")
+    # A name of its own: `reward.py` must not hide, or be hidden by, an installed module `reward`.
+    name = f"millrace_own_{file.stem}_{hashlib.blake2b(str(file).encode(), digest_size=4).hexdigest()}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"`{key}`: {source} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look a class's module up here
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    spec.loader.exec_module(module)
+    return module
