@@ -281,8 +281,6 @@ class Rollout(Section):
 class Weights(Section):
     slots: int | None = Field(default=None, ge=2)
     """Versions the relay holds; None: derive from the staleness bound, at most 8."""
-    verify_every: int = Field(default=1, ge=1)
-    """Digest what a replica serves after every nth swap."""
 
 
 class Supervision(Section):
