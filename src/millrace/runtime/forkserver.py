@@ -16,7 +16,8 @@ SIGINT and SIGTERM are the controller's to act on: schedulers send them to every
 the controller may need its workers for an orderly end. Workers and forkserver end by SIGKILL.
 
 Run by `runtime.launcher` as `python -m millrace.runtime.forkserver FD`, with FD one end of a
-SOCK_SEQPACKET pair. It reads one Setup, then Forks; it answers with Forked, Exited and Broken.
+SOCK_SEQPACKET pair. It reads one Setup, then Forks; it answers with Ready or Broken, then with Forked
+and Exited.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import traceback
 import msgspec
 
 from millrace.core.errors import WorkerError
-from millrace.runtime import process, worker
+from millrace.runtime import process, stacks, worker
 
 MAX_PACKET = 128 * 1024
 
@@ -71,13 +72,17 @@ class Exited(msgspec.Struct, tag=True):
     cause: str
 
 
+class Ready(msgspec.Struct, tag=True):
+    """Everything is imported."""
+
+
 class Broken(msgspec.Struct, tag=True):
     """The forkserver cannot work; it exits."""
 
     reason: str
 
 
-Notice = Forked | Exited | Broken
+Notice = Forked | Exited | Ready | Broken
 
 
 class Forkserver:
@@ -229,6 +234,7 @@ def main() -> None:
     process.set_title("forkserver")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
+    signal.signal(stacks.DUMP_STACKS, signal.SIG_IGN)
     sys.path[:] = setup.sys_path
     os.environ.pop("PYTHONPATH", None)
     if setup.python_path is not None:
@@ -240,6 +246,7 @@ def main() -> None:
         raise SystemExit(1) from error
     server = Forkserver(control, os.pidfd_open(setup.controller_pid))
     process.outlive_parent()
+    tell(control, Ready())
     server.serve()
 
 

@@ -15,7 +15,8 @@ from typing import Any
 from millrace.core.errors import DataError, RemoteError
 from millrace.runtime import process
 from millrace.runtime.launcher import Child, Launcher
-from millrace.runtime.seam import STREAM_WINDOW, died, late, where
+from millrace.runtime.seam import PING, STREAM_WINDOW, died, late, where
+from millrace.runtime.stacks import DUMP_STACKS
 from millrace.runtime.wire import Kind, Wire
 
 CREDIT_STEP = STREAM_WINDOW // 2
@@ -77,11 +78,18 @@ class LocalHandle:
             if not complete:
                 self._wire.send(Kind.CANCEL, self.epoch, call_id, None)
 
+    def dump_stacks(self) -> None:
+        """Have it write the stacks of its threads and tasks into its log."""
+        self._signal(DUMP_STACKS)
+
     def kill(self) -> None:
         """SIGKILL now; the forkserver kills its process group as soon as it sees the end."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
         if self._child is not None and not self._ended:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._child.pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self._child.pidfd, number)
 
     # ------------------------------------------------------------ the runtime's part
 
@@ -94,9 +102,21 @@ class LocalHandle:
             fds = [theirs.fileno()] if log_fd is None else [theirs.fileno(), log_fd]
             await self._launcher.fork(self, fds, epoch=self.epoch, env=dict(env), lease_s=lease_s)
 
-    async def construct(self, target: str, kwargs: Mapping[str, Any]) -> None:
-        """Make the worker's object. Raises: as `call`."""
-        await self._ask(Kind.CONSTRUCT, target, (target, dict(kwargs)), None)
+    async def construct(self, target: str, kwargs: Mapping[str, Any], answer_s: float | None) -> None:
+        """Make the worker's object, however long that takes as long as the worker answers pings within
+        `answer_s` (None: it is not asked). Raises: as `call`."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._watch(answer_s), name=f"{self.name}.construct")
+                await self._ask(Kind.CONSTRUCT, target, (target, dict(kwargs)), None)
+                watch.cancel()
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _watch(self, answer_s: float | None) -> None:
+        while answer_s is not None:
+            await self.call(PING, timeout_s=answer_s)
+            await asyncio.sleep(answer_s / 3)
 
     async def end(self) -> None:
         """Kill it and wait until it is gone."""

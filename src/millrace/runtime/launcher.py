@@ -21,6 +21,9 @@ from millrace.runtime import forkserver, process
 FORKS_IN_FLIGHT = 16
 """Bounds what the control socket must hold while the forkserver is still importing."""
 
+ANSWER_S = 5.0
+"""A fork takes tens of milliseconds; one that takes this long will not come."""
+
 
 @dataclass(frozen=True, slots=True)
 class Child:
@@ -58,6 +61,7 @@ class Launcher:
         self._wards: dict[int, Ward] = {}
         self._pids: dict[int, int] = {}
         self._reason = ""
+        self._ready_s: float | None = None
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         with theirs:
@@ -84,11 +88,23 @@ class Launcher:
             command = forkserver.Fork(fork_id, ward.name, epoch, env, lease_s, logs=len(fds) > 1)
             forkserver.tell(self._control, command, list(fds))
             self._wards[fork_id] = ward
-            self._forks[fork_id] = self._loop.create_future()
+            answer = self._forks[fork_id] = self._loop.create_future()
             try:
-                await self._forks[fork_id]
+                await self._answered(answer)
             finally:
                 del self._forks[fork_id]
+
+    async def _answered(self, answer: asyncio.Future[None]) -> None:
+        """Wait. A forkserver that is stopped, or silent for ANSWER_S with nothing left to import, is
+        killed: its workers die with it, and all of them start anew."""
+        asked_s = self._loop.time()
+        while not answer.done():
+            await asyncio.wait([answer], timeout=ANSWER_S)
+            silent_s = self._loop.time() - max(asked_s, self._ready_s or asked_s)
+            imported = self._ready_s is not None and silent_s >= ANSWER_S
+            if not answer.done() and (imported or process.stopped(self._process.pid)):
+                self._process.kill()
+        await answer
 
     def drain(self) -> None:
         """Take in what the forkserver has told so far."""
@@ -111,6 +127,9 @@ class Launcher:
                 self._control.shutdown(socket.SHUT_RDWR)
             await asyncio.wait([self.gone], timeout=timeout_s)
         if not self.gone.done():
+            self._process.kill()
+            await asyncio.wait([self.gone], timeout=timeout_s)
+        if not self.gone.done():
             raise DeadlineExceeded(
                 f"forkserver {self._process.pid}: workers live on {timeout_s:g} s after they were killed"
             )
@@ -126,6 +145,8 @@ class Launcher:
             case forkserver.Exited():
                 del self._pids[notice.fork_id]
                 self._wards.pop(notice.fork_id).exited(notice.cause)
+            case forkserver.Ready():
+                self._ready_s = self._loop.time()
             case forkserver.Broken():
                 self._reason = notice.reason
 

@@ -23,6 +23,9 @@ from millrace.runtime.seam import late
 
 CLOSE_TIMEOUT_S = 10.0
 
+ANSWER_S_MIN = 2.0
+"""Shortest time that a worker which is being made has to answer a ping: importing can be rough."""
+
 
 class LocalRuntime:
     """Worker processes, forked by a forkserver that has imported the modules of `preload`.
@@ -31,7 +34,8 @@ class LocalRuntime:
     from the start of the forkserver (OMP_NUM_THREADS is 1 unless set here or in the environment); the
     `env` of a spawn comes after the preload, too late for what a library reads when it is imported.
     `log_dir` takes the output of each worker as NAME.EPOCH.log (None: it goes where ours goes). A worker
-    that hears nothing for `lease_s` stops itself (None: off).
+    that hears nothing for `lease_s` stops itself, and one that does not answer for that long while it is
+    being made is given up (None: neither).
 
     The first spawn starts the forkserver and binds the runtime to the running loop.
     """
@@ -48,6 +52,7 @@ class LocalRuntime:
             raise WorkerError("the local runtime needs Linux 5.3 or newer (pidfd_open)")
         self._preload, self._env = preload, dict(env or {})
         self._log_dir, self._lease_s = log_dir, lease_s
+        self._answer_s = None if lease_s is None else max(lease_s, ANSWER_S_MIN)
         self._epochs: dict[str, int] = {}
         self._handles: set[LocalHandle] = set()
         self._launcher: Launcher | None = None
@@ -68,13 +73,18 @@ class LocalRuntime:
             async with asyncio.timeout(timeout_s) as limit:
                 with self._log_file(handle) as log_fd:
                     await handle.start(env or {}, self._lease_s, log_fd)
-                await handle.construct(target, kwargs or {})
+                await handle.construct(target, kwargs or {}, self._answer_s)
         except BaseException as error:
             await handle.end()
             if isinstance(error, TimeoutError) and limit.expired():
                 raise late(name, handle.epoch, target, timeout_s) from None
             raise
         return handle
+
+    def dump_stacks(self) -> None:
+        """Have every worker write its stacks into its log."""
+        for handle in self._handles:
+            handle.dump_stacks()
 
     async def close(self) -> None:
         """Kill every worker and wait until none is left. Raises: DeadlineExceeded."""

@@ -74,6 +74,14 @@ def zombie_exit(pid: int) -> str | None:
     return describe_exit(os.waitstatus_to_exitcode(int(fields[49]))) if fields[0] == "Z" else None
 
 
+def stopped(pid: int) -> bool:
+    """Whether `pid` is suspended, by SIGSTOP or a debugger."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
 def next_dead_child() -> tuple[int, str] | None:
     """A child that has ended, left unreaped, and how it ended."""
     try:

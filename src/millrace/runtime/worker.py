@@ -19,6 +19,7 @@ from typing import Any
 from millrace.core.errors import StaleEpochError, WorkerError
 from millrace.runtime.process import CONTROLLER_LOST, LEASE_LOST
 from millrace.runtime.seam import bind, crossing, load_class, where
+from millrace.runtime.stacks import answer_dumps
 from millrace.runtime.wire import Kind, Wire
 
 
@@ -29,6 +30,7 @@ def main(connection: socket.socket, name: str, epoch: int, lease_s: float | None
 
 async def _serve(connection: socket.socket, name: str, epoch: int, lease_s: float | None) -> None:
     loop = asyncio.get_running_loop()
+    answer_dumps()
     async with asyncio.TaskGroup() as tasks:
         worker = Worker(name, epoch, lease_s, tasks)
         await loop.create_unix_connection(lambda: worker.wire, sock=connection)
@@ -77,7 +79,7 @@ class Worker:
         try:
             method, *rest = pickle.loads(payload)
             if kind is Kind.CONSTRUCT:
-                self._construct(method, *rest)
+                await self._construct(method, *rest)
                 self._send(Kind.RESULT, call_id, None)
             elif credit is None:
                 self._send(Kind.RESULT, call_id, await self._call(method, *rest))
@@ -87,8 +89,9 @@ class Worker:
         except (Exception, asyncio.CancelledError) as error:
             self._send(Kind.ERROR, call_id, crossing(error, where(self._name, self._epoch, method)))
 
-    def _construct(self, target: str, kwargs: dict[str, Any]) -> None:
-        self._object = load_class(target)(**kwargs)
+    async def _construct(self, target: str, kwargs: dict[str, Any]) -> None:
+        """In a thread: loading may take minutes, and pings are answered meanwhile."""
+        self._object = await asyncio.to_thread(lambda: load_class(target)(**kwargs))
         if self._lease_s is not None:
             self._heard_s = asyncio.get_running_loop().time()
             self._keep_lease(self._lease_s)

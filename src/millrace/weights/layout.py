@@ -34,7 +34,7 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.core.errors import WeightsError
+from millrace.core.errors import UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint
 
 MAGIC = b"MLLRACEW"
@@ -137,7 +137,9 @@ def attach(endpoint: Endpoint, *, writable: bool) -> Memory:
     """Map the ring at `endpoint`. Only the trainer's writer asks for `writable`.
 
     Raises:
-        WeightsError: the relay is gone, or the path leads to something else.
+        UnknownVersionError: the relay is gone, or the path leads to something else by now (its process id
+            is another's): ask for the present endpoint.
+        WeightsError: the endpoint is of a kind that this build does not know.
     """
     if endpoint.kind != "memfd":
         raise WeightsError(f"weights endpoint of kind {endpoint.kind!r}: this build knows only 'memfd'")
@@ -149,7 +151,7 @@ def attach(endpoint: Endpoint, *, writable: bool) -> Memory:
         finally:
             os.close(fd)
     except (OSError, ValueError) as error:
-        raise WeightsError(
+        raise UnknownVersionError(
             f"the weights at {endpoint.path} cannot be opened ({error}): is the relay alive, and does this "
             "process run as its user, on its host and in its pid namespace?"
         ) from error
@@ -161,7 +163,7 @@ def _check(mapped: mmap.mmap, endpoint: Endpoint) -> None:
     expected = (MAGIC, FORMAT, endpoint.slots, endpoint.slot_bytes)
     found = None if len(mapped) < PAGE else np.frombuffer(mapped, HEADER, count=1)[0].item()
     if found != expected:
-        raise WeightsError(
+        raise UnknownVersionError(
             f"{endpoint.path} is not the ring of weights that was announced: expected (magic, format, slots, "
             f"slot bytes) = {expected}, found {found}. Open the relay's present endpoint."
         )

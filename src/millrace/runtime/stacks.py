@@ -1,0 +1,40 @@
+"""Where a process is: the stacks of its threads and of its tasks, on demand.
+
+A worker writes its own, into its log, when it is sent `DUMP_STACKS`: the threads' from C, which works
+while it is stuck in a call; the tasks' from its loop, if that still turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import signal
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TextIO
+
+DUMP_STACKS = signal.SIGUSR1
+"""Ignored by the forkserver, and by a worker until it can answer."""
+
+
+def answer_dumps() -> None:
+    """Write to stderr on every `DUMP_STACKS` from now on. Call it on the running loop."""
+    asyncio.get_running_loop().add_signal_handler(DUMP_STACKS, _dump_tasks, sys.stderr)
+    faulthandler.register(DUMP_STACKS, all_threads=True, chain=True)
+
+
+def dump_stacks(path: Path) -> None:
+    """Append this process's to `path`. Call it on the running loop."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"\n==== {datetime.now(UTC).isoformat(timespec='seconds')}\n")
+        file.flush()
+        faulthandler.dump_traceback(file, all_threads=True)
+        _dump_tasks(file)
+
+
+def _dump_tasks(file: TextIO) -> None:
+    for task in sorted(asyncio.all_tasks(), key=lambda task: task.get_name()):
+        file.write(f"\n-- task {task.get_name()}\n")
+        task.print_stack(file=file)
+    file.flush()
