@@ -120,6 +120,7 @@ class ReplicaSession:
             return  # overwritten meanwhile; the next decision asks for the newest
         finally:
             record.busy = False
+        run.lineage.check_served(self.name, order.version, served)
         run.state.served(self.name, served)
         run.waits.progress()
         run.events.emit(

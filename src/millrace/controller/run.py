@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from millrace.config.schema import Config
+from millrace.controller.lineage import Lineage
 from millrace.controller.orders import Abort, Mailbox, Submit
 from millrace.controller.pulse import Pulse, Waits
 from millrace.controller.scoring import EnvironmentPool
@@ -39,6 +40,7 @@ class Run:
         self.state = RunState(_shape(config), self.mailboxes)
         self.endpoint: Endpoint | None = None  # of the relay that is up
         self.published: deque[Published] = deque()  # written into its slots, not yet staged
+        self.lineage = Lineage()
         self.stopping = False
         self.repack_due = False
         recovered = ledger.recover()

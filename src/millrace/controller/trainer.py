@@ -137,6 +137,7 @@ class TrainerSession:
         except UnknownVersionError:
             return await self._await_another_relay(endpoint)
         self._published_to = target
+        run.lineage.published(published)
         run.published.append(published)
         run.events.emit("published", **_fields(published))
         run.pulse.fire()

@@ -1,0 +1,31 @@
+"""A replica that does not serve what it was told to serve."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from millrace.core.errors import DigestMismatchError
+from millrace.core.types import Served
+from millrace.sim import roles
+from millrace.sim.simulation import Scenario, simulate
+from tests.simulation.worlds import SCHEDULES, config
+
+LIES = {
+    "the weights of another version": lambda served: {"digest": f"sim-{served.version - 1}"},
+    "weights of nobody": lambda served: {"digest": "0" * 32},
+    "another version": lambda served: {"version": served.version - 1, "digest": f"sim-{served.version - 1}"},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("schedule", SCHEDULES[::3], ids=repr)
+def test_a_replica_that_serves_something_else_ends_the_run(schedule, lie, monkeypatch):
+    class Liar(roles.SimReplica):
+        async def pull(self, version: int, endpoint: object) -> Served:
+            served = await super().pull(version, endpoint)
+            return msgspec.structs.replace(served, **LIES[lie](served)) if version == 2 else served
+
+    monkeypatch.setattr(roles, "SimReplica", Liar)
+    with pytest.raises(DigestMismatchError, match="was told to serve version 2 and serves version"):
+        simulate(Scenario(config(schedule)))
