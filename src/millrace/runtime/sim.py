@@ -1,8 +1,8 @@
 """The simulated runtime: workers as objects in this process, under virtual time and seeded faults.
 
 Needs a `millrace.sim.loop.VirtualLoop` (any asyncio loop works, without repeatability). Every message
-travels through a `_Link`, which delays it and keeps the order of its direction; loss or duplication
-would be added there and nowhere else.
+travels through a `_Link`, which delays it and keeps the order of its direction, unless a fault says
+otherwise: see `sim.faults`, and docs/chaos.md for what may befall a message and what never does.
 
 Isolation: arguments, results and stream items are copied by pickling, as between processes, so what
 one side mutates the other does not see and what cannot be pickled fails here too. `isolate=False`
@@ -10,13 +10,15 @@ shares them, for planning runs whose roles are known not to mutate messages. The
 are never copied: through them simulated roles share what outlives a process.
 
 A killed worker falls silent at once: nothing it sends leaves it any more. Its tasks are cancelled, so
-their `finally` blocks still run, which those of a killed process would not.
+their `finally` blocks still run, which those of a killed process would not. One that is cut off cannot
+be reached by a kill: its handle is dead at once, and it runs on as a zombie until the cut is over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import pickle
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
@@ -26,14 +28,14 @@ from typing import Any
 
 from millrace.core.errors import MillraceError, StaleEpochError, WorkerDied, WorkerError
 from millrace.runtime.seam import STREAM_WINDOW, bind, crossing, died, late, load_class, where
-from millrace.sim.faults import Faults, Latency, pace
+from millrace.sim.faults import Fate, Faults, Latency, pace
 from millrace.sim.seeded import stream
 
 _END = object()
 
 
 class _Link:
-    """One direction of one connection: in order and without loss, each message with its delay."""
+    """One direction of one connection: in order, each message with its delay."""
 
     def __init__(self, delay: Callable[[], float]) -> None:
         self._delay = delay
@@ -45,6 +47,10 @@ class _Link:
         self._arrival_s = max(self._arrival_s, self._loop.time() + self._delay())
         self._in_flight.append((deliver, args))
         self._loop.call_at(self._arrival_s, self._deliver_next)
+
+    def send_apart(self, extra_s: float, deliver: Callable[..., None], *args: Any) -> None:
+        """Outside the order of the others."""
+        self._loop.call_later(self._delay() + extra_s, deliver, *args)
 
     def _deliver_next(self) -> None:
         deliver, args = self._in_flight.popleft()
@@ -73,12 +79,27 @@ class _Worker:
         self._context = copy_context()
         self._context.run(pace.set, lambda: runtime.faults.slowdown(name, loop.time()))
         self._rng = stream(runtime.seed, "worker", name, epoch)
+        self._cut = (math.inf, math.inf)
         self.inbox, self.outbox = _Link(self._delay), _Link(self._delay)
         self._deaths: list[asyncio.TimerHandle] = []
         self.handle = SimHandle(runtime, self)
 
     def _delay(self) -> float:
-        return self._runtime.latency.draw(self._rng) + self._runtime.faults.lag(self.name, self._loop.time())
+        now = self._loop.time()
+        held = self._cut[1] - now if self._is_cut_off else 0.0
+        return held + self._runtime.latency.draw(self._rng) + self._runtime.faults.lag(self.name, now)
+
+    @property
+    def _is_cut_off(self) -> bool:
+        return self._cut[0] <= self._loop.time() < self._cut[1]
+
+    def fate(self) -> Fate:
+        """Of the next call."""
+        return self._runtime.faults.fate(self.name, self._rng)
+
+    def straggle_s(self) -> float:
+        """Extra delay of a message that left its queue."""
+        return self._runtime.faults.straggle_s(self.name, self._rng)
 
     # -------------------------------------------------------- life
 
@@ -96,6 +117,17 @@ class _Worker:
             raise self._crossing(error, "start") from None
         for when in faults.times_of_death(self.name, self._loop.time(), self._rng):
             self._deaths.append(self._loop.call_at(when, self.die, "crashed (simulated fault)"))
+        self._cut = faults.cut(self.name, self._loop.time(), self._rng)
+
+    def kill(self) -> None:
+        """Die; or, cut off, be given up now and die when the cut is over. Idempotent."""
+        if not (self.alive and self._is_cut_off):
+            self.die("was killed")
+        elif not self.handle.given_up:
+            self._runtime.haunt(self)
+            self._deaths.append(self._loop.call_at(self._cut[1], self.die, "was killed"))
+            self.handle.given_up = True
+            self._loop.call_later(self._runtime.faults.notice_s, self.handle.on_death, "was given up")
 
     def die(self, cause: str) -> None:
         """Fall silent now; the handle learns of it a moment later. Idempotent."""
@@ -118,11 +150,18 @@ class _Worker:
 
     # -------------------------------------------------------- serving
 
-    def begin_call(self, epoch: int, method: str, args: tuple[Any, ...], reply: asyncio.Future[Any]) -> None:
+    def begin_call(
+        self, epoch: int, method: str, args: tuple[Any, ...], reply: asyncio.Future[Any], fate: Fate
+    ) -> None:
         if epoch == self.epoch:
-            self._own(self._answer(method, args, reply), method)
+            self._own(self._answer(method, args, reply, fate), method)
         else:
-            self._send(_fail, reply, self._stale(epoch))
+            self._reply(fate, _fail, reply, self._stale(epoch))
+
+    def begin_again(self, method: str, args: tuple[Any, ...], reply: asyncio.Future[Any]) -> None:
+        """The second copy of a request: executed, unless its call is over, and not answered."""
+        if not reply.done():
+            self._own(self._answer(method, args, reply, Fate.UNANSWERED), method)
 
     def begin_stream(self, epoch: int, method: str, args: tuple[Any, ...], channel: _Channel) -> None:
         if epoch == self.epoch:
@@ -145,7 +184,9 @@ class _Worker:
         task.add_done_callback(self._tasks.pop)
         return task
 
-    async def _answer(self, method: str, args: tuple[Any, ...], reply: asyncio.Future[Any]) -> None:
+    async def _answer(
+        self, method: str, args: tuple[Any, ...], reply: asyncio.Future[Any], fate: Fate
+    ) -> None:
         try:
             answer = bind(self._instance, method)(*args)
             if not inspect.isawaitable(answer):
@@ -154,9 +195,9 @@ class _Worker:
         except SystemExit as end:
             self.die(f"exited with code {end.code}")
         except (Exception, asyncio.CancelledError) as error:
-            self._send(_fail, reply, self._crossing(error, method))
+            self._reply(fate, _fail, reply, self._crossing(error, method))
         else:
-            self._send(_resolve, reply, result)
+            self._reply(fate, _resolve, reply, result)
 
     async def _feed(self, method: str, args: tuple[Any, ...], channel: _Channel) -> None:
         arrived = channel.arrived.put_nowait
@@ -183,6 +224,12 @@ class _Worker:
         if self.alive:
             self.outbox.send(deliver, *args)
 
+    def _reply(self, fate: Fate, deliver: Callable[..., None], *args: Any) -> None:
+        if fate is Fate.OVERTAKEN and self.alive:
+            self.outbox.send_apart(self.straggle_s(), deliver, *args)
+        elif fate is not Fate.UNANSWERED:
+            self._send(deliver, *args)
+
     def _crossing(self, error: BaseException, method: str) -> MillraceError:
         return crossing(error, where(self.name, self.epoch, method))
 
@@ -200,6 +247,7 @@ class SimHandle:
         self._loop = asyncio.get_running_loop()
         self.dead: asyncio.Future[str] = self._loop.create_future()
         self._runtime, self._worker = runtime, worker
+        self.given_up = False  # killed while it could not be reached
         self._replies: dict[asyncio.Future[Any], str] = {}  # what is in flight, and its method
         self._channels: dict[_Channel, str] = {}
 
@@ -208,13 +256,22 @@ class SimHandle:
         reply: asyncio.Future[Any] = self._loop.create_future()
         deadline = self._loop.call_later(timeout_s, self._expire, reply, method, timeout_s)
         self._replies[reply] = method
-        worker, message = self._worker, self._runtime.copied(args)
-        worker.inbox.send(worker.begin_call, self.epoch, method, message, reply)
+        self._request(method, args, reply)
         try:
             return await reply
         finally:
             deadline.cancel()
             del self._replies[reply]
+
+    def _request(self, method: str, args: tuple[Any, ...], reply: asyncio.Future[Any]) -> None:
+        worker, fate = self._worker, self._worker.fate()
+        begin = (worker.begin_call, self.epoch, method, self._runtime.copied(args), reply, fate)
+        if fate is Fate.OVERTAKEN:
+            worker.inbox.send_apart(worker.straggle_s(), *begin)
+        elif fate is not Fate.LOST:
+            worker.inbox.send(*begin)
+        if fate is Fate.DOUBLED:
+            worker.inbox.send(worker.begin_again, method, self._runtime.copied(args), reply)
 
     async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
         self._refuse_if_dead(method)
@@ -235,7 +292,7 @@ class SimHandle:
             worker.inbox.send(worker.end_stream, channel)
 
     def kill(self) -> None:
-        self._worker.die("was killed")
+        self._worker.kill()
 
     def on_death(self, cause: str) -> None:
         """The death notice: break everything in flight."""
@@ -273,6 +330,7 @@ class SimRuntime:
         self._closed = False
         self._epochs: dict[str, int] = {}
         self._workers: dict[str, _Worker] = {}
+        self._zombies: list[_Worker] = []
 
     async def spawn(
         self,
@@ -298,7 +356,7 @@ class SimRuntime:
 
     async def close(self) -> None:
         self._closed = True
-        workers = list(self._workers.values())
+        workers = [*self._zombies, *self._workers.values()]
         for worker in workers:
             worker.die("was stopped")
         for worker in workers:
@@ -314,6 +372,11 @@ class SimRuntime:
     def forget(self, worker: _Worker) -> None:
         if self._workers.get(worker.name) is worker:
             del self._workers[worker.name]
+
+    def haunt(self, worker: _Worker) -> None:
+        """`worker` is given up and lives on: another may take its name."""
+        self.forget(worker)
+        self._zombies.append(worker)
 
     def copied(self, message: Any) -> Any:
         return pickle.loads(pickle.dumps(message, pickle.HIGHEST_PROTOCOL)) if self._isolate else message

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from enum import Enum
 from fnmatch import fnmatchcase
 
 
@@ -72,6 +73,73 @@ class Lag:
 
 
 @dataclass(frozen=True, slots=True)
+class Partitions:
+    """Every incarnation is cut off once, after an exponential time with mean `mtbf_s`, for a time drawn
+    from `lasts_s`. It keeps running; what it sends and is sent arrives when the cut is over.
+
+    A kill does not reach it either: it is given up at once, and goes on as a zombie until then.
+    """
+
+    workers: str
+    mtbf_s: float
+    lasts_s: tuple[float, float] = (1.0, 10.0)
+
+
+class Fate(Enum):
+    """What becomes of one call."""
+
+    FINE = "fine"
+    LOST = "lost"  # the request never arrives
+    UNANSWERED = "unanswered"  # it is executed, its answer never arrives
+    DOUBLED = "doubled"  # it arrives twice and is executed twice; the first execution answers
+    OVERTAKEN = "overtaken"  # request and answer leave the queue: others pass them, and they others
+
+
+@dataclass(frozen=True, slots=True)
+class Mishaps:
+    """What befalls calls, each with its probability; at most one befalls a call. Streams are reliable.
+
+    `overtaken_s` is the longest extra delay of a request or answer that left its queue.
+    """
+
+    workers: str
+    lost: float = 0.0
+    unanswered: float = 0.0
+    doubled: float = 0.0
+    overtaken: float = 0.0
+    overtaken_s: float = 0.5
+
+    def draw(self, rng: random.Random) -> Fate:
+        left = rng.random()
+        for fate, probability in (
+            (Fate.LOST, self.lost),
+            (Fate.UNANSWERED, self.unanswered),
+            (Fate.DOUBLED, self.doubled),
+            (Fate.OVERTAKEN, self.overtaken),
+        ):
+            left -= probability
+            if left < 0:
+                return fate
+        return Fate.FINE
+
+
+@dataclass(frozen=True, slots=True)
+class ClockJump:
+    """At `at_s` the clock of everybody is `by_s` later, as after a suspended host wakes."""
+
+    at_s: float
+    by_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Corruption:
+    """Bytes change on their way: in a slot as it is `written`, in a replica's copy as it is `read`."""
+
+    written: float = 0.0
+    read: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Faults:
     """All that goes wrong. The default is a calm world in which starting and dying take a moment."""
 
@@ -79,6 +147,11 @@ class Faults:
     failures: tuple[Failures, ...] = ()
     slow: tuple[Slow, ...] = ()
     lags: tuple[Lag, ...] = ()
+    partitions: tuple[Partitions, ...] = ()
+    mishaps: tuple[Mishaps, ...] = ()
+    corruption: Corruption = Corruption()
+    clock_jumps: tuple[ClockJump, ...] = ()
+    controller_crashes: tuple[float, ...] = ()  # when the controller dies, and every worker with it
     spawn_s: tuple[float, float] = (0.02, 0.1)  # range of a worker's start
     notice_s: float = 0.005  # from a death until the others know
 
@@ -89,6 +162,26 @@ class Faults:
             born_s + rng.expovariate(1.0 / f.mtbf_s) for f in self.failures if fnmatchcase(name, f.workers)
         ]
         return named + drawn
+
+    def cut(self, name: str, born_s: float, rng: random.Random) -> tuple[float, float]:
+        """From when until when an incarnation born at `born_s` is cut off; an empty span if never."""
+        for partitions in self.partitions:
+            if fnmatchcase(name, partitions.workers):
+                start_s = born_s + rng.expovariate(1.0 / partitions.mtbf_s)
+                return start_s, start_s + rng.uniform(*partitions.lasts_s)
+        return math.inf, math.inf
+
+    def fate(self, name: str, rng: random.Random) -> Fate:
+        """What becomes of a call to `name`."""
+        for mishaps in self.mishaps:
+            if fnmatchcase(name, mishaps.workers):
+                return mishaps.draw(rng)
+        return Fate.FINE
+
+    def straggle_s(self, name: str, rng: random.Random) -> float:
+        """Extra delay of a message to or from `name` that left its queue."""
+        longest = next((m.overtaken_s for m in self.mishaps if fnmatchcase(name, m.workers)), 0.0)
+        return rng.uniform(0.0, longest)
 
     def slowdown(self, name: str, time_s: float) -> float:
         """By how much computing is slower at `time_s`; 1 is full speed."""
