@@ -130,7 +130,7 @@ def test_a_trajectory_that_was_complete_already_ends_without_new_tokens() -> Non
 
 
 def test_lengths_are_cut_at_the_budget() -> None:
-    ends = [WORKLOAD.completion(7, tid, 64) for tid in range(500)]
+    ends = [WORKLOAD.completion_length(7, tid, 64) for tid in range(500)]
     assert {length for length, finish in ends if finish is Finish.LENGTH} == {64}
     assert max(length for length, finish in ends if finish is Finish.STOP) <= 64
     assert 30 < sorted(length for length, _ in ends)[250] < 50
@@ -145,7 +145,7 @@ def test_submitting_a_lease_twice_changes_nothing() -> None:
     after = lengths(engine.collect(1000.0, 1.0))[0]
     engine.submit([work(0)], 1000.0, 1.0)
     assert engine.collect(2000.0, 1.0) == []
-    assert before + after == WORKLOAD.completion(7, 0, 64)[0]
+    assert before + after == WORKLOAD.completion_length(7, 0, 64)[0]
 
 
 def test_released_trajectories_give_back_their_tokens_by_version() -> None:
@@ -256,7 +256,7 @@ def test_a_replica_streams_all_tokens_of_its_work_in_order() -> None:
                     return held
         raise AssertionError("the stream of a replica does not end")
 
-    assert on_stage(scenario) == {tid: WORKLOAD.completion(7, tid, 64)[0] for tid in range(6)}
+    assert on_stage(scenario) == {tid: WORKLOAD.completion_length(7, tid, 64)[0] for tid in range(6)}
 
 
 def test_a_replica_without_work_reports_once_a_second() -> None:

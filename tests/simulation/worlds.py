@@ -24,9 +24,11 @@ from millrace.config.schema import (
 from millrace.controller.state import RunState
 from millrace.core.types import State
 from millrace.schedule.presets import build
-from millrace.sim.costs import Costs, Workload
+from millrace.sim.costs import Costs
 from millrace.sim.faults import Failures, Faults, Latency, Slow
+from millrace.sim.lengths import LogNormal
 from millrace.sim.simulation import Outcome, Scenario
+from millrace.sim.workload import Workload
 
 SCHEDULES: tuple[Schedule, ...] = (
     Synchronous(),
@@ -75,7 +77,7 @@ def stormy(seed: int) -> Scenario:
         seed=seed,
         costs=Costs(step_base_s=rng.uniform(0.05, 1.0)),
         workload=Workload(
-            completion_sigma=rng.uniform(0.3, 1.3),
+            completion=LogNormal(40.0, rng.uniform(0.3, 1.3)),
             failed_fraction=rng.choice((0.0, 0.05)),
             abstained_fraction=rng.choice((0.0, 0.05)),
             bad_prompt_fraction=rng.choice((0.0, 0.1)),

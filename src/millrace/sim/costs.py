@@ -1,27 +1,74 @@
-"""What simulated work takes and what it consists of: the parameters of a simulated run."""
+"""What simulated work takes: the one interface between the simulated roles and a model of their hardware.
+
+`Costs` is the plain instance, constants that resemble a small model on a few cores; `millrace.sim.cluster`
+derives one from a model, devices and a layout.
+"""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from millrace.core.types import Finish
-from millrace.sim.seeded import normal, uniform
+
+class CostModel(Protocol):
+    """Seconds, unless the name says otherwise. Pure: equal arguments give equal times.
+
+    A decode step of `batch` sequences that hold `kv_tokens` together takes
+    `decode_step_s(batch) + kv_tokens * kv_token_s`: affine in the KV cache, so that a replica can add up a
+    whole stretch of steps at once.
+    """
+
+    @property
+    def kv_token_s(self) -> float: ...
+    @property
+    def pull_s(self) -> float:
+        """Copying a version into standby, while decoding goes on."""
+
+    @property
+    def swap_s(self) -> float:
+        """Between two decode steps; nothing decodes."""
+
+    @property
+    def verify_s(self) -> float: ...
+    @property
+    def publish_s(self) -> float:
+        """The trainer stands still for it."""
+
+    @property
+    def stage_s(self) -> float:
+        """From published to pullable."""
+
+    @property
+    def load_s(self) -> float: ...
+    @property
+    def save_s(self) -> float: ...
+    @property
+    def prompts_s(self) -> float: ...
+    @property
+    def score_s(self) -> float:
+        """Mean of an exponential, per completion."""
+
+    @property
+    def weights_bytes(self) -> int: ...
+    def decode_step_s(self, batch: int) -> float: ...
+    def prefill_s(self, tokens: int, context: int) -> float:
+        """KV of `tokens` new tokens of one sequence after `context` known ones."""
+
+    def train_s(self, lengths: Sequence[int]) -> float:
+        """An optimizer step on sequences of these lengths, prompts included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Times of the hardware, in seconds. Defaults resemble a small model on a few cores.
-
-    A decode step takes `decode_base_s + decode_per_sequence_s * batch`: reading the weights, which the
-    batch shares, plus reading each sequence's KV (the memory-bound side of a roofline).
-    """
+    """Constants. Reading the weights is shared by the batch; a sequence adds its KV and its sampling."""
 
     decode_base_s: float = 0.008
     decode_per_sequence_s: float = 0.0005
+    kv_token_s: float = 0.0
     prefill_per_token_s: float = 0.00002
-    pull_s: float = 0.05  # copying a version into standby, while decoding goes on
-    swap_s: float = 0.01  # between two decode steps, nothing decodes
+    pull_s: float = 0.05
+    swap_s: float = 0.01
     verify_s: float = 0.005
     step_base_s: float = 0.2
     train_per_token_s: float = 0.0001
@@ -30,28 +77,14 @@ class Costs:
     load_s: float = 0.5
     save_s: float = 0.2
     prompts_s: float = 0.002
-    score_s: float = 0.02  # mean of an exponential, per completion
+    score_s: float = 0.02
     weights_bytes: int = 4_000_000
 
+    def decode_step_s(self, batch: int) -> float:
+        return self.decode_base_s + self.decode_per_sequence_s * batch
 
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """What prompts, completions and rewards look like. Every draw is a pure function of its ids."""
+    def prefill_s(self, tokens: int, context: int) -> float:
+        return tokens * self.prefill_per_token_s
 
-    prompt_tokens: tuple[int, int] = (8, 64)  # range, uniform
-    completion_median: float = 40.0  # of a log-normal
-    completion_sigma: float = 0.8  # of its logarithm
-    reward_mean: float = 0.5  # rewards are 0 or 1
-    failed_fraction: float = 0.0
-    abstained_fraction: float = 0.0
-    bad_prompt_fraction: float = 0.0
-
-    def prompt_length(self, seed: int, group_id: int) -> int:
-        low, high = self.prompt_tokens
-        return low + int(uniform(seed, "prompt", group_id) * (high - low + 1))
-
-    def completion(self, seed: int, trajectory_id: int, max_tokens: int) -> tuple[int, Finish]:
-        """Length of a whole completion and why it ends, wherever and however often it is resumed."""
-        z = normal(seed, "completion", trajectory_id)
-        length = max(1, round(self.completion_median * math.exp(self.completion_sigma * z)))
-        return (length, Finish.STOP) if length <= max_tokens else (max_tokens, Finish.LENGTH)
+    def train_s(self, lengths: Sequence[int]) -> float:
+        return self.step_base_s + self.train_per_token_s * sum(lengths)

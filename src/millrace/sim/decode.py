@@ -1,44 +1,37 @@
 """Continuous batching, computed instead of run: whole stretches of decode steps at a time.
 
-Between two events (a completion, a submission, a swap) the batch is constant, so its progress is a
-division. Time is an argument; nothing here waits. `_clock_s` is the engine's own time: the end of the
-last step, prefill or swap that has begun. Work begun before `now` may end after it.
+Between two events (a completion, a submission, a swap) the batch is constant and its KV grows evenly, so a
+stretch of n steps takes n t + g n (n - 1) / 2 seconds and its progress is the root of that. Time is an
+argument; nothing here waits. `_clock_s` is the engine's own time: the end of the last step, prefill or
+swap that has begun. Work begun before `now` may end after it.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from millrace.core.types import Finish, Progress, ReplicaLoad, Work
-from millrace.sim.costs import Costs, Workload
+from millrace.sim.costs import CostModel
+from millrace.sim.workload import Workload
 
 LOGPROB = -1.0
 """Of every simulated token. Token ids are positions."""
 
 
-@dataclass(slots=True)
-class _Span:
-    """Tokens [start, end) sampled under one version."""
-
-    version: int
-    start: int
-    end: int
-
-
 class _Sequence:
-    """One trajectory on this engine."""
+    """One trajectory on this engine. While it runs it holds `origin` + (steps the engine has made) tokens."""
 
-    __slots__ = ("end", "finish", "held", "spans", "told", "work")
+    __slots__ = ("end", "finish", "held", "mark", "origin", "running", "spans", "told", "work")
 
     def __init__(self, work: Work, end: int, finish: Finish) -> None:
         self.work, self.end, self.finish = work, end, finish
-        self.held = self.told = len(work.tokens)
-        self.spans: list[_Span] = []
-
-    @property
-    def kv_tokens(self) -> int:
-        return len(self.work.prompt) + self.held
+        self.held = self.told = self.mark = len(work.tokens)
+        self.spans: list[tuple[int, int, int]] = []  # (version, start, end) of earlier versions
+        self.origin = 0
+        self.running = False
 
     @property
     def kv_tokens_max(self) -> int:
@@ -48,17 +41,22 @@ class _Sequence:
     def finished(self) -> bool:
         return self.held >= self.end
 
-    def extend(self, count: int, version: int) -> None:
-        if not self.spans or self.spans[-1].version != version:
-            self.spans.append(_Span(version, self.held, self.held))
-        self.held += count
-        self.spans[-1].end = self.held
+    def ends_at(self, step: int) -> bool:
+        """Does it run, and is that the engine's step which completes it?"""
+        return self.running and self.end - self.origin == step
+
+    def close_span(self, version: int) -> None:
+        """What follows is sampled under another version."""
+        if self.held > self.mark:
+            self.spans.append((version, self.mark, self.held))
+            self.mark = self.held
 
     def progress(self, since: int, version: int) -> Iterator[Progress]:
         """Tokens from `since` on, a part per version; at least one part, and the last one ends it."""
-        parts = [(span.version, max(since, span.start), span.end) for span in self.spans if span.end > since]
-        for index, (under, start, end) in enumerate(parts or [(version, self.held, self.held)]):
-            last = index >= len(parts) - 1
+        parts = [(under, max(since, start), end) for under, start, end in self.spans if end > since]
+        if self.held > max(self.mark, since) or not parts:
+            parts.append((version, max(self.mark, since), self.held))
+        for index, (under, start, end) in enumerate(parts, 1):
             yield Progress(
                 trajectory_id=self.work.trajectory_id,
                 lease=self.work.lease,
@@ -66,7 +64,7 @@ class _Sequence:
                 tokens=list(range(start, end)),
                 logprobs=[LOGPROB] * (end - start),
                 version=under,
-                finish=self.finish if last and self.finished else None,
+                finish=self.finish if index == len(parts) and self.finished else None,
             )
 
 
@@ -77,7 +75,7 @@ class Decoder:
     members of its group that run together.
     """
 
-    def __init__(self, *, slots: int, kv_capacity_tokens: int, costs: Costs, workload: Workload) -> None:
+    def __init__(self, *, slots: int, kv_capacity_tokens: int, costs: CostModel, workload: Workload) -> None:
         self.version = -1
         self._slots, self._kv_capacity = slots, kv_capacity_tokens
         self._costs, self._workload = costs, workload
@@ -85,8 +83,13 @@ class Decoder:
         self._waiting: dict[int, _Sequence] = {}
         self._running: dict[int, _Sequence] = {}
         self._finished: list[_Sequence] = []
+        self._ends: list[tuple[int, int, _Sequence]] = []  # (step that ends it, order, sequence), a heap
+        self._entered = 0
+        self._groups: Counter[int] = Counter()  # running members
+        self._kv_tokens = self._kv_reserved = 0
+        self._step_s: dict[int, float] = {}  # by batch, without KV
         self._clock_s = 0.0
-        self._steps_since_swap = 0
+        self._steps = self._steps_at_swap = 0
         self._generated = self._prefilled = 0
         self._busy_s = self._idle_s = 0.0
 
@@ -105,8 +108,8 @@ class Decoder:
             if work.lease <= self._leases.get(tid, -1):
                 continue
             self._leases[tid] = work.lease
-            self._running.pop(tid, None)
-            end, finish = self._workload.completion(work.seed, tid, work.sampling.max_tokens)
+            self._take_out(tid)
+            end, finish = self._workload.completion_length(work.seed, tid, work.sampling.max_tokens)
             self._waiting[tid] = _Sequence(work, end, finish)
         self._refill(slowdown)
 
@@ -114,7 +117,7 @@ class Decoder:
         self.advance(now_s, slowdown)
         released: list[Progress] = []
         for tid in trajectory_ids:
-            sequence = self._running.pop(tid, None) or self._waiting.pop(tid, None)
+            sequence = self._take_out(tid)
             if sequence is not None:
                 released += sequence.progress(len(sequence.work.tokens), self.version)
         return released
@@ -123,23 +126,27 @@ class Decoder:
         """Serve `version` from the end of this decode step on. Returns when it does."""
         self.advance(now_s, slowdown)
         self._end_step(now_s, slowdown)
-        self.version, self._steps_since_swap = version, 0
         done = self._clock_s = max(self._clock_s, now_s) + self._costs.swap_s * slowdown
-        running, self._running = self._running, {}
-        for tid, sequence in running.items():
-            self._prefill(sequence, slowdown)
-            self._running[tid] = sequence
+        running = [self._leave(tid) for tid in list(self._running)]
+        for sequence in [*running, *self._waiting.values()]:
+            sequence.close_span(self.version)
+        self.version, self._steps_at_swap = version, self._steps
+        for sequence in running:
+            self._enter(sequence, slowdown)
         return done
 
-    def collect(self, now_s: float, slowdown: float) -> list[Progress]:
-        """What is new since it was last collected."""
+    def collect(self, now_s: float, slowdown: float, *, unfinished: bool = True) -> list[Progress]:
+        """What is new since it was last collected; of completed sequences only unless `unfinished`."""
         self.advance(now_s, slowdown)
         news: list[Progress] = []
-        for sequence in [*self._finished, *self._running.values()]:
-            if sequence.held > sequence.told or sequence.finished:
+        for sequence in self._finished:
+            news += sequence.progress(sequence.told, self.version)
+        self._finished.clear()
+        for sequence in self._running.values() if unfinished else ():
+            sequence.held = sequence.origin + self._steps
+            if sequence.held > sequence.told:
                 news += sequence.progress(sequence.told, self.version)
                 sequence.told = sequence.held
-        self._finished.clear()
         return news
 
     def load(self) -> ReplicaLoad:
@@ -148,9 +155,9 @@ class Decoder:
             running=len(self._running),
             waiting=len(self._waiting),
             slots=self._slots,
-            kv_used_tokens=sum(sequence.kv_tokens for sequence in self._running.values()),
+            kv_used_tokens=self._kv_tokens,
             kv_capacity_tokens=self._kv_capacity,
-            steps_since_swap=self._steps_since_swap,
+            steps_since_swap=self._steps - self._steps_at_swap,
             generated_tokens=self._generated,
             prefilled_tokens=self._prefilled,
             busy_s=self._busy_s,
@@ -165,57 +172,105 @@ class Decoder:
             self._refill(slowdown)
             if not self._running:
                 break
-            step_s = self._step_s(slowdown)
-            ends_first = min(sequence.end - sequence.held for sequence in self._running.values())
-            steps = min(ends_first, int((now_s - self._clock_s) / step_s))
+            step_s, growth_s = self._pace(slowdown)
+            steps = min(self._ends_first(), _steps_within(now_s - self._clock_s, step_s, growth_s))
             if steps <= 0:
                 return
-            self._decode(steps, step_s)
+            self._decode(steps, step_s, growth_s)
         self._idle_s += max(0.0, now_s - self._clock_s)
         self._clock_s = max(self._clock_s, now_s)
 
     def _end_step(self, now_s: float, slowdown: float) -> None:
         """A step under way at `now_s` is not interrupted."""
         if self._running and self.version >= 0 and self._clock_s < now_s:
-            self._decode(1, self._step_s(slowdown))
+            self._decode(1, *self._pace(slowdown))
 
-    def _step_s(self, slowdown: float) -> float:
-        costs = self._costs
-        return (costs.decode_base_s + costs.decode_per_sequence_s * len(self._running)) * slowdown
+    def _pace(self, slowdown: float) -> tuple[float, float]:
+        """Seconds of the next step, and by how much each later one is longer."""
+        batch = len(self._running)
+        if batch not in self._step_s:
+            self._step_s[batch] = self._costs.decode_step_s(batch)
+        kv_token_s = self._costs.kv_token_s * slowdown
+        return self._step_s[batch] * slowdown + self._kv_tokens * kv_token_s, batch * kv_token_s
 
-    def _decode(self, steps: int, step_s: float) -> None:
-        for sequence in self._running.values():
-            sequence.extend(steps, self.version)
-        self._clock_s += steps * step_s
-        self._busy_s += steps * step_s
-        self._steps_since_swap += steps
+    def _decode(self, steps: int, step_s: float, growth_s: float) -> None:
+        seconds = _stretch_s(steps, step_s, growth_s)
+        self._clock_s += seconds
+        self._busy_s += seconds
+        self._steps += steps
         self._generated += steps * len(self._running)
+        self._kv_tokens += steps * len(self._running)
         self._retire()
 
+    def _ends_first(self) -> int:
+        """Steps until the next running sequence ends."""
+        while not self._ends[0][2].ends_at(self._ends[0][0]):
+            heappop(self._ends)
+        return self._ends[0][0] - self._steps
+
     def _retire(self) -> None:
-        ended = [tid for tid, sequence in self._running.items() if sequence.finished]
-        self._finished += [self._running.pop(tid) for tid in ended]
+        while self._ends and self._ends[0][0] <= self._steps:
+            step, _, sequence = heappop(self._ends)
+            if sequence.ends_at(step):
+                self._leave(sequence.work.trajectory_id).close_span(self.version)
+                self._finished.append(sequence)
+
+    # -------------------------------------------------------- slots
 
     def _refill(self, slowdown: float) -> None:
         """Move waiting sequences into free slots, in order, as far as KV has room."""
-        if self.version < 0 or not self._waiting or len(self._running) >= self._slots:
+        if self.version < 0:
             return
-        reserved = sum(sequence.kv_tokens_max for sequence in self._running.values())
         while self._waiting and len(self._running) < self._slots:
             tid, sequence = next(iter(self._waiting.items()))
-            reserved += sequence.kv_tokens_max
-            if reserved > self._kv_capacity and self._running:
+            if self._kv_reserved + sequence.kv_tokens_max > self._kv_capacity and self._running:
                 return
             del self._waiting[tid]
-            self._prefill(sequence, slowdown)
-            self._running[tid] = sequence
+            self._enter(sequence, slowdown)
         self._retire()
 
-    def _prefill(self, sequence: _Sequence, slowdown: float) -> None:
-        group = sequence.work.group_id
-        shared = any(other.work.group_id == group for other in self._running.values())
-        count = sequence.held if shared else sequence.kv_tokens
-        seconds = count * self._costs.prefill_per_token_s * slowdown
+    def _enter(self, sequence: _Sequence, slowdown: float) -> None:
+        """Into a slot, its KV computed: all of it, or without the prompt that a running member has."""
+        work = sequence.work
+        shared = len(work.prompt) if self._groups[work.group_id] else 0
+        count = len(work.prompt) + sequence.held - shared
+        seconds = self._costs.prefill_s(count, shared) * slowdown
         self._clock_s += seconds
         self._busy_s += seconds
         self._prefilled += count
+        self._groups[work.group_id] += 1
+        self._kv_tokens += len(work.prompt) + sequence.held
+        self._kv_reserved += sequence.kv_tokens_max
+        self._running[work.trajectory_id] = sequence
+        sequence.running, sequence.origin = True, sequence.held - self._steps
+        self._entered += 1
+        heappush(self._ends, (sequence.end - sequence.origin, self._entered, sequence))
+
+    def _leave(self, trajectory_id: int) -> _Sequence:
+        """Out of its slot. Its entry in the heap is dropped when it comes up."""
+        sequence = self._running.pop(trajectory_id)
+        work = sequence.work
+        sequence.held, sequence.running = sequence.origin + self._steps, False
+        self._kv_tokens -= len(work.prompt) + sequence.held
+        self._kv_reserved -= sequence.kv_tokens_max
+        self._groups[work.group_id] -= 1
+        if not self._groups[work.group_id]:
+            del self._groups[work.group_id]
+        return sequence
+
+    def _take_out(self, trajectory_id: int) -> _Sequence | None:
+        if trajectory_id in self._running:
+            return self._leave(trajectory_id)
+        return self._waiting.pop(trajectory_id, None)
+
+
+def _stretch_s(steps: int, step_s: float, growth_s: float) -> float:
+    return steps * step_s + growth_s * steps * (steps - 1) / 2
+
+
+def _steps_within(seconds: float, step_s: float, growth_s: float) -> int:
+    """The most steps that end within `seconds`: the root of their summed time."""
+    if seconds < step_s or not growth_s:
+        return int(seconds / step_s)
+    linear = step_s - growth_s / 2
+    return int((math.sqrt(linear * linear + 2 * growth_s * seconds) - linear) / growth_s)

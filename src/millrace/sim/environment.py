@@ -7,15 +7,16 @@ import math
 from collections.abc import AsyncIterator
 
 from millrace.core.types import Abstain, BadPrompt, Failed, Prompt, Score, Scored, ScoreRequest
-from millrace.sim.costs import Costs, Workload
+from millrace.sim.costs import CostModel, Costs
 from millrace.sim.faults import pace
 from millrace.sim.seeded import uniform
+from millrace.sim.workload import Workload
 
 
 class SimEnvironment:
     """Holds no state, so any instance answers for any group. Scores one completion at a time."""
 
-    def __init__(self, *, seed: int, costs: Costs = Costs(), workload: Workload = Workload()) -> None:
+    def __init__(self, *, seed: int, costs: CostModel = Costs(), workload: Workload = Workload()) -> None:
         self._seed, self._costs, self._workload = seed, costs, workload
 
     async def prompts(self, group_ids: list[int]) -> list[Prompt | BadPrompt]:

@@ -7,7 +7,7 @@ import asyncio
 from millrace.core import clock
 from millrace.core.errors import DigestMismatchError
 from millrace.core.types import Endpoint, Staged
-from millrace.sim.costs import Costs
+from millrace.sim.costs import CostModel, Costs
 from millrace.sim.faults import pace
 from millrace.sim.world import World
 
@@ -15,7 +15,7 @@ from millrace.sim.world import World
 class SimRelay:
     """Holds the last `slots` versions, in memory that is gone with it."""
 
-    def __init__(self, world: World, *, slots: int, costs: Costs = Costs()) -> None:
+    def __init__(self, world: World, *, slots: int, costs: CostModel = Costs()) -> None:
         self._world, self._slots, self._costs = world, slots, costs
         self._endpoint: Endpoint | None = None
 

@@ -9,9 +9,10 @@ from contextlib import suppress
 from millrace.core import clock
 from millrace.core.errors import TornVersionError, UnknownVersionError
 from millrace.core.types import Endpoint, Progress, Report, Served, Work
-from millrace.sim.costs import Costs, Workload
+from millrace.sim.costs import CostModel, Costs
 from millrace.sim.decode import Decoder
 from millrace.sim.faults import pace
+from millrace.sim.workload import Workload
 from millrace.sim.world import World
 
 QUIET_REPORT_S = 1.0
@@ -28,7 +29,7 @@ class SimReplica:
         slots: int,
         kv_capacity_tokens: int,
         report_interval_s: float = 0.1,
-        costs: Costs = Costs(),
+        costs: CostModel = Costs(),
         workload: Workload = Workload(),
     ) -> None:
         self._world, self._costs = world, costs

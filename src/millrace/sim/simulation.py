@@ -19,9 +19,10 @@ from millrace.ledger.sqlite import SqliteLedger
 from millrace.runtime.sim import SimRuntime
 from millrace.schedule.presets import build
 from millrace.sim import loop
-from millrace.sim.costs import Costs, Workload
+from millrace.sim.costs import CostModel, Costs
 from millrace.sim.faults import Faults, Latency
 from millrace.sim.trace import TraceDigest
+from millrace.sim.workload import Workload
 from millrace.sim.world import World
 
 
@@ -31,7 +32,7 @@ class Scenario:
 
     config: Config
     seed: int = 0
-    costs: Costs = Costs()
+    costs: CostModel = Costs()
     workload: Workload = Workload()
     faults: Faults = Faults()
     latency: Latency = Latency()

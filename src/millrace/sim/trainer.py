@@ -16,7 +16,7 @@ from millrace.core.types import (
     TrainerState,
     TrainSequence,
 )
-from millrace.sim.costs import Costs
+from millrace.sim.costs import CostModel, Costs
 from millrace.sim.faults import pace
 from millrace.sim.world import World, digest_of
 
@@ -24,7 +24,7 @@ from millrace.sim.world import World, digest_of
 class SimTrainer:
     """Applies batches in order. Only what it saved in `world` survives it."""
 
-    def __init__(self, world: World, *, costs: Costs = Costs()) -> None:
+    def __init__(self, world: World, *, costs: CostModel = Costs()) -> None:
         self._world, self._costs = world, costs
         self._version = -1
         self._last: StepResult | None = None
@@ -48,7 +48,7 @@ class SimTrainer:
                     f"a batch for version {batch.version}, but the trainer is at {self._version}"
                 )
             started = clock.now()
-            await self._spend(self._costs.step_base_s + self._costs.train_per_token_s * _num_tokens(batch))
+            await self._spend(self._costs.train_s(_lengths(batch)))
             self._version += 1
             self._last = _result(batch, step_s=clock.now() - started)
             return self._last
@@ -77,8 +77,8 @@ class SimTrainer:
         await asyncio.sleep(seconds * pace.get()())
 
 
-def _num_tokens(batch: Batch) -> int:
-    return sum(len(group.prompt) + sum(len(s.tokens) for s in group.sequences) for group in batch.groups)
+def _lengths(batch: Batch) -> list[int]:
+    return [len(group.prompt) + len(s.tokens) for group in batch.groups for s in group.sequences]
 
 
 def _result(batch: Batch, step_s: float) -> StepResult:
