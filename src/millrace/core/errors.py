@@ -22,6 +22,10 @@ class LedgerError(MillraceError, RuntimeError):
     """The ledger cannot be opened, written or trusted."""
 
 
+class StorageError(MillraceError, OSError):
+    """A file of the run cannot be written: the disk is full, read-only, failing or gone."""
+
+
 class WeightsError(MillraceError, RuntimeError):
     """Weights cannot be published, staged, pulled or verified."""
 
@@ -78,3 +82,16 @@ def boundary(role: str, what: str, kind: type[MillraceError] = WorkerError) -> I
         raise
     except Exception as error:
         raise kind(f"{role}: {what}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def writing(path: object) -> Iterator[None]:
+    """Turn what the operating system raises while a file of the run is written into StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror or error}\n"
+            "  Free space or put the permissions right, then `millrace train --resume`: the ledger has "
+            "everything up to its last flush."
+        ) from error

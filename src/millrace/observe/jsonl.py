@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
-from millrace.core.errors import DataError
+from millrace.core.errors import DataError, writing
 from millrace.core.events import Event
 from millrace.observe.scalars import step_scalars
 
@@ -74,7 +75,8 @@ def read_events(path: Path) -> Iterator[Event]:
 
 def _append(path: Path) -> BinaryIO:
     """Unbuffered, at the end of the last whole line: what a crash cut short goes."""
-    file = open(path, "ab+", buffering=0)  # noqa: SIM115 - closed by the sink's close
+    with writing(path):
+        file = open(path, "ab+", buffering=0)  # noqa: SIM115 - closed by the sink's close
     end = file.tell()
     while end > 0:
         start = max(0, end - _TAIL_BYTES)
@@ -89,11 +91,24 @@ def _append(path: Path) -> BinaryIO:
 
 
 def _write_line(file: BinaryIO, record: dict[str, Any]) -> None:
+    """All of a line or nothing of it. Raises StorageError."""
     try:
         line = _ENCODER.encode(record)
     except (TypeError, ValueError, OverflowError):
         line = _ENCODER.encode({name: _plain(value) for name, value in record.items()})
-    file.write(line + b"\n")
+    end = file.seek(0, os.SEEK_END)
+    with writing(file.name):
+        try:
+            _write_all(file, line + b"\n")
+        except OSError:
+            file.truncate(end)
+            raise
+
+
+def _write_all(file: BinaryIO, data: bytes) -> None:
+    """A disk that fills up takes a part of what it is given, and refuses the rest."""
+    while data:
+        data = data[file.write(data) :]
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ import msgspec
 import torch
 from transformers import AutoTokenizer
 
+from millrace.core.errors import ConfigError
 from millrace.rollout.architecture import read_architecture
 from millrace.rollout.engine import Engine
 
@@ -28,16 +29,14 @@ def load_engine(
 
     With `weights` it serves the directory's own as version 0; without, it reads no weight file and
     serves nothing until its first swap. `device` "auto" is cuda where there is one.
-    Raises: DataError for a model the engine cannot run.
+    Raises: DataError for a model the engine cannot run; ConfigError for a device that is not there.
     """
     architecture = read_architecture(model_path)
     tokenizer = load_tokenizer(model_path)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     engine = Engine(
         architecture,
         dtype=getattr(torch, dtype),
-        device=device,
+        device=_usable(device),
         slots=slots,
         max_sequence_tokens=max_sequence_tokens,
         prefill_chunk=prefill_chunk,
@@ -48,6 +47,18 @@ def load_engine(
         engine.load_standby(model_path)
         engine.swap(0)
     return engine
+
+
+def _usable(device: str) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"`model.device` ({device!r}) cannot be used here: {str(error).splitlines()[0]}\n"
+            "  Set it to cpu, or to auto, which takes a GPU where there is one"
+        ) from error
 
 
 def load_tokenizer(model_path: str) -> Any | None:

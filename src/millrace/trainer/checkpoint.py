@@ -22,15 +22,20 @@ from typing import Any
 import msgspec
 import torch
 import xxhash
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from millrace.core.errors import DataError, boundary
+from millrace.core.errors import DataError, boundary, writing
 from millrace.trainer.model import named_weights
 from millrace.trainer.parallel import whole
 from millrace.trainer.trainer import PolicyTrainer
 
 FORMAT = 1
 READ_BYTES = 1 << 22
+_EARLIER = (
+    "  Delete this directory, then `millrace train --resume`: the run goes back to the checkpoint before it "
+    "(or to the start) and does the steps since then again"
+)
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -102,27 +107,42 @@ def atomic_directory(target: Path, *, marker: str) -> Iterator[Path]:
 
     Raises:
         DataError: `target` holds something else, which is left alone.
+        StorageError: the disk is full, read-only or failing; an older `target` is left as it was.
     """
     if target.exists() and not (target / marker).is_file() and any(target.iterdir()):
         raise DataError(f"{target} will not be overwritten: it holds files but no {marker}. Choose another")
-    target.parent.mkdir(parents=True, exist_ok=True)
     building = target.with_name(f".{target.name}.building")
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir()
     try:
-        yield building
-        for file in building.iterdir():
-            _sync(file)
-        _sync(building)
-        replaced = target.with_name(f".{target.name}.replaced")
-        shutil.rmtree(replaced, ignore_errors=True)
-        if target.exists():
-            target.rename(replaced)
-        building.rename(target)
-        _sync(target.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        with _storing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(building, ignore_errors=True)
+            building.mkdir()
+            yield building
+            _put_in_place(building, target)
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def _put_in_place(building: Path, target: Path) -> None:
+    for file in building.iterdir():
+        _sync(file)
+    _sync(building)
+    replaced = target.with_name(f".{target.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if target.exists():
+        target.rename(replaced)
+    building.rename(target)
+    _sync(target.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+@contextmanager
+def _storing(target: Path) -> Iterator[None]:
+    with writing(target):
+        try:
+            yield
+        except SafetensorError as error:  # how safetensors tells of a full disk
+            raise OSError(str(error)) from error
 
 
 def _sync(path: Path) -> None:
@@ -145,16 +165,16 @@ def _verified(path: Path) -> _Manifest:
     try:
         manifest = msgspec.json.decode((path / "manifest.json").read_bytes(), type=_Manifest)
     except (OSError, msgspec.DecodeError) as error:
-        raise DataError(f"{path} is not a complete checkpoint: its manifest.json: {error}") from error
+        raise DataError(
+            f"{path} is not a complete checkpoint: its manifest.json: {error}\n{_EARLIER}"
+        ) from error
     if manifest.format != FORMAT:
         raise DataError(f"{path} has checkpoint format {manifest.format}, this trainer reads {FORMAT}")
     for name, expected in manifest.files.items():
         file = path / name
         found = _describe(file) if file.is_file() else None
         if found != expected:
-            raise DataError(
-                f"{file} is damaged: expected {expected}, found {found}. Resume from an earlier checkpoint"
-            )
+            raise DataError(f"{file} is damaged: expected {expected}, found {found}.\n{_EARLIER}")
     return manifest
 
 

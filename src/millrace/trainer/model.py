@@ -6,12 +6,14 @@ import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from millrace.core.errors import DataError, boundary
+from millrace.core.errors import ConfigError, DataError, boundary
 from millrace.trainer.attention import NAME, plan
 from millrace.trainer.logprobs import token_logprobs
 from millrace.trainer.packing import Row
@@ -21,26 +23,67 @@ TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json",
 
 
 def resolve_device(device: str) -> torch.device:
-    """`auto` is cuda where there is one."""
+    """`auto` is cuda where there is one. Raises ConfigError: there is no such device."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device)
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"`model.device` ({device!r}) cannot be used here: {str(error).splitlines()[0]}\n"
+            "  Set it to cpu, or to auto, which takes a GPU where there is one"
+        ) from error
 
 
 def load_model(path: str | Path, device: torch.device) -> PreTrainedModel:
     """The model in `path`, in float32, without dropout.
 
     Raises:
-        DataError: not a model directory, or a model whose logits or attention are not those of plain
-            causal attention and a linear head: its log-probs would be wrong.
+        DataError: not a model directory; an architecture that is not known; weights that are damaged,
+            missing, left over, reshaped or not finite; or a model whose logits or attention are not those
+            of plain causal attention and a linear head: its log-probs would be wrong.
     """
     if not (Path(path) / "config.json").is_file():
         raise DataError(f"`model.path` ({path}) is not a model directory: it has no config.json")
+    _check_known(Path(path))
     logging.disable_progress_bar()  # a worker's stderr is a log
-    with boundary("trainer", f"load the model in {path}", DataError):
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=NAME)
+    with boundary("trainer", f"`model.path`: load the model in {path}", DataError):
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=torch.float32,
+            attn_implementation=NAME,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
     check_supported(model)
+    _check_whole(model, loaded, path)
     return model.to(device).eval()
+
+
+def _check_known(path: Path) -> None:
+    with boundary("trainer", f"`model.path`: read {path / 'config.json'}", DataError):
+        model_type = msgspec.json.decode((path / "config.json").read_bytes()).get("model_type")
+    if model_type not in CONFIG_MAPPING:
+        raise DataError(
+            f"`model.path` ({path}): the installed transformers knows no architecture {model_type!r} "
+            "(`model_type` in config.json). Use a model of the Llama, Qwen2 or Qwen3 family"
+        )
+
+
+def _check_whole(model: PreTrainedModel, loaded: dict[str, Any], path: str | Path) -> None:
+    """transformers invents what a file lacks and drops what it does not know; training must not."""
+    faults = {
+        "missing": loaded["missing_keys"],
+        "left over": loaded["unexpected_keys"],
+        "of another shape": [key[0] if isinstance(key, tuple) else key for key in loaded["mismatched_keys"]],
+        "not finite": [name for name, weight in named_weights(model).items() if not weight.isfinite().all()],
+    }
+    found = [f"{what}: {', '.join(sorted(names)[:4])}" for what, names in faults.items() if names]
+    if found:
+        raise DataError(
+            f"`model.path` ({path}): the weights are not whole: tensors {'; '.join(found)}. "
+            "Fetch the model again, or save it anew with `save_pretrained`"
+        )
 
 
 def check_supported(model: PreTrainedModel) -> None:
