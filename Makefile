@@ -33,7 +33,7 @@ test: lint
 	$(BIN)/pytest tests/process tests/learning
 
 bench: $(STAMP)
-	@set -e; for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
+	@set -e; for benchmark in $(filter-out benchmarks/common.py,$(wildcard benchmarks/*.py)); do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
 
 docs: $(STAMP)
 	$(BIN)/python -m millrace.config.reference docs/configuration.md

@@ -1,0 +1,71 @@
+"""What the benchmarks share: medians, tables, JSON, and a place for what they prepare once."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: its threads spin at barriers
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""For every process that a benchmark starts."""
+
+
+def cache_directory() -> Path:
+    """Start models and peers' virtual environments; safe to remove."""
+    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    path = root / "millrace-benchmarks"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The median of every number over rounds."""
+    return {name: median([one[name] for one in rounds]) for name in rounds[0]}
+
+
+def say(text: str) -> None:
+    """Progress, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(rows: Mapping[str, Mapping[str, Any]], *, first: str = "") -> None:
+    """One line per row, one column per key of the first one."""
+    columns = list(next(iter(rows.values())))
+    width = max(len(first), *(len(name) for name in rows))
+    widths = [max(len(column), 9) for column in columns]
+    print("  ".join([first.ljust(width), *(c.rjust(w) for c, w in zip(columns, widths, strict=True))]))
+    for name, row in rows.items():
+        cells = (_cell(row.get(c)).rjust(w) for c, w in zip(columns, widths, strict=True))
+        print("  ".join([name.ljust(width), *cells]))
+
+
+def report(result: Mapping[str, Any], *, as_json: bool) -> None:
+    """Every number of `result`, and with `as_json` one JSON object on the last line."""
+    print()
+    for name, value in result.items():
+        if not isinstance(value, dict | list):
+            print(f"{name:36} {_cell(value)}")
+    if as_json:
+        print(json.dumps(result))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return (
+        f"{value:.4g}"
+        if isinstance(value, float) and abs(value) < 1000
+        else f"{value:,.0f}"
+        if isinstance(value, float)
+        else str(value)
+    )
