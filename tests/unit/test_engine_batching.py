@@ -241,5 +241,5 @@ def test_a_released_slot_is_filled_with_the_last_one() -> None:
     assert not cache.can_allocate
     assert cache.release(0) == 2
     assert cache.lengths == [3, 2]
-    assert (cache.keys[0, 0, 0, :3] == 2).all()
+    assert (cache.keys[0, 0, 0, :, :3] == 2).all()
     assert cache.release(1) == 1 and cache.lengths == [3]

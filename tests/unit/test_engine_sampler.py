@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 
 from millrace.core.types import Sampling
-from millrace.rollout.noise import uniforms
-from millrace.rollout.sampler import sample
+from millrace.rollout.noise import Noise
+from millrace.rollout.sampler import Sampler
+
+
+def uniforms(seeds: Sequence[int], trajectory_ids: Sequence[int], positions: Sequence[int]) -> np.ndarray:
+    return Noise(seeds, trajectory_ids).uniforms(positions, 1)[:, 0]
+
+
+def sample(
+    logits: torch.Tensor, samplings: Sequence[Sampling], noise: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return Sampler(samplings, torch.device("cpu"))(logits, torch.from_numpy(noise))
 
 
 def draw(logits: list[float], sampling: Sampling, count: int = 4000) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,6 +50,14 @@ def splitmix(*numbers: int) -> float:
 def test_noise_is_splitmix_of_the_three_numbers_in_turn() -> None:
     cases = [(0, 0, 0), (1, 2, 3), (-1, 2**40, 9), (2**63, 2**64 - 1, 511)]
     assert uniforms(*zip(*cases, strict=True)).tolist() == [splitmix(*case) for case in cases]
+
+
+def test_noise_of_consecutive_positions_is_that_of_each() -> None:
+    seeds, trajectories, starts = [1, 2], [7, 2**40], [0, 300]
+    together = Noise(seeds, trajectories).uniforms(starts, 5)
+    for step in range(5):
+        alone = uniforms(seeds, trajectories, [start + step for start in starts])
+        assert together[:, step].tolist() == alone.tolist()
 
 
 def test_noise_is_uniform_along_every_coordinate() -> None:

@@ -25,24 +25,23 @@ BUCKET = 64
 BLOCK = 256
 
 
-def attend(q_BGD: Tensor, k_BLD: Tensor, v_BLD: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q k^T + bias) v for B independent queries; `bias` broadcasts against (B / x, x, G, L)."""
-    heads, num_keys = q_BGD.shape[1], k_BLD.shape[1]
-    scores = torch.bmm(q_BGD, k_BLD.transpose(1, 2))
-    scores.view(bias.shape[0], -1, heads, num_keys).add_(bias)
+def attend(q_BGD: Tensor, k_BDL: Tensor, v_BLD: Tensor, bias_B1L: Tensor) -> Tensor:
+    """softmax(q k / sqrt(D) + bias) v for B independent queries."""
+    scale = q_BGD.shape[2] ** -0.5
+    scores = torch.baddbmm(bias_B1L, q_BGD, k_BDL, alpha=scale)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v_BLD.dtype)
     out = torch.bmm(weights[..., :BLOCK], v_BLD[:, :BLOCK])
-    for start in range(BLOCK, num_keys, BLOCK):
+    for start in range(BLOCK, v_BLD.shape[1], BLOCK):
         stop = start + BLOCK
-        out += torch.bmm(weights[..., start:stop], v_BLD[:, start:stop])
+        out.baddbmm_(weights[..., start:stop], v_BLD[:, start:stop])
     return out
 
 
 def mask_bias(positions: Tensor, num_keys: int, dtype: torch.dtype) -> Tensor:
-    """(positions, 1, 1, L): 0 where key <= position, -inf after it."""
+    """(positions, 1, L): 0 where key <= position, -inf after it."""
     keys = torch.arange(num_keys, device=positions.device)
-    bias = torch.zeros((len(positions), 1, 1, num_keys), dtype=dtype, device=positions.device)
-    return bias.masked_fill_(keys > positions[:, None, None, None], float("-inf"))
+    bias = torch.zeros((len(positions), 1, num_keys), dtype=dtype, device=positions.device)
+    return bias.masked_fill_(keys > positions[:, None, None], float("-inf"))
 
 
 def bucketed(length: int) -> int:
@@ -51,30 +50,47 @@ def bucketed(length: int) -> int:
 
 
 class DecodeAttention:
-    """One new token in each of the first N slots, at `positions_N`."""
+    """One new token in each of the first N slots, at `positions`; `advance` moves all on by one.
+
+    Where keys and values are written and what is masked is settled once, for all layers, and then
+    only moved on, until the longest sequence leaves its bucket: `num_steps` tokens can be decoded.
+    """
 
     def __init__(self, cache: KVCache, positions: Sequence[int]) -> None:
         self._cache, self._count = cache, len(positions)
-        device, kv_heads = cache.keys.device, cache.keys.shape[2]
-        positions_N = torch.tensor(positions, device=device)
-        rows = torch.arange(self._count * kv_heads, device=device).view(self._count, kv_heads)
-        self._index = (rows * cache.num_positions + positions_N[:, None]).view(-1)
+        device, (kv_heads, head_dim) = cache.values.device, (cache.values.shape[2], cache.values.shape[4])
         self._num_keys = bucketed(max(positions) + 1)
-        self._bias = mask_bias(positions_N, self._num_keys, cache.keys.dtype)
+        self.num_steps = self._num_keys - max(positions)
+        positions_N = torch.tensor(positions, device=device)
+        rows = torch.arange(self._count * kv_heads, device=device)
+        positions_R = positions_N.repeat_interleave(kv_heads)
+        features = torch.arange(len(rows) * head_dim, device=device)
+        self._value_index = rows * cache.num_positions + positions_R
+        self._key_index = features * cache.num_positions + positions_R.repeat_interleave(head_dim)
+        self._bias_index = rows * self._num_keys + positions_R
+        self._bias = mask_bias(positions_R, self._num_keys, cache.values.dtype)
 
     def __call__(self, layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor) -> None:
         count, num_keys = self._count, self._num_keys
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         kv_heads, head_dim = k_MKD.shape[1:]
-        for target, source in ((keys, k_MKD), (values, v_MKD)):
-            target.view(-1, head_dim).index_copy_(0, self._index, source[:count].reshape(-1, head_dim))
+        keys.view(-1).put_(self._key_index, k_MKD[:count])
+        values.view(-1, head_dim).index_copy_(0, self._value_index, v_MKD[:count].reshape(-1, head_dim))
         out = attend(
             q_MHD[:count].reshape(count * kv_heads, -1, head_dim),
-            keys[:count].flatten(0, 1)[:, :num_keys],
+            keys[:count].flatten(0, 1)[..., :num_keys],
             values[:count].flatten(0, 1)[:, :num_keys],
             self._bias,
         )
         out_MHD[:count] = out.view(count, -1, head_dim)
+
+    def advance(self) -> None:
+        self.num_steps -= 1
+        if self.num_steps:
+            self._value_index += 1
+            self._key_index += 1
+            self._bias_index += 1
+            self._bias.view(-1).index_fill_(0, self._bias_index, 0.0)
 
 
 @dataclass(frozen=True)
@@ -105,13 +121,13 @@ class PrefillAttention:
             keys = self._cache.keys[layer, segment.slot]
             values = self._cache.values[layer, segment.slot]
             stop = segment.start + segment.count
-            keys[:, segment.start : stop] = k_MKD[rows].transpose(0, 1)
+            keys[..., segment.start : stop] = k_MKD[rows].permute(1, 2, 0)
             values[:, segment.start : stop] = v_MKD[rows].transpose(0, 1)
             for head, q_MGD in enumerate(q_MHD[rows].chunk(kv_heads, dim=1)):
                 group = slice(head * q_MGD.shape[1], (head + 1) * q_MGD.shape[1])
                 out_MHD[rows, group] = attend(
                     q_MGD,
-                    keys[head, :num_keys].expand(segment.count, -1, -1),
+                    keys[head, :, :num_keys].expand(segment.count, -1, -1),
                     values[head, :num_keys].expand(segment.count, -1, -1),
                     bias,
                 )

@@ -12,9 +12,11 @@ Tensor = torch.Tensor
 
 
 class KVCache:
-    """Keys and values, each (layers, slots, kv_heads, positions, head_dim).
+    """Values (layers, slots, kv_heads, positions, head_dim), and keys with the last two dimensions
+    exchanged: so both products of attention run along memory.
 
-    The cache knows how many positions of each slot are valid (`lengths`); it never looks at tokens.
+    `shape` is that of the values. The cache knows how many positions of each slot are valid
+    (`lengths`); it never looks at tokens.
     """
 
     def __init__(
@@ -23,9 +25,10 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        *outer, self.num_positions, head_dim = shape
+        self.keys = torch.zeros((*outer, head_dim, self.num_positions), dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self.num_slots, self.num_positions = shape[1], shape[3]
+        self.num_slots = shape[1]
         self.lengths: list[int] = []
 
     @property
@@ -58,7 +61,7 @@ class KVCache:
     def copy(self, source: int, target: int, length: int) -> None:
         """Make the first `length` positions of `target` those of `source`."""
         assert self.lengths[target] == 0 and length <= self.lengths[source], (source, target, length)
-        self.keys[:, target, :, :length] = self.keys[:, source, :, :length]
+        self.keys[:, target, ..., :length] = self.keys[:, source, ..., :length]
         self.values[:, target, :, :length] = self.values[:, source, :, :length]
         self.lengths[target] = length
 

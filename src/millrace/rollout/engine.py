@@ -11,6 +11,7 @@ The engine is synchronous and not thread-safe: its owner calls it from one threa
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 
@@ -20,12 +21,11 @@ from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import DataError, WeightsError
 from millrace.core.types import Progress, ReplicaLoad, Work
 from millrace.rollout.architecture import Architecture
-from millrace.rollout.attention import DecodeAttention, PrefillAttention, Segment, bucketed
+from millrace.rollout.attention import PrefillAttention, Segment, bucketed
 from millrace.rollout.cache import KVCache
+from millrace.rollout.decode import DecodeBatch
 from millrace.rollout.model import Decoder
-from millrace.rollout.noise import uniforms
 from millrace.rollout.parameters import Parameters
-from millrace.rollout.sampler import sample
 from millrace.rollout.sequence import Sequence
 
 # Leases remembered to refuse repeats of old commands, far beyond what can be under way at once.
@@ -52,7 +52,7 @@ class Engine:
         eos_ids: Iterable[int] = (),
         decode: Callable[[list[int]], str] | None = None,
     ) -> None:
-        device = torch.device(device)
+        self._device = device = torch.device(device)
         self.version = -1
         self.max_sequence_tokens = max_sequence_tokens
         self._architecture, self._prefill_chunk = architecture, prefill_chunk
@@ -73,6 +73,7 @@ class Engine:
         self._cache = KVCache(shape, dtype, device)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # index = slot
+        self._batch: DecodeBatch | None = None  # of the last step, if it still holds
         self._finished: dict[int, Sequence] = {}  # by trajectory, not yet reported
         self._leases: OrderedDict[int, int] = OrderedDict()
         self._generated = self._prefilled = self._steps_since_swap = 0
@@ -165,6 +166,7 @@ class Engine:
         self._active, self._standby = self._standby, self._active
         self.version, self._steps_since_swap = version, 0
         self._cache.reset()
+        self._batch = None
 
     def withdraw(self) -> None:
         """Serve nothing until the next swap: the active weights are not to be trusted."""
@@ -184,7 +186,9 @@ class Engine:
             slot = self._cache.allocate()
             assert slot == len(self._running), (slot, len(self._running))
             self._running.append(self._waiting.popleft())
-        self._prefill()
+            self._batch = None
+        if self._batch is None:
+            self._prefill()
         self._decode()
 
     def _prefill(self) -> None:
@@ -195,7 +199,8 @@ class Engine:
         if segments:
             tokens = [t for s in segments for t in self._running[s.slot].tokens[s.start : s.start + s.count]]
             positions = [p for s in segments for p in range(s.start, s.start + s.count)]
-            self._decoder.hidden(self._active, tokens, positions, PrefillAttention(self._cache, segments))
+            attention = PrefillAttention(self._cache, segments)
+            self._decoder.hidden(self._active, self._padded(tokens), self._padded(positions), attention)
             for segment in segments:
                 self._cache.extend(segment.slot, segment.count)
             self._prefilled += len(tokens)
@@ -230,47 +235,42 @@ class Engine:
                 self._cache.copy(leader, slot, shared)
 
     def _decode(self) -> None:
-        """One token for every ready slot. Unready slots between them are computed and ignored: what
-        they write lies beyond their valid positions."""
-        ready = [slot for slot in range(len(self._running)) if self._ready(slot)]
-        if not ready:
+        """One token for every ready slot."""
+        batch = self._batch or self._decode_batch()
+        if batch is None:
             return
-        count = ready[-1] + 1
-        tokens = [sequence.tokens[-1] for sequence in self._running[:count]]
-        positions = self._cache.lengths[:count]
-        hidden = self._decoder.hidden(
-            self._active, tokens, positions, DecodeAttention(self._cache, positions)
-        )
-        logits = self._decoder.logits(self._active, hidden, count)
-        if len(ready) < count:
-            logits = logits[torch.tensor(ready, device=logits.device)]
-        self._sample(ready, logits)
+        hidden = self._decoder.hidden(self._active, batch.tokens, batch.positions, batch.attention)
+        logits = self._decoder.logits(self._active, hidden, batch.count)
+        if batch.rows is not None:
+            logits = logits[batch.rows]
+        self._refuse_non_finite(batch.sequences, logits)
+        tokens, logprobs = batch.sample(logits)
+        complete = len(batch.slots) == len(self._running)
+        self._batch = batch if complete else None  # the others have to be prefilled
+        self._note(batch, tokens.tolist(), logprobs.tolist())
+        if self._batch is not None and not batch.advance(tokens):
+            self._batch = None
 
-    def _sample(self, ready: list[int], logits: torch.Tensor) -> None:
-        sequences = [self._running[slot] for slot in ready]
-        self._refuse_non_finite(sequences, logits)
-        works = [sequence.work for sequence in sequences]
-        noise = uniforms(
-            [work.seed for work in works],
-            [work.trajectory_id for work in works],
-            [sequence.completion_length for sequence in sequences],
-        )
-        tokens, logprobs = sample(logits, [work.sampling for work in works], noise)
+    def _decode_batch(self) -> DecodeBatch | None:
+        ready = [slot for slot in range(len(self._running)) if self._ready(slot)]
+        return DecodeBatch(self._running, ready, self._cache, self._decoder.row_multiple) if ready else None
+
+    def _note(self, batch: DecodeBatch, tokens: list[int], logprobs: list[float]) -> None:
         for slot, sequence, token, logprob in zip(
-            ready, sequences, tokens.tolist(), logprobs.tolist(), strict=True
+            batch.slots, batch.sequences, tokens, logprobs, strict=True
         ):
             self._cache.extend(slot, 1)
             sequence.append(token, logprob, self.version)
-        self._generated += len(ready)
+        self._generated += len(tokens)
         self._steps_since_swap += 1
-        for slot in reversed(ready):
+        for slot in reversed(batch.slots):
             if self._running[slot].finish is not None:
                 sequence = self._vacate(slot)
                 self._finished[sequence.work.trajectory_id] = sequence
 
     def _refuse_non_finite(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
-        finite = logits.sum(dim=-1).isfinite()  # NaN and infinities survive the sum
-        if not finite.all():
+        if not math.isfinite(logits.sum().item()):  # NaN and infinities survive a sum
+            finite = logits.isfinite().all(dim=-1)
             bad = [s.work.trajectory_id for s, ok in zip(sequences, finite.tolist(), strict=True) if not ok]
             raise WeightsError(
                 f"version {self.version} gives logits that are not finite for trajectories {bad[:8]} "
@@ -283,12 +283,17 @@ class Engine:
     def _ready(self, slot: int) -> bool:
         return self._cache.lengths[slot] == len(self._running[slot].tokens) - 1
 
+    def _padded(self, numbers: list[int]) -> torch.Tensor:
+        padding = [0] * (-len(numbers) % self._decoder.row_multiple)
+        return torch.tensor(numbers + padding, device=self._device)
+
     def _vacate(self, slot: int) -> Sequence:
         """Take the sequence out of `slot`; the last one moves in."""
         sequence = self._running[slot]
         moved = self._cache.release(slot)
         self._running[slot] = self._running[moved]
         self._running.pop()
+        self._batch = None
         return sequence
 
     def _remove(self, trajectory_id: int) -> Sequence | None:

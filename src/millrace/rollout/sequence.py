@@ -41,7 +41,10 @@ class Sequence:
             self._spans.append((version, self.completion_length))
         self.tokens.append(token)
         self.logprobs.append(logprob)
-        self._note_finish()
+        if token in self._stop_ids or self._stop_strings is not None:
+            self._note_finish()
+        elif len(self.tokens) >= self._budget:
+            self.finish = Finish.LENGTH
 
     def unreported(self) -> list[Progress]:
         """Progress since the last call, one per version; the last one carries the finish."""
