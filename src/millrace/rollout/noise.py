@@ -24,7 +24,7 @@ class Noise:
         self._state_N = _absorb(self._state_N, _words(trajectory_ids))
 
     def uniforms(self, positions: Sequence[int], count: int) -> np.ndarray:
-        """(N, count) float64 in [0, 1) with 52 random bits: trajectory i at positions[i], positions[i] + 1, ...
+        """(N, count) float64 in [0, 1) with 52 random bits: of positions[i], positions[i] + 1, ...
 
         52 and not 53: then `u * total` is below `total` after rounding, too.
         """
