@@ -30,11 +30,10 @@ def forkservers() -> list[int]:
 def test_a_worker_frozen_while_it_is_made_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "ANSWER_S_MIN", 0.3)
     monkeypatch.setenv("PYTHONPATH", PYTHON_PATH)
 
     async def run() -> None:
-        runtime = LocalRuntime(lease_s=0.3)
+        runtime = LocalRuntime(answer_s=0.3)
         try:
             (await runtime.spawn("first", PROBE)).kill()
             with pytest.raises(DeadlineExceeded, match="frozen"):

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from millrace.config.freeze import dump, restore
 from millrace.config.schema import Config
-from millrace.core.errors import ConfigError, DataError
+from millrace.core.errors import ConfigError, DataError, writing
 
 RUNS = Path("runs")
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Where everything of a run lies. `path` is absolute: the ledger remembers checkpoints by path."""
+    """Where everything of a run lies. `path` is absolute. The whole directory may be moved."""
 
     path: Path
 
@@ -47,6 +47,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def logs(self) -> Path:
+        """What workers wrote, NAME.EPOCH.log, and the controller's stacks when it stalled."""
+        return self.path / "logs"
+
+    @property
     def model(self) -> Path:
         """The exported model: a Hugging Face directory."""
         return self.path / "model"
@@ -55,8 +60,9 @@ class RunDirectory:
         """Atomically. Holds the configuration only: credentials live in the environment, and are
         never written."""
         partial = self.path / "config.json.partial"
-        partial.write_text(json.dumps(dump(config), indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, self.config)
+        with writing(self.config):
+            partial.write_text(json.dumps(dump(config), indent=2) + "\n", encoding="utf-8")
+            os.replace(partial, self.config)
 
     def read_config(self) -> Config:
         try:
@@ -71,13 +77,19 @@ class RunDirectory:
 def create(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirectory:
     """A new run directory, readable by its owner only: `explicit`, or `runs/<name>-<date>-<n>`.
 
-    Raises: ConfigError: `explicit` exists and is not empty.
+    Raises: ConfigError: `explicit` exists and is not empty. StorageError: it cannot be made.
     """
     if explicit is not None:
         _refuse_used(explicit)
-        explicit.mkdir(mode=0o700, parents=True, exist_ok=True)
-        explicit.chmod(0o700)
+        with writing(explicit):
+            explicit.mkdir(mode=0o700, parents=True, exist_ok=True)
+            explicit.chmod(0o700)
         return RunDirectory(explicit.resolve())
+    with writing(runs):
+        return _numbered(name, runs)
+
+
+def _numbered(name: str, runs: Path) -> RunDirectory:
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     stem = f"{name}-{time.strftime('%Y%m%d')}"
     number = 1

@@ -15,6 +15,7 @@ from millrace.config.schema import Config
 from millrace.controller.controller import Controller, Fleet
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock
+from millrace.core.errors import writing
 from millrace.core.events import Events, Sink
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.jsonl import read_events
@@ -22,6 +23,7 @@ from millrace.observe.live import LiveView
 from millrace.observe.sinks import open_sinks
 from millrace.observe.summary import Summary
 from millrace.runtime.local import LocalRuntime
+from millrace.runtime.stacks import dump_stacks
 from millrace.schedule.presets import build
 
 PRELOAD = (
@@ -38,9 +40,10 @@ async def train(config: Config, run: RunDirectory, stop: asyncio.Event, *sinks: 
 
     Raises: the run's first fatal error. In every case the ledger is flushed and `summary.json` written.
     """
-    run.write_config(config)
     events, summary = Events(clock.now, clock.wall), Summary()
     with ExitStack() as stack:
+        stack.callback(os.umask, os.umask(0o077))  # whatever this run writes is its owner's alone
+        run.write_config(config)
         if run.events.exists():
             for event in read_events(run.events):
                 summary(event)
@@ -61,6 +64,7 @@ async def train(config: Config, run: RunDirectory, stop: asyncio.Event, *sinks: 
                 events=events,
                 checkpoints=str(run.checkpoints),
                 export=str(run.model),
+                on_stall=lambda: _dump_stacks(run, runtime),
             )
             stopper = group.create_task(_stop_when(stop, controller), name="stop")
             await controller.run()
@@ -103,13 +107,19 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
 
 @asynccontextmanager
 async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRuntime]:
-    logs = run.path / "logs"
-    logs.mkdir(mode=0o700, exist_ok=True)
-    runtime = LocalRuntime(PRELOAD, log_dir=logs, lease_s=config.supervision.lease_s)
+    run.logs.mkdir(mode=0o700, exist_ok=True)
+    lease_s = config.supervision.lease_s
+    runtime = LocalRuntime(PRELOAD, log_dir=run.logs, lease_s=3 * lease_s, answer_s=lease_s)
     try:
         yield runtime
     finally:
         await runtime.close()
+
+
+def _dump_stacks(run: RunDirectory, runtime: LocalRuntime) -> None:
+    """Of the controller into a file of its own, of every worker into its log."""
+    dump_stacks(run.logs / "controller.stacks")
+    runtime.dump_stacks()
 
 
 async def _stop_when(stop: asyncio.Event, controller: Controller) -> None:
@@ -119,5 +129,6 @@ async def _stop_when(stop: asyncio.Event, controller: Controller) -> None:
 
 def _write_summary(run: RunDirectory, summary: Summary) -> None:
     partial = run.summary.with_suffix(".partial")
-    partial.write_text(json.dumps(summary.result(), indent=2) + "\n", encoding="utf-8")
+    with writing(run.summary):
+        partial.write_text(json.dumps(summary.result(), indent=2) + "\n", encoding="utf-8")
     os.replace(partial, run.summary)

@@ -284,8 +284,9 @@ class Weights(Section):
 
 
 class Supervision(Section):
-    lease_s: float = Field(default=30.0, gt=0)
-    """A worker that has not answered a heartbeat for this long is killed and restarted."""
+    lease_s: float = Field(default=10.0, gt=0)
+    """A worker that does not answer a heartbeat within this is killed and restarted; one that hears
+    nothing from the controller for three times as long stops itself."""
     restarts: int = Field(default=5, ge=0)
     """Restarts per worker within `restart_window_s`, after which the run stops."""
     restart_window_s: float = Field(default=300.0, gt=0)
@@ -295,9 +296,10 @@ class Supervision(Section):
     attempts: int = Field(default=3, ge=1)
     """Leases of a trajectory lost to crashes before its prompt is quarantined."""
     stall_s: float = Field(default=300.0, gt=0)
-    """Without any progress for this long, the run stops and says who waits for whom."""
+    """Without any progress for this long, the run stops and says who waits for whom. It says so, and
+    goes on, from 20 s on."""
     step_timeout_s: float = Field(default=600.0, gt=0)
-    """One trainer command may take this long."""
+    """One command may take this long; after the first of its kind, ten times the longest so far."""
     spawn_timeout_s: float = Field(default=120.0, gt=0)
     """A worker must be ready within this long of its start."""
 

@@ -30,6 +30,7 @@ from millrace.core.protocols import Ledger, Runtime
 from millrace.schedule.schedule import Schedule
 
 FLUSH_INTERVAL_S = 0.2
+QUIET_S = 20.0  # without progress: the first notice of who waits for whom; each doubles the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Controller:
     """Takes a run from the ledger's position to `config.steps`.
 
     `checkpoints` and `export` are directories (export None: off). `check` sees the state after every
-    round of decisions.
+    round of decisions; `on_stall` is called when the run makes no progress.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class Controller:
         checkpoints: str,
         export: str | None = None,
         check: Callable[[RunState], None] = lambda state: None,
+        on_stall: Callable[[], None] = lambda: None,
     ) -> None:
-        self._fleet = fleet
+        self._fleet, self._on_stall = fleet, on_stall
         names = [spec.name for spec in fleet.replicas]
         self._run = Run(config, replicas=names, ledger=ledger, schedule=schedule, events=events)
         limits = config.supervision
@@ -73,7 +75,7 @@ class Controller:
             limits.backoff_s,
             limits.spawn_timeout_s,
         )
-        self._supervisor = Supervisor(runtime, events, policy)
+        self._supervisor = Supervisor(runtime, events, policy, self._run.waits)
         self._decisions = Decisions(self._run, check)
         self._trainer = TrainerSession(self._run, checkpoints=checkpoints, export=export)
 
@@ -143,17 +145,24 @@ class Controller:
             self._run.flush()
 
     async def _watch(self) -> None:
-        """No progress for `stall_s`: end the run and name every wait."""
+        """No progress: say who waits for whom; after `stall_s`, end the run with that."""
         stall_s, waits = self._run.config.supervision.stall_s, self._run.waits
+        notice_s = min(QUIET_S, stall_s)
+        told_s = -1.0  # the progress after which a notice was given
         waits.progress()
         while True:
-            await asyncio.sleep(stall_s / 10)
-            if clock.now() - waits.progressed_s >= stall_s:
-                lines = waits.describe()
-                self._run.events.emit("stalled", waits=lines)
+            await asyncio.sleep(min(1.0, stall_s / 10))
+            quiet_s = clock.now() - waits.progressed_s
+            if quiet_s < notice_s or (told_s == waits.progressed_s and quiet_s < stall_s):
+                continue
+            lines = self._run.standing()
+            self._run.events.emit("stalled", waits=lines, quiet_s=quiet_s)
+            self._on_stall()
+            if quiet_s >= stall_s:
                 raise DeadlineExceeded(
                     f"no progress for {stall_s:g} s. Who waits for whom:\n  " + "\n  ".join(lines)
                 )
+            told_s, notice_s = waits.progressed_s, min(2 * notice_s, stall_s)
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -17,11 +17,11 @@ class RelaySession:
 
     def __init__(self, run: Run, slot_bytes: Callable[[], Awaitable[int]]) -> None:
         self._run, self._slot_bytes = run, slot_bytes
-        self._timeout_s = run.config.supervision.step_timeout_s
+        self._call = run.patience.call
 
     async def run(self, handle: Handle) -> None:
         run = self._run
-        run.endpoint = await handle.call("open", await self._slot_bytes(), timeout_s=self._timeout_s)
+        run.endpoint = await self._call(handle, "open", await self._slot_bytes())
         run.pulse.fire()
         try:
             while True:
@@ -36,7 +36,8 @@ class RelaySession:
 
     async def _stage(self, handle: Handle) -> None:
         run, item = self._run, self._run.published.popleft()
-        staged: Staged = await handle.call("stage", item.version, item.digest, timeout_s=self._timeout_s)
+        with run.waits.waiting("relay", f"the digest of version {item.version}"):
+            staged: Staged = await self._call(handle, "stage", item.version, item.digest)
         run.state.newest, run.state.held = max(staged.held), tuple(staged.held)
         run.waits.progress()
         run.events.emit("staged", version=staged.version, digest=staged.digest, stage_s=staged.stage_s)

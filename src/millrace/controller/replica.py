@@ -29,6 +29,7 @@ class ReplicaSession:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._reports(handle), name=f"{self.name}.reports")
+                group.create_task(self._probe(handle), name=f"{self.name}.probe")
                 await self._carry_out(handle)
         finally:
             self._down()
@@ -51,6 +52,12 @@ class ReplicaSession:
         async for report in handle.stream("reports"):
             self._take_in(report)
         raise WorkerDied(f"{self.name}: its report stream ended")
+
+    async def _probe(self, handle: Handle) -> None:
+        """An engine stuck in a step leaves its process able to answer heartbeats: ask the engine itself."""
+        while True:
+            await asyncio.sleep(self._run.config.supervision.lease_s / 2)
+            await self._run.patience.call(handle, "release", [])
 
     def _take_in(self, report: Report) -> None:
         run, load = self._run, report.load
@@ -90,13 +97,13 @@ class ReplicaSession:
 
     async def _carry_out(self, handle: Handle) -> None:
         """Consumes the mailbox."""
-        timeout_s = self._run.config.supervision.lease_s
+        call = self._run.patience.call
         while True:
             match await self._mailbox.first():
                 case Submit(works):
-                    await handle.call("submit", works, timeout_s=timeout_s)
+                    await call(handle, "submit", works)
                 case Abort(trajectory_ids):
-                    await handle.call("release", trajectory_ids, timeout_s=timeout_s)
+                    await call(handle, "release", trajectory_ids)
                 case Pull() as order:
                     await self._pull(handle, order)
                 case Move() as order:
@@ -113,9 +120,8 @@ class ReplicaSession:
         try:
             if run.endpoint is None:
                 return  # the relay is gone; the next decision waits for the new one
-            timeout_s = run.config.supervision.step_timeout_s
             with run.waits.waiting(self.name, f"version {order.version}"):
-                served: Served = await handle.call("pull", order.version, run.endpoint, timeout_s=timeout_s)
+                served: Served = await run.patience.call(handle, "pull", order.version, run.endpoint)
         except (UnknownVersionError, TornVersionError):
             return  # overwritten meanwhile; the next decision asks for the newest
         finally:
@@ -159,8 +165,7 @@ class ReplicaSession:
         report arrives."""
         state = self._run.state
         ids = list(state.replicas[self.name].leased)
-        timeout_s = self._run.config.supervision.lease_s
-        parts = await handle.call("release", ids, timeout_s=timeout_s)
+        parts = await self._run.patience.call(handle, "release", ids)
         self._finished(state.progress(self.name, parts))
         released = {part.trajectory_id for part in parts}
         back = [state.trajectories[i] for i in ids if i in released and i in state.replicas[self.name].leased]

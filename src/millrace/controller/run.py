@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from millrace.config.schema import Config
 from millrace.controller.lineage import Lineage
 from millrace.controller.orders import Abort, Mailbox, Submit
+from millrace.controller.patience import Patience
 from millrace.controller.pulse import Pulse, Waits
 from millrace.controller.scoring import EnvironmentPool
 from millrace.controller.state import RunState, Shape
@@ -36,6 +37,7 @@ class Run:
     ) -> None:
         self.config, self.ledger, self.schedule, self.events = config, ledger, schedule, events
         self.pulse, self.waits = Pulse(), Waits()
+        self.patience = Patience(config.supervision.step_timeout_s)
         self.mailboxes = {name: Mailbox() for name in replicas}
         self.state = RunState(_shape(config), self.mailboxes)
         self.endpoint: Endpoint | None = None  # of the relay that is up
@@ -45,6 +47,7 @@ class Run:
         self.repack_due = False
         recovered = ledger.recover()
         self.resumed_version = self.state.version = recovered.version
+        self.state.quarantined.update(recovered.quarantined)
         self.pool = EnvironmentPool(
             self.pulse,
             self.waits,
@@ -114,6 +117,24 @@ class Run:
         self.state.quarantined.add(row_id)
         self.events.emit("quarantined", row_id=row_id, reason=reason)
         self.end_group(trajectory.group_id, State.ABANDONED, reason)
+
+    # ------------------------------------------------------------ what holds it up
+
+    def standing(self) -> list[str]:
+        """Who waits for whom, one line each: open waits, the longest first, then idle work."""
+        state = self.state
+        lines = self.waits.describe()
+        for name, replica in state.replicas.items():
+            if not replica.alive:
+                lines.append(f"{name} is not up")
+            elif replica.leased:
+                what = f"{len(replica.leased)} trajectories at version {replica.version}"
+                lines.append(f"{name} owes tokens of {what}")
+        if state.queued:
+            lines.append(f"{len(state.queued)} trajectories wait for a replica")
+        if self.pool.num_requests:
+            lines.append(f"{self.pool.num_requests} completions wait for a reward worker")
+        return lines
 
     # ------------------------------------------------------------ ledger
 

@@ -18,6 +18,8 @@ from millrace.core.protocols import Handle
 from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
 
 SCORE_BATCH = 16  # requests per call: enough to hide the call, few enough to spread over workers
+PROMPT_BATCH = 16  # rows per call: few enough that PROMPTS_TIMEOUT_S is long for them
+PROMPTS_TIMEOUT_S = 20.0
 DEATHS_MAX = 2  # a trajectory whose scoring killed this many workers has failed
 FAILURES_MAX = 256  # failed scores in a row that stop the run
 BAD_PROMPTS_MAX = 1000  # skipped prompts in a row that stop the run
@@ -46,6 +48,10 @@ class EnvironmentPool:
     def request(self, request: ScoreRequest) -> None:
         self._requests.append(request)
         self._work.fire()
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
 
     def next_prompt(self) -> Prompt | BadPrompt | None:
         """The next of the stream, or None: not fetched yet."""
@@ -79,10 +85,11 @@ class EnvironmentPool:
                 await self._work.wait(timeout_s=60.0)
 
     async def _fetch(self, handle: Handle) -> None:
-        ids = list(range(self._next_group_id, self._next_group_id + 2 * self._prefetch))
+        ids = list(range(self._next_group_id, self._next_group_id + PROMPT_BATCH))
         self._fetching = True
         try:
-            fetched = await handle.call("prompts", ids, timeout_s=60.0)
+            with self._waits.waiting(handle.name, f"prompts {ids[0]} to {ids[-1]}"):
+                fetched = await handle.call("prompts", ids, timeout_s=PROMPTS_TIMEOUT_S)
         finally:
             self._fetching = False
         self._next_group_id = ids[-1] + 1

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from millrace.controller.pulse import Waits
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, RemoteError, WorkerDied, WorkerError
 from millrace.core.events import Events
@@ -50,8 +51,8 @@ class PlannedRestart(WorkerError):
 
 
 class Supervisor:
-    def __init__(self, runtime: Runtime, events: Events, policy: RestartPolicy) -> None:
-        self._runtime, self._events, self._policy = runtime, events, policy
+    def __init__(self, runtime: Runtime, events: Events, policy: RestartPolicy, waits: Waits) -> None:
+        self._runtime, self._events, self._policy, self._waits = runtime, events, policy, waits
         self._epochs: dict[str, int] = {}  # of the newest incarnation
         self.restarts = 0
 
@@ -81,9 +82,10 @@ class Supervisor:
     async def _live(self, spec: WorkerSpec, session: Session, died_at: float | None) -> None:
         """One incarnation, from spawn to death. Never leaves it running."""
         started = clock.now()
-        handle = await self._runtime.spawn(
-            spec.name, spec.target, spec.kwargs, timeout_s=self._policy.spawn_timeout_s
-        )
+        with self._waits.waiting(spec.name, "its start"):
+            handle = await self._runtime.spawn(
+                spec.name, spec.target, spec.kwargs, timeout_s=self._policy.spawn_timeout_s
+            )
         self._epochs[spec.name] = handle.epoch
         fields = {"role": spec.role, "name": spec.name, "epoch": handle.epoch}
         pid = getattr(handle, "pid", None)
@@ -114,9 +116,11 @@ class Supervisor:
         while crashes[0] < crashes[-1] - policy.window_s:
             crashes.popleft()
         if len(crashes) > policy.restarts:
+            never = "" if spec.name in self._epochs else ", each time before it was ready"
             raise WorkerError(
-                f"{spec.name} died {len(crashes)} times within {policy.window_s:g} s, last: {cause}\n"
-                f"  The budget is `supervision.restarts` ({policy.restarts}); its logs tell more."
+                f"{spec.name} died {len(crashes)} times within {policy.window_s:g} s{never}; the last time: "
+                f"{cause}\n  Its own words are in the run directory, logs/{spec.name}.*.log. The budget is "
+                f"`supervision.restarts` ({policy.restarts})."
             ) from cause
         await asyncio.sleep(min(BACKOFF_S_MAX, policy.backoff_s * 2 ** (len(crashes) - 1)))
 

@@ -35,7 +35,7 @@ class TrainerSession:
         self._loaded: TrainerState | None = None
         self._published_to: tuple[object, int] | None = None  # (endpoint, version) last published
         self._checkpointed = -1
-        self._timeout_s = run.config.supervision.step_timeout_s
+        self._call = run.patience.call
 
     async def slot_bytes(self) -> int:
         """What one version needs in a relay; known once a trainer has loaded."""
@@ -66,7 +66,7 @@ class TrainerSession:
                 await self._checkpoint(handle)
         await self._checkpoint(handle)
         if self._export is not None:
-            await handle.call("export", self._export, timeout_s=self._timeout_s)
+            await self._call(handle, "export", self._export)
 
     async def _catch_up(self, handle: Handle) -> None:
         """Load the newest checkpoint and replay the committed steps after it."""
@@ -76,7 +76,7 @@ class TrainerSession:
         checkpoint = recovered.checkpoint
         path = checkpoint.path if checkpoint else None
         with run.waits.waiting("trainer", "its weights to load"):
-            self._loaded = await handle.call("load", path, timeout_s=self._timeout_s)
+            self._loaded = await self._call(handle, "load", path)
         self._published_to = None
         self._checkpointed = self._loaded.version
         run.pulse.fire()
@@ -110,7 +110,7 @@ class TrainerSession:
 
     async def _step(self, handle: Handle, batch: Batch) -> StepResult:
         with self._run.waits.waiting("trainer", f"its step from version {batch.version}"):
-            result: StepResult = await handle.call("step", batch, timeout_s=self._timeout_s)
+            result: StepResult = await self._call(handle, "step", batch)
         self._run.waits.progress()
         return result
 
@@ -133,7 +133,7 @@ class TrainerSession:
         if endpoint is None or self._published_to == target:
             return
         try:
-            published: Published = await handle.call("publish", endpoint, timeout_s=self._timeout_s)
+            published: Published = await self._call(handle, "publish", endpoint)
         except UnknownVersionError:
             return await self._await_another_relay(endpoint)
         self._published_to = target
@@ -157,9 +157,7 @@ class TrainerSession:
         if self._checkpointed == run.state.version:
             return
         with run.waits.waiting("trainer", "its checkpoint"):
-            info: CheckpointInfo = await handle.call(
-                "checkpoint", self._checkpoints, timeout_s=self._timeout_s
-            )
+            info: CheckpointInfo = await self._call(handle, "checkpoint", self._checkpoints)
         run.ledger.commit_checkpoint(info)
         self._checkpointed = info.version
         run.events.emit("checkpoint", **_fields(info))

@@ -158,7 +158,7 @@ class LedgerReader:
     def _checkpoint(self) -> CheckpointInfo | None:
         query = "SELECT version, path, save_s FROM checkpoints ORDER BY version DESC LIMIT 1"
         row = self._db.execute(query).fetchone()
-        return records.to_checkpoint(row) if row else None
+        return records.to_checkpoint(row, os.path.dirname(self._path)) if row else None
 
     def _found(self, row: Any, what: str, table: str, key: str) -> Any:
         if row is None:

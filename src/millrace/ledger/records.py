@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -80,8 +81,14 @@ def to_step(row: Sequence[Any]) -> StepRecord:
     )
 
 
-def to_checkpoint(row: Sequence[Any]) -> CheckpointInfo:
-    return CheckpointInfo(version=row[0], path=row[1], save_s=row[2])
+def to_checkpoint(row: Sequence[Any], directory: str) -> CheckpointInfo:
+    return CheckpointInfo(version=row[0], path=os.path.join(directory, row[1]), save_s=row[2])
+
+
+def relative(path: str, directory: str) -> str:
+    """As it is remembered: what lies beside the ledger moves with it, anything else stays where it is."""
+    inside = directory and os.path.commonpath([os.path.abspath(path), directory]) == directory
+    return os.path.relpath(path, directory) if inside else path
 
 
 def load_groups(db: sqlite3.Connection, group_ids: Iterable[int]) -> list[Group]:

@@ -27,15 +27,17 @@ class Recovery:
     version: int = 0
     accounting: Accounting = field(default_factory=Accounting)
     unused_group_ids: list[int] = field(default_factory=list)
+    quarantined: list[str] = field(default_factory=list)
     live: list[tuple[Trajectory, State]] = field(default_factory=list)  # and the state in the file
 
 
-def read_recovery(db: sqlite3.Connection, checkpoint_ok: CheckpointOk) -> Recovery:
-    """Leases do not survive: leased trajectories are queued again, with the tokens they have.
+def read_recovery(db: sqlite3.Connection, directory: str, checkpoint_ok: CheckpointOk) -> Recovery:
+    """Leases do not survive: leased trajectories are queued again, with the tokens they have. Checkpoints
+    lie where the file in `directory` says, relative to that.
 
     Raises LedgerError: a group or a token that the record refers to is missing.
     """
-    checkpoint = _newest_checkpoint(db, checkpoint_ok)
+    checkpoint = _newest_checkpoint(db, directory, checkpoint_ok)
     covered = checkpoint.version if checkpoint else 0
     steps = db.execute(f"{SELECT_STEPS} WHERE version > ? ORDER BY version", (covered,)).fetchall()
     replay = [(record, load_groups(db, record.group_ids)) for record in map(to_step, steps)]
@@ -52,6 +54,7 @@ def read_recovery(db: sqlite3.Connection, checkpoint_ok: CheckpointOk) -> Recove
         version=last_version(db),
         accounting=Accounts(read_counts(db)).accounting(),
         unused_group_ids=unused,
+        quarantined=_quarantined(db),
         live=live,
     )
 
@@ -62,13 +65,25 @@ def last_version(db: sqlite3.Connection) -> int:
     return version
 
 
-def _newest_checkpoint(db: sqlite3.Connection, checkpoint_ok: CheckpointOk) -> CheckpointInfo | None:
+def _newest_checkpoint(
+    db: sqlite3.Connection, directory: str, checkpoint_ok: CheckpointOk
+) -> CheckpointInfo | None:
     rows = db.execute("SELECT version, path, save_s FROM checkpoints ORDER BY version DESC").fetchall()
-    return next((info for info in map(to_checkpoint, rows) if checkpoint_ok(info)), None)
+    saved = (to_checkpoint(row, directory) for row in rows)
+    return next((info for info in saved if checkpoint_ok(info)), None)
 
 
 def _live_group_ids(db: sqlite3.Connection) -> list[int]:
     query = f"SELECT DISTINCT group_id FROM trajectories WHERE state IN {LIVE_STATES} ORDER BY group_id"
+    return [row[0] for row in db.execute(query)]
+
+
+def _quarantined(db: sqlite3.Connection) -> list[str]:
+    """Rows of which a trajectory was abandoned: replica after replica died of it."""
+    query = (
+        "SELECT DISTINCT row_id FROM groups JOIN trajectories USING (group_id)"
+        f" WHERE state = '{State.ABANDONED}' ORDER BY row_id"
+    )
     return [row[0] for row in db.execute(query)]
 
 

@@ -56,6 +56,7 @@ class SqliteLedger:
 
     def __init__(self, path: str | Path, *, run: Mapping[str, Any]) -> None:
         self._path = MEMORY if path == MEMORY else os.path.abspath(path)
+        self._directory = os.path.dirname(self._path)
         self._lock = None if path == MEMORY else RunLock(self._path)
         self._closed = self._failed = False
         self._folded_at = 0  # total changes of the connection
@@ -123,7 +124,7 @@ class SqliteLedger:
                 "the last committed one\n  Commit a step before saving what it made."
             )
         with self._transaction(f"commit checkpoint {info.version}", durable=True):
-            row = (info.version, info.path, info.save_s, wall())
+            row = (info.version, records.relative(info.path, self._directory), info.save_s, wall())
             self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", row)
 
     # ------------------------------------------------------------ reading
@@ -140,7 +141,7 @@ class SqliteLedger:
         """
         self.flush()
         with ledger_failures(self._path, "recover"):
-            recovery = read_recovery(self._db, checkpoint_ok)
+            recovery = read_recovery(self._db, self._directory, checkpoint_ok)
         for trajectory, recorded in recovery.live:
             if trajectory.trajectory_id not in self._accounts.states:
                 self._buffer.adopt(trajectory, recorded)

@@ -23,9 +23,6 @@ from millrace.runtime.seam import late
 
 CLOSE_TIMEOUT_S = 10.0
 
-ANSWER_S_MIN = 2.0
-"""Shortest time that a worker which is being made has to answer a ping: importing can be rough."""
-
 
 class LocalRuntime:
     """Worker processes, forked by a forkserver that has imported the modules of `preload`.
@@ -34,8 +31,8 @@ class LocalRuntime:
     from the start of the forkserver (OMP_NUM_THREADS is 1 unless set here or in the environment); the
     `env` of a spawn comes after the preload, too late for what a library reads when it is imported.
     `log_dir` takes the output of each worker as NAME.EPOCH.log (None: it goes where ours goes). A worker
-    that hears nothing for `lease_s` stops itself, and one that does not answer for that long while it is
-    being made is given up (None: neither).
+    that hears nothing for `lease_s` stops itself; one that does not answer for `answer_s` while it is made
+    is given up (None: off).
 
     The first spawn starts the forkserver and binds the runtime to the running loop.
     """
@@ -47,12 +44,12 @@ class LocalRuntime:
         *,
         log_dir: Path | None = None,
         lease_s: float | None = None,
+        answer_s: float | None = None,
     ) -> None:
         if not hasattr(os, "pidfd_open"):
             raise WorkerError("the local runtime needs Linux 5.3 or newer (pidfd_open)")
         self._preload, self._env = preload, dict(env or {})
-        self._log_dir, self._lease_s = log_dir, lease_s
-        self._answer_s = None if lease_s is None else max(lease_s, ANSWER_S_MIN)
+        self._log_dir, self._lease_s, self._answer_s = log_dir, lease_s, answer_s
         self._epochs: dict[str, int] = {}
         self._handles: set[LocalHandle] = set()
         self._launcher: Launcher | None = None
