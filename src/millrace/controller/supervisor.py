@@ -70,6 +70,7 @@ class Supervisor:
                 return
             except* (WorkerError, DeadlineExceeded) as failures:
                 cause = _first(failures)
+            _heed_cancel()
             if isinstance(cause, RemoteError) and died_at is None:
                 raise cause  # a worker that never worked: a bug or a wrong setting, not bad luck
             died_at = clock.now()
@@ -123,6 +124,13 @@ class Supervisor:
                 f"`supervision.restarts` ({policy.restarts})."
             ) from cause
         await asyncio.sleep(min(BACKOFF_S_MAX, policy.backoff_s * 2 ** (len(crashes) - 1)))
+
+
+def _heed_cancel() -> None:
+    """A task group that was cancelled in the moment in which a member failed tells only of the failure."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _death(handle: Handle) -> None:

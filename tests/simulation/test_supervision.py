@@ -1,0 +1,37 @@
+"""Supervision: what ends it, and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+
+from millrace import sim
+from millrace.controller.pulse import Waits
+from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
+from millrace.core import clock
+from millrace.core.errors import WorkerDied
+from millrace.core.events import Events
+from millrace.core.protocols import Handle
+from millrace.runtime.sim import SimRuntime
+
+POLICY = RestartPolicy(lease_s=4.0, restarts=5, window_s=100.0, backoff_s=0.1, spawn_timeout_s=10.0)
+SPEC = WorkerSpec("probe", "probe", "millrace.runtime.probe:Probe")
+
+
+def test_a_cancel_in_the_moment_of_a_death_ends_supervision() -> None:
+    async def session(handle: Handle) -> None:
+        try:
+            await asyncio.sleep(1000.0)
+        except asyncio.CancelledError:
+            raise WorkerDied("in the same moment") from None
+
+    async def main() -> int:
+        runtime = SimRuntime(0)
+        supervisor = Supervisor(runtime, Events(clock.now, clock.wall), POLICY, Waits())
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(supervisor.keep(SPEC, session))
+            await asyncio.sleep(1.0)
+            task.cancel()
+        await runtime.close()
+        return supervisor.restarts
+
+    assert sim.run(main(), seed=0, time_max_s=100.0) == 0
