@@ -26,6 +26,7 @@ from millrace.core.types import (
     Sampling,
     Scored,
     ScoreRequest,
+    Staged,
     TrainGroup,
     TrainSequence,
     Work,
@@ -195,9 +196,9 @@ class Stage:
     replica: Handle
     endpoint: Endpoint
 
-    async def publish(self) -> None:
+    async def publish(self) -> Staged:
         published = await call(self.trainer, "publish", self.endpoint)
-        await call(self.relay, "stage", published.version, published.digest)
+        return await call(self.relay, "stage", published.version, published.digest)
 
     async def step(self) -> Any:
         version = (await call(self.trainer, "checkpoint", "here")).version
@@ -300,7 +301,7 @@ def test_the_relay_holds_the_last_versions_only() -> None:
             await stage.publish()
         with pytest.raises(UnknownVersionError):
             await call(stage.replica, "pull", 1, stage.endpoint)
-        return (await call(stage.relay, "stage", 4, "sim-4")).held
+        return (await stage.publish()).held
 
     assert on_stage(scenario, slots=3) == [2, 3, 4]
 

@@ -151,7 +151,7 @@ class Controller:
         told_s = -1.0  # the progress after which a notice was given
         waits.progress()
         while True:
-            await asyncio.sleep(min(1.0, stall_s / 10))
+            await self._sleep_on_watch(min(1.0, stall_s / 10))
             quiet_s = clock.now() - waits.progressed_s
             if quiet_s < notice_s or (told_s == waits.progressed_s and quiet_s < stall_s):
                 continue
@@ -163,6 +163,14 @@ class Controller:
                     f"no progress for {stall_s:g} s. Who waits for whom:\n  " + "\n  ".join(lines)
                 )
             told_s, notice_s = waits.progressed_s, min(2 * notice_s, stall_s)
+
+    async def _sleep_on_watch(self, seconds: float) -> None:
+        """Time in which this process itself stood still (a suspended host) is nobody's stall."""
+        due_s = clock.now() + seconds
+        await asyncio.sleep(seconds)
+        late_s = clock.now() - due_s
+        if late_s > seconds:
+            self._run.waits.excuse(late_s)
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -48,6 +48,10 @@ class Waits:
     def progress(self) -> None:
         self.progressed_s = clock.now()
 
+    def excuse(self, seconds: float) -> None:
+        """That long nobody could have made progress."""
+        self.progressed_s += seconds
+
     def describe(self) -> list[str]:
         """One line per wait, the longest first."""
         now = clock.now()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from millrace.core import clock
-from millrace.core.errors import TornVersionError, UnknownVersionError
+from millrace.core.errors import DigestMismatchError, TornVersionError, UnknownVersionError
 from millrace.core.types import Endpoint, Progress, Report, Served, Work
 from millrace.sim.costs import CostModel, Costs
 from millrace.sim.decode import Decoder
@@ -76,12 +76,15 @@ class SimReplica:
 
     async def _copy(self, version: int, endpoint: Endpoint) -> str:
         """Read a slot that may be overwritten meanwhile."""
-        self._world.shelf(endpoint.path).staged(version)
+        staged = self._world.shelf(endpoint.path).staged(version)
         await asyncio.sleep(self._costs.pull_s * pace.get()())
         try:
-            return self._world.shelf(endpoint.path).staged(version)
+            copied = self._world.read(self._world.shelf(endpoint.path).staged(version))
         except UnknownVersionError as error:
             raise TornVersionError(f"version {version} was overwritten while it was read: {error}") from error
+        if copied != staged:
+            raise DigestMismatchError(f"version {version}: the copy is {copied}, the slot held {staged}")
+        return copied
 
     async def verify(self) -> Served:
         await asyncio.sleep(self._costs.verify_s * pace.get()())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +13,17 @@ from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock
 from millrace.core.events import Event, Events
 from millrace.core.types import Accounting
-from millrace.ledger.recovery import Recovery
+from millrace.ledger.accounts import Accounts
+from millrace.ledger.buffer import Buffer
+from millrace.ledger.records import read_counts
+from millrace.ledger.recovery import CheckpointOk, Recovery, last_version
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.runtime.sim import SimRuntime
 from millrace.schedule.presets import build
 from millrace.sim import loop
 from millrace.sim.costs import CostModel, Costs
 from millrace.sim.faults import Faults, Latency
+from millrace.sim.seeded import stream
 from millrace.sim.trace import TraceDigest
 from millrace.sim.workload import Workload
 from millrace.sim.world import World
@@ -46,6 +49,7 @@ class Outcome:
     digest: str = ""
     wall_s: float = 0.0
     restarts: int = 0
+    resumes: int = 0
     accounting: Accounting = Accounting()
     events: list[Event] = field(default_factory=list)
 
@@ -54,54 +58,129 @@ class Outcome:
         return [event.fields for event in self.events if event.kind == kind]
 
 
-class _Ledger(SqliteLedger):
-    """In memory; checkpoints of simulated trainers are always whole."""
+class Observer:
+    """Looks at a run from inside. Every method may raise, which ends the run with that error."""
 
-    def __init__(self) -> None:
-        super().__init__(":memory:", run={})
+    def on_start(self, world: World) -> None:
+        """Before anything happens."""
 
-    def recover(self, checkpoint_ok: object = None) -> Recovery:
-        return super().recover(lambda info: True)
+    def on_event(self, event: Event) -> None:
+        """Something happened."""
+
+    def on_decision(self, state: RunState) -> None:
+        """The controller's state after a round of decisions."""
+
+    def on_end(self, ledger: SqliteLedger, world: World) -> None:
+        """The run is over, as it should be."""
 
 
-def simulate(scenario: Scenario, check: Callable[[RunState], None] = lambda state: None) -> Outcome:
-    """Run to the end. `check` sees the controller's state after every round of decisions.
+def simulate(scenario: Scenario, observer: Observer | None = None) -> Outcome:
+    """Run to the end.
 
-    Raises: what the run raised; DeadlockError; DeadlineExceeded past `time_max_s`.
+    Raises: what the run or the observer raised; DeadlockError; DeadlineExceeded past `time_max_s`.
     """
-    return loop.run(_simulate(scenario, check), seed=scenario.seed, time_max_s=scenario.time_max_s)
-
-
-async def _simulate(scenario: Scenario, check: Callable[[RunState], None]) -> Outcome:
-    outcome, trace, ledger = Outcome(), TraceDigest(), _Ledger()
-    events = Events(clock.now, clock.wall)
-    events.subscribe(trace)
-    events.subscribe(outcome.events.append)
-    runtime = SimRuntime(scenario.seed, faults=scenario.faults, latency=scenario.latency)
-    controller = Controller(
-        scenario.config,
-        fleet=_fleet(scenario),
-        runtime=runtime,
-        ledger=ledger,
-        schedule=build(scenario.config),
-        events=events,
-        checkpoints="sim",
-        check=check,
+    return loop.run(
+        _Simulation(scenario, observer or Observer()).run(),
+        seed=scenario.seed,
+        time_max_s=scenario.time_max_s,
     )
-    try:
-        async with asyncio.timeout(scenario.time_max_s):
-            await controller.run()
-    finally:
-        await runtime.close()
-    outcome.digest, outcome.wall_s = trace.hexdigest(), clock.now()
-    outcome.restarts, outcome.accounting = controller.restarts, ledger.accounting()
-    ledger.close()
-    return outcome
 
 
-def _fleet(scenario: Scenario) -> Fleet:
+class _Ledger(SqliteLedger):
+    """In memory. `image` is what an earlier one had flushed when its controller died."""
+
+    def __init__(self, world: World, image: bytes | None = None) -> None:
+        super().__init__(":memory:", run={})
+        self._world = world
+        if image is not None:
+            self._db.deserialize(image)
+            self._accounts = Accounts(read_counts(self._db))
+            self._version = last_version(self._db)
+            self._buffer = Buffer(self._accounts)
+
+    def image(self) -> bytes:
+        return self._db.serialize()
+
+    def recover(self, checkpoint_ok: CheckpointOk | None = None) -> Recovery:
+        return super().recover(checkpoint_ok or (lambda info: info.path in self._world.checkpoints))
+
+
+class _Simulation:
+    """One run: the lives of its controller, one after another, on one ledger."""
+
+    def __init__(self, scenario: Scenario, observer: Observer) -> None:
+        self._scenario, self._observer = scenario, observer
+        self._world = World(seed=scenario.seed, corruption=scenario.faults.corruption)
+        self._outcome, self._trace = Outcome(), TraceDigest()
+        self._crashed = False
+
+    async def run(self) -> Outcome:
+        outcome, ledger = self._outcome, _Ledger(self._world)
+        self._observer.on_start(self._world)
+        running = asyncio.get_running_loop()
+        for jump in self._scenario.faults.clock_jumps:
+            assert isinstance(running, loop.VirtualLoop), running
+            running.call_at(jump.at_s, running.jump, jump.by_s)
+        for crash_s in (*sorted(self._scenario.faults.controller_crashes), None):
+            if await self._live(ledger, crash_s):
+                break
+            ledger = _Ledger(self._world, ledger.image())
+            outcome.resumes += 1
+        outcome.digest, outcome.wall_s = self._trace.hexdigest(), clock.now()
+        outcome.accounting = ledger.accounting()
+        self._observer.on_end(ledger, self._world)
+        ledger.close()
+        return outcome
+
+    async def _live(self, ledger: SqliteLedger, crash_s: float | None) -> bool:
+        """One life of the controller. False: it died, and all workers with it, before the end."""
+        scenario, self._crashed = self._scenario, False
+        events = Events(clock.now, clock.wall)
+        events.subscribe(self._on_event)
+        seed = stream(scenario.seed, "life", self._outcome.resumes).getrandbits(60)
+        runtime = SimRuntime(seed, faults=scenario.faults, latency=scenario.latency)
+        controller = Controller(
+            scenario.config,
+            fleet=_fleet(scenario, self._world),
+            runtime=runtime,
+            ledger=ledger,
+            schedule=build(scenario.config),
+            events=events,
+            checkpoints="sim",
+            export="sim/final",
+            check=self._observer.on_decision,
+        )
+        try:
+            return await self._until(crash_s, controller)
+        finally:
+            await runtime.close()
+            self._outcome.restarts += controller.restarts
+
+    async def _until(self, crash_s: float | None, controller: Controller) -> bool:
+        """True: the run is over. What a dying controller still says on its way down is not heard."""
+        try:
+            async with asyncio.timeout_at(crash_s):
+                if crash_s is not None:
+                    asyncio.get_running_loop().call_at(crash_s, self._fall_silent)
+                await controller.run()
+        except Exception:
+            if not self._crashed:
+                raise
+            return False
+        return True
+
+    def _fall_silent(self) -> None:
+        self._crashed = True
+
+    def _on_event(self, event: Event) -> None:
+        if not self._crashed:
+            self._trace(event)
+            self._outcome.events.append(event)
+            self._observer.on_event(event)
+
+
+def _fleet(scenario: Scenario, world: World) -> Fleet:
     config, costs, workload = scenario.config, scenario.costs, scenario.workload
-    world = World()
     rollout = config.rollout
     replica = {
         "world": world,

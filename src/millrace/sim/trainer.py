@@ -18,7 +18,7 @@ from millrace.core.types import (
 )
 from millrace.sim.costs import CostModel, Costs
 from millrace.sim.faults import pace
-from millrace.sim.world import World, digest_of
+from millrace.sim.world import Weights, World
 
 
 class SimTrainer:
@@ -26,8 +26,9 @@ class SimTrainer:
 
     def __init__(self, world: World, *, costs: CostModel = Costs()) -> None:
         self._world, self._costs = world, costs
-        self._version = -1
+        self._weights: Weights | None = None
         self._last: StepResult | None = None
+        self._published: tuple[Endpoint, Published] | None = None
         self._turn = asyncio.Lock()  # one command at a time, as in a process with one model
 
     async def load(self, checkpoint: str | None) -> TrainerState:
@@ -35,43 +36,61 @@ class SimTrainer:
             await self._spend(self._costs.load_s)
             if checkpoint is not None and checkpoint not in self._world.checkpoints:
                 raise DataError(f"no checkpoint at {checkpoint}; saved: {sorted(self._world.checkpoints)}")
-            self._version = 0 if checkpoint is None else self._world.checkpoints[checkpoint]
-            self._last = None
-            return TrainerState(self._version, num_parameters=0, slot_bytes=self._costs.weights_bytes)
+            self._weights = Weights() if checkpoint is None else self._world.checkpoints[checkpoint]
+            self._last = self._published = None
+            return TrainerState(self._weights.version, num_parameters=0, slot_bytes=self._costs.weights_bytes)
 
     async def step(self, batch: Batch) -> StepResult:
         async with self._turn:
             if self._last is not None and batch.version == self._last.version - 1:
                 return self._last
-            if batch.version != self._version:
+            weights = self._loaded()
+            if batch.version != weights.version:
                 raise TrainingError(
-                    f"a batch for version {batch.version}, but the trainer is at {self._version}"
+                    f"a batch for version {batch.version}, but the trainer is at {weights.version}"
                 )
             started = clock.now()
             await self._spend(self._costs.train_s(_lengths(batch)))
-            self._version += 1
+            self._weights = weights.after(batch)
             self._last = _result(batch, step_s=clock.now() - started)
             return self._last
 
     async def publish(self, endpoint: Endpoint) -> Published:
         async with self._turn:
-            shelf, version = self._world.shelf(endpoint.path), self._version
-            shelf.begin_write(version)
+            weights = self._loaded()
+            if self._published is not None and self._is_repeat(endpoint, *self._published):
+                return self._published[1]
+            shelf = self._world.shelf(endpoint.path)
+            shelf.begin_write(weights.version)
             await self._spend(self._costs.publish_s)
-            shelf.write(version, digest_of(version))
-            return Published(version, digest_of(version), self._costs.weights_bytes, self._costs.publish_s)
+            shelf.write(weights.version, self._world.written(weights.digest))
+            published = Published(
+                weights.version, weights.digest, self._costs.weights_bytes, self._costs.publish_s
+            )
+            self._published = endpoint, published
+            return published
+
+    def _is_repeat(self, endpoint: Endpoint, earlier: Endpoint, published: Published) -> bool:
+        """Writing a slot again would tear it under those who read it."""
+        return endpoint == earlier and published.version == self._loaded().version
 
     async def checkpoint(self, directory: str) -> CheckpointInfo:
         async with self._turn:
-            path = f"{directory}/v{self._version:08d}"
+            weights = self._loaded()
+            path = f"{directory}/v{weights.version:08d}"
             await self._spend(self._costs.save_s)
-            self._world.checkpoints[path] = self._version
-            return CheckpointInfo(self._version, path, self._costs.save_s)
+            self._world.checkpoints[path] = weights
+            return CheckpointInfo(weights.version, path, self._costs.save_s)
 
     async def export(self, directory: str) -> None:
         async with self._turn:
             await self._spend(self._costs.save_s)
-            self._world.exports.append(directory)
+            self._world.exports[directory] = self._loaded()
+
+    def _loaded(self) -> Weights:
+        if self._weights is None:
+            raise TrainingError("the trainer has no weights yet: `load` must come first")
+        return self._weights
 
     async def _spend(self, seconds: float) -> None:
         await asyncio.sleep(seconds * pace.get()())

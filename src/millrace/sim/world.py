@@ -5,12 +5,35 @@ One `World` is shared by all roles of a run, passed to each as a constructor arg
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import msgspec
+import xxhash
+
 from millrace.core.errors import UnknownVersionError
+from millrace.core.types import Batch
+from millrace.sim.faults import Corruption
+from millrace.sim.seeded import stream
 
 
-def digest_of(version: int) -> str:
-    """The digest of a simulated version."""
-    return f"sim-{version}"
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Simulated weights are all that they were trained on: equal histories, equal digests.
+
+    `trained` has the trajectory ids of each step.
+    """
+
+    version: int = 0
+    digest: str = "sim-0"
+    trained: tuple[tuple[int, ...], ...] = ()
+
+    def after(self, batch: Batch) -> Weights:
+        """One optimizer step later."""
+        sequences = [s for group in batch.groups for s in group.sequences]
+        learned = [(s.trajectory_id, len(s.tokens), s.versions[-1:], s.reward) for s in sequences]
+        history = xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode((self.digest, learned)))
+        ids = tuple(s.trajectory_id for s in sequences)
+        return Weights(self.version + 1, f"sim-{self.version + 1}-{history}", (*self.trained, ids))
 
 
 class Shelf:
@@ -56,13 +79,29 @@ class Shelf:
 
 
 class World:
-    """Shelves by endpoint path, checkpoints by path."""
+    """Shelves by endpoint path, checkpoints and exports by path. `num_corrupted`: what `corruption` hit."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, seed: int = 0, corruption: Corruption = Corruption()) -> None:
         self.shelves: dict[str, Shelf] = {}
-        self.checkpoints: dict[str, int] = {}
-        self.exports: list[str] = []
+        self.checkpoints: dict[str, Weights] = {}
+        self.exports: dict[str, Weights] = {}
+        self.num_corrupted = 0
         self._opened = 0
+        self._corruption, self._rng = corruption, stream(seed, "corruption")
+
+    def written(self, digest: str) -> str:
+        """What lies in a slot into which weights with this digest were copied."""
+        return self._perhaps_corrupted(digest, self._corruption.written)
+
+    def read(self, digest: str) -> str:
+        """What a replica holds that copied a slot with this digest."""
+        return self._perhaps_corrupted(digest, self._corruption.read)
+
+    def _perhaps_corrupted(self, digest: str, probability: float) -> str:
+        if not probability or self._rng.random() >= probability:
+            return digest
+        self.num_corrupted += 1
+        return f"{digest} with a flipped bit"
 
     def open_shelf(self, slots: int) -> str:
         """A new shelf's path; never the path of an earlier one."""
