@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 import millrace
-from millrace.cli import evaluate, quickstart, sft, show, train, try_reward
+from millrace.cli import chaos, evaluate, quickstart, sft, show, train, try_reward
 from millrace.core.errors import ConfigError, MillraceError
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ app.command("sft")(sft.command)
 app.command("eval")(evaluate.command)
 app.command("show")(show.command)
 app.command("try-reward")(try_reward.command)
+app.command("chaos")(chaos.command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -93,6 +93,11 @@ class LedgerReader:
             what = f"trajectory {trajectory_id}"
             return records.load_trajectory(self._db, self._found(row, what, "trajectories", "trajectory_id"))
 
+    def group_ids(self) -> set[int]:
+        """Of every group that was admitted."""
+        with self._snapshot("read the groups"):
+            return {row[0] for row in self._db.execute("SELECT group_id FROM groups")}
+
     def group(self, group_id: int) -> Group:
         """With all members and their tokens."""
         with self._snapshot(f"read group {group_id}"):

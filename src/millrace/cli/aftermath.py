@@ -1,0 +1,97 @@
+"""What must hold of a run after it was attacked, whatever happened to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from millrace.config.schema import Config
+from millrace.core.events import Event
+from millrace.ledger.reader import LedgerReader
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One claim: whether it holds, and with which numbers."""
+
+    claim: str
+    holds: bool
+    detail: str
+
+
+def check_ledger(ledger: Path, config: Config) -> list[Check]:
+    """Prompts, training and accounts of a run that reached its last step."""
+    with LedgerReader(ledger) as reader:
+        state, steps = reader.run_state(), reader.steps()
+        skipped = {skip.group_id for skip in reader.skipped()}
+        groups = reader.group_ids()
+        unexplained = [key for key in reader.reasons() if _unexplained(*key)]
+    versions = [step.version for step in steps]
+    trained = [i for step in steps for i in step.trajectory_ids]
+    trained_groups = sorted(group_id for step in steps for group_id in step.group_ids)
+    known = groups | skipped
+    gaps = sorted(set(range(max(known, default=-1) + 1)) - known)
+    accounting = state.accounting
+    checks = [
+        Check("every step once", versions == list(range(1, config.steps + 1)), f"{len(versions)} steps"),
+        Check("no prompt lost", not gaps, f"{len(known)} prompts drawn, missing: {gaps[:5]}"),
+        Check("every end has a reason", not unexplained, f"without one: {unexplained}"),
+        Check("nothing trained twice", len(trained) == len(set(trained)), f"{len(trained)} trajectories"),
+        Check(
+            "trained as counted", len(trained) == accounting.trained, f"{accounting.trained} in the accounts"
+        ),
+        Check("accounts close", accounting.balanced, _balance(accounting.admitted, accounting.in_flight)),
+    ]
+    if config.staleness_bound == 0 and set(reader_ends(state.states)) <= {"trained"}:
+        due = list(range(config.steps * config.batch.prompts))
+        checks.append(
+            Check("the prompts of an undisturbed run", trained_groups == due, f"{len(trained_groups)} groups")
+        )
+    return checks
+
+
+def check_served(events: Iterable[Event]) -> Check:
+    """Every digest that a replica served is one that the trainer published for that version."""
+    published: set[tuple[int, str]] = set()
+    served: set[tuple[int, str]] = set()
+    for event in events:
+        if event.kind in ("published", "pulled"):
+            pair = (event.fields["version"], event.fields["digest"])
+            (published if event.kind == "published" else served).add(pair)
+    foreign = sorted(served - published)
+    return Check("served what was published", not foreign, f"{len(served)} served, foreign: {foreign[:3]}")
+
+
+def check_remains(orphans: list[int], memory_before: set[str]) -> list[Check]:
+    """No process and no memory file is left; without a process no port is."""
+    left = sorted(shared_memory() - memory_before)
+    return [
+        Check("no orphan process", not orphans, f"left: {orphans[:5]}"),
+        Check("no memory file", not left, f"left: {left[:5]}"),
+    ]
+
+
+def shared_memory() -> set[str]:
+    """Our named shared-memory files."""
+    try:
+        return {entry.name for entry in os.scandir(SHARED_MEMORY) if entry.stat().st_uid == os.getuid()}
+    except OSError:
+        return set()
+
+
+def reader_ends(states: dict[str, int]) -> list[str]:
+    """Terminal states that any trajectory reached."""
+    terminal = ("trained", "rejected", "stale", "abandoned", "failed")
+    return [state for state in terminal if states[state]]
+
+
+def _unexplained(state: str, reason: str) -> bool:
+    return state in ("rejected", "stale", "abandoned", "failed") and not reason
+
+
+def _balance(admitted: int, in_flight: int) -> str:
+    return f"{admitted} admitted, {in_flight} in flight at the end"

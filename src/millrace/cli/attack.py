@@ -1,0 +1,160 @@
+"""Seeded attacks on a run in real processes, and how long it took to recover from each."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from millrace.cli.child_run import ChildRun
+from millrace.core.errors import DeadlineExceeded, WorkerError
+from millrace.core.events import Event
+
+POLL_S = 0.01
+QUIET_S_MAX = 180.0  # without a step: the run hangs
+PAUSE_S_MEAN = 0.4  # between the moment that an attack may come and the attack
+THAW_S_MAX = 2.0
+
+WEIGHTS = {"replica": 5, "trainer": 3, "relay": 3, "environment": 3, "forkserver": 1, "controller": 2}
+ACTS = {"kill": 6, "pause": 2, "freeze": 2}
+"""kill: SIGKILL. pause: SIGSTOP, and SIGCONT within two seconds. freeze: SIGSTOP for good; whoever
+supervises the process must notice (a frozen controller has nobody, so it is paused)."""
+
+SUPERVISION = (
+    "supervision.lease_s=3",
+    "supervision.restarts=1000000",
+    "supervision.restart_window_s=5",
+    "supervision.attempts=1000000",
+)
+"""Budgets are meant for bad luck, not for this."""
+
+
+@dataclass(slots=True)
+class Attack:
+    """`recovery_s`: until the role was of use again, None while it is not."""
+
+    role: str
+    name: str
+    act: str
+    version: int
+    wall_s: float
+    recovery_s: float | None = None
+
+
+@dataclass
+class Campaign:
+    """`kills` attacks, spread over the steps of a run."""
+
+    run: ChildRun
+    steps: int
+    kills: int
+    seed: int
+    tell: Callable[[Attack], None] = lambda attack: None
+    attacks: list[Attack] = field(default_factory=list)
+    orphans: list[int] = field(default_factory=list)
+    sessions: int = 1
+    _thaws: list[tuple[float, int]] = field(default_factory=list)
+
+    def wage(self) -> None:
+        """From the run's start to its end.
+
+        Raises: DeadlineExceeded: it hangs. WorkerError: it ended by itself, with an error.
+        """
+        rng = random.Random(self.seed)
+        self.run.start()
+        for i in range(self.kills):
+            role = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+            due = 4 * i * self.steps // (5 * self.kills)  # the last fifth is left to recover in
+            if not self._go_on(partial(self._ready_for, role, due)):
+                break
+            if not self._go_on(partial(_past, time.monotonic() + rng.expovariate(1 / PAUSE_S_MEAN))):
+                break
+            self._attack(role, rng)
+        self._go_on(lambda: False)
+
+    def _go_on(self, until: Callable[[], bool]) -> bool:
+        """Watch the run until the condition holds; False if it has ended well before that."""
+        version, moved_s = self.run.version, time.monotonic()
+        while not until():
+            self._thaw()
+            self._watch_recoveries(self.run.poll())
+            if (code := self.run.exit_code) is not None:
+                self._watch_recoveries(self.run.poll())
+                if code != 0:
+                    raise WorkerError(f"the run ended with exit code {code}:\n{self.run.last_words()}")
+                return False
+            if self.run.version != version:
+                version, moved_s = self.run.version, time.monotonic()
+            if time.monotonic() - moved_s > QUIET_S_MAX:
+                raise DeadlineExceeded(
+                    f"no step for {QUIET_S_MAX:g} s after version {version}:\n{self.run.last_words()}"
+                )
+            time.sleep(POLL_S)
+        return True
+
+    def _ready_for(self, role: str, version: int) -> bool:
+        """The others may be down: what comes on top of an attack is worth most."""
+        return self.run.version >= version and bool(self.run.pids(role))
+
+    # ------------------------------------------------------------ attacks
+
+    def _attack(self, role: str, rng: random.Random) -> None:
+        act = rng.choices(list(ACTS), list(ACTS.values()))[0]
+        thaw_s, draw = rng.uniform(0.05, THAW_S_MAX), rng.random()
+        victims = sorted(self.run.pids(role).items())
+        if not victims:  # it has just ended for another reason
+            return
+        name, pid = victims[int(draw * len(victims))]
+        if role == "controller" and act == "freeze":
+            act = "pause"
+        attack = Attack(role, name, act, self.run.version, time.time())
+        self.attacks.append(attack)
+        self.tell(attack)
+        if role == "controller" and act == "kill":
+            self.orphans += self.run.kill_controller()
+            self.run.start()
+            self.sessions += 1
+            return
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL if act == "kill" else signal.SIGSTOP)
+        if act == "pause":
+            self._thaws.append((time.monotonic() + thaw_s, pid))
+
+    def _thaw(self) -> None:
+        due = [(at_s, pid) for at_s, pid in self._thaws if at_s <= time.monotonic()]
+        for entry in due:
+            self._thaws.remove(entry)
+            with suppress(ProcessLookupError):
+                os.kill(entry[1], signal.SIGCONT)
+
+    def _watch_recoveries(self, events: list[Event]) -> None:
+        for event in events:
+            for attack in self.attacks:
+                if attack.recovery_s is None and attack.wall_s < event.wall_s and of_use(attack, event):
+                    attack.recovery_s = event.wall_s - attack.wall_s
+
+
+def _past(moment_s: float) -> bool:
+    return time.monotonic() >= moment_s
+
+
+def of_use(attack: Attack, event: Event) -> bool:
+    """Whether `event` shows that what was attacked works again. A pause may have no such moment."""
+    if attack.act == "pause":
+        return False
+    match attack.role:
+        case "replica":
+            return event.kind == "pulled" and event.fields["replica"] == attack.name
+        case "relay":
+            return event.kind == "staged"
+        case "trainer":
+            return event.kind == "published"
+        case "environment":
+            return event.kind == "worker_recovered" and event.fields["name"] == attack.name
+        case _:
+            return event.kind == "pulled"

@@ -1,0 +1,156 @@
+"""`millrace train` as a child process that may be attacked: its processes, its events, its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from millrace.cli.run_directory import RunDirectory
+from millrace.core.events import Event
+from millrace.runtime import process
+
+MARK = "MILLRACE_CHAOS_RUN"
+END_TIMEOUT_S = 15.0
+ROLES = ("replica", "relay", "environment", "trainer", "forkserver", "controller")
+
+
+class ChildRun:
+    """One run directory, and the controller that works on it at the moment.
+
+    Every process of the run carries a mark in its environment, so that none can be overlooked.
+    """
+
+    def __init__(self, config_file: Path, run_dir: Path, overrides: Sequence[str] = ()) -> None:
+        self.directory = RunDirectory(run_dir.resolve())
+        sets = [word for override in overrides for word in ("--set", override)]
+        train = [sys.executable, "-m", "millrace", "train", str(config_file), *sets]
+        self._command = [*train, "--run-dir", str(self.directory.path)]
+        self._mark = uuid.uuid4().hex
+        self._log = self.directory.path.with_name(self.directory.path.name + ".log")
+        self._controller: subprocess.Popen[bytes] | None = None
+        self._workers: dict[str, tuple[str, int]] = {}  # name -> (role, pid)
+        self._read = 0  # bytes of the events file
+        self.events: list[Event] = []  # without the replicas' reports
+        self.num_events = 0
+        self.version = 0
+
+    # ------------------------------------------------------------ its controller
+
+    def start(self) -> None:
+        """Begin the run, or go on with it."""
+        self._workers.clear()
+        resume = ["--resume"] if self.directory.config.exists() else []
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            self._controller = subprocess.Popen(
+                [*self._command, *resume],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, MARK: self._mark},
+                start_new_session=True,
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the controller; None while it lives."""
+        assert self._controller is not None
+        return self._controller.poll()
+
+    def kill_controller(self) -> list[int]:
+        """SIGKILL. Returns the processes of the run that outlived it: none, or it is a bug."""
+        assert self._controller is not None
+        self._controller.kill()
+        self._controller.wait()
+        return self.leftovers()
+
+    def leftovers(self) -> list[int]:
+        """Processes of this run, once the rest had time to end."""
+        deadline_s = time.monotonic() + END_TIMEOUT_S
+        while (pids := self.processes()) and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        return pids
+
+    def end(self) -> None:
+        """Kill whatever is left."""
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self._controller is not None:
+            self._controller.wait()
+
+    def last_words(self, num_lines: int = 12) -> str:
+        """The end of what its controllers printed."""
+        lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
+        return "\n".join(lines[-num_lines:])
+
+    # ------------------------------------------------------------ its processes
+
+    def processes(self) -> list[int]:
+        """Living processes that carry the mark."""
+        mark, found = f"{MARK}={self._mark}".encode(), []
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                with suppress(OSError):
+                    if mark in Path(f"/proc/{entry}/environ").read_bytes():
+                        found.append(int(entry))
+        return found
+
+    def pids(self, role: str) -> dict[str, int]:
+        """Living processes of a role, by name."""
+        assert self._controller is not None
+        if role == "controller":
+            return {"controller": self._controller.pid}
+        if role == "forkserver":
+            servers = [p for p in process.children(self._controller.pid) if _title(p) == "forkserver"]
+            return {"forkserver": servers[0]} if servers else {}
+        return {name: pid for name, (its, pid) in self._workers.items() if its == role and _title(pid)}
+
+    # ------------------------------------------------------------ its events
+
+    def poll(self) -> list[Event]:
+        """Take in what was told since the last poll, and return it."""
+        if not self.directory.events.exists():
+            return []
+        with self.directory.events.open("rb") as file:
+            file.seek(self._read)
+            tail = file.read()
+        whole = tail[: tail.rfind(b"\n") + 1]
+        self._read += len(whole)
+        fresh = [_event(msgspec.json.decode(line)) for line in whole.splitlines()]
+        for event in fresh:
+            self._take_in(event)
+        return fresh
+
+    def _take_in(self, event: Event) -> None:
+        self.num_events += 1
+        fields = event.fields
+        if event.kind == "worker_started":
+            self._workers[fields["name"]] = (fields["role"], fields["pid"])
+        elif event.kind == "step":
+            self.version = max(self.version, fields["version"])
+        if event.kind != "report":
+            self.events.append(event)
+
+
+def _event(fields: dict[str, Any]) -> Event:
+    return Event(fields.pop("kind"), fields.pop("time_s"), fields.pop("wall_s"), fields)
+
+
+def _title(pid: int) -> str:
+    """The name of a living process; empty for one that has ended."""
+    try:
+        name, _, state = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(") ")
+    except OSError:
+        return ""
+    return "" if state[0] in "ZX" else name
