@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,25 @@ def cache_directory() -> Path:
     path = root / "millrace-benchmarks"
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def run_logged(command: Sequence[Any], log: Path) -> None:
+    """Run it with its output in `log`, which is shown if it fails."""
+    environment = ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parent)}
+    with log.open("w") as file:
+        status = subprocess.run(command, stdout=file, stderr=file, env=environment, check=False).returncode
+    if status != 0:
+        raise SystemExit(f"{log.read_text()[-3000:]}\n{[str(word) for word in command]}: status {status}")
+
+
+def train(config: str, directory: Path) -> list[dict[str, Any]]:
+    """`millrace train` with this configuration (TOML) in a new `directory`; returns its events."""
+    directory.mkdir()
+    (directory / "run.toml").write_text(config)
+    arguments = ["-m", "millrace", "train", directory / "run.toml", "--run-dir", directory / "run"]
+    run_logged([sys.executable, *arguments], directory / "log")
+    with (directory / "run" / "events.jsonl").open() as lines:
+        return [json.loads(line) for line in lines]
 
 
 def median(values: Sequence[float]) -> float:

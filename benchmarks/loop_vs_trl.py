@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from common import ENVIRONMENT, cache_directory, median, report, say, table
+from common import cache_directory, median, report, run_logged, say, table, train
 from peers.start import TASKS, Task, make_start, write_prompts
 from peers.trl.venv import python_with_trl
 
@@ -29,7 +27,8 @@ BENCHMARKS = Path(__file__).parent
 GROUPS = GROUP_SIZE = 8
 LR, STALENESS_MAX = 1e-4, 4
 WINDOW = 10  # steps over which rewards are averaged
-CONTESTANTS = ("millrace", "trl_grpo", "trl_async")
+SCRIPTS = {"trl_grpo": "grpo.py", "trl_async": "async_grpo.py"}
+CONTESTANTS = ("millrace", *SCRIPTS)
 STEPS = {"short": (120, 40), "uneven": (24, 12)}  # in full, and with --quick
 GAIN = 0.10  # above the round's first rewards: what time to reward is measured to
 
@@ -80,28 +79,24 @@ class Bench:
         if not rows.exists():
             write_prompts(self.task, rows, count=4000, seed=seed)
         work = self.directory / f"{self.task.name}-{contestant}-{seed}"
-        work.mkdir()
         if contestant == "millrace":
             return self._millrace(work, rows, seed)
-        return self._peer(contestant.replace("trl_async", "async_grpo").replace("trl_", ""), work, rows, seed)
+        return self._peer(SCRIPTS[contestant], work, rows, seed)
 
     def _millrace(self, work: Path, rows: Path, seed: int) -> Curve:
         extract = f"extract = '{self.task.extract}'" if self.task.extract else ""
-        text = CONFIG.format(**self._shape(rows, seed), extract=extract, groups=GROUPS, group_size=GROUP_SIZE)
-        (work / "run.toml").write_text(text)
-        arguments = ["-m", "millrace", "train", work / "run.toml", "--run-dir", work / "run"]
-        _call([sys.executable, *arguments], work)
-        events = (json.loads(line) for line in (work / "run" / "events.jsonl").open())
+        events = train(CONFIG.format(**self._shape(rows, seed) | {"extract": extract}), work)
         steps = [event for event in events if event["kind"] == "step"]
         return [Step(e["time_s"], e["trained_tokens"], e["reward_mean"]) for e in steps]
 
     def _peer(self, script: str, work: Path, rows: Path, seed: int) -> Curve:
-        job = self._shape(rows, seed) | {"out": str(work / "steps.jsonl"), "extract": self.task.extract}
-        job |= {"groups": GROUPS, "group_size": GROUP_SIZE, "prompts": str(self._in_our_order(rows, seed))}
+        work.mkdir()
+        job = self._shape(self._in_our_order(rows, seed), seed) | {"out": str(work / "steps.jsonl")}
         (work / "job.json").write_text(json.dumps(job))
-        _call([self._trl, BENCHMARKS / "peers" / "trl" / f"{script}.py", work / "job.json"], work)
-        rows_ = [json.loads(line) for line in (work / "steps.jsonl").open()]
-        return [Step(row["t"], row["tokens"], row["reward"]) for row in rows_]
+        run_logged([self._trl, BENCHMARKS / "peers" / "trl" / script, work / "job.json"], work / "log")
+        with (work / "steps.jsonl").open() as lines:
+            steps = [json.loads(line) for line in lines]
+        return [Step(step["t"], step["tokens"], step["reward"]) for step in steps]
 
     def _shape(self, rows: Path, seed: int) -> dict[str, Any]:
         return {
@@ -113,6 +108,9 @@ class Bench:
             "max_tokens": self.task.max_tokens,
             "max_sequence_tokens": self.task.max_sequence_tokens,
             "staleness_max": STALENESS_MAX,
+            "extract": self.task.extract,
+            "groups": GROUPS,
+            "group_size": GROUP_SIZE,
         }
 
     def _in_our_order(self, rows: Path, seed: int) -> Path:
@@ -123,15 +121,6 @@ class Bench:
         if not ordered.exists():
             ordered.write_text("\n".join(lines[row_of(i, len(lines), seed)] for i in range(len(lines))))
         return ordered
-
-
-def _call(command: list[Any], work: Path) -> None:
-    with (work / "log").open("w") as log:
-        environment = ENVIRONMENT | {"PYTHONPATH": str(BENCHMARKS)}
-        status = subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode
-    if status != 0:
-        tail = (work / "log").read_text()[-3000:]
-        raise SystemExit(f"{tail}\n{command[1:3]} failed with status {status}")
 
 
 # ---------------------------------------------------------------- what is compared
