@@ -85,6 +85,11 @@ def test_a_kind_alone_may_stand_for_its_table(tmp_path: Path) -> None:
     assert load(write(tmp_path, text)).schedule == AReaL()
 
 
+def test_a_whole_table_may_be_set_at_once(tmp_path: Path) -> None:
+    loaded = load(write(tmp_path, BASE), ["schedule={kind='areal', eta=2}"])
+    assert loaded.schedule == AReaL(eta=2)
+
+
 def test_an_override_inside_free_options_keeps_the_other_options(tmp_path: Path) -> None:
     path = write(tmp_path, BASE.replace('"chain_sum"', '"chain_sum"\noptions = { a = 1, b = 2 }'))
     assert load(path, ["task.options.b=3"]).task.options == {"a": 1, "b": 3}

@@ -105,10 +105,11 @@ def read_overrides(schema: type[Section], overrides: Sequence[str], base: Path) 
         names = [name.strip() for name in key.split(".")]
         if not equals or not all(names):
             raise ConfigError(f"`--set {override}` must have the form key=value or table.key=value")
-        field = schema.model_fields.get(names[0])
-        if len(names) == 1 and field is not None and union_kinds(field):
+        field, value = schema.model_fields.get(names[0]), parse_value(text.strip())
+        kind_alone = len(names) == 1 and not isinstance(value, dict)
+        if kind_alone and field is not None and union_kinds(field):
             names.append("kind")
-        _put(tree, names, parse_value(text.strip()))
+        _put(tree, names, value)
         origins[".".join(names)] = f"--set {override}"
     return Source(_normal(schema, tree, base), origins)
 

@@ -149,4 +149,4 @@ def save_model(model: PreTrainedModel, source: str | Path, directory: str | Path
     for pattern in TOKENIZER_FILES:
         for file in Path(source).glob(pattern):
             if file.resolve().parent != directory.resolve():
-                shutil.copy2(file, directory / file.name)
+                shutil.copyfile(file, directory / file.name)

@@ -1,0 +1,109 @@
+"""What resuming meets: changed keys, damaged files, an older format. A clear outcome each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from failure_rows import seen
+from tests.runs import events, make_start, train, weights
+
+from millrace.cli.app import run
+from millrace.cli.run_directory import RunDirectory
+from millrace.ledger.sqlite import SqliteLedger
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return make_start(tmp_path_factory.mktemp("start"))
+
+
+@pytest.fixture(scope="module")
+def finished(start, tmp_path_factory):
+    return train(start, tmp_path_factory.mktemp("finished") / "run")
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    return RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
+
+
+def resume(
+    start: Path, directory: RunDirectory, *sets: str, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str]:
+    arguments = [word for override in sets for word in ("--set", override)]
+    code = run(["train", str(start), "--run-dir", str(directory.path), "--resume", *arguments])
+    return code, capsys.readouterr().err
+
+
+def test_a_key_that_decides_what_is_learned_cannot_change(start, copy, capsys):
+    code, told = resume(start, copy, "optimizer.lr=0.1", "seed=4", capsys=capsys)
+    assert code == 2 and "`seed`: 3 -> 4" in told
+    seen("resume-changed", told)
+
+
+def test_a_run_that_another_process_holds_is_left_alone(start, copy, capsys):
+    ledger = SqliteLedger(copy.ledger, run={})
+    try:
+        code, told = resume(start, copy, capsys=capsys)
+    finally:
+        ledger.close()
+    assert code == 1
+    seen("resume-twice", told)
+
+
+def _truncate(directory: RunDirectory) -> None:
+    directory.ledger.write_bytes(directory.ledger.read_bytes()[: directory.ledger.stat().st_size // 2])
+
+
+def _another_format(directory: RunDirectory) -> None:
+    with sqlite3.connect(directory.ledger) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+
+
+def _break_an_event(directory: RunDirectory) -> None:
+    lines = directory.events.read_text().splitlines(keepends=True)
+    directory.events.write_text("".join([lines[0], "half a li\n", *lines[2:]]))
+
+
+def _damage_the_checkpoint(directory: RunDirectory) -> None:
+    file = directory.checkpoints / "v00000004" / "optimizer.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+DAMAGES: dict[str, Callable[[RunDirectory], object]] = {
+    "ledger-truncated": _truncate,
+    "ledger-other-format": _another_format,
+    "ledger-foreign": lambda directory: directory.ledger.write_text("a letter to the editor\n" * 100),
+    "events-broken": _break_an_event,
+    "config-json-broken": lambda directory: directory.config.write_text('{"steps": 4,'),
+    "checkpoint-damaged": _damage_the_checkpoint,
+}
+
+
+@pytest.mark.parametrize("row", DAMAGES)
+def test_a_damaged_file_of_the_run_is_told(row, start, copy, capsys):
+    DAMAGES[row](copy)
+    code, told = resume(start, copy, "steps=5", capsys=capsys)
+    assert code == 1, told
+    seen(row, told)
+
+
+def test_without_its_newest_checkpoint_a_run_repeats_its_steps_and_ends_with_the_same_weights(
+    start, copy, finished, capsys
+):
+    shutil.rmtree(copy.checkpoints / "v00000004")
+    code, told = resume(start, copy, "rollout.replicas=1", capsys=capsys)
+    assert code == 0, told
+    seen("resume-changed-freely", told)
+    replayed = [
+        json.dumps(e.fields, separators=(",", ":")) for e in events(copy, "step") if e.fields["replayed"]
+    ]
+    seen("checkpoint-gone", "\n".join(replayed))
+    assert len(replayed) == 2
+    assert weights(copy) == weights(finished)

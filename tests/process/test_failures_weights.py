@@ -1,0 +1,108 @@
+"""One tensor spoiled on its way from the trainer to what an engine computes with."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from failure_rows import seen
+from tests.runs import make_start
+
+from millrace.cli import run_directory, wire
+from millrace.config.freeze import dump
+from millrace.config.load import load
+from millrace.core.errors import DigestMismatchError, MillraceError
+from millrace.core.types import Batch, TrainGroup, TrainSequence
+from millrace.rollout.replica import TorchReplica
+from millrace.trainer.role import TorchTrainer
+from millrace.weights.relay import Relay
+
+HONEST_WRITER, HONEST_READER = "millrace.weights.ring:open_writer", "millrace.weights.ring:open_reader"
+ON_THE_WAY = {
+    "weights-dropped": "write_dropped",
+    "weights-duplicated": "write_duplicated",
+    "weights-renamed": "write_renamed",
+    "weights-swapped": "write_swapped",
+    "weights-frozen": "write_frozen",
+    "weights-flipped-bit": "write_flipped",
+}
+ON_ARRIVAL = {
+    "pull-frozen": "read_frozen",
+    "pull-duplicated": "read_duplicated",
+    "pull-swapped": "read_swapped",
+    "pull-flipped-bit": "read_flipped",
+}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return make_start(tmp_path_factory.mktemp("start"))
+
+
+def batch(version: int) -> Batch:
+    members = [
+        TrainSequence(i, [7 + i, 8], [-1.0, -1.0], [version] * 2, [True] * 2, float(i), False)
+        for i in range(2)
+    ]
+    return Batch(version, [TrainGroup(0, [5, 6], members)])
+
+
+async def two_versions(start: Path, run_dir: Path, *, writer: str, reader: str) -> list[int]:
+    """Publish, stage and pull versions 0 and 1; the versions that came to be served."""
+    config = load(start, ["model.device=cpu"])
+    trainer = TorchTrainer(dump(config), str(run_dir), writer)
+    replica = TorchReplica("replica-0", config.model.path, "float32", "cpu", 4, 32, 16, 0.05, reader)
+    relay = Relay("relay", 3)
+    state = await trainer.load(None)
+    endpoint = await relay.open(state.slot_bytes)
+    served = []
+    for version in (0, 1):
+        if version:
+            await trainer.step(batch(0))
+        published = await trainer.publish(endpoint)
+        await relay.stage(version, published.digest)
+        served.append((await replica.pull(version, endpoint)).version)
+    return served
+
+
+def test_honest_transport_serves_both_versions(start, tmp_path):
+    run = two_versions(start, tmp_path, writer=HONEST_WRITER, reader=HONEST_READER)
+    assert asyncio.run(run) == [0, 1]
+
+
+@pytest.mark.parametrize("row", ON_THE_WAY)
+def test_what_is_spoiled_on_the_way_can_never_be_pulled(row, start, tmp_path):
+    run = two_versions(start, tmp_path, writer=f"weights_saboteurs:{ON_THE_WAY[row]}", reader=HONEST_READER)
+    with pytest.raises(DigestMismatchError) as raised:
+        asyncio.run(run)
+    seen(row, str(raised.value))
+
+
+@pytest.mark.parametrize("row", ON_ARRIVAL)
+def test_what_is_spoiled_on_arrival_is_never_sampled_from(row, start, tmp_path):
+    run = two_versions(start, tmp_path, writer=HONEST_WRITER, reader=f"weights_saboteurs:{ON_ARRIVAL[row]}")
+    with pytest.raises(DigestMismatchError) as raised:
+        asyncio.run(run)
+    seen(row, str(raised.value))
+
+
+def test_a_whole_run_stops_at_the_spoiled_version_and_says_so(start, tmp_path, monkeypatch):
+    honest = wire.fleet
+    saboteur = f"weights_saboteurs:{ON_THE_WAY['weights-flipped-bit']}"
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+    def spoiled(config, run):
+        fleet = honest(config, run)
+        fleet.trainer.kwargs["open_writer"] = saboteur  # type: ignore[index]
+        return fleet
+
+    monkeypatch.setattr(wire, "fleet", spoiled)
+    run = run_directory.create("spoiled", tmp_path / "run")
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(wire.train(load(start), run, asyncio.Event()))
+    error = raised.value.exceptions[0]
+    assert isinstance(error, MillraceError)
+    seen("weights-flipped-bit", str(error))
+    assert str(Path(__file__).parent) in sys.path
