@@ -36,14 +36,38 @@ SUPERVISION = (
 
 @dataclass(slots=True)
 class Attack:
-    """`recovery_s`: until the role was of use again, None while it is not."""
+    """`back`: a new incarnation has started. `recovery_s`: until that was of use, None while it is not."""
 
     role: str
     name: str
     act: str
     version: int
     wall_s: float
+    back: bool = False
     recovery_s: float | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Take in what the run told since. A pause leaves nothing to recover from."""
+        if self.act == "pause" or self.recovery_s is not None or event.wall_s <= self.wall_s:
+            return
+        fields = event.fields
+        if event.kind == "worker_started" and self.name in (fields["name"], "forkserver", "controller"):
+            self.back = True
+        if self.back and self._of_use(event):
+            self.recovery_s = event.wall_s - self.wall_s
+
+    def _of_use(self, event: Event) -> bool:
+        match self.role:
+            case "replica":
+                return event.kind == "pulled" and event.fields["replica"] == self.name
+            case "relay":
+                return event.kind == "staged"
+            case "trainer":
+                return event.kind == "published"
+            case "environment":
+                return event.kind == "worker_started"
+            case _:
+                return event.kind == "pulled"
 
 
 @dataclass
@@ -135,26 +159,8 @@ class Campaign:
     def _watch_recoveries(self, events: list[Event]) -> None:
         for event in events:
             for attack in self.attacks:
-                if attack.recovery_s is None and attack.wall_s < event.wall_s and of_use(attack, event):
-                    attack.recovery_s = event.wall_s - attack.wall_s
+                attack(event)
 
 
 def _past(moment_s: float) -> bool:
     return time.monotonic() >= moment_s
-
-
-def of_use(attack: Attack, event: Event) -> bool:
-    """Whether `event` shows that what was attacked works again. A pause may have no such moment."""
-    if attack.act == "pause":
-        return False
-    match attack.role:
-        case "replica":
-            return event.kind == "pulled" and event.fields["replica"] == attack.name
-        case "relay":
-            return event.kind == "staged"
-        case "trainer":
-            return event.kind == "published"
-        case "environment":
-            return event.kind == "worker_recovered" and event.fields["name"] == attack.name
-        case _:
-            return event.kind == "pulled"
