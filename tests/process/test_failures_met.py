@@ -64,7 +64,7 @@ def start(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hostile(start, tmp_path_factory):
-    """One run over every kind of bad row and bad reward; the sockets it listens on, looked for in each step."""
+    """One run over every kind of bad row and bad reward, and the sockets it was seen listening on."""
     project = tmp_path_factory.mktemp("hostile")
     (project / "score.py").write_text(REWARD)
     rows = [json.dumps({"prompt": f"{kind}>", "answer": kind}) for kind in KINDS]
@@ -120,8 +120,10 @@ def open_files(pid: int) -> list[str]:
     return links
 
 
-@pytest.mark.parametrize("row", ["reward-raises", "reward-nan", "reward-infinite", "reward-text", "reward-many",
-                                 "reward-hangs", "reward-exits", "reward-allocates"])  # fmt: skip
+BROKEN_REWARDS = ("raises", "nan", "infinite", "text", "many", "hangs", "exits", "allocates")
+
+
+@pytest.mark.parametrize("row", [f"reward-{how}" for how in BROKEN_REWARDS])
 def test_a_reward_that_breaks_its_contract_fails_its_trajectory_and_says_why(hostile, row):
     with LedgerReader(hostile[0].ledger) as reader:
         seen(row, "\n".join(reason for state, reason in reader.reasons() if state == "failed"))
@@ -234,19 +236,20 @@ def test_a_read_only_disk_is_told(start, tmp_path):
 
 
 FILLED = """
-$MILLRACE train {config} --run-dir $DISK/run --set steps=500 --set checkpoints.every=10 >/dev/null 2>$DISK.told &
-while [ $(cat $DISK/run/metrics.jsonl 2>/dev/null | wc -l) -lt 3 ]; do sleep 0.1; done
+go() { $MILLRACE train $CONFIG --run-dir $DISK/run --set checkpoints.every=10 "$@" >/dev/null 2>$DISK.told; }
+steps() { cat $DISK/run/metrics.jsonl 2>/dev/null | wc -l; }
+go --set steps=500 &
+while [ $(steps) -lt 3 ]; do sleep 0.1; done
 dd if=/dev/zero of=$DISK/filler bs=64k 2>/dev/null
 wait $!
 echo "code $?"; tail -n 12 $DISK.told
-done=$(grep -c . $DISK/run/metrics.jsonl)
 rm $DISK/filler
-$MILLRACE train {config} --run-dir $DISK/run --set steps=$((done + 6)) --set checkpoints.every=10 --resume >/dev/null 2>&1
+go --set steps=$(($(steps) + 6)) --resume
 echo "resumed $?"
 """
 
 
 def test_a_disk_that_fills_up_ends_the_run_and_after_freeing_some_it_goes_on(start, tmp_path):
-    told = on_a_disk(tmp_path, "size=8m", FILLED.format(config=start))
+    told = on_a_disk(tmp_path, "size=8m", f"CONFIG={start}\n{FILLED}")
     assert "code 1" in told and "resumed 0" in told, told
     seen("disk-fills-up", told.lower())

@@ -27,6 +27,7 @@ class FlatBatch:
     advantages_C: NDArray[np.float32]
     weights_C: NDArray[np.float32]
     staleness_C: NDArray[np.int64]
+    after_swap_C: NDArray[np.bool_]  # sampled after its replica went on to another version
     num_trained: int
 
 
@@ -50,6 +51,7 @@ def flatten(batch: Batch, algorithm: Algorithm, *, max_tokens: int) -> FlatBatch
         advantages_C=np.repeat(advantages, lengths).astype(np.float32),
         weights_C=np.concatenate(weights).astype(np.float32),
         staleness_C=batch.version - np.concatenate([np.asarray(s.versions, np.int64) for s in sequences]),
+        after_swap_C=np.concatenate([np.asarray(s.versions) != s.versions[:1] for s in sequences]),
         num_trained=num_trained,
     )
 

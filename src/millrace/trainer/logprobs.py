@@ -30,7 +30,8 @@ def token_logprobs(
 
 
 def _scaled_logits(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
-    return (hidden @ weight.T).float() / temperature
+    logits = (hidden @ weight.T).float()
+    return logits if temperature == 1.0 else logits.div_(temperature)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -46,7 +47,7 @@ class _TokenLogprobs(torch.autograd.Function):
             normalizer = logits.logsumexp(-1)
             logprobs.append(logits.gather(-1, wanted[:, None])[:, 0] - normalizer)
             logits -= normalizer[:, None]
-            entropies.append(-(logits.exp() * logits).sum(-1))
+            entropies.append(-logits.exp().mul_(logits).sum(-1))
             normalizers.append(normalizer)
         ctx.save_for_backward(hidden, weight, targets, torch.cat(normalizers))
         ctx.temperature, ctx.rows = temperature, rows
@@ -68,6 +69,9 @@ class _TokenLogprobs(torch.autograd.Function):
             slope[torch.arange(slope.shape[0], device=slope.device), targets[part]] += 1.0
             slope *= (grads[0][part] / ctx.temperature)[:, None]
             slope = slope.to(hidden.dtype)
-            grad_hidden[part] = slope @ cast
-            grad_weight += slope.T @ hidden[part]
+            torch.mm(slope, cast, out=grad_hidden[part])
+            if slope.dtype == torch.float32:
+                grad_weight.addmm_(slope.T, hidden[part])
+            else:
+                grad_weight += slope.T @ hidden[part]
         return grad_hidden, grad_weight.to(weight.dtype), None, None

@@ -37,13 +37,21 @@ class TokenStatistics:
         self._log_ratio: list[torch.Tensor] = []
         self._reference: list[torch.Tensor] = []
         self._staleness: list[NDArray[np.int64]] = []
+        self._after_swap: list[NDArray[np.bool_]] = []
 
-    def add(self, logprobs: TokenLogprobs, entropy_N: torch.Tensor, staleness_N: NDArray[np.int64]) -> None:
+    def add(
+        self,
+        logprobs: TokenLogprobs,
+        entropy_N: torch.Tensor,
+        staleness_N: NDArray[np.int64],
+        after_swap_N: NDArray[np.bool_],
+    ) -> None:
         self._entropy.append(entropy_N)
         self._log_ratio.append(logprobs.fixed_N - logprobs.behavior_N)
         if logprobs.reference_N is not None:
             self._reference.append(logprobs.fixed_N - logprobs.reference_N)
         self._staleness.append(staleness_N)
+        self._after_swap.append(after_swap_N)
 
     def metrics(self) -> dict[str, float]:
         """entropy (nats), importance_mean and importance_max (current / behavior), importance_capped
@@ -62,9 +70,20 @@ class TokenStatistics:
 
     def logprob_gap(self) -> Gap:
         """|current - behavior| in nats by staleness: (mean, max, tokens)."""
-        gap = torch.cat(self._log_ratio).abs().double().cpu().numpy()
-        staleness = np.concatenate(self._staleness)
+        gap, staleness = self._gap(), np.concatenate(self._staleness)
         return {
             int(age): (float(gap[staleness == age].mean()), float(gap[staleness == age].max()), int(count))
             for age, count in zip(*np.unique(staleness, return_counts=True), strict=True)
         }
+
+    def swap_gap(self) -> dict[str, float]:
+        """The gap at staleness 0 apart for tokens sampled before any swap of weights in their trajectory
+        (gap_one_version) and after one (gap_after_swap): only the latter read keys and values that were
+        computed again. Left out where there are no such tokens."""
+        gap, current = self._gap(), np.concatenate(self._staleness) == 0
+        after = np.concatenate(self._after_swap)
+        parts = {"gap_one_version": gap[current & ~after], "gap_after_swap": gap[current & after]}
+        return {name: float(part.mean()) for name, part in parts.items() if len(part)}
+
+    def _gap(self) -> NDArray[np.float64]:
+        return torch.cat(self._log_ratio).abs().double().cpu().numpy()

@@ -103,7 +103,7 @@ class PolicyTrainer:
             lr = self._apply()
         finally:
             self.optimizer.zero_grad(set_to_none=True)
-        metrics = gradient.statistics.metrics() | batch_metrics(batch)
+        metrics = gradient.statistics.metrics() | gradient.statistics.swap_gap() | batch_metrics(batch)
         metrics |= {"loss": gradient.loss, "grad_norm": norm, "lr": lr}
         metrics |= {
             "micro_batches": float(gradient.num_rows),
@@ -152,7 +152,7 @@ class PolicyTrainer:
         if not math.isfinite(value):
             raise TrainingError(f"the loss is {value}")
         loss.backward()
-        statistics.add(logprobs, entropy_N, flat.staleness_C[row.flat_N])
+        statistics.add(logprobs, entropy_N, flat.staleness_C[row.flat_N], flat.after_swap_C[row.flat_N])
         return value
 
     def _clip(self) -> float:
