@@ -30,7 +30,7 @@ lint: $(STAMP)
 # Decisions and mathematics side by side; then what runs processes of its own, one after the other.
 test: lint
 	$(BIN)/pytest -n 2 tests/tidy tests/unit tests/simulation
-	$(BIN)/pytest tests/process tests/learning
+	$(BIN)/pytest tests/process tests/chaos tests/learning
 
 bench: $(STAMP)
 	@set -e; for benchmark in $(filter-out benchmarks/common.py,$(wildcard benchmarks/*.py)); do echo "== $$benchmark"; $(BIN)/python $$benchmark; done

@@ -91,9 +91,10 @@ class Campaign:
         """
         rng = random.Random(self.seed)
         self.run.start()
-        for i in range(self.kills):
+        while len(self.attacks) < self.kills:
             role = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-            due = 4 * i * self.steps // (5 * self.kills)  # the last fifth is left to recover in
+            # The last fifth of the steps is left to recover in.
+            due = 4 * len(self.attacks) * self.steps // (5 * self.kills)
             if not self._go_on(partial(self._ready_for, role, due)):
                 break
             if not self._go_on(partial(_past, time.monotonic() + rng.expovariate(1 / PAUSE_S_MEAN))):

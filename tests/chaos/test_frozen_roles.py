@@ -1,0 +1,40 @@
+"""A worker stopped in the middle of its work is noticed, replaced, and changes nothing about the result."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+from tests.runs import events, make_start, summary, train, weights
+
+
+class Freezer:
+    """A sink that stops one worker of each role, where the next thing it is asked for will hang."""
+
+    def __init__(self):
+        self._pids, self._seen, self.frozen = {}, Counter(), []
+
+    def __call__(self, event):
+        self._seen[event.kind] += 1
+        if event.kind == "worker_started":
+            self._pids[event.fields["name"]] = event.fields["pid"]
+        for name, moment in (
+            ("environment-0", event.kind == "worker_started"),  # before its first prompts
+            ("trainer", self._seen["scored"] == 16),  # its first batch is complete: in its step
+            ("relay", event.kind == "published" and event.fields["version"] == 2),  # before it stages
+            ("replica-0", event.kind == "staged" and event.fields["version"] == 3),  # before it pulls
+        ):
+            if moment and name in self._pids and name not in self.frozen:
+                self.frozen.append(name)
+                os.kill(self._pids[name], signal.SIGSTOP)
+
+
+def test_a_worker_frozen_at_its_work_is_replaced(tmp_path):
+    start, freezer = make_start(tmp_path), Freezer()
+    undisturbed = train(start, tmp_path / "undisturbed")
+    run = train(start, tmp_path / "run", "supervision.lease_s=1", sinks=(freezer,))
+    assert sorted(freezer.frozen) == ["environment-0", "relay", "replica-0", "trainer"]
+    assert {e.fields["name"] for e in events(run, "worker_died")} >= set(freezer.frozen)
+    assert summary(run)["accounting"]["trained"] == 64
+    assert weights(run) == weights(undisturbed)

@@ -1,0 +1,66 @@
+"""A worker that answers heartbeats but is stuck in a call is given up, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from millrace.config.schema import Supervision, Synchronous
+from millrace.controller.patience import FACTOR, FLOOR_S, Patience
+from millrace.core.errors import DeadlineExceeded
+from millrace.sim.explore_worlds import small_config
+from millrace.sim.faults import Faults, Slow
+from millrace.sim.simulation import Scenario, simulate
+
+STUCK = 1e9
+LIMIT_S = 600.0
+
+
+@pytest.mark.parametrize("worker", ["trainer", "relay", "replica-0", "environment-0"])
+def test_a_stuck_worker_is_replaced_within_thirty_seconds(worker):
+    supervision = Supervision(step_timeout_s=LIMIT_S, stall_s=1000.0)
+    config = small_config(Synchronous(), steps=30, supervision=supervision)
+    faults = Faults(slow=(Slow(worker, STUCK, start_s=4.0, end_s=4.5),))
+    outcome = simulate(Scenario(config, faults=faults, time_max_s=200.0))
+    deaths = [event for event in outcome.events if event.kind == "worker_died"]
+    assert {event.fields["name"] for event in deaths} <= {worker}
+    assert all(event.time_s < 4.5 + 30.0 for event in deaths)
+    accounting = outcome.accounting  # a reward that hangs costs its trajectory, nothing else does
+    assert accounting.trained == accounting.admitted - (worker == "environment-0")
+
+
+def test_a_quiet_run_says_who_waits_for_whom_long_before_it_ends():
+    config = small_config(Synchronous(), supervision=Supervision(step_timeout_s=LIMIT_S, stall_s=100.0))
+    stuck = Scenario(config, faults=Faults(slow=(Slow("trainer", STUCK),)), time_max_s=1000.0)
+    with pytest.raises(DeadlineExceeded, match="trainer waits for its"):
+        simulate(stuck)
+
+
+class Slower:
+    """A handle whose calls take as long as the test says."""
+
+    def __init__(self):
+        self.takes_s, self.deadlines_s = 0.0, []
+
+    async def call(self, method, *args, timeout_s):
+        self.deadlines_s.append(timeout_s)
+        if self.takes_s > timeout_s:
+            raise DeadlineExceeded(method)
+
+
+def test_patience_follows_the_longest_call_and_forgets_after_a_deadline():
+    async def run():
+        patience, handle = Patience(LIMIT_S), Slower()
+        await patience.call(handle, "step")
+        await patience.call(handle, "step")
+        patience._longest_s["step"] = 7.0
+        await patience.call(handle, "step")
+        handle.takes_s = 100.0
+        with pytest.raises(DeadlineExceeded):
+            await patience.call(handle, "step")
+        handle.takes_s = 0.0
+        await patience.call(handle, "step")
+        return handle.deadlines_s
+
+    assert asyncio.run(run()) == [LIMIT_S, FLOOR_S, FACTOR * 7.0, FACTOR * 7.0, LIMIT_S]
