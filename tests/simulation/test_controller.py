@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from millrace.config.schema import Laminar
 from millrace.sim.explore_worlds import SCHEDULES, small_config
-from millrace.sim.faults import ClockJump, Faults
+from millrace.sim.faults import ClockJump, Crash, Faults, Lag
 from millrace.sim.invariants import Invariants
 from millrace.sim.simulation import Scenario, simulate
 
@@ -13,7 +14,7 @@ from millrace.sim.simulation import Scenario, simulate
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 def test_a_calm_run_trains_everything_it_admits(schedule):
     scenario = Scenario(small_config(schedule, steps=12))
-    outcome = simulate(scenario, Invariants(scenario.config, scenario.workload))
+    outcome = simulate(scenario, Invariants(scenario))
     accounting = outcome.accounting
     assert (accounting.trained, accounting.in_flight) == (accounting.admitted, 0)
     assert outcome.restarts == 0
@@ -23,7 +24,7 @@ def test_a_calm_run_trains_everything_it_admits(schedule):
 def test_a_controller_that_dies_again_and_again_trains_the_same_prompts(schedule):
     faults = Faults(controller_crashes=tuple(1.5 * i for i in range(1, 6)))
     scenario = Scenario(small_config(schedule), faults=faults)
-    outcome = simulate(scenario, Invariants(scenario.config, scenario.workload))
+    outcome = simulate(scenario, Invariants(scenario))
     assert outcome.resumes == 5
     assert outcome.accounting.trained == outcome.accounting.admitted
 
@@ -31,4 +32,13 @@ def test_a_controller_that_dies_again_and_again_trains_the_same_prompts(schedule
 def test_a_clock_that_jumps_hours_ahead_ends_nothing():
     faults = Faults(clock_jumps=(ClockJump(2.0, 10_000.0), ClockJump(10_003.0, 10_000.0)))
     scenario = Scenario(small_config(SCHEDULES[0]), faults=faults)
-    simulate(scenario, Invariants(scenario.config, scenario.workload))
+    simulate(scenario, Invariants(scenario))
+
+
+def test_what_was_published_to_a_relay_that_died_is_not_asked_of_the_next_one():
+    """The trainer's answer takes longer than the relay lives."""
+    faults = Faults(
+        lags=(Lag("trainer", extra_s=0.4),), crashes=tuple(Crash("relay", 0.9 * i) for i in range(1, 40))
+    )
+    scenario = Scenario(small_config(Laminar()), faults=faults)
+    assert simulate(scenario, Invariants(scenario)).restarts >= 10

@@ -27,5 +27,5 @@ def test_a_replica_that_serves_something_else_ends_the_run(schedule, lie, monkey
             return msgspec.structs.replace(served, **LIES[lie](served)) if version >= 2 else served
 
     monkeypatch.setattr(roles, "SimReplica", Liar)
-    with pytest.raises(DigestMismatchError, match="was told to serve version . and serves version"):
+    with pytest.raises(DigestMismatchError, match=r"was told to serve version . and serves version"):
         simulate(Scenario(small_config(schedule, steps=16)))

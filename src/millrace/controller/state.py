@@ -301,6 +301,10 @@ class RunState:
 
     def end(self, trajectory: Trajectory, state: State, reason: str) -> None:
         """A live trajectory ends without being trained on."""
+        self._end(trajectory, state, reason)
+        self._settle(trajectory.group_id)
+
+    def _end(self, trajectory: Trajectory, state: State, reason: str) -> None:
         tid = trajectory.trajectory_id
         if trajectory.state is State.LEASED:
             self.replicas[trajectory.replica].leased.pop(tid)
@@ -308,12 +312,12 @@ class RunState:
         self.dirty[tid] = trajectory
         self.ended.append(trajectory)
         self._forget(tid)
-        self._settle(trajectory.group_id)
 
     def end_group(self, group_id: int, state: State, reason: str) -> None:
-        for member in self.groups[group_id].group.members:
+        """All of it at once: the last members are no group of their own in between."""
+        for member in self.groups.pop(group_id).group.members:
             if member.live:
-                self.end(member, state, reason)
+                self._end(member, state, reason)
 
     def _forget(self, tid: int) -> None:
         self.trajectories.pop(tid, None)

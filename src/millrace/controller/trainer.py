@@ -136,6 +136,8 @@ class TrainerSession:
             published: Published = await self._call(handle, "publish", endpoint)
         except UnknownVersionError:
             return await self._await_another_relay(endpoint)
+        if run.endpoint != endpoint:
+            return  # that relay died meanwhile, and its slots with it
         self._published_to = target
         run.lineage.published(published)
         run.published.append(published)

@@ -94,7 +94,7 @@ def explore(
 def try_seed(seed: int, *, config: Config | None = None, command: str = "millrace simulate") -> Verdict:
     """Run one world. Every error is a problem, but for corrupted weights that were noticed."""
     scenario = random_world(seed, config)
-    schedule, promises = scenario.config.schedule.kind, Invariants(scenario.config, scenario.workload)
+    schedule, promises = scenario.config.schedule.kind, Invariants(scenario)
     try:
         outcome = simulate(scenario, promises)
     except Exception as error:

@@ -136,7 +136,7 @@ def _random_faults(rng: random.Random) -> Faults:
             if rng.random() < 0.15
         ),
         mishaps=(_random_mishaps(rng),) if rng.random() < 0.4 else (),
-        corruption=Corruption(written=0.02, read=0.02) if rng.random() < 0.05 else Corruption(),
+        corruption=Corruption(written=0.05, read=0.02) if rng.random() < 0.1 else Corruption(),
         clock_jumps=tuple(
             ClockJump(rng.uniform(0.5, 20.0), rng.choice((0.5, 3.0, 20.0)))
             for _ in range(rng.choice((0, 0, 0, 1, 2)))

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millrace.config.schema import AReaL, Config, LlamaRL
+from millrace.config.schema import AReaL, LlamaRL
 from millrace.controller.state import ReplicaRecord, RunState
 from millrace.core.errors import MillraceError
 from millrace.core.events import Event
 from millrace.core.types import State, Trajectory
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.sim.simulation import Observer
-from millrace.sim.workload import Workload
+from millrace.sim.simulation import Observer, Scenario
 from millrace.sim.world import World
 
 
@@ -34,9 +33,10 @@ def require(holds: bool, promise: str, **found: Any) -> None:
 class Invariants(Observer):
     """Watches one run. A controller that resumes starts with a memory of what is durable only."""
 
-    def __init__(self, config: Config, workload: Workload = Workload()) -> None:
-        self._config, self._workload = config, workload
-        self._mixes = isinstance(config.schedule, AReaL | LlamaRL)
+    def __init__(self, scenario: Scenario) -> None:
+        self._config, self._workload = scenario.config, scenario.workload
+        self._mixes = isinstance(scenario.config.schedule, AReaL | LlamaRL)
+        self._ordered = not any(mishaps.overtaken for mishaps in scenario.faults.mishaps)
         self._published: dict[int, set[str]] = {}
         self._step = 0  # newest committed version
         self._on: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -45,6 +45,7 @@ class Invariants(Observer):
             "published": self._on_published,
             "staged": self._on_served,
             "pulled": self._on_served,
+            "report": self._on_report,
             "finished": self._on_finished,
             "ended": self._on_ended,
             "step": self._on_step,
@@ -66,6 +67,7 @@ class Invariants(Observer):
         self._restarted: set[int] = set()  # since the last look
         self._served: dict[str, tuple[int, int]] = {}  # replica -> (epoch, version)
         self._rescues: dict[str, int] = {}  # replica -> older version that it was sent to fetch
+        self._state: RunState | None = None
 
     def on_event(self, event: Event) -> None:
         check = self._on.get(event.kind)
@@ -101,6 +103,14 @@ class Invariants(Observer):
             digest=digest,
         )
 
+    def _on_report(self, event: dict[str, Any]) -> None:
+        """Where messages keep their order, a report tells of the version that the controller knows of."""
+        if self._state is None or not self._ordered:
+            return
+        replica = self._state.replicas[event["replica"]]
+        known = {replica.version, replica.pulling} if replica.busy else {replica.version}
+        require(event["version"] in known, "a replica serves what it was told to", known=known, **event)
+
     def _on_finished(self, event: dict[str, Any]) -> None:
         tid, tokens = event["trajectory_id"], event["tokens"]
         due, _ = self._workload.completion_length(self._config.seed, tid, self._config.sampling.max_tokens)
@@ -128,6 +138,7 @@ class Invariants(Observer):
     # ------------------------------------------------------------ the controller's state
 
     def on_decision(self, state: RunState) -> None:
+        self._state = state
         leased = self._check_leases(state)
         for tid, trajectory in state.trajectories.items():
             require(
