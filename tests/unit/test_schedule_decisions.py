@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from millrace.schedule import GroupView, RefreshOrder, ReplicaView, View, presets
@@ -108,7 +109,7 @@ def test_laminar_counts_waiting_trajectories_with_all_they_may_need():
     # 128 tokens; 60 used and 2 x 16 promised leave 36: one group of 2 x 16.
     crowded = replica(running=3, waiting=2, kv_used_tokens=60)
     assert LAMINAR.admissions(view(crowded)) == ["a"]
-    assert LAMINAR.admissions(view(replace(crowded, kv_used_tokens=65))) == []
+    assert LAMINAR.admissions(view(msgspec.structs.replace(crowded, kv_used_tokens=65))) == []
 
 
 def test_an_idle_replica_starts_a_group_even_if_that_may_not_fit_its_cache():

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from millrace.config.schema import Config
-from millrace.controller.decide import Decisions
+from millrace.controller.decide import DECISION_INTERVAL_S, Decisions
 from millrace.controller.relay import RelaySession
 from millrace.controller.replica import ReplicaSession
 from millrace.controller.run import Run
@@ -63,6 +63,7 @@ class Controller:
         export: str | None = None,
         check: Callable[[RunState], None] = lambda state: None,
         on_stall: Callable[[], None] = lambda: None,
+        decision_interval_s: float = DECISION_INTERVAL_S,
     ) -> None:
         self._fleet, self._on_stall = fleet, on_stall
         names = [spec.name for spec in fleet.replicas]
@@ -76,7 +77,7 @@ class Controller:
             limits.spawn_timeout_s,
         )
         self._supervisor = Supervisor(runtime, events, policy, self._run.waits)
-        self._decisions = Decisions(self._run, check)
+        self._decisions = Decisions(self._run, check, decision_interval_s)
         self._trainer = TrainerSession(self._run, checkpoints=checkpoints, export=export)
 
     @property

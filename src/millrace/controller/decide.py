@@ -11,15 +11,15 @@ from millrace.controller.state import RunState
 from millrace.core import clock
 from millrace.core.types import BadPrompt, Group, Prompt, State, Work
 
-DECISION_INTERVAL_S = 0.005  # decisions are at least this far apart: news collects in between
+DECISION_INTERVAL_S = 0.005  # decisions are at least this far apart by default: news collects in between
 TICK_S = 1.0  # and at most this
 
 
 class Decisions:
     """Consumes the pulse; produces orders in the replicas' mailboxes. Ends with the run."""
 
-    def __init__(self, run: Run, check: Callable[[RunState], None]) -> None:
-        self._run, self._check = run, check
+    def __init__(self, run: Run, check: Callable[[RunState], None], interval_s: float) -> None:
+        self._run, self._check, self._interval_s = run, check, interval_s
         self._repack_at_s = 0.0
 
     async def loop(self) -> None:
@@ -32,7 +32,7 @@ class Decisions:
             self._expire()
             self._check(self._run.state)
             await self._run.pulse.wait(timeout_s=tick_s)
-            await asyncio.sleep(DECISION_INTERVAL_S)
+            await asyncio.sleep(self._interval_s)
 
     def _refresh(self) -> None:
         state = self._run.state

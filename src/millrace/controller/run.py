@@ -88,7 +88,8 @@ class Run:
 
     def _scored(self, trajectory_id: int, score: Score) -> None:
         self.waits.progress()
-        if self.state.score(trajectory_id, score) is None:
+        trajectory = self.state.score(trajectory_id, score)
+        if trajectory is None:
             return
         value = score.value if isinstance(score, Scored) else None
         self.events.emit(
@@ -98,7 +99,8 @@ class Run:
             outcome=type(score).__name__.lower(),
             reason=getattr(score, "reason", ""),
         )
-        self.pulse.fire()
+        if trajectory.state is not State.SCORED:  # its group is complete, or it ended: a decision may differ
+            self.pulse.fire()
 
     def end_group(self, group_id: int, state: State, reason: str) -> None:
         """End what is live of a group, and stop the replicas that work on it."""

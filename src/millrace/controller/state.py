@@ -137,6 +137,11 @@ class RunState:
             orphans=tuple(sorted(orphans.items())),
         )
 
+    @property
+    def num_ready(self) -> int:
+        """Groups that could be trained on: fewer than a batch, and a look at which is not worth it."""
+        return sum(record.ready_rank is not None for record in self.groups.values())
+
     # ------------------------------------------------------------ admission and leases
 
     def admit(self, prompt: Prompt, replica: str) -> tuple[Group, list[Work]]:

@@ -94,7 +94,7 @@ class TrainerSession:
         with run.waits.waiting("trainer", f"{run.config.batch.prompts} ready groups"):
             while not run.stopping:
                 await self._publish(handle)
-                if not state.taken:
+                if not state.taken and state.num_ready >= run.config.batch.prompts:
                     state.taken = tuple(run.schedule.take(state.view()) or ())
                 if state.taken:
                     batch = state.batch()

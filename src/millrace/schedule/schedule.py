@@ -7,8 +7,10 @@ view, so the controller that trains and the one that is simulated decide alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+
+from msgspec.structs import replace
 
 from millrace.schedule.admit import Admit
 from millrace.schedule.deadlines import Deadlines, choose, overdue

@@ -7,11 +7,10 @@ it has none yet. Trained at trainer version k, its staleness is k - birth, so un
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class GroupView:
+class GroupView(msgspec.Struct, frozen=True):
     """A live group. `ready_rank` orders groups by when they became ready; None: not yet."""
 
     group_id: int
@@ -23,8 +22,7 @@ class GroupView:
         return self.ready_rank is not None
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaView:
+class ReplicaView(msgspec.Struct, frozen=True):
     """One replica as the controller sees it. Trajectory counts include commands on their way."""
 
     replica_id: str
@@ -54,8 +52,7 @@ class ReplicaView:
         return self.pulling_version if self.pulling_version >= 0 else self.version
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(msgspec.Struct, frozen=True):
     """One consistent look at the run.
 
     `version` is the one at which the next batch that `take` chooses will be trained. So from the
@@ -75,8 +72,7 @@ class View:
     orphans: tuple[tuple[int, int], ...] = ()  # (version, count): lost trajectories with partial tokens
 
 
-@dataclass(frozen=True, slots=True)
-class RefreshOrder:
+class RefreshOrder(msgspec.Struct, frozen=True):
     """Take `replica_id` to `version`. `discard`: its trajectories restart from their prompts."""
 
     replica_id: str
@@ -84,8 +80,7 @@ class RefreshOrder:
     discard: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(msgspec.Struct, frozen=True):
     """Move every trajectory of `source` to `destination` (both serve the same version)."""
 
     source: str

@@ -14,19 +14,37 @@ from millrace.sim.workload import Workload
 
 
 class SimEnvironment:
-    """Holds no state, so any instance answers for any group. Scores one completion at a time."""
+    """Holds no state, so any instance answers for any group.
 
-    def __init__(self, *, seed: int, costs: CostModel = Costs(), workload: Workload = Workload()) -> None:
+    It scores one completion at a time, or, `parallel`, stands for a pool of sandboxes that begin all
+    requests of a call at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        costs: CostModel = Costs(),
+        workload: Workload = Workload(),
+        parallel: bool = False,
+    ) -> None:
         self._seed, self._costs, self._workload = seed, costs, workload
+        self._parallel = parallel
 
     async def prompts(self, group_ids: list[int]) -> list[Prompt | BadPrompt]:
         await asyncio.sleep(self._costs.prompts_s * pace.get()())
         return [self._prompt(group_id) for group_id in group_ids]
 
     async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score]]:
+        spent_s = 0.0
         for request in requests:
-            u = uniform(self._seed, "score latency", request.trajectory_id)
-            await asyncio.sleep(-self._costs.score_s * math.log(u) * pace.get()())
+            takes_s = -self._costs.score_s * math.log(
+                uniform(self._seed, "score latency", request.trajectory_id)
+            )
+            wait_s = max(0.0, takes_s - spent_s) if self._parallel else takes_s
+            if wait_s:
+                await asyncio.sleep(wait_s * pace.get()())
+            spent_s += wait_s
             yield request.trajectory_id, self._score(request)
 
     def _prompt(self, group_id: int) -> Prompt | BadPrompt:

@@ -16,11 +16,14 @@ from millrace.sim.workload import Workload
 from millrace.sim.world import World
 
 QUIET_REPORT_S = 1.0
-"""A replica with nothing to do reports this often."""
+"""A replica with nothing to do reports this often, or with every report of a busy one if those are rarer."""
 
 
 class SimReplica:
-    """One engine's worth of simulated decoding. One timer per report, none per token."""
+    """One engine's worth of simulated decoding. One timer per report, none per token.
+
+    `progress_interval_s`: how often reports tell of unfinished trajectories; None: each does.
+    """
 
     def __init__(
         self,
@@ -29,11 +32,13 @@ class SimReplica:
         slots: int,
         kv_capacity_tokens: int,
         report_interval_s: float = 0.1,
+        progress_interval_s: float | None = None,
         costs: CostModel = Costs(),
         workload: Workload = Workload(),
     ) -> None:
         self._world, self._costs = world, costs
-        self._report_interval_s = min(report_interval_s, QUIET_REPORT_S)
+        self._report_interval_s = report_interval_s
+        self._progress_interval_s, self._told_s = progress_interval_s or 0.0, 0.0
         self._decoder = Decoder(
             slots=slots, kv_capacity_tokens=kv_capacity_tokens, costs=costs, workload=workload
         )
@@ -44,14 +49,17 @@ class SimReplica:
     async def reports(self) -> AsyncIterator[Report]:
         while True:
             await self._until_report()
-            progress = self._decoder.collect(clock.now(), pace.get()())
+            now_s = clock.now()
+            unfinished = now_s >= self._told_s + self._progress_interval_s
+            self._told_s = now_s if unfinished else self._told_s
+            progress = self._decoder.collect(now_s, pace.get()(), unfinished=unfinished)
             yield Report(progress, self._decoder.load())
 
     async def _until_report(self) -> None:
         if self._decoder.quiet:
             self._submitted.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(QUIET_REPORT_S - self._report_interval_s):
+                async with asyncio.timeout(max(0.0, QUIET_REPORT_S - self._report_interval_s)):
                     await self._submitted.wait()
         await asyncio.sleep(self._report_interval_s)
 

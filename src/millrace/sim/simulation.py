@@ -8,6 +8,7 @@ from typing import Any
 
 from millrace.config.schema import Config
 from millrace.controller.controller import Controller, Fleet
+from millrace.controller.decide import DECISION_INTERVAL_S
 from millrace.controller.state import RunState
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock
@@ -30,6 +31,28 @@ from millrace.sim.world import World
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """How finely a run is simulated. The defaults are faithful to a run of real processes; a plan for a large
+    cluster has no use for every message.
+
+    Args:
+        isolate              copy every message, as between processes
+        decision_interval_s  the controller's decisions are at least this far apart
+        progress_interval_s  replicas tell of unfinished trajectories this often; None: with every report
+        kv_capacity_tokens   of a replica; None: `slots x max_sequence_tokens`
+        parallel_rewards     a reward worker stands for a pool that begins all requests of a call at once
+        keep_events          kinds of events to keep in the outcome; None: all
+    """
+
+    isolate: bool = True
+    decision_interval_s: float = DECISION_INTERVAL_S
+    progress_interval_s: float | None = None
+    kv_capacity_tokens: int | None = None
+    parallel_rewards: bool = False
+    keep_events: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """A configuration, and the world it runs in."""
 
@@ -40,6 +63,7 @@ class Scenario:
     faults: Faults = Faults()
     latency: Latency = Latency()
     time_max_s: float = 86_400.0
+    scale: Scale = Scale()
 
 
 @dataclass(slots=True)
@@ -138,7 +162,9 @@ class _Simulation:
         events = Events(clock.now, clock.wall)
         events.subscribe(self._on_event)
         seed = stream(scenario.seed, "life", self._outcome.resumes).getrandbits(60)
-        runtime = SimRuntime(seed, faults=scenario.faults, latency=scenario.latency)
+        runtime = SimRuntime(
+            seed, faults=scenario.faults, latency=scenario.latency, isolate=scenario.scale.isolate
+        )
         controller = Controller(
             scenario.config,
             fleet=_fleet(scenario, self._world),
@@ -149,6 +175,7 @@ class _Simulation:
             checkpoints="sim",
             export="sim/final",
             check=self._observer.on_decision,
+            decision_interval_s=scenario.scale.decision_interval_s,
         )
         try:
             return await self._until(crash_s, controller)
@@ -175,22 +202,30 @@ class _Simulation:
     def _on_event(self, event: Event) -> None:
         if not self._crashed:
             self._trace(event)
-            self._outcome.events.append(event)
+            kept = self._scenario.scale.keep_events
+            if kept is None or event.kind in kept:
+                self._outcome.events.append(event)
             self._observer.on_event(event)
 
 
 def _fleet(scenario: Scenario, world: World) -> Fleet:
     config, costs, workload = scenario.config, scenario.costs, scenario.workload
-    rollout = config.rollout
+    rollout, scale = config.rollout, scenario.scale
     replica = {
         "world": world,
         "slots": rollout.slots,
-        "kv_capacity_tokens": rollout.slots * rollout.max_sequence_tokens,
+        "kv_capacity_tokens": scale.kv_capacity_tokens or rollout.slots * rollout.max_sequence_tokens,
         "report_interval_s": rollout.report_interval_s,
+        "progress_interval_s": scale.progress_interval_s,
         "costs": costs,
         "workload": workload,
     }
-    environment = {"seed": config.seed, "costs": costs, "workload": workload}
+    environment = {
+        "seed": config.seed,
+        "costs": costs,
+        "workload": workload,
+        "parallel": scale.parallel_rewards,
+    }
 
     def spec(role: str, name: str, target: str, kwargs: dict[str, Any]) -> WorkerSpec:
         return WorkerSpec(role, name, f"millrace.sim.roles:{target}", kwargs)
