@@ -8,6 +8,8 @@ from collections import Counter
 
 from tests.runs import events, make_start, summary, train, weights
 
+from millrace.controller import controller
+
 
 class Freezer:
     """A sink that stops one worker of each role, where the next thing it is asked for will hang."""
@@ -30,11 +32,15 @@ class Freezer:
                 os.kill(self._pids[name], signal.SIGSTOP)
 
 
-def test_a_worker_frozen_at_its_work_is_replaced(tmp_path):
+def test_a_worker_frozen_at_its_work_is_replaced(tmp_path, monkeypatch):
     start, freezer = make_start(tmp_path), Freezer()
     undisturbed = train(start, tmp_path / "undisturbed")
+    monkeypatch.setattr(controller, "QUIET_S", 0.2)
     run = train(start, tmp_path / "run", "supervision.lease_s=1", sinks=(freezer,))
     assert sorted(freezer.frozen) == ["environment-0", "relay", "replica-0", "trainer"]
     assert {e.fields["name"] for e in events(run, "worker_died")} >= set(freezer.frozen)
     assert summary(run)["accounting"]["trained"] == 64
     assert weights(run) == weights(undisturbed)
+    assert any("waits for" in line for e in events(run, "stalled") for line in e.fields["waits"])
+    assert "task decide" in (run.logs / "controller.stacks").read_text()
+    assert "Current thread" in (run.logs / "replica-1.1.log").read_text()

@@ -63,6 +63,8 @@ def attack(config_file: Path, run_dir: Path, overrides: list[str], kills: int, s
     console.print(_recoveries(campaign.attacks))
     wall_s = time.monotonic() - started_s
     counts = f"{len(campaign.attacks)} attacks of {kills}, {campaign.sessions} controllers, {wall_s:.0f} s"
+    if len(campaign.attacks) < kills:
+        counts += "; for all of them it needs more steps"
     ended = Check("the run reached its end", not hung, hung or counts)
     if hung:
         return [ended]
