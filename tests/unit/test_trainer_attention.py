@@ -12,13 +12,14 @@ from millrace.trainer.packing import Branch, Tree, pack
 ONE_CALL, MANY_CALLS = 10**9, 0
 
 
-def make_trees(seed=0):
+def make_trees(seed=0, alphabet=VOCAB):
+    """A small `alphabet` makes completions that begin alike."""
     random = np.random.default_rng(seed)
     trees, first = [], 0
     for _ in range(4):
         branches = []
         for _ in range(int(random.integers(1, 6))):
-            tokens = random.integers(0, VOCAB, int(random.integers(1, 30))).tolist()
+            tokens = random.integers(0, alphabet, int(random.integers(1, 30))).tolist()
             branches.append(Branch(tokens, np.ones(len(tokens), bool), first))
             first += len(tokens)
         trees.append(Tree(random.integers(0, VOCAB, int(random.integers(1, 20))).tolist(), branches))
@@ -47,10 +48,13 @@ def gradients(model, values):
 
 
 @pytest.mark.parametrize("family", sorted(CONFIGS))
+@pytest.mark.parametrize("alphabet", [VOCAB, 2])
 @pytest.mark.parametrize(("budget", "overhead"), [(4096, ONE_CALL), (4096, MANY_CALLS), (60, ONE_CALL)])
-def test_packed_logprobs_and_gradients_equal_one_forward_per_sequence(family, budget, overhead, monkeypatch):
+def test_packed_logprobs_and_gradients_equal_one_forward_per_sequence(
+    family, alphabet, budget, overhead, monkeypatch
+):
     monkeypatch.setattr(attention, "CALL_OVERHEAD", overhead)
-    packed, plain, trees = tiny_model(family), tiny_model(family, "eager"), make_trees()
+    packed, plain, trees = tiny_model(family), tiny_model(family, "eager"), make_trees(alphabet=alphabet)
     ours, theirs = packed_logprobs(packed, trees, budget, 0.7), plain_logprobs(plain, trees, 0.7)
     assert theirs.std() > 0.1  # not a uniform distribution that would hide errors
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)

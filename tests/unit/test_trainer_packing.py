@@ -6,11 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.core.errors import DataError
-from millrace.trainer.packing import Branch, Run, Tree, pack
+from millrace.trainer.packing import Branch, Tree, pack
 
 
 def branch(tokens, first_index, mask=None):
     return Branch(tokens, np.ones(len(tokens), bool) if mask is None else np.asarray(mask, bool), first_index)
+
+
+def shown(row):
+    return [(run.start, run.length, run.prefix_P.tolist()) for run in row.runs]
 
 
 @st.composite
@@ -20,7 +24,7 @@ def forests(draw):
         branches = []
         for _ in range(draw(st.integers(1, 4))):
             mask = draw(st.lists(st.booleans(), min_size=0, max_size=6))
-            tokens = draw(st.lists(st.integers(0, 9), min_size=len(mask), max_size=len(mask)))
+            tokens = draw(st.lists(st.integers(0, 2), min_size=len(mask), max_size=len(mask)))
             branches.append(branch(tokens, first, mask))
             first += len(mask)
         trees.append(Tree(draw(st.lists(st.integers(0, 9), min_size=1, max_size=4)), branches))
@@ -32,15 +36,26 @@ def test_a_tree_is_its_prompt_once_and_its_completions():
     # the last token of a completion has no successor to predict, so it is not forwarded
     assert row.tokens_T.tolist() == [1, 2, 3, 4, 6]
     assert row.positions_T.tolist() == [0, 1, 2, 3, 2]
-    assert row.runs == (Run(2, 2, 0, 2), Run(4, 1, 0, 2), Run(0, 2))
+    assert shown(row) == [(0, 4, []), (4, 1, [0, 1])]
     assert row.sources_N.tolist() == [1, 2, 3, 1, 4]
     assert row.targets_N.tolist() == [3, 4, 5, 6, 7]
     assert row.flat_N.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_an_only_child_is_one_run_with_its_prompt():
-    (row,) = pack([Tree([1, 2], [branch([3, 4, 5], 0)])], 100)
-    assert row.runs == (Run(0, 4),)
+def test_what_completions_begin_with_is_forwarded_once():
+    (row,) = pack([Tree([1], [branch([5, 6, 9, 0], 0), branch([5, 7, 0], 4), branch([5, 6, 8, 0], 7)])], 100)
+    assert row.tokens_T.tolist() == [1, 5, 6, 8, 9, 7]
+    assert row.positions_T.tolist() == [0, 1, 2, 3, 3, 2]
+    assert shown(row) == [(0, 4, []), (4, 1, [0, 1, 2]), (5, 1, [0, 1])]
+    assert row.flat_N.tolist() == [7, 8, 9, 10, 0, 1, 2, 3, 4, 5, 6]
+    assert row.sources_N.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 0, 1, 5]
+
+
+def test_equal_completions_are_one_run_and_all_are_trained():
+    (row,) = pack([Tree([1, 2], [branch([3, 4, 5], 3 * i) for i in range(3)])], 100)
+    assert shown(row) == [(0, 4, [])]
+    assert row.flat_N.tolist() == list(range(9))
+    assert row.sources_N.tolist() == [1, 2, 3] * 3
 
 
 def test_what_follows_the_last_trained_token_is_not_forwarded():
@@ -51,7 +66,7 @@ def test_what_follows_the_last_trained_token_is_not_forwarded():
 
 
 def test_a_tree_over_the_budget_is_split_and_its_prompt_repeated():
-    rows = pack([Tree([1, 1, 1], [branch([2] * 4, 4 * i) for i in range(4)])], 9)
+    rows = pack([Tree([1, 1, 1], [branch([2 + i] * 4, 4 * i) for i in range(4)])], 9)
     assert [len(row.tokens_T) for row in rows] == [9, 9]
     assert all(row.tokens_T[:3].tolist() == [1, 1, 1] for row in rows)
 
@@ -87,7 +102,7 @@ def test_every_trained_token_is_read_exactly_once_from_its_predecessor(trees, bu
 def test_rows_keep_the_budget_and_runs_cover_them(trees, budget):
     for row in pack(trees, budget):
         size = len(row.tokens_T)
-        assert size <= budget or sum(run.prefix_length == 0 for run in row.runs) == 1
+        assert size <= budget or sum(len(run.prefix_P) == 0 for run in row.runs) == 1
         covered = sorted(i for run in row.runs for i in range(run.start, run.start + run.length))
         assert covered == list(range(size))
 

@@ -61,34 +61,36 @@ def _buckets(runs: Sequence[Run]) -> list[list[Run]]:
     """Group runs so that padding costs less than the calls it saves. Longest first."""
     buckets: list[list[Run]] = []
     for masked in (False, True):
-        waste, width = 0, 0
-        kind = [run for run in runs if bool(run.prefix_length) == masked]
-        for index, run in enumerate(sorted(kind, key=lambda r: (-r.length, -r.prefix_length, r.start))):
-            padding = width - run.length * (run.prefix_length + run.length)
-            if index == 0 or waste + padding > CALL_OVERHEAD:
+        length = prefix = own = 0
+        kind = [run for run in runs if bool(len(run.prefix_P)) == masked]
+        for index, run in enumerate(sorted(kind, key=lambda r: (-r.length, -len(r.prefix_P), r.start))):
+            entries = run.length * (len(run.prefix_P) + run.length)
+            prefix = max(prefix, len(run.prefix_P))
+            padded = (len(buckets[-1]) + 1) * length * (prefix + length) if index else 0
+            if index == 0 or padded - own - entries > CALL_OVERHEAD:
                 buckets.append([])
-                waste, padding = 0, 0
-                width = run.length * (run.prefix_length + run.length)
-            waste += max(padding, 0)
+                length, prefix, own = run.length, len(run.prefix_P), 0
+            own += entries
             buckets[-1].append(run)
     return buckets
 
 
 def _block(runs: Sequence[Run], device: torch.device) -> Block:
     width = max(run.length for run in runs)
-    prefix_width = max(run.prefix_length for run in runs)
     start = np.array([run.start for run in runs])[:, None]
     length = np.array([run.length for run in runs])[:, None]
     own = np.arange(width)[None, :]
     queries = start + np.where(own < length, own, 0)
+    prefix_length = np.array([len(run.prefix_P) for run in runs])[:, None]
+    prefix_width = int(prefix_length.max())
     if not prefix_width:
         index = torch.from_numpy(queries).to(device)
         return Block(index, index, None)
-    prefix_start = np.array([run.prefix_start for run in runs])[:, None]
-    prefix_length = np.array([run.prefix_length for run in runs])[:, None]
-    column = np.arange(prefix_width)[None, :]
-    seen = column < prefix_length
-    keys = np.concatenate([prefix_start + np.where(seen, column, 0), queries], axis=1)
+    prefixes = np.zeros((len(runs), prefix_width), np.int64)
+    for row, run in zip(prefixes, runs, strict=True):
+        row[: len(run.prefix_P)] = run.prefix_P
+    seen = np.arange(prefix_width)[None, :] < prefix_length
+    keys = np.concatenate([prefixes, queries], axis=1)
     if seen.all():
         seen = seen[:1]
     causal = own <= own.T

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
+from torch.nn.functional import embedding
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
@@ -116,7 +118,11 @@ def compute_dtype(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 def row_logprobs(
     model: PreTrainedModel, row: Row, *, temperature: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs and entropies of the trained tokens of `row`: (N,) float32 each, in nats."""
+    """Log-probs and entropies of the trained tokens of `row`: (N,) float32 each, in nats.
+
+    Sequences that share a token share its log-prob: the output projection sees each pair of source and
+    target once (P of them).
+    """
     device = model.device
 
     def put(array) -> torch.Tensor:  # type: ignore[no-untyped-def]
@@ -129,9 +135,13 @@ def row_logprobs(
             use_cache=False,
             packed=plan(row.runs, device),
         ).last_hidden_state
-    hidden_NH = hidden_1TH[0].index_select(0, put(row.sources_N)).to(dtype)
     head = model.get_output_embeddings().weight
-    return token_logprobs(hidden_NH, head, put(row.targets_N), temperature=temperature)
+    pairs_P, pair_N = np.unique(row.sources_N * len(head) + row.targets_N, return_inverse=True)
+    sources_P, targets_P = np.divmod(pairs_P, len(head))
+    # `embedding`, because its backward sums repeats in a fixed order on every device.
+    hidden_PH = embedding(put(sources_P), hidden_1TH[0]).to(dtype)
+    logprobs_P, entropies_P = token_logprobs(hidden_PH, head, put(targets_P), temperature=temperature)
+    return embedding(put(pair_N), logprobs_P[:, None])[:, 0], entropies_P[put(pair_N)]
 
 
 def named_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:

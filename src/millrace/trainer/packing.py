@@ -1,11 +1,11 @@
-"""Trees of tokens packed into rows: a prompt that several sequences share is forwarded once.
+"""Trees of tokens packed into rows: what several sequences begin with is forwarded once.
 
-A tree is a prompt and its completions. In a row it lies as prompt, completion 1, ..., completion n, with
-the positions of every completion going on from the prompt. A token's log-prob is read from the hidden
-state of its predecessor, so what follows the last trained token is not forwarded at all. Pure numpy:
-knows no model.
+A tree is a prompt and its completions. Its sequences are laid out in lexicographic order, and each adds
+only what it does not share with the one before it, at the positions where it goes on from there: a
+radix tree, because no earlier sequence shares more. A token's log-prob is read from the hidden state of
+its predecessor, so what follows the last trained token is not forwarded at all. Pure numpy: knows no model.
 
-Shape suffixes: T = tokens of a row, N = trained tokens of a row.
+Shape suffixes: T = tokens of a row, P = tokens that a run looks back at, N = trained tokens of a row.
 """
 
 from __future__ import annotations
@@ -40,20 +40,30 @@ class Tree:
     prompt: Sequence[int]
     branches: Sequence[Branch]
 
-    @property
-    def num_forwarded(self) -> int:
-        return len(self.prompt) + sum(branch.num_forwarded for branch in self.branches)
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """Tokens [start, start + length) of a row: causal among themselves, and each sees all of
-    [prefix_start, prefix_start + prefix_length)."""
+    """Tokens [start, start + length) of a row: causal among themselves, and each sees all of the row's
+    tokens `prefix_P`, which stand before them in their sequence."""
 
     start: int
     length: int
-    prefix_start: int = 0
-    prefix_length: int = 0
+    prefix_P: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Sequences of one tree that go into the same row. `shared[i]` tokens of sequence i, prompt
+    included, are also those of sequence i - 1."""
+
+    prompt: Sequence[int]
+    branches: list[Branch]
+    shared: list[int]
+
+    @property
+    def num_forwarded(self) -> int:
+        own = (branch.num_forwarded + len(self.prompt) for branch in self.branches)
+        return sum(own) - sum(self.shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +91,7 @@ def pack(trees: Sequence[Tree], token_budget: int) -> list[Row]:
     """
     pieces = [piece for tree in trees for piece in _split(tree, token_budget)]
     pieces.sort(key=lambda piece: -piece.num_forwarded)  # first fit decreasing; stable, so deterministic
-    bins: list[list[Tree]] = []
+    bins: list[list[_Piece]] = []
     room: list[int] = []
     for piece in pieces:
         size = piece.num_forwarded
@@ -95,48 +105,62 @@ def pack(trees: Sequence[Tree], token_budget: int) -> list[Row]:
     return [_lay_out(group) for group in bins]
 
 
-def _split(tree: Tree, token_budget: int) -> list[Tree]:
+def _split(tree: Tree, token_budget: int) -> list[_Piece]:
     if not tree.prompt:
         raise DataError("a prompt to train on has no token: the first completion token has no predecessor")
-    pieces: list[list[Branch]] = []
+    pieces: list[_Piece] = []
+    before: Sequence[int] = ()
     room = 0
+    for forwarded, branch in _in_order(tree):
+        shared = len(tree.prompt) + _num_common(before, forwarded)
+        if not pieces or len(tree.prompt) + len(forwarded) - shared > room:
+            pieces.append(_Piece(tree.prompt, [], []))
+            room, shared = token_budget, 0
+        pieces[-1].branches.append(branch)
+        pieces[-1].shared.append(shared)
+        room -= len(tree.prompt) + len(forwarded) - shared
+        before = forwarded
+    return pieces
+
+
+def _in_order(tree: Tree) -> list[tuple[Sequence[int], Branch]]:
+    """Branches with something to train on and their forwarded tokens, in lexicographic order."""
+    kept = []
     for branch in tree.branches:
         if len(branch.mask) != len(branch.tokens):
             raise DataError(f"a mask has {len(branch.mask)} entries for {len(branch.tokens)} tokens")
-        if not branch.mask.any():
-            continue
-        size = branch.num_forwarded
-        if not pieces or size > room:
-            pieces.append([])
-            room = token_budget - len(tree.prompt)
-        pieces[-1].append(branch)
-        room -= size
-    return [Tree(tree.prompt, branches) for branches in pieces]
+        if branch.mask.any():
+            kept.append((branch.tokens[: branch.num_forwarded], branch))
+    return sorted(kept, key=lambda pair: (pair[0], pair[1].first_index))
 
 
-def _lay_out(trees: Sequence[Tree]) -> Row:
+def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    shortest = min(len(one), len(other))
+    differ = np.flatnonzero(np.asarray(one[:shortest]) != np.asarray(other[:shortest]))
+    return int(differ[0]) if differ.size else shortest
+
+
+def _lay_out(pieces: Sequence[_Piece]) -> Row:
     tokens: list[int] = []
     positions: list[NDArray[np.int64]] = []
     runs: list[Run] = []
     sources: list[NDArray[np.int64]] = []
     targets: list[NDArray[np.int64]] = []
     flat: list[NDArray[np.int64]] = []
-    for tree in trees:
-        root, prompt_length = len(tokens), len(tree.prompt)
-        tokens.extend(tree.prompt)
-        positions.append(np.arange(prompt_length))
-        for branch in tree.branches:
-            start, length = len(tokens), branch.num_forwarded
-            tokens.extend(branch.tokens[:length])
-            positions.append(np.arange(prompt_length, prompt_length + length))
-            if length and len(tree.branches) > 1:
-                runs.append(Run(start, length, root, prompt_length))
+    for piece in pieces:
+        path_T = np.empty(0, np.int64)  # where in the row the tokens of the sequence lie
+        for branch, shared in zip(piece.branches, piece.shared, strict=True):
+            start, sequence = len(tokens), [*piece.prompt, *branch.tokens[: branch.num_forwarded]]
+            tokens.extend(sequence[shared:])
+            positions.append(np.arange(shared, len(sequence)))
+            path_T = np.concatenate([path_T[:shared], np.arange(start, len(tokens))])
+            if len(tokens) > start:
+                runs.append(Run(start, len(tokens) - start, path_T[:shared]))
             trained = np.flatnonzero(branch.mask)
-            sources.append(np.where(trained == 0, root + prompt_length - 1, start + trained - 1))
+            sources.append(path_T[len(piece.prompt) + trained - 1])
             targets.append(np.asarray(branch.tokens, dtype=np.int64)[trained])
             flat.append(branch.first_index + trained)
-        # An only child is one plain causal run with its prompt.
-        runs.append(Run(root, len(tokens) - root if len(tree.branches) == 1 else prompt_length))
     return Row(
         tokens_T=np.asarray(tokens, dtype=np.int64),
         positions_T=np.concatenate(positions),
