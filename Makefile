@@ -3,6 +3,8 @@
 # make test         lint and every test
 # make bench        every benchmark
 # make docs         write the configuration reference, check every document
+# make lock         pin every dependency with its hashes in requirements.lock
+# make audit        ask for known vulnerabilities of what is pinned
 # make clean        remove what builds and tools leave behind; keeps .venv and runs
 
 PYTHON ?= python3
@@ -11,7 +13,7 @@ STAMP := .venv/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup quickstart test lint bench docs clean
+.PHONY: setup quickstart test lint bench docs lock audit clean
 
 setup: $(STAMP)
 
@@ -38,6 +40,14 @@ bench: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m millrace.config.reference docs/configuration.md
 	$(BIN)/pytest tests/tidy/test_docs_*.py
+
+lock:
+	scripts/tool uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements.lock \
+		--custom-compile-command "make lock"
+
+audit:
+	scripts/tool pip-audit --strict --disable-pip --require-hashes --requirement requirements.lock
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from failure_rows import seen
 from tests.runs import make_start
@@ -13,9 +14,13 @@ from tests.runs import make_start
 from millrace.cli import run_directory, wire
 from millrace.config.freeze import dump
 from millrace.config.load import load
+from millrace.config.schema import Synchronous
 from millrace.core.errors import DigestMismatchError, MillraceError
-from millrace.core.types import Batch, TrainGroup, TrainSequence
+from millrace.core.types import Batch, Endpoint, Served, TrainGroup, TrainSequence
 from millrace.rollout.replica import TorchReplica
+from millrace.sim import roles
+from millrace.sim.explore_worlds import small_config
+from millrace.sim.simulation import Scenario, simulate
 from millrace.trainer.role import TorchTrainer
 from millrace.weights.relay import Relay
 
@@ -51,9 +56,9 @@ def batch(version: int) -> Batch:
 
 async def two_versions(start: Path, run_dir: Path, *, writer: str, reader: str) -> list[int]:
     """Publish, stage and pull versions 0 and 1; the versions that came to be served."""
-    config = load(start, ["model.device=cpu"])
-    trainer = TorchTrainer(dump(config), str(run_dir), writer)
-    replica = TorchReplica("replica-0", config.model.path, "float32", "cpu", 4, 32, 16, 0.05, reader)
+    loaded = load(start, ["model.device=cpu"])
+    trainer = TorchTrainer(dump(loaded), str(run_dir), writer)
+    replica = TorchReplica("replica-0", loaded.model.path, "float32", "cpu", 4, 32, 16, 0.05, reader)
     relay = Relay("relay", 3)
     state = await trainer.load(None)
     endpoint = await relay.open(state.slot_bytes)
@@ -93,8 +98,8 @@ def test_a_whole_run_stops_at_the_spoiled_version_and_says_so(start, tmp_path, m
     saboteur = f"weights_saboteurs:{ON_THE_WAY['weights-flipped-bit']}"
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
-    def spoiled(config, run):
-        fleet = honest(config, run)
+    def spoiled(loaded, run):
+        fleet = honest(loaded, run)
         fleet.trainer.kwargs["open_writer"] = saboteur  # type: ignore[index]
         return fleet
 
@@ -106,3 +111,15 @@ def test_a_whole_run_stops_at_the_spoiled_version_and_says_so(start, tmp_path, m
     assert isinstance(error, MillraceError)
     seen("weights-flipped-bit", str(error))
     assert str(Path(__file__).parent) in sys.path
+
+
+def test_a_replica_that_serves_another_version_than_it_says_ends_the_run(monkeypatch):
+    class Liar(roles.SimReplica):
+        async def pull(self, version: int, endpoint: Endpoint) -> Served:
+            served = await super().pull(version, endpoint)
+            return msgspec.structs.replace(served, digest=f"sim-{version - 1}") if version == 2 else served
+
+    monkeypatch.setattr(roles, "SimReplica", Liar)
+    with pytest.raises(DigestMismatchError) as raised:
+        simulate(Scenario(small_config(Synchronous())))
+    seen("served-another", str(raised.value))

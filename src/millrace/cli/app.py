@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 import millrace
-from millrace.cli import chaos, evaluate, quickstart, sft, show, train, try_reward
+from millrace.cli import chaos, doctor, evaluate, quickstart, sft, show, train, try_reward
 from millrace.core.errors import ConfigError, MillraceError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command("train")(train.command)
 app.command("sft")(sft.command)
 app.command("eval")(evaluate.command)
 app.command("show")(show.command)
+app.command("doctor")(doctor.command)
 app.command("try-reward")(try_reward.command)
 app.command("chaos")(chaos.command)
 

@@ -7,15 +7,19 @@ float64, both byte plane by byte plane (all lowest bytes first), which zstd like
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 
 import msgspec
 import numpy as np
 import zstandard
 
+from millrace.core.errors import LedgerError
+
 # Making one costs ten times what using it does. Only a ledger's one writing thread compresses.
-_COMPRESSOR = zstandard.ZstdCompressor(level=3)
+_COMPRESSOR = zstandard.ZstdCompressor(level=3, write_checksum=True)
+_DECOMPRESSOR = zstandard.ZstdDecompressor()
 
 
 class _Packed(msgspec.Struct, array_like=True):
@@ -43,10 +47,14 @@ def pack_squeezed(tokens: Sequence[int], logprobs: Sequence[float] | None = None
 
 
 def unpack_tokens(blob: bytes) -> tuple[list[int], list[float]]:
-    """Whatever either packed; log-probs are empty where none were given."""
-    if not blob.startswith(zstandard.FRAME_HEADER):
-        return msgspec.msgpack.decode(blob, type=tuple[list[int], list[float]])
-    packed = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(blob), type=_Packed)
+    """Whatever either packed; log-probs are empty where none were given. Raises LedgerError."""
+    with _decoding("tokens"):
+        if not blob.startswith(zstandard.FRAME_HEADER):
+            return msgspec.msgpack.decode(blob, type=tuple[list[int], list[float]])
+        return _unsqueezed(msgspec.msgpack.decode(_DECOMPRESSOR.decompress(blob), type=_Packed))
+
+
+def _unsqueezed(packed: _Packed) -> tuple[list[int], list[float]]:
     split = 4 * packed.num_tokens
     tokens = _from_planes(packed.planes[:split], "<i4").tolist()
     if not packed.logprobs_dtype:
@@ -62,12 +70,25 @@ def pack_versions(versions: Sequence[int]) -> bytes:
 
 
 def version_runs(blob: bytes) -> list[tuple[int, int]]:
-    """(version, how many tokens in a row), in order of position."""
-    return msgspec.msgpack.decode(blob, type=list[tuple[int, int]])
+    """(version, how many tokens in a row), in order of position. Raises LedgerError."""
+    with _decoding("versions"):
+        return msgspec.msgpack.decode(blob, type=list[tuple[int, int]])
 
 
 def unpack_versions(blob: bytes) -> list[int]:
     return [version for version, count in version_runs(blob) for _ in range(count)]
+
+
+@contextmanager
+def _decoding(what: str) -> Iterator[None]:
+    """Bytes that are not what was packed: the file was damaged, or written by another program."""
+    try:
+        yield
+    except (msgspec.MsgspecError, zstandard.ZstdError, ValueError, TypeError, MemoryError) as error:
+        raise LedgerError(
+            f"a trajectory's {what} are damaged in the ledger: {error}\n"
+            "  Restore the file from a backup, or start a new run from the newest checkpoint."
+        ) from error
 
 
 def _smallest_exact(values: np.ndarray) -> np.ndarray:

@@ -1,0 +1,73 @@
+"""What the doctor looks at: a run's events, reduced to plain numbers. A sink; no judgement here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from millrace.core.events import Event
+
+Gap = tuple[
+    float, float, int
+]  # mean and max of |trainer's log-prob - engine's| in nats, over how many tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step. `version` is the one it made; `gap` is by staleness."""
+
+    version: int
+    reward_mean: float
+    gap: dict[int, Gap]
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    replica: str
+    version: int
+    digest: str
+
+
+@dataclass(slots=True)
+class Evidence:
+    """A sink. Steps are by version; a replayed one counts as it was done last. `dtype` is the engine's."""
+
+    dtype: str = "float32"
+    by_version: dict[int, Step] = field(default_factory=dict)
+    published: dict[int, set[str]] = field(default_factory=dict)
+    pulls: list[Pull] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)  # of scored trajectories
+    failures: Counter[str] = field(default_factory=Counter)  # reasons of failed rewards
+    end: str = ""  # why the run ended; empty while it has not
+
+    def __call__(self, event: Event) -> None:
+        fields = event.fields
+        match event.kind:
+            case "run_started":
+                self.end = ""
+            case "step":
+                self.by_version[fields["version"]] = _step(fields)
+            case "published":
+                self.published.setdefault(fields["version"], set()).add(fields["digest"])
+            case "pulled":
+                self.pulls.append(Pull(fields["replica"], fields["version"], fields["digest"]))
+            case "scored":
+                self.outcomes[fields["outcome"]] += 1
+                if fields["outcome"] == "failed":
+                    self.failures[fields["reason"]] += 1
+            case "run_ended":
+                self.end = fields["reason"]
+
+    @property
+    def steps(self) -> list[Step]:
+        return [self.by_version[version] for version in sorted(self.by_version)]
+
+
+def _step(fields: dict[str, Any]) -> Step:
+    gap = {
+        int(staleness): (mean, most, num) for staleness, (mean, most, num) in fields["logprob_gap"].items()
+    }
+    metrics = {name: value for name, value in fields["metrics"].items() if isinstance(value, int | float)}
+    return Step(fields["version"], fields["reward_mean"], gap, metrics)

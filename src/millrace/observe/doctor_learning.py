@@ -1,0 +1,82 @@
+"""Why a run with right weights learns nothing: its rewards fail, its groups are all equal, or it diverges."""
+
+from __future__ import annotations
+
+from statistics import fmean, median
+
+from millrace.observe.doctor_evidence import Evidence, Step
+from millrace.observe.doctor_finding import Finding
+
+FAILED_MAX = 0.05  # of all scores
+EQUAL_MAX = 0.8  # of the groups of the later steps
+STEPS_MIN = 4  # fewer steps have no trend
+TIMES = 10.0
+COLLAPSED = 0.1  # of the entropy at the start, while the reward has not risen
+RISEN = 0.05  # a rise of the mean reward, as a part of its range
+
+
+def failing_rewards(evidence: Evidence) -> Finding | None:
+    total, failed = evidence.outcomes.total(), evidence.outcomes["failed"]
+    if not total or failed / total <= FAILED_MAX:
+        return None
+    told = [f"{failed} of {total} scores failed"]
+    told += [f"{num} times: {reason}" for reason, num in evidence.failures.most_common(3)]
+    return Finding("failing-rewards", tuple(told), _FAILING_REWARDS)
+
+
+def no_signal(evidence: Evidence) -> Finding | None:
+    late = evidence.steps[len(evidence.steps) // 2 :]
+    equal = [s.metrics["groups_without_signal"] for s in late if "groups_without_signal" in s.metrics]
+    if not equal or fmean(equal) < EQUAL_MAX:
+        return None
+    reward = fmean(step.reward_mean for step in late)
+    told = (
+        f"in {fmean(equal):.0%} of the groups of the last {len(late)} steps all rewards are equal, so their "
+        f"advantages are zero; the mean reward there is {reward:.3g}"
+    )
+    return Finding("no-signal", (told,), _NO_SIGNAL)
+
+
+def diverging_optimizer(evidence: Evidence) -> Finding | None:
+    told = [*_not_finite(evidence), *_trends(evidence.steps)]
+    return Finding("diverging-optimizer", tuple(told), _DIVERGING) if told else None
+
+
+def _not_finite(evidence: Evidence) -> list[str]:
+    ours = evidence.end.startswith(("TrainingError", "WeightsError"))
+    return [f"the run ended with {evidence.end.splitlines()[0]}"] if ours and "finite" in evidence.end else []
+
+
+def _trends(steps: list[Step]) -> list[str]:
+    if len(steps) < STEPS_MIN:
+        return []
+    told, quarter = [], max(1, len(steps) // 4)
+    norms = [step.metrics.get("grad_norm", 0.0) for step in steps]
+    early, late = median(norms[: 2 * quarter]), median(norms[-quarter:])
+    if late > TIMES * early > 0:
+        told.append(f"the gradient norm rose from {early:.3g} to {late:.3g}")
+    entropies = [step.metrics.get("entropy", 0.0) for step in steps]
+    rewards = [step.reward_mean for step in steps]
+    gained = fmean(rewards[-quarter:]) - fmean(rewards[:quarter])
+    if entropies[-1] < COLLAPSED * entropies[0] and gained <= RISEN * (max(rewards) - min(rewards)):
+        told.append(
+            f"the entropy fell from {entropies[0]:.3g} to {entropies[-1]:.3g} nats, while the reward did not "
+            f"rise ({fmean(rewards[:quarter]):.3g} to {fmean(rewards[-quarter:]):.3g})"
+        )
+    return told
+
+
+_FAILING_REWARDS = (
+    "failed trajectories are not trained on: correct the reward; `millrace try-reward CONFIG` calls it alone",
+    "if it is only slow, raise `reward.timeout_s`; if it needs memory, `reward.memory_mb`",
+)
+_NO_SIGNAL = (
+    "mean reward near its least: the task is too hard; take easier rows, give partial credit, or start from "
+    "`millrace sft`",
+    "near its largest: the task is learned or too easy; take harder rows",
+    "in between: larger groups (`batch.group_size`) or a higher `sampling.temperature` tell attempts apart",
+)
+_DIVERGING = (
+    "lower `optimizer.lr` (by 10), warm up (`optimizer.warmup_steps`), clip harder (`optimizer.grad_clip`)",
+    "go back to a checkpoint before it: later weights are spoiled",
+)

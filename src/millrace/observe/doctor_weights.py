@@ -1,0 +1,144 @@
+"""Four readings of one measurement: the gap between the trainer's and the engine's log-prob of a token.
+
+At staleness 0 both hold the same weights, so the gap there is only the difference of two computations: in
+float32 some 1e-6 nats, in bfloat16 some 1e-2, and the same in every step. What else moves it:
+
+    wrong weights    it differs from version to version, or is large in all of them
+    stale cache      it is large for tokens after a swap only: those read keys and values made before it
+    numeric gap      it is above what training ignores, everywhere alike
+    true staleness   it is small at staleness 0 and large at 1 and more: there the policies do differ
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from millrace.observe.doctor_evidence import Evidence, Step
+from millrace.observe.doctor_finding import Finding, few
+
+EXPECTED = {"float32": 1e-3, "bfloat16": 3e-2}  # nats: what rounding explains, with room
+HARMFUL = 3e-3  # an importance weight is off by 0.3 %, where it should be 1
+LARGE = 0.2  # as large as a clip range, between two policies that should be one
+TIMES = 10.0  # a rise that rounding does not explain
+
+
+def wrong_weights(evidence: Evidence) -> Finding | None:
+    told = [*_of_other_digests(evidence), *_of_gaps(evidence.steps, evidence.dtype)]
+    return Finding("wrong-weights", tuple(told), _WRONG_WEIGHTS) if told else None
+
+
+def stale_cache(evidence: Evidence) -> Finding | None:
+    """Compares tokens of the same steps, so nothing but the swap is different between them."""
+    pairs = [
+        (step.metrics["gap_one_version"], step.metrics["gap_after_swap"])
+        for step in evidence.steps
+        if {"gap_one_version", "gap_after_swap"} <= step.metrics.keys()
+    ]
+    if not pairs:
+        return None
+    before, after = (fmean(side) for side in zip(*pairs, strict=True))
+    if after < max(HARMFUL, TIMES * before):
+        return None
+    told = (
+        f"at staleness 0, tokens after a swap have a gap of {after:.2g} nats and those of one version "
+        f"{before:.2g}, in the same {len(pairs)} steps"
+    )
+    return Finding("stale-cache", (told,), _STALE_CACHE)
+
+
+def numeric_gap(evidence: Evidence) -> Finding | None:
+    gaps = [gap for _, gap in own_gaps(evidence.steps)]
+    expected = EXPECTED[evidence.dtype]
+    if not gaps or fmean(gaps) <= expected:
+        return None
+    told = (
+        f"at staleness 0 the gap is {fmean(gaps):.2g} nats ({min(gaps):.2g} to {max(gaps):.2g}) without a "
+        f"trend; {evidence.dtype} explains {expected:g}"
+    )
+    return Finding("numeric-gap", (told,), _NUMERIC_GAP)
+
+
+def true_staleness(evidence: Evidence) -> Finding | None:
+    late = evidence.steps[len(evidence.steps) // 2 :]
+    by_staleness = {
+        staleness: mean
+        for staleness in sorted({s for step in late for s in step.gap})
+        if (mean := _mean_gap(late, staleness)) is not None
+    }
+    worst = max((mean for staleness, mean in by_staleness.items() if staleness > 0), default=0.0)
+    if worst < max(LARGE, TIMES * by_staleness.get(0, 0.0)):
+        return None
+    told = ", ".join(f"{mean:.2g} nats at {staleness}" for staleness, mean in by_staleness.items())
+    capped = [step.metrics["importance_capped"] for step in late if "importance_capped" in step.metrics]
+    lines = [f"the gap by staleness: {told}"]
+    if capped:
+        lines.append(f"{fmean(capped):.1%} of the tokens have a truncated importance weight")
+    return Finding("true-staleness", tuple(lines), _TRUE_STALENESS)
+
+
+def own_gaps(steps: list[Step]) -> list[tuple[int, float]]:
+    """(version, mean gap at staleness 0) of each step that has such tokens; those after a swap left out."""
+    found = [(step.version - 1, step.metrics.get("gap_one_version", _unsplit(step))) for step in steps]
+    return [(version, gap) for version, gap in found if gap is not None]
+
+
+def _unsplit(step: Step) -> float | None:
+    """Of trainers that do not tell tokens after a swap apart."""
+    return step.gap[0][0] if 0 in step.gap and "gap_after_swap" not in step.metrics else None
+
+
+def _of_other_digests(evidence: Evidence) -> list[str]:
+    told = [
+        f"{pull.replica} served digest {pull.digest[:12]} as version {pull.version}, published was "
+        + " or ".join(sorted(digest[:12] for digest in evidence.published[pull.version]))
+        for pull in evidence.pulls
+        if pull.digest not in evidence.published.get(pull.version, {pull.digest})
+    ]
+    if evidence.end.startswith("DigestMismatchError"):
+        told.append(f"the run ended with {evidence.end.splitlines()[0]}")
+    return told[:3]
+
+
+def _of_gaps(steps: list[Step], dtype: str) -> list[str]:
+    """Some versions are off, or all of them are."""
+    gaps = own_gaps(steps)
+    if not gaps:
+        return []
+    least = min(gap for _, gap in gaps)
+    odd = {version: gap for version, gap in gaps if gap > max(HARMFUL, EXPECTED[dtype], TIMES * least)}
+    if odd:
+        worst = max(odd, key=lambda version: odd[version])
+        return [
+            f"at staleness 0 the gap is as small as {least:.2g} nats and as large as {odd[worst]:.2g} "
+            f"(version {worst}); it is too large at {few(sorted(odd), 'version')}"
+        ]
+    if least > LARGE:
+        return [f"at staleness 0 the gap is {least:.2g} nats or more at every version"]
+    return []
+
+
+def _mean_gap(steps: list[Step], staleness: int) -> float | None:
+    parts = [step.gap[staleness] for step in steps if staleness in step.gap]
+    tokens = sum(num for _, _, num in parts)
+    return sum(mean * num for mean, _, num in parts) / tokens if tokens else None
+
+
+_WRONG_WEIGHTS = (
+    "the engine does not compute with the trainer's weights: do not trust the steps after that version",
+    "go back to a checkpoint before it; then look for a tensor that the engine does not take over "
+    "(tied or fused weights, a custom engine) and test the host's memory",
+)
+_STALE_CACHE = (
+    "the engine reads keys and values of old weights after a swap: it must forget its cache and prefill "
+    "trajectories in flight again",
+    'until then use a schedule that swaps between trajectories only: `schedule.kind = "synchronous"`',
+)
+_NUMERIC_GAP = (
+    "engine and trainer round differently: expected with `model.dtype` bfloat16, a bug with float32",
+    "keep the correction on (`algorithm.correction`), or set `model.dtype` to float32",
+)
+_TRUE_STALENESS = (
+    "the policy moves far within the staleness that the schedule admits",
+    "lower the staleness bound (`schedule.eta`, `schedule.lag`, `schedule.staleness_max`) or `optimizer.lr`",
+    "an objective made for it tolerates more: `algorithm.kind` aipo, or `algorithm.correction`",
+)

@@ -1,0 +1,31 @@
+"""The lock file pins what the project needs, with digests, and names no place to fetch it from."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+from tests.tidy.sources import ROOT
+
+LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+PINNED = re.compile(r"^([a-z0-9][a-z0-9._-]*)==([^\s;]+)(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[\s<>=!~\[;]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+
+
+def test_everything_that_the_project_needs_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = {name_of(r) for r in [*project["dependencies"], *project["optional-dependencies"]["dev"]]}
+    assert needed <= {match[1].replace("_", "-") for match in PINNED.finditer(LOCK)}
+
+
+def test_everything_that_is_pinned_has_digests() -> None:
+    pins = list(PINNED.finditer(LOCK))
+    assert len(pins) > 50
+    assert not [match[1] for match in pins if "--hash=sha256:" not in match[3]]
+
+
+def test_no_place_to_fetch_it_from_is_named() -> None:
+    assert not re.search(r"https?://|file:|--index-url|--find-links|--extra-index-url", LOCK)

@@ -1,0 +1,171 @@
+"""Properties of every parser and codec: what is written is read, and rubbish is an error of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import tomllib
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from millrace.config.load import load_as, parse_value, read_overrides
+from millrace.config.schema import Config
+from millrace.config.toml import as_toml
+from millrace.core.digest import NamedBuffer, TensorSpec
+from millrace.core.errors import ConfigError, DataError, LedgerError, WeightsError
+from millrace.ledger.codec import pack_plain, pack_squeezed, pack_versions, unpack_tokens, unpack_versions
+from millrace.observe.jsonl import read_events
+from millrace.runtime.wire import Kind, Wire
+from millrace.weights.manifest import make_manifest
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+VALUES = st.recursive(
+    st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+# ---------------------------------------------------------------- configuration
+
+
+@given(VALUES)
+def test_a_value_written_as_toml_is_read_back_equal(value):
+    assert tomllib.loads(f"value = {as_toml(value)}")["value"] == value
+
+
+@given(VALUES)
+def test_a_value_on_the_command_line_is_read_as_toml(value):
+    assert parse_value(as_toml(value)) == value
+
+
+@given(TEXT)
+def test_any_override_is_read_or_refused_as_a_configuration_error(text):
+    with contextlib.suppress(ConfigError):
+        read_overrides(Config, [text], Path("/"))
+
+
+@given(key=st.sampled_from(["steps", "model", "schedule.kind", "task.options", "x", "a.b.c"]), value=VALUES)
+def test_any_value_of_any_key_loads_or_is_a_configuration_error(key, value):
+    with contextlib.suppress(ConfigError):
+        load_as(Config, [], [f"{key}={as_toml(value)}"])
+
+
+@given(data=st.binary(max_size=200))
+def test_any_file_loads_or_is_a_configuration_error(data, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "any.toml"
+    path.write_bytes(data)
+    with contextlib.suppress(ConfigError):
+        load_as(Config, path)
+
+
+# ---------------------------------------------------------------- ledger
+
+TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=60)
+LOGPROB = st.floats(max_value=0.0, allow_nan=False)
+
+
+@given(TOKENS, st.data(), st.booleans())
+def test_tokens_and_log_probs_come_back_bit_for_bit(tokens, data, squeeze):
+    logprobs = data.draw(st.lists(LOGPROB, min_size=len(tokens), max_size=len(tokens)))
+    pack = pack_squeezed if squeeze else pack_plain
+    back, values = unpack_tokens(pack(tokens, logprobs))
+    assert back == tokens
+    assert np.array(values).tobytes() == np.array(logprobs).tobytes()
+
+
+@given(st.lists(st.integers(0, 5), max_size=60))
+def test_versions_come_back(versions):
+    assert unpack_versions(pack_versions(versions)) == versions
+
+
+@given(st.binary(max_size=100))
+def test_bytes_that_nobody_packed_are_a_ledger_error_or_tokens(blob):
+    with contextlib.suppress(LedgerError):
+        tokens, _ = unpack_tokens(blob)
+        assert all(isinstance(token, int) for token in tokens)
+    with contextlib.suppress(LedgerError):
+        unpack_versions(blob)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=20, max_size=60), st.data())
+def test_a_flipped_bit_in_squeezed_tokens_is_never_taken_for_tokens(tokens, data):
+    packed = bytearray(pack_squeezed(tokens, [-0.5] * len(tokens)))
+    position = data.draw(st.integers(4, len(packed) - 1))
+    packed[position] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        assert unpack_tokens(bytes(packed)) == (tokens, [-0.5] * len(tokens))
+    except LedgerError as error:
+        assert "damaged" in str(error)
+
+
+# ---------------------------------------------------------------- weights
+
+
+@given(st.lists(st.tuples(TEXT, st.integers(0, 40)), max_size=8))
+def test_a_manifest_lays_tensors_out_without_gap_or_overlap_and_survives_its_encoding(tensors):
+    buffers = [NamedBuffer(n, "uint8", (size,), np.zeros(size, np.uint8)) for n, size in tensors]
+    manifest = make_manifest(buffers)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(manifest), type=list[TensorSpec]) == manifest
+    ends = [0, *(spec.offset + spec.num_bytes for spec in manifest)]
+    assert [spec.offset for spec in manifest] == ends[:-1]
+
+
+@given(st.sampled_from(["float32", "int64", "float16"]), st.integers(0, 5))
+def test_only_bytes_are_laid_out(dtype, size):
+    with pytest.raises(WeightsError, match="contiguous uint8"):
+        make_manifest([NamedBuffer("w", dtype, (size,), np.zeros(size, dtype))])
+
+
+# ---------------------------------------------------------------- messages
+
+
+class _Pipe:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+
+    def writelines(self, parts) -> None:
+        self.sent += b"".join(parts)
+
+
+MESSAGES = st.lists(
+    st.tuples(st.sampled_from(list(Kind)), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.binary()),
+    max_size=6,
+)
+
+
+@given(MESSAGES, st.lists(st.integers(1, 50), min_size=1))
+def test_messages_arrive_whole_and_in_order_however_the_bytes_are_cut(messages, cuts):
+    pipe, received = _Pipe(), []
+    sender = Wire(lambda *_: None, lambda: None)
+    sender._transport = pipe  # type: ignore[assignment]
+    for message in messages:
+        sender.send(*message)
+    receiver = Wire(lambda *message: received.append(message), lambda: None)
+    position, turn = 0, 0
+    while position < len(pipe.sent):
+        size = cuts[turn % len(cuts)]
+        receiver.data_received(pipe.sent[position : position + size])
+        position, turn = position + size, turn + 1
+    assert [(*head, pickle.loads(payload)) for *head, payload in received] == messages
+
+
+# ---------------------------------------------------------------- events
+
+
+@given(lines=st.lists(st.binary(max_size=40), max_size=5))
+def test_any_events_file_is_read_or_is_a_data_error(lines, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "events.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    with contextlib.suppress(DataError):
+        assume(all(event.kind is not None for event in read_events(path)))

@@ -1,0 +1,97 @@
+"""The doctor's rules on evidence of a few numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from millrace.observe.doctor import diagnose
+from millrace.observe.doctor_evidence import Evidence, Pull, Step
+from millrace.observe.doctor_finding import few
+
+
+def evidence(gaps=(1e-6,) * 8, *, dtype="float32", **metrics):
+    """One step per gap at staleness 0."""
+    steps = [Step(i + 1, 0.5, {0: (gap, 2 * gap, 10)}, dict(metrics)) for i, gap in enumerate(gaps)]
+    return Evidence(dtype, by_version={step.version: step for step in steps})
+
+
+def faults(seen):
+    return [finding.fault for finding in diagnose(seen)]
+
+
+def test_no_evidence_at_all_is_no_fault():
+    assert faults(Evidence()) == []
+
+
+def test_a_served_digest_that_nobody_published_is_wrong_weights():
+    seen = evidence()
+    seen.published, seen.pulls = {3: {"aa"}}, [Pull("replica-1", 3, "bb")]
+    (finding,) = diagnose(seen)
+    assert (
+        finding.fault == "wrong-weights" and "replica-1 served digest bb as version 3" in finding.evidence[0]
+    )
+
+
+def test_a_version_that_was_published_twice_may_be_served_as_either():
+    seen = evidence()
+    seen.published, seen.pulls = (
+        {3: {"aa", "bb"}},
+        [Pull("r", 3, "bb"), Pull("r", 4, "of an earlier session")],
+    )
+    assert faults(seen) == []
+
+
+def test_a_run_that_ended_on_a_digest_had_wrong_weights():
+    seen = evidence()
+    seen.end = "DigestMismatchError: weights version 4 in slot 1 have digest x"
+    assert faults(seen) == ["wrong-weights"]
+
+
+@pytest.mark.parametrize("gaps", [(1e-6, 1e-6, 0.02, 1e-6), (1e-6, 1e-3, 5e-3, 2e-2), (0.3, 0.5, 0.4, 0.6)])
+def test_a_gap_that_comes_grows_or_is_large_throughout_is_wrong_weights(gaps):
+    assert faults(evidence(gaps)) == ["wrong-weights"]
+
+
+def test_a_steady_gap_is_numeric_and_expected_in_bfloat16():
+    assert faults(evidence((0.01, 0.012, 0.009))) == ["numeric-gap"]
+    assert faults(evidence((0.01, 0.012, 0.009), dtype="bfloat16")) == []
+    assert faults(evidence((0.002, 0.02, 0.009), dtype="bfloat16")) == []
+
+
+def test_gaps_after_a_swap_alone_say_nothing_about_weights():
+    assert faults(evidence((0.5, 1e-6), gap_after_swap=0.5)) == []
+
+
+@pytest.mark.parametrize(
+    "end", ["TrainingError: the loss is nan: not finite", "WeightsError: logits not finite"]
+)
+def test_a_run_that_ended_on_numbers_that_are_not_finite_diverged(end):
+    seen = evidence()
+    seen.end = end
+    assert faults(seen) == ["diverging-optimizer"]
+
+
+def test_a_rising_gradient_norm_diverges_and_explains_the_rest():
+    seen = evidence(groups_without_signal=1.0)
+    for version, step in seen.by_version.items():
+        step.metrics["grad_norm"] = 0.1 * 4.0**version
+    assert faults(seen) == ["diverging-optimizer"]
+
+
+def test_a_few_failed_rewards_are_no_fault():
+    seen = evidence()
+    seen.outcomes.update({"scored": 96, "failed": 4})
+    assert faults(seen) == []
+    seen.outcomes["failed"] = 40
+    assert faults(seen) == ["failing-rewards"]
+
+
+def test_two_independent_faults_are_both_told():
+    seen = evidence((0.01,) * 4)
+    seen.outcomes.update({"scored": 1, "failed": 1})
+    assert faults(seen) == ["failing-rewards", "numeric-gap"]
+
+
+def test_long_lists_are_cut():
+    assert few([7], "version") == "version 7"
+    assert few(range(8), "version") == "versions 0, 1, 2, 3, 4 and 3 more"
