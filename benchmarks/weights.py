@@ -1,38 +1,55 @@
-"""How long publishing stalls the trainer, and a pull takes, against a plain copy of the same bytes.
+"""What moving a version costs, against a plain copy of the same bytes: trainer, relay, replicas.
 
-    python benchmarks/weights.py [--megabytes 100] [--tensors 200] [--repeats 7] [--json]
+    python benchmarks/weights.py [--megabytes 100 1000] [--replicas 1 2 4 8] [--rounds 5] [--json]
 
-`stall` is what the trainer waits for: writing one version into the relay's slots. `stage` is the relay
-verifying it, `pull` a reader copying it out, `verify` the digest a replica takes of what it serves: none
-of them stalls the trainer. Medians; ratios are to `memcpy`, warm memory to warm memory.
+Trainer and relay are this process, every replica one of its own, with a ring of three slots between them.
+A version is written, staged, pulled by all replicas at once, and digested by them. The copy that each
+figure is compared with is made by the same process, in the same round, between pages as warm as those.
+
+stall    what the trainer waits for: its tensors copied into a slot
+digest   of the trainer's own tensors, beside the stall
+stage    the relay digests the slot and makes it readable
+pull     a replica copies the slot into its standby weights, while it would decode; the slowest one
+verify   the digest that a replica takes of what it then serves
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import statistics
+import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 
 import numpy as np
+from common import median, report, say, table
 
 from millrace.core.digest import NamedBuffer, digest_buffers
+from millrace.core.types import Endpoint
 from millrace.weights.relay import Relay
-from millrace.weights.ring import open_reader, open_writer
+from millrace.weights.ring import RingWriter, open_reader, open_writer
+
+TENSORS = 200
+DEADLINE_S = 120.0
+
+Seconds = dict[str, float]
 
 
-def make_model(megabytes: int, tensors: int) -> list[NamedBuffer]:
-    """Equal bfloat16 tensors of random bytes."""
+def make_model(megabytes: int) -> list[NamedBuffer]:
+    """Equal bfloat16 tensors of random bytes, on pages of their own."""
     random = np.random.default_rng(0)
-    elements = megabytes * 2**20 // tensors // 2
+    size = megabytes * 10**6 // TENSORS // 2 * 2
     return [
-        NamedBuffer(
-            f"layers.{i}.weight", "bfloat16", (elements,), random.integers(0, 256, 2 * elements, np.uint8)
-        )
-        for i in range(tensors)
+        NamedBuffer(f"layers.{i}.weight", "bfloat16", (size // 2,), random.integers(0, 256, size, np.uint8))
+        for i in range(TENSORS)
     ]
+
+
+def copy(source: Sequence[NamedBuffer], target: Sequence[NamedBuffer]) -> None:
+    for ours, theirs in zip(source, target, strict=True):
+        np.copyto(theirs.data, ours.data)
 
 
 def seconds(action: Callable[[], object]) -> float:
@@ -41,53 +58,132 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def copy(source: list[NamedBuffer], target: list[NamedBuffer]) -> None:
-    for ours, theirs in zip(source, target, strict=True):
-        np.copyto(theirs.data, ours.data)
+def serve(endpoint: Endpoint, megabytes: int, pipe: Connection) -> None:
+    """A replica: for each version received, pull it, digest it, and say what that took."""
+    reader, standby, private = open_reader(endpoint), make_model(megabytes), make_model(megabytes)
+    pipe.send(None)
+    while (version := pipe.recv()) is not None:
+        pull_s = seconds(lambda: reader.read(version, standby))
+        verify_s = seconds(lambda: digest_buffers(standby))
+        pipe.send({"pull": pull_s, "verify": verify_s})
+        pipe.recv()  # the others are done too: nothing disturbs the copy
+        pipe.send(seconds(lambda: copy(private, standby)))
 
 
-def measure(megabytes: int, tensors: int, repeats: int) -> dict[str, float]:
-    """Medians in seconds, and ratios to memcpy."""
-    source, standby = make_model(megabytes, tensors), make_model(megabytes, tensors)
+@contextmanager
+def replicas(count: int, endpoint: Endpoint, megabytes: int) -> Iterator[list[Connection]]:
+    """Pipes to `count` replicas that are ready."""
+    context, pipes = multiprocessing.get_context("spawn"), []
+    for _ in range(count):
+        ours, theirs = context.Pipe()
+        context.Process(target=serve, args=(endpoint, megabytes, theirs), daemon=True).start()
+        pipes.append(ours)
+    for pipe in pipes:
+        answer(pipe)
+    try:
+        yield pipes
+    finally:
+        for pipe in pipes:
+            pipe.send(None)
+
+
+def answer(pipe: Connection) -> Seconds:
+    assert pipe.poll(DEADLINE_S), f"a replica said nothing for {DEADLINE_S} s"
+    return pipe.recv()
+
+
+class Trainer:
+    """The writing side: a model, and a private copy of it to compare with."""
+
+    def __init__(self, relay: Relay, writer: RingWriter, megabytes: int) -> None:
+        self._relay, self._writer = relay, writer
+        self._tensors, self._target = make_model(megabytes), make_model(megabytes)
+        self.version = 0
+
+    def publish(self) -> Seconds:
+        self.version += 1
+        memcpy_s = seconds(lambda: copy(self._tensors, self._target))
+        stall_s = seconds(lambda: self._writer.write(self.version, self._tensors))
+        started = time.perf_counter()
+        digest = digest_buffers(self._tensors)
+        digest_s = time.perf_counter() - started
+        stage_s = seconds(lambda: asyncio.run(self._relay.stage(self.version, digest)))
+        return {"memcpy": memcpy_s, "stall": stall_s, "digest": digest_s, "stage": stage_s}
+
+
+def one_round(trainer: Trainer, pipes: Sequence[Connection]) -> Seconds:
+    """Publish a version and let everybody pull it at once; then everybody copies, one by one."""
+    taken = trainer.publish()
+    for pipe in pipes:
+        pipe.send(trainer.version)
+    pulled = [answer(pipe) for pipe in pipes]
+    copies = []
+    for pipe in pipes:
+        pipe.send(True)
+        copies.append(float(answer(pipe)))  # type: ignore[arg-type]
+    slowest = {name: max(one[name] for one in pulled) for name in ("pull", "verify")}
+    return {**taken, **slowest, "pull_memcpy": median(copies)}
+
+
+def measure(megabytes: int, counts: Sequence[int], rounds: int) -> dict[int, Seconds]:
+    """Medians by number of replicas, rounds interleaved, after every slot was filled once."""
     relay = Relay("relay", 3)
-    started = time.perf_counter()
-    endpoint = asyncio.run(relay.open(sum(len(tensor.data) for tensor in source)))
-    opened_s = time.perf_counter() - started
-    writer, reader = open_writer(endpoint), open_reader(endpoint)
-    digest = digest_buffers(source)
-    taken: dict[str, list[float]] = {name: [] for name in ("memcpy", "stall", "stage", "pull", "verify")}
-    for version in range(1, repeats + 4):  # the first three fill every slot once
-        taken["memcpy"].append(seconds(lambda: copy(source, standby)))
-        taken["stall"].append(seconds(lambda v=version: writer.write(v, source)))  # type: ignore[misc]
-        taken["stage"].append(seconds(lambda v=version: asyncio.run(relay.stage(v, digest))))  # type: ignore[misc]
-        taken["pull"].append(seconds(lambda v=version: reader.read(v, standby)))  # type: ignore[misc]
-        taken["verify"].append(seconds(lambda: digest_buffers(standby)))
-    medians = {name: statistics.median(values[3:]) for name, values in taken.items()}
+    endpoint = asyncio.run(relay.open(megabytes * 10**6))
+    trainer = Trainer(relay, open_writer(endpoint), megabytes)
+    taken: dict[int, list[Seconds]] = {count: [] for count in counts}
+    with replicas(max(counts), endpoint, megabytes) as pipes:
+        for _ in range(3):
+            one_round(trainer, pipes)
+        for index in range(rounds):
+            say(f"{megabytes} MB, round {index + 1} of {rounds}")
+            for count in counts:
+                taken[count].append(one_round(trainer, pipes[:count]))
     return {
-        "megabytes": megabytes,
-        "open_s": opened_s,
-        **{f"{name}_s": value for name, value in medians.items()},
-        "stall_first_s": taken["stall"][0],
-        "pull_first_s": taken["pull"][0],
-        "stall_over_memcpy": medians["stall"] / medians["memcpy"],
-        "pull_over_memcpy": medians["pull"] / medians["memcpy"],
-        "memcpy_gb_per_s": megabytes * 2**20 / medians["memcpy"] / 1e9,
+        count: {name: median([one[name] for one in all_rounds]) for name in all_rounds[0]}
+        | {
+            "stall_over_memcpy": median([one["stall"] / one["memcpy"] for one in all_rounds]),
+            "pull_over_memcpy": median([one["pull"] / one["pull_memcpy"] for one in all_rounds]),
+        }
+        for count, all_rounds in taken.items()
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--megabytes", type=int, default=100)
-    parser.add_argument("--tensors", type=int, default=200)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[100, 1000])
+    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args()
-    result = measure(options.megabytes, options.tensors, options.repeats)
-    if options.json:
-        print(json.dumps(result))
-        return
-    for name, value in result.items():
-        print(f"{name:20} {value:10.4f}")
+    rows: dict[str, Seconds] = {}
+    for megabytes in options.megabytes:
+        # Every replica holds two copies of the version here: many only of a small one.
+        counts = [count for count in options.replicas if count == 1 or count * megabytes <= 1000]
+        for count, row in measure(megabytes, counts, options.rounds).items():
+            rows[f"{megabytes} MB, {count} replicas"] = row
+    table(rows)
+    first, one = options.megabytes[0], min(options.replicas)
+    alone, crowd = (
+        rows[f"{first} MB, {one} replicas"],
+        rows[f"{first} MB, {max(counts_of(rows, first))} replicas"],
+    )
+    report(
+        {
+            "stall_over_memcpy": alone["stall_over_memcpy"],
+            "pull_over_memcpy": alone["pull_over_memcpy"],
+            "stall8_over_stall1": crowd["stall"] / alone["stall"],
+            "memcpy_gb_per_s": first / 1000 / alone["memcpy"],
+            "rows": rows,
+        },
+        as_json=options.json,
+    )
+
+
+def counts_of(rows: dict[str, Seconds], megabytes: int) -> list[int]:
+    prefix = f"{megabytes} MB, "
+    return [int(name.removeprefix(prefix).split()[0]) for name in rows if name.startswith(prefix)]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,237 @@
+"""Peak memory of trainer and engine against what they cannot do without; log-probs of a large vocabulary.
+
+    python benchmarks/memory.py [--rounds 3] [--json]
+
+Each figure is the growth of a fresh process's peak resident memory beyond what it had after its imports.
+The minimum counts one copy of what has to be there: float32 weights and both moments of Adam for the
+trainer, weights and the slots' keys and values for the engine. On top of it and reported: a gradient as
+large as the weights, and the standby weights that let the engine decode while it pulls. What is left are
+activations, which `batch.token_budget` bounds: the trainer is measured at 512 tokens and at 2048.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from common import ENVIRONMENT, median, report, say, table
+
+VOCAB, HIDDEN, LAYERS = 8192, 512, 8
+SLOTS, SEQUENCE = 32, 1024
+COMPLETION, GROUP, GROUPS = 192, 4, 4
+LARGE_VOCAB, LARGE_TOKENS = 151_936, 1024
+
+
+def resident(field: str) -> int:
+    """`VmRSS` or `VmHWM` of this process, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise LookupError(field)
+
+
+def peak_growth(action: Callable[[], object]) -> int:
+    """How far the peak rises above what is resident now while `action` runs; its result stays alive."""
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    kept = action()
+    peak = resident("VmHWM")
+    del kept
+    return peak - before
+
+
+def make_model(directory: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=3 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+
+
+def trainer(directory: str, *, token_budget: int = 512) -> dict[str, int]:
+    """Two optimizer steps on 16 sequences, as the trainer's worker makes them."""
+    import torch
+
+    from millrace.algorithms import build
+    from millrace.config.schema import GRPO, Optimizer
+    from millrace.core.types import Batch, TrainGroup, TrainSequence
+    from millrace.trainer.model import load_model, named_weights
+    from millrace.trainer.publish import PublishBuffers
+    from millrace.trainer.trainer import PolicyTrainer, StepSettings
+
+    def batch(version: int) -> Batch:
+        def sequence(index: int) -> TrainSequence:
+            tokens = [(7 * index + i) % VOCAB for i in range(COMPLETION)]
+            numbers = [-1.0] * COMPLETION
+            return TrainSequence(
+                index, tokens, numbers, [version] * COMPLETION, [True] * COMPLETION, index % 2, False
+            )
+
+        groups = range(GROUPS)
+        return Batch(
+            version,
+            [TrainGroup(g, [1] * 64, [sequence(g * GROUP + i) for i in range(GROUP)]) for g in groups],
+        )
+
+    def run() -> object:
+        model = load_model(directory, torch.device("cpu"))
+        settings = StepSettings(Optimizer(lr=1e-5), token_budget, COMPLETION, 1.0, torch.float32)
+        policy = PolicyTrainer(model, build(GRPO()), settings)
+        buffers = PublishBuffers(named_weights(model), torch.float32)
+        for version in range(2):
+            policy.step(batch(version), quarantine=Path(directory))
+            buffers.fill()
+        sizes["weights"] = sum(p.numel() * 4 for p in model.parameters())
+        return policy, buffers
+
+    sizes: dict[str, int] = {}
+    peak = peak_growth(run)
+    return {"peak": peak, "minimum": 3 * sizes["weights"], "gradient": sizes["weights"]}
+
+
+def trainer_2048(directory: str) -> dict[str, int]:
+    return trainer(directory, token_budget=2048)
+
+
+def engine(directory: str) -> dict[str, int]:
+    """Every slot filled to its last position, with new weights pulled and swapped on the way."""
+    from millrace.core.types import Sampling, Work
+    from millrace.rollout.load import load_engine
+
+    def run() -> object:
+        made = load_engine(
+            directory, device="cpu", slots=SLOTS, max_sequence_tokens=SEQUENCE, prefill_chunk=512
+        )
+        prompt = [3] * (SEQUENCE - 8)
+        made.submit(Work(i, 0, 0, prompt, [], Sampling(max_tokens=8), seed=0) for i in range(SLOTS))
+        while made.has_work:
+            made.step()
+        for buffer in made.standby_buffers():
+            buffer.data[:] = 0
+        sizes["weights"] = sum(buffer.data.nbytes for buffer in made.buffers())
+        return made
+
+    sizes: dict[str, int] = {}
+    peak = peak_growth(run)
+    kv_bytes = 2 * LAYERS * SLOTS * 4 * SEQUENCE * 64 * 4
+    return {"peak": peak, "minimum": sizes["weights"] + kv_bytes, "standby": sizes["weights"]}
+
+
+def logprobs(_: str, *, full: bool = False) -> dict[str, int]:
+    """Forward and backward of the sampled tokens' log-probs at a large vocabulary."""
+    import torch
+
+    from millrace.trainer.logprobs import token_logprobs
+
+    torch.manual_seed(0)
+    hidden = torch.randn(LARGE_TOKENS, HIDDEN, requires_grad=True)
+    weight = (torch.randn(LARGE_VOCAB, HIDDEN) / HIDDEN**0.5).requires_grad_()
+    targets = torch.randint(LARGE_VOCAB, (LARGE_TOKENS,))
+
+    def run() -> object:
+        if full:
+            out = (hidden @ weight.T).log_softmax(-1).gather(1, targets[:, None])[:, 0]
+        else:
+            out, _ = token_logprobs(hidden, weight, targets, temperature=1.0)
+        out.sum().backward()
+        return out
+
+    return {"peak": peak_growth(run), "minimum": weight.nbytes + hidden.nbytes}  # their gradients
+
+
+def full_logits(directory: str) -> dict[str, int]:
+    return logprobs(directory, full=True)
+
+
+PARTS = {
+    "trainer": trainer,
+    "trainer_2048": trainer_2048,
+    "engine": engine,
+    "logprobs": logprobs,
+    "full_logits": full_logits,
+}
+
+
+def measured(part: str, directory: str) -> dict[str, int]:
+    command = [sys.executable, __file__, "--part", part, "--model", directory]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def imports() -> None:
+    """Load and set up what is needed once, before memory is counted."""
+    for module in (
+        "transformers.models.qwen3.modeling_qwen3",
+        "millrace.rollout.load",
+        "millrace.trainer.role",
+    ):
+        importlib.import_module(module)
+    torch = importlib.import_module("torch")
+    x = torch.randn(64, 64, requires_grad=True)
+    torch.nn.functional.scaled_dot_product_attention(x @ x, x, x).sum().backward()
+    torch.optim.AdamW([x], fused=True).step()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        imports()
+        print(json.dumps(PARTS[options.part](options.model)))
+        return
+    rounds: dict[str, list[dict[str, int]]] = {part: [] for part in PARTS}
+    with tempfile.TemporaryDirectory() as directory:
+        make_model(directory)
+        for index in range(options.rounds):
+            say(f"round {index + 1} of {options.rounds}")
+            for part in PARTS:
+                rounds[part].append(measured(part, directory))
+    rows = {
+        part: {
+            "peak_mb": (peak := median([one["peak"] for one in found])) / 1e6,
+            "minimum_mb": (least := found[0]["minimum"]) / 1e6,
+            "over_minimum": peak / least,
+            "gradient_or_standby_mb": (found[0].get("gradient", 0) + found[0].get("standby", 0)) / 1e6,
+        }
+        for part, found in rounds.items()
+    }
+    table(rows)
+    roles = [rows["trainer"], rows["engine"]]
+    report(
+        {
+            "peak_over_minimum": sum(r["peak_mb"] for r in roles) / sum(r["minimum_mb"] for r in roles),
+            "trainer_peak_over_minimum": rows["trainer"]["over_minimum"],
+            "engine_peak_over_minimum": rows["engine"]["over_minimum"],
+            "full_logits_over_logprobs": rows["full_logits"]["peak_mb"] / rows["logprobs"]["peak_mb"],
+            "rows": rows,
+        },
+        as_json=options.json,
+    )
+
+
+if __name__ == "__main__":
+    main()
