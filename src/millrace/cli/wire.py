@@ -34,6 +34,9 @@ PRELOAD = (
 )
 """Imported once, by the process that the workers are forked from."""
 
+_LIBRARY = {"gym": "reasoning_gym", "math": "math_verify"}
+"""Of a kind of task or reward: a second that every reward worker would spend on its own."""
+
 
 async def train(config: Config, run: RunDirectory, stop: asyncio.Event, *sinks: Sink) -> None:
     """Run, or go on with, the run in `run`. Setting `stop` ends it after the step under way.
@@ -109,7 +112,8 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
 async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRuntime]:
     run.logs.mkdir(mode=0o700, exist_ok=True)
     lease_s = config.supervision.lease_s
-    runtime = LocalRuntime(PRELOAD, log_dir=run.logs, lease_s=3 * lease_s, answer_s=lease_s)
+    preload = (*PRELOAD, *filter(None, (_LIBRARY.get(config.task.kind), _LIBRARY.get(config.reward.kind))))
+    runtime = LocalRuntime(preload, log_dir=run.logs, lease_s=3 * lease_s, answer_s=lease_s)
     try:
         yield runtime
     finally:
