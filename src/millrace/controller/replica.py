@@ -73,6 +73,8 @@ class ReplicaSession:
             kv_used_tokens=load.kv_used_tokens,
             kv_capacity_tokens=load.kv_capacity_tokens,
             generated_tokens=load.generated_tokens,
+            prefilled_tokens=load.prefilled_tokens,
+            steps_since_swap=load.steps_since_swap,
             busy_s=load.busy_s,
             idle_s=load.idle_s,
         )

@@ -66,6 +66,7 @@ class ClusterCosts:
     quantum: int = 1
     prompts_s: float = 0.01
     verify_s: float = 0.01
+    handover_s: float = 0.0  # `Generation.decode_s` has the engine's own work
 
     @property
     def _generation(self) -> Generation:

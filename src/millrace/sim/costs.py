@@ -22,6 +22,10 @@ class CostModel(Protocol):
     @property
     def kv_token_s(self) -> float: ...
     @property
+    def handover_s(self) -> float:
+        """Between two decode steps the engine waits this long for its own process; not counted as busy."""
+
+    @property
     def pull_s(self) -> float:
         """Copying a version into standby, while decoding goes on."""
 
@@ -66,6 +70,7 @@ class Costs:
     decode_base_s: float = 0.008
     decode_per_sequence_s: float = 0.0005
     kv_token_s: float = 0.0
+    handover_s: float = 0.0
     prefill_per_token_s: float = 0.00002
     pull_s: float = 0.05
     swap_s: float = 0.01

@@ -149,6 +149,12 @@ class Decoder:
                 sequence.told = sequence.held
         return news
 
+    def completes_s(self, slowdown: float) -> float:
+        """When the next sequence completes if nothing changes until then; infinity where none runs."""
+        if not self._running or self.version < 0:
+            return math.inf
+        return self._clock_s + _stretch_s(self._ends_first(), *self._pace(slowdown))
+
     def load(self) -> ReplicaLoad:
         return ReplicaLoad(
             version=self.version,
@@ -189,14 +195,16 @@ class Decoder:
         """Seconds of the next step, and by how much each later one is longer."""
         batch = len(self._running)
         if batch not in self._step_s:
-            self._step_s[batch] = self._costs.decode_step_s(batch)
+            self._step_s[batch] = self._costs.decode_step_s(batch) + self._costs.handover_s
         kv_token_s = self._costs.kv_token_s * slowdown
         return self._step_s[batch] * slowdown + self._kv_tokens * kv_token_s, batch * kv_token_s
 
     def _decode(self, steps: int, step_s: float, growth_s: float) -> None:
         seconds = _stretch_s(steps, step_s, growth_s)
+        waited_s = min(seconds, steps * self._costs.handover_s)
         self._clock_s += seconds
-        self._busy_s += seconds
+        self._busy_s += seconds - waited_s
+        self._idle_s += waited_s
         self._steps += steps
         self._generated += steps * len(self._running)
         self._kv_tokens += steps * len(self._running)

@@ -15,6 +15,8 @@ from millrace.sim.faults import pace
 from millrace.sim.workload import Workload
 from millrace.sim.world import World
 
+ROUNDING_S = 1e-6
+"""Behind a computed instant, so that what was to happen has happened."""
 QUIET_REPORT_S = 1.0
 """A replica with nothing to do reports this often, or with every report of a busy one if those are rarer."""
 
@@ -23,6 +25,8 @@ class SimReplica:
     """One engine's worth of simulated decoding. One timer per report, none per token.
 
     `progress_interval_s`: how often reports tell of unfinished trajectories; None: each does.
+    `completions_at_once`: a completion is reported when it happens, as real replicas do; else with the next
+    report.
     """
 
     def __init__(
@@ -33,11 +37,13 @@ class SimReplica:
         kv_capacity_tokens: int,
         report_interval_s: float = 0.1,
         progress_interval_s: float | None = None,
+        completions_at_once: bool = False,
         costs: CostModel = Costs(),
         workload: Workload = Workload(),
     ) -> None:
         self._world, self._costs = world, costs
         self._report_interval_s = report_interval_s
+        self._completions_at_once = completions_at_once
         self._progress_interval_s, self._told_s = progress_interval_s or 0.0, 0.0
         self._decoder = Decoder(
             slots=slots, kv_capacity_tokens=kv_capacity_tokens, costs=costs, workload=workload
@@ -61,7 +67,13 @@ class SimReplica:
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, QUIET_REPORT_S - self._report_interval_s)):
                     await self._submitted.wait()
-        await asyncio.sleep(self._report_interval_s)
+        await asyncio.sleep(self._until_next_s())
+
+    def _until_next_s(self) -> float:
+        if not self._completions_at_once:
+            return self._report_interval_s
+        until_s = self._decoder.completes_s(pace.get()()) - clock.now()
+        return min(self._report_interval_s, max(0.0, until_s) + ROUNDING_S)
 
     async def submit(self, works: list[Work]) -> None:
         self._decoder.submit(works, clock.now(), pace.get()())

@@ -39,6 +39,7 @@ class Scale:
         isolate              copy every message, as between processes
         decision_interval_s  the controller's decisions are at least this far apart
         progress_interval_s  replicas tell of unfinished trajectories this often; None: with every report
+        completions_at_once  a completion is reported when it happens and not with the next report
         kv_capacity_tokens   of a replica; None: `slots x max_sequence_tokens`
         parallel_rewards     a reward worker stands for a pool that begins all requests of a call at once
         keep_events          kinds of events to keep in the outcome; None: all
@@ -47,6 +48,7 @@ class Scale:
     isolate: bool = True
     decision_interval_s: float = DECISION_INTERVAL_S
     progress_interval_s: float | None = None
+    completions_at_once: bool = False
     kv_capacity_tokens: int | None = None
     parallel_rewards: bool = False
     keep_events: frozenset[str] | None = None
@@ -217,6 +219,7 @@ def _fleet(scenario: Scenario, world: World) -> Fleet:
         "kv_capacity_tokens": scale.kv_capacity_tokens or rollout.slots * rollout.max_sequence_tokens,
         "report_interval_s": rollout.report_interval_s,
         "progress_interval_s": scale.progress_interval_s,
+        "completions_at_once": scale.completions_at_once,
         "costs": costs,
         "workload": workload,
     }

@@ -1,0 +1,257 @@
+"""The costs and the workload of a real run, taken from its directory: what the next run will be like.
+
+    decode     busy seconds between two reports = a steps + b tokens + c prefilled tokens      least squares
+    hand-over  idle seconds of a replica with work, per decode step
+    trainer    seconds from a taken batch to its commit = a + b tokens                         least squares
+    publish, stage, pull, swap, score, load, save, spawn                                       means
+    lengths    whole groups of the ledger, as observed
+
+Trainer and publish times are those the controller saw, so they contain the messages. Everything shares the
+machine it ran on: on few cores the times of one schedule contain its contention.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, pstdev
+
+from millrace.config.freeze import restore
+from millrace.config.schema import Config
+from millrace.core.errors import DataError
+from millrace.core.events import Event
+from millrace.ledger.reader import LedgerReader
+from millrace.observe.jsonl import read_events
+from millrace.sim.calibrate_fit import fit
+from millrace.sim.calibrate_lengths import ObservedGroups
+from millrace.sim.calibrate_measure import WARM_UP_STEPS, Achieved
+from millrace.sim.costs import Costs
+from millrace.sim.faults import Faults
+from millrace.sim.simulation import Scale, Scenario, simulate
+from millrace.sim.workload import Workload
+
+NUM_PROMPTS = 256
+"""Prompts read from the ledger for their lengths."""
+NUM_SCORES_MIN = 20
+"""Scores from a full queue that are enough to go by them alone."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A run, ready to be simulated: under its own configuration, or under another (`scenario`)."""
+
+    config: Config
+    costs: Costs
+    workload: Workload
+    faults: Faults  # how long workers take to start; nothing fails
+    achieved: Achieved
+
+    def scenario(self, config: Config | None = None, *, seed: int = 0) -> Scenario:
+        return Scenario(
+            config or self.config,
+            seed=seed,
+            costs=self.costs,
+            workload=self.workload,
+            faults=self.faults,
+            scale=Scale(completions_at_once=True),
+        )
+
+
+def calibrate(run_dir: Path | str) -> Calibration:
+    """Read `config.json`, `events.jsonl` and `ledger.sqlite` of a run that has trained some steps.
+
+    Raises: DataError, LedgerError: something is missing or too short to measure; it says what.
+    """
+    path = Path(run_dir)
+    try:
+        config = restore(json.loads((path / "config.json").read_bytes()), str(path / "config.json"))
+        events = list(read_events(path / "events.jsonl"))
+    except OSError as error:
+        raise DataError(f"{path} is not a run directory: {error}") from error
+    with LedgerReader(path / "ledger.sqlite") as ledger:
+        return learn(events, config, lengths=ledger.lengths(), prompts=_prompt_lengths(ledger))
+
+
+def learn(
+    events: Sequence[Event], config: Config, *, lengths: Sequence[int], prompts: Sequence[int]
+) -> Calibration:
+    """`calibrate` on what the files hold: completion lengths by trajectory id, and some prompt lengths.
+
+    Raises: DataError.
+    """
+    spawns = [e.fields["spawn_s"] for e in events if e.kind == "worker_started" and e.fields["epoch"] == 1]
+    return Calibration(
+        config=config,
+        costs=_costs(events, config, fmean(prompts)),
+        workload=Workload(
+            prompt_tokens=_uniform_like(prompts),
+            completion=ObservedGroups.of(lengths, config.batch.group_size),
+        ),
+        faults=replace(Faults(), spawn_s=(min(spawns), max(spawns))),
+        achieved=Achieved.of(events),
+    )
+
+
+def compare(run_dir: Path | str, *, seed: int = 0) -> dict[str, tuple[float, float]]:
+    """Simulate a run under its own configuration. Returns quantity -> (real, simulated)."""
+    calibration = calibrate(run_dir)
+    simulated = Achieved.of(simulate(calibration.scenario(seed=seed)).events).as_dict()
+    return {name: (real, simulated[name]) for name, real in calibration.achieved.as_dict().items()}
+
+
+FRACTIONS = ("trainer_idle", "replica_idle")
+
+
+def largest_error(rows: dict[str, tuple[float, float]]) -> float:
+    """Of `compare`: relative errors; of fractions of time the difference: 1 % idle is close to 2 %."""
+    return max(
+        abs(simulated - real) / (1.0 if name in FRACTIONS or not real else abs(real))
+        for name, (real, simulated) in rows.items()
+    )
+
+
+# ---------------------------------------------------------------- costs
+
+
+def _costs(events: Sequence[Event], config: Config, prompt_tokens: float) -> Costs:
+    (base_s, token_s, prefill_s), handover_s = _decode(events), _handover_s(events)
+    step_base_s, train_token_s = _training(events, config, prompt_tokens)
+    published = [e.fields for e in events if e.kind == "published"]
+    if not published:
+        raise DataError("the run published no version: nothing about weights can be learned from it")
+    return Costs(
+        decode_base_s=base_s,
+        decode_per_sequence_s=token_s,
+        handover_s=handover_s,
+        prefill_per_token_s=prefill_s,
+        pull_s=_mean([e.fields["pull_s"] for e in events if e.kind == "pulled"]),
+        swap_s=_mean([e.fields["swap_s"] for e in events if e.kind == "pulled"]),
+        verify_s=0.0,
+        step_base_s=step_base_s,
+        train_per_token_s=train_token_s,
+        publish_s=_mean(list(_after_step(events, "published"))),
+        stage_s=_mean([e.fields["stage_s"] for e in events if e.kind == "staged"]),
+        save_s=_mean([e.fields["save_s"] for e in events if e.kind == "checkpoint"]),
+        score_s=_score_s(events, config.reward.workers),
+        weights_bytes=published[-1]["weights_bytes"],
+    )
+
+
+def _decode(events: Sequence[Event]) -> list[float]:
+    """Seconds of a decode step, of a token in it, and of a prefilled token.
+
+    Raises: DataError: the run generated too little, or its reports lack the counters.
+    """
+    rows, busy = [], []
+    for before, now in _report_pairs(events):
+        steps = now["steps_since_swap"] - before["steps_since_swap"]
+        tokens = now["generated_tokens"] - before["generated_tokens"]
+        if steps > 0 and tokens > 0:
+            rows.append((steps, tokens, now["prefilled_tokens"] - before["prefilled_tokens"]))
+            busy.append(now["busy_s"] - before["busy_s"])
+    if len(rows) < 20:
+        raise DataError(f"{len(rows)} reports tell of decode steps: 20 are the least to fit their time")
+    return fit(rows, busy)
+
+
+def _handover_s(events: Sequence[Event]) -> float:
+    """Idle seconds per decode step of a replica that had work: its process was busy with reports and
+    commands, or waited for a core. A replica that runs dry reports at once, so no gap in work is in it."""
+    idle_s = steps = 0.0
+    for before, now in _report_pairs(events):
+        if before["running"] and now["steps_since_swap"] > before["steps_since_swap"]:
+            idle_s += now["idle_s"] - before["idle_s"]
+            steps += now["steps_since_swap"] - before["steps_since_swap"]
+    return idle_s / steps if steps else 0.0
+
+
+def _report_pairs(events: Sequence[Event]) -> Iterator[tuple[dict[str, float], dict[str, float]]]:
+    """Consecutive reports of one incarnation under one version."""
+    last: dict[str, dict[str, float]] = {}
+    for event in events:
+        if event.kind != "report" or "steps_since_swap" not in event.fields:
+            continue
+        now = event.fields
+        before = last.get(now["replica"])
+        if (
+            before is not None
+            and before["version"] == now["version"]
+            and before["busy_s"] <= now["busy_s"]
+            and before["steps_since_swap"] <= now["steps_since_swap"]
+        ):
+            yield before, now
+        last[now["replica"]] = now
+
+
+def _training(events: Sequence[Event], config: Config, prompt_tokens: float) -> list[float]:
+    """Seconds of a step whatever its size, and of a token in it (prompts are trained with each completion).
+
+    A slope that explains less than the noise comes out as 0 or near it, and the base has the rest.
+    """
+    rows, seconds = [], []
+    free_s: float | None = None
+    for event in events:
+        if event.kind in ("published", "checkpoint"):
+            free_s = event.time_s
+        elif event.kind == "step" and free_s is not None and _counts(event):
+            prompts = prompt_tokens * config.trajectories_per_step
+            rows.append((1.0, event.fields["trained_tokens"] + prompts))
+            seconds.append(event.time_s - free_s - event.fields["wait_s"])
+    if len(rows) < 3:
+        raise DataError(
+            f"{len(rows)} steps after the first {WARM_UP_STEPS}: 3 are the least to fit the time of one"
+        )
+    return fit(rows, seconds)
+
+
+def _counts(step: Event) -> bool:
+    """The first steps warm up allocators and caches; replayed ones did not wait for anything."""
+    return not step.fields["replayed"] and step.fields["version"] > WARM_UP_STEPS
+
+
+def _after_step(events: Sequence[Event], kind: str) -> Iterator[float]:
+    """Seconds from a step to the event of `kind` that comes right after it in the trainer."""
+    trainer = [e for e in events if e.kind in ("step", "published", "checkpoint")]
+    for before, now in pairwise(trainer):
+        if before.kind == "step" and now.kind == kind:
+            yield now.time_s - before.time_s
+
+
+def _score_s(events: Sequence[Event], workers: int) -> float:
+    """Mean seconds of a score in a queue that `workers` serve in order.
+
+    From one score to the next while completions wait, which leaves the messages out; where hardly any ever
+    waited, from completion to score.
+    """
+    finished: dict[int, float] = {}
+    scored: list[float] = []
+    queued: list[float] = []
+    alone: list[float] = []
+    for event in events:
+        if event.kind == "finished":
+            finished[event.fields["trajectory_id"]] = event.time_s
+        elif event.kind == "scored" and event.fields["trajectory_id"] in finished:
+            ready_s = finished.pop(event.fields["trajectory_id"])
+            free_s = scored[-workers] if len(scored) >= workers else 0.0
+            (queued if ready_s <= free_s else alone).append(event.time_s - max(ready_s, free_s))
+            scored.append(event.time_s)
+    return _mean(queued if len(queued) >= NUM_SCORES_MIN else alone + queued)
+
+
+def _prompt_lengths(ledger: LedgerReader) -> list[int]:
+    ids = [group_id for step in ledger.steps() for group_id in step.group_ids][:NUM_PROMPTS]
+    return [len(ledger.group(group_id).prompt) for group_id in ids] or [1]
+
+
+def _uniform_like(lengths: Sequence[int]) -> tuple[int, int]:
+    """The range whose uniform distribution has the mean and about the deviation of `lengths`."""
+    mean = fmean(lengths)
+    low = max(1, round(mean - 3**0.5 * pstdev(lengths)))
+    return low, max(low, round(2 * mean - low))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0

@@ -1,0 +1,114 @@
+"""A calibration reads back, from events alone, the costs that a simulated run had."""
+
+from functools import cache
+
+import pytest
+
+from millrace.config.schema import (
+    AReaL,
+    BatchShape,
+    Checkpoints,
+    Config,
+    GymReward,
+    GymTask,
+    Model,
+    Rollout,
+    SamplingConfig,
+    Synchronous,
+)
+from millrace.core.errors import DataError
+from millrace.core.events import Event
+from millrace.sim import Costs, Workload
+from millrace.sim.calibrate import Calibration, calibrate, largest_error, learn
+from millrace.sim.calibrate_measure import Achieved
+from millrace.sim.lengths import LogNormal
+from millrace.sim.simulation import Scale, Scenario, simulate
+
+TRUE = Costs(
+    decode_base_s=0.010,
+    decode_per_sequence_s=0.001,
+    handover_s=0.002,
+    prefill_per_token_s=0.0005,
+    step_base_s=0.1,
+    train_per_token_s=0.0002,
+    publish_s=0.05,
+    score_s=0.004,
+)
+
+
+def config(schedule=AReaL(eta=2)):
+    return Config(
+        steps=14,
+        model=Model(path="simulated"),
+        task=GymTask(name="chain_sum"),
+        reward=GymReward(),
+        batch=BatchShape(prompts=4, group_size=4),
+        sampling=SamplingConfig(max_tokens=96),
+        schedule=schedule,
+        rollout=Rollout(replicas=2, slots=8, max_sequence_tokens=160),
+        checkpoints=Checkpoints(every=5),
+    )
+
+
+@cache
+def true_events() -> tuple[Event, ...]:
+    workload = Workload(prompt_tokens=(8, 24), completion=LogNormal(30, 0.6))
+    scale = Scale(completions_at_once=True)
+    return tuple(simulate(Scenario(config(), costs=TRUE, workload=workload, scale=scale)).events)
+
+
+@cache
+def calibration() -> Calibration:
+    lengths = {e.fields["trajectory_id"]: e.fields["tokens"] for e in true_events() if e.kind == "finished"}
+    ordered = [lengths.get(i, 0) for i in range(max(lengths) + 1)]
+    return learn(true_events(), config(), lengths=ordered, prompts=list(range(8, 25)))
+
+
+@pytest.mark.parametrize(
+    ("name", "within"),
+    [
+        ("decode_base_s", 0.1),
+        ("decode_per_sequence_s", 0.1),
+        ("handover_s", 0.1),
+        ("prefill_per_token_s", 0.2),
+        ("publish_s", 0.1),
+        ("pull_s", 0.1),
+        ("score_s", 0.25),
+    ],
+)
+def test_costs_come_back_as_they_were(name, within):
+    assert getattr(calibration().costs, name) == pytest.approx(getattr(TRUE, name), rel=within)
+
+
+def test_a_step_of_the_trainer_costs_what_it_did():
+    lengths = [46] * 16
+    assert calibration().costs.train_s(lengths) == pytest.approx(TRUE.train_s(lengths), rel=0.1)
+
+
+def test_the_calibrated_simulation_does_what_the_run_did():
+    simulated = Achieved.of(simulate(calibration().scenario()).events).as_dict()
+    real = calibration().achieved.as_dict()
+    assert largest_error({name: (real[name], simulated[name]) for name in real}) < 0.15
+
+
+def test_a_calibration_predicts_another_schedule():
+    events = simulate(calibration().scenario(config(Synchronous()))).events
+    assert Achieved.of(events).staleness_mean == 0.0
+
+
+def test_errors_of_fractions_are_differences_and_of_other_numbers_relative():
+    rows = {"step_s": (2.0, 1.8), "trainer_idle": (0.01, 0.02), "staleness_mean": (0.0, 0.0)}
+    assert largest_error(rows) == pytest.approx(0.1)
+
+
+def test_a_run_too_short_to_measure_says_so():
+    with pytest.raises(DataError, match="7 are the least"):
+        Achieved.of([e for e in true_events() if e.kind != "step"])
+    short = [e for e in true_events() if e.kind != "report"]
+    with pytest.raises(DataError, match="reports tell of decode steps"):
+        learn(short, config(), lengths=[3] * 4, prompts=[8])
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(DataError, match="is not a run directory"):
+        calibrate(tmp_path)
