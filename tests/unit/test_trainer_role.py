@@ -53,6 +53,19 @@ def test_a_repeated_step_returns_its_result_and_changes_nothing(make_role):
     asyncio.run(scenario())
 
 
+def test_a_repeated_publish_writes_nothing_again(make_role):
+    async def scenario():
+        role = make_role()
+        await role.load(None)
+        first = await role.publish(HERE)
+        assert await role.publish(HERE) is first
+        assert len(WRITERS[0].written) == 1
+        await role.step(make_batch(0))
+        assert (await role.publish(HERE)).version == 1
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("version", [1, 5])
 def test_a_batch_of_another_version_is_refused_with_both_versions(make_role, version):
     async def scenario():

@@ -44,6 +44,7 @@ class TorchTrainer:
         self._buffers: PublishBuffers | None = None
         self._writer: tuple[Endpoint, WeightsWriter] | None = None
         self._last: StepResult | None = None
+        self._published: tuple[Endpoint, Published] | None = None
 
     async def load(self, checkpoint: str | None) -> TrainerState:
         return await self._run(lambda: self._load(checkpoint))
@@ -65,7 +66,8 @@ class TorchTrainer:
             return await asyncio.to_thread(work)
 
     def _load(self, checkpoint: str | None) -> TrainerState:
-        self._trainer = self._buffers = self._last = None  # free the old weights before the new ones
+        self._trainer = self._buffers = None  # free the old weights before the new ones
+        self._last = self._published = None
         trainer = _policy_trainer(self._config)
         if checkpoint is not None:
             load_checkpoint(trainer, checkpoint)
@@ -92,13 +94,19 @@ class TorchTrainer:
     def _publish(self, endpoint: Endpoint) -> Published:
         trainer, buffers = self._ready(), self._buffers
         assert buffers is not None
+        if self._published is not None:
+            earlier, published = self._published
+            if (earlier, published.version) == (endpoint, trainer.version):
+                return published  # a repeat: writing again would cost the readers a slot
         writer = self._writer_to(endpoint)
         tensors = buffers.fill()
         digest = digest_buffers(tensors)
         began = time.perf_counter()
         writer.write(trainer.version, tensors)
         stall_s = time.perf_counter() - began
-        return Published(trainer.version, digest, buffers.weights_bytes, stall_s)
+        published = Published(trainer.version, digest, buffers.weights_bytes, stall_s)
+        self._published = endpoint, published
+        return published
 
     def _writer_to(self, endpoint: Endpoint) -> WeightsWriter:
         """The open writer, or a new one where the relay has moved."""
