@@ -49,7 +49,7 @@ SCHEDULES: tuple[Schedule, ...] = (
     Laminar(staleness_max=None, repack_interval_s=0.5),
 )
 STEPS_MAX = 12  # of a user's own configuration: promises break early or not at all
-TIME_MAX_S = 20_000.0
+TIME_MAX_S = 5_000.0
 LEASE_S = 4.0
 
 
@@ -64,9 +64,9 @@ def small_config(
         "task": GymTask(name="chain_sum"),
         "reward": GymReward(workers=2),
         "batch": BatchShape(prompts=2, group_size=3),
-        "sampling": SamplingConfig(max_tokens=96),
+        "sampling": SamplingConfig(max_tokens=160),
         "schedule": schedule,
-        "rollout": Rollout(replicas=replicas, slots=4, max_sequence_tokens=192, report_interval_s=0.15),
+        "rollout": Rollout(replicas=replicas, slots=4, max_sequence_tokens=256, report_interval_s=0.15),
         "checkpoints": Checkpoints(every=3),
         "supervision": Supervision(
             restarts=100_000, lease_s=LEASE_S, backoff_s=0.05, stall_s=240.0, step_timeout_s=30.0
@@ -87,15 +87,15 @@ def random_world(seed: int, config: Config | None = None) -> Scenario:
     return Scenario(
         run,
         seed=seed,
-        costs=Costs(step_base_s=rng.uniform(0.05, 0.8)),
+        costs=Costs(step_base_s=rng.uniform(0.02, 0.5)),
         workload=Workload(
-            completion=LogNormal(30.0, rng.uniform(0.3, 1.3)),
+            completion=LogNormal(rng.choice((20.0, 60.0)), rng.uniform(0.3, 1.3)),
             failed_fraction=rng.choice((0.0, 0.05)),
             abstained_fraction=rng.choice((0.0, 0.05)),
             bad_prompt_fraction=rng.choice((0.0, 0.1)),
         ),
         faults=_random_faults(rng),
-        latency=Latency(spike_probability=rng.choice((0.0, 0.02)), spike_s=0.5),
+        latency=Latency(spike_probability=rng.choice((0.0, 0.02, 0.1)), spike_s=0.5),
         time_max_s=TIME_MAX_S,
     )
 
@@ -132,8 +132,13 @@ def _random_faults(rng: random.Random) -> Faults:
         ),
         partitions=tuple(
             Partitions(workers, rng.uniform(4.0, 20.0), rng.choice(((0.5, 3.0), (3.0, 30.0), (1e6, 2e6))))
-            for workers in ("replica-*", "trainer", "relay", "environment-*")
-            if rng.random() < 0.15
+            for workers, share in (
+                ("replica-*", 0.3),
+                ("trainer", 0.1),
+                ("relay", 0.1),
+                ("environment-*", 0.1),
+            )
+            if rng.random() < share
         ),
         mishaps=(_random_mishaps(rng),) if rng.random() < 0.4 else (),
         corruption=Corruption(written=0.05, read=0.02) if rng.random() < 0.1 else Corruption(),

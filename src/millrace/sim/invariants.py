@@ -11,12 +11,16 @@ from typing import Any
 
 from millrace.config.schema import AReaL, LlamaRL
 from millrace.controller.state import ReplicaRecord, RunState
+from millrace.core import clock
 from millrace.core.errors import MillraceError
 from millrace.core.events import Event
 from millrace.core.types import State, Trajectory
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.sim.simulation import Observer, Scenario
 from millrace.sim.world import World
+
+SILENCE_LEASES = 2.0
+"""A replica reports every second, and is given up 4/3 of a lease after it fell silent; and a margin."""
 
 
 class InvariantBroken(MillraceError, AssertionError):
@@ -37,6 +41,7 @@ class Invariants(Observer):
         self._config, self._workload = scenario.config, scenario.workload
         self._mixes = isinstance(scenario.config.schedule, AReaL | LlamaRL)
         self._ordered = not any(mishaps.overtaken for mishaps in scenario.faults.mishaps)
+        self._steady = self._ordered and not scenario.faults.clock_jumps
         self._published: dict[int, set[str]] = {}
         self._step = 0  # newest committed version
         self._on: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -67,6 +72,7 @@ class Invariants(Observer):
         self._restarted: set[int] = set()  # since the last look
         self._served: dict[str, tuple[int, int]] = {}  # replica -> (epoch, version)
         self._rescues: dict[str, int] = {}  # replica -> older version that it was sent to fetch
+        self._heard_s: dict[str, float] = {}  # replica -> its last report, or its start
         self._state: RunState | None = None
 
     def on_event(self, event: Event) -> None:
@@ -105,6 +111,7 @@ class Invariants(Observer):
 
     def _on_report(self, event: dict[str, Any]) -> None:
         """Where messages keep their order, a report tells of the version that the controller knows of."""
+        self._heard_s[event["replica"]] = clock.now()
         if self._state is None or not self._ordered:
             return
         replica = self._state.replicas[event["replica"]]
@@ -154,6 +161,7 @@ class Invariants(Observer):
         self._check_groups(state)
         for replica in state.replicas.values():
             self._check_version(state, replica)
+            self._check_silence(replica)
 
     def _check_leases(self, state: RunState) -> dict[int, str]:
         leased: dict[int, str] = {}
@@ -246,6 +254,20 @@ class Invariants(Observer):
                 )
             self._rescues[replica.name] = replica.pulling
         self._served[replica.name] = replica.epoch, replica.version
+
+    def _check_silence(self, replica: ReplicaRecord) -> None:
+        """Heartbeats are a third of a lease apart, and a lease later at most the replica is given up."""
+        if not replica.alive:
+            self._heard_s.pop(replica.name, None)
+            return
+        silent_s = clock.now() - self._heard_s.setdefault(replica.name, clock.now())
+        limit_s = SILENCE_LEASES * self._config.supervision.lease_s
+        require(
+            silent_s <= limit_s or not self._steady,
+            "a silent replica is given up when its lease is over",
+            replica=replica.name,
+            silent_s=silent_s,
+        )
 
     # ------------------------------------------------------------ the end
 

@@ -1,0 +1,63 @@
+"""A thousand seeded worlds in which everything goes wrong, and how the explorer tells of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from millrace.config.schema import BatchShape, Laminar
+from millrace.controller.state import RunState
+from millrace.sim.explore import explore, try_seed
+from millrace.sim.explore_worlds import random_world, small_config
+
+SEEDS, CHUNK = 1000, 40
+HARD = range(100, 108)  # between them: every kind of fault
+PROGRAM = "from millrace.sim.explore import try_seed; print(*(try_seed(i).digest for i in range(100, 108)))"
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_no_storm_breaks_a_promise(first: int) -> None:
+    report = explore(first, CHUNK)
+    assert report.ok, "\n".join(f"{v.command}: {v.schedule}: {v.problem}" for v in report.failures)
+
+
+def test_the_same_seed_takes_the_same_path_in_every_process_under_every_fault() -> None:
+    here = " ".join(try_seed(seed).digest for seed in HARD)
+    for hash_seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-c", PROGRAM]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == here
+    assert len(set(here.split())) == len(HARD)
+
+
+def test_the_worlds_hold_every_kind_of_fault() -> None:
+    worlds = [random_world(seed).faults for seed in HARD]
+    for kind in ("failures", "slow", "partitions", "mishaps", "clock_jumps", "controller_crashes"):
+        assert any(getattr(faults, kind) for faults in worlds), kind
+
+
+def test_processes_share_the_seeds_and_report_them_in_order() -> None:
+    told: list[int] = []
+    shared = explore(0, 20, jobs=2, on_seed=lambda verdict: told.append(verdict.seed))
+    assert shared == explore(0, 20)
+    assert told == list(range(20))
+
+
+def test_a_failing_seed_says_how_it_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunState, "restart", lambda state, trajectory: 1 // 0)
+    monkeypatch.setattr(RunState, "_settle", lambda state, group_id: 1 // 0)
+    report = explore(5, 1, command="millrace simulate run.toml")
+    assert not report.ok
+    assert report.failures[0].command == "millrace simulate run.toml --chaos 1 --seed 5"
+    assert "ZeroDivisionError" in report.failures[0].problem
+
+
+def test_a_users_own_run_is_explored_shortened_and_with_its_own_shape() -> None:
+    config = small_config(Laminar(), steps=500, batch=BatchShape(prompts=4, group_size=2))
+    scenario = random_world(3, config)
+    assert (scenario.config.steps, scenario.config.batch) == (12, config.batch)
+    assert explore(0, 3, config=config).ok
