@@ -40,14 +40,14 @@ def sample(run: ChildRun) -> dict[str, float]:
     return numbers
 
 
-def watch(run: ChildRun) -> list[tuple[int, dict[str, float]]]:
-    """(version, numbers) once a second until the run ends."""
+def watch(run: ChildRun, steps: int) -> list[tuple[int, dict[str, float]]]:
+    """(version, numbers) once a second until the last step."""
     samples, version, moved_s = [], 0, time.monotonic()
     began_s = None
     while run.exit_code is None:
         run.poll()
         run.events.clear()
-        if run.version > version:
+        if version < run.version < steps:
             now_s = time.monotonic()
             if began_s is not None:
                 try:
@@ -57,7 +57,7 @@ def watch(run: ChildRun) -> list[tuple[int, dict[str, float]]]:
                 numbers["step s"] = (now_s - began_s) / (run.version - version)
                 samples.append((run.version, numbers))
             version, moved_s, began_s = run.version, now_s, now_s
-        if time.monotonic() - moved_s > QUIET_S_MAX:
+        if run.version < steps and time.monotonic() - moved_s > QUIET_S_MAX:
             raise SystemExit(f"no step for {QUIET_S_MAX:g} s:\n{run.last_words()}")
         time.sleep(SAMPLE_S)
     if run.exit_code:
@@ -69,7 +69,7 @@ def slopes(samples: list[tuple[int, dict[str, float]]]) -> dict[str, dict[str, f
     """Per quantity: its first and last value, and its slope per 1,000 steps."""
     late = samples[len(samples) // 5 :]
     result = {}
-    for name in sorted(late[-1][1]):
+    for name in sorted(late[len(late) // 2][1]):
         points = [(version, numbers[name]) for version, numbers in late if name in numbers]
         result[name] = {
             "first": points[0][1],
@@ -97,7 +97,7 @@ def main() -> None:
     began_s = time.monotonic()
     with tiny_run(f"steps={options.steps}", *overrides) as run:
         run.start()
-        result = slopes(watch(run))
+        result = slopes(watch(run, options.steps))
     print(f"{'':28} {'first':>10} {'last':>10} {'per 1,000 steps':>16}")
     for name, numbers in result.items():
         row = f"{numbers['first']:10.3f} {numbers['last']:10.3f} {numbers['per_1000_steps']:16.4f}"
