@@ -33,13 +33,30 @@ from millrace.core.types import (
 from millrace.schedule.view import GroupView, ReplicaView, View
 
 
-@dataclass(slots=True)
 class GroupRecord:
-    """A live group. `birth` never decreases; see `schedule.view`."""
+    """A live group, and what decisions see of it. `birth` never decreases; see `schedule.view`."""
 
-    group: Group
-    birth: int
-    ready_rank: int | None = None
+    __slots__ = ("group", "view")
+
+    def __init__(self, group: Group, birth: int) -> None:
+        self.group, self.view = group, GroupView(group.group_id, birth)
+
+    @property
+    def birth(self) -> int:
+        return self.view.birth
+
+    @birth.setter
+    def birth(self, birth: int) -> None:
+        if birth != self.view.birth:
+            self.view = GroupView(self.view.group_id, birth, self.view.ready_rank)
+
+    @property
+    def ready_rank(self) -> int | None:
+        return self.view.ready_rank
+
+    @ready_rank.setter
+    def ready_rank(self, rank: int) -> None:
+        self.view = GroupView(self.view.group_id, self.view.birth, rank)
 
 
 @dataclass(slots=True)
@@ -110,7 +127,8 @@ class RunState:
         self.quarantined: set[str] = set()
         self._fruitless: dict[int, int] = {}  # trajectory -> leases lost without a single new token
         self._lease_start: dict[int, tuple[int, int]] = {}  # (tokens, replica's version) at the lease
-        self._ready = 0
+        self._ready = 0  # groups that became ready, ever
+        self._ready_gone = 0  # of them, those that were trained or ended
 
     # ------------------------------------------------------------ looking
 
@@ -121,7 +139,7 @@ class RunState:
             if trajectory.versions:
                 last = trajectory.versions[-1]
                 orphans[last] = orphans.get(last, 0) + 1
-        version = self.version + bool(self.taken)
+        version, taken = self.version + bool(self.taken), frozenset(self.taken)
         return View(
             version=version,
             newest=self.newest,
@@ -130,17 +148,15 @@ class RunState:
             batch_groups=self.shape.batch_groups,
             group_size=self.shape.group_size,
             max_sequence_tokens=self.shape.max_sequence_tokens,
-            groups=tuple(
-                GroupView(i, g.birth, g.ready_rank) for i, g in self.groups.items() if i not in self.taken
-            ),
+            groups=tuple([record.view for i, record in self.groups.items() if i not in taken]),
             replicas=tuple(r.view() for r in self.replicas.values() if r.alive),
             orphans=tuple(sorted(orphans.items())),
         )
 
     @property
     def num_ready(self) -> int:
-        """Groups that could be trained on: fewer than a batch, and a look at which is not worth it."""
-        return sum(record.ready_rank is not None for record in self.groups.values())
+        """Groups that could be trained on: while fewer than a batch, a look at which is not worth it."""
+        return self._ready - self._ready_gone
 
     # ------------------------------------------------------------ admission and leases
 
@@ -320,7 +336,9 @@ class RunState:
 
     def end_group(self, group_id: int, state: State, reason: str) -> None:
         """All of it at once: the last members are no group of their own in between."""
-        for member in self.groups.pop(group_id).group.members:
+        record = self.groups.pop(group_id)
+        self._ready_gone += record.ready_rank is not None
+        for member in record.group.members:
             if member.live:
                 self._end(member, state, reason)
 
@@ -359,6 +377,7 @@ class RunState:
         for group_id in self.taken:
             for member in self.groups.pop(group_id).group.members:
                 self._forget(member.trajectory_id)
+        self._ready_gone += len(self.taken)
         self.taken, self.version = (), version
 
 
