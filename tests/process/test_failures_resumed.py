@@ -107,3 +107,17 @@ def test_without_its_newest_checkpoint_a_run_repeats_its_steps_and_ends_with_the
     seen("checkpoint-gone", "\n".join(replayed))
     assert len(replayed) == 2
     assert weights(copy) == weights(finished)
+
+
+def test_a_healthy_run_gets_a_clean_bill_from_the_doctor_until_a_replica_served_something_else(copy, capsys):
+    assert run(["doctor", str(copy.path)]) == 0
+    assert "None of 7 known faults." in capsys.readouterr().out
+    assert run(["doctor", str(copy.path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["healthy"], told["steps"], told["findings"]) == (True, 4, [])
+    with copy.events.open("a") as events:
+        events.write(
+            '{"kind":"pulled","time_s":1,"wall_s":1,"replica":"replica-0","version":2,"digest":"of nobody"}\n'
+        )
+    assert run(["doctor", str(copy.path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["findings"][0]["fault"] == "wrong-weights"
