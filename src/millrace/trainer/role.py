@@ -9,6 +9,7 @@ import asyncio
 import importlib
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +41,7 @@ class TorchTrainer:
         self._run_dir = Path(run_dir)
         self._open_writer = _imported(open_writer)
         self._turn = asyncio.Lock()
+        self._digester = ThreadPoolExecutor(1, thread_name_prefix="digest")
         self._trainer: PolicyTrainer | None = None
         self._buffers: PublishBuffers | None = None
         self._writer: tuple[Endpoint, WeightsWriter] | None = None
@@ -99,12 +101,16 @@ class TorchTrainer:
             if (earlier, published.version) == (endpoint, trainer.version):
                 return published  # a repeat: writing again would cost the readers a slot
         writer = self._writer_to(endpoint)
-        tensors = buffers.fill()
-        digest = digest_buffers(tensors)
         began = time.perf_counter()
+        tensors = buffers.fill()
+        digest = self._digester.submit(digest_buffers, tensors)  # beside the copy: both only read
         writer.write(trainer.version, tensors)
-        stall_s = time.perf_counter() - began
-        published = Published(trainer.version, digest, buffers.weights_bytes, stall_s)
+        published = Published(
+            version=trainer.version,
+            digest=digest.result(),
+            weights_bytes=buffers.weights_bytes,
+            stall_s=time.perf_counter() - began,
+        )
         self._published = endpoint, published
         return published
 
