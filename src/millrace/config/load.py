@@ -34,6 +34,7 @@ PATH_KEYS = (
     "data.path",
     "algorithm.path",
     "schedule.path",
+    "lengths.run",
 )
 MODULE = re.compile(r"[\w.]+:\w+")  # an object in an installed package
 OWN = re.compile(r"(.*\.py):(\w+)")  # an object in a file

@@ -1,0 +1,117 @@
+"""Configuration of a simulated run on a cluster that need not exist (`millrace simulate`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from millrace.config.schema import BatchShape, Laminar, Schedule, Section
+
+
+class ClusterSection(Section):
+    model: str
+    """A name of `sim/models.py` (`Qwen2.5-7B`), or a directory with a Hugging Face `config.json`."""
+    device: str = "H100"
+    """A name of `sim/hardware.py`."""
+    replica_device: str | None = None
+    """Where generation runs on other devices than training; None: the same."""
+    trainer_devices: int = Field(default=8, ge=1)
+    """Devices of the trainer."""
+    model_parallel: int = Field(default=1, ge=1)
+    """Trainer devices that share one sequence (tensor, pipeline and context parallel together)."""
+    replicas: int = Field(default=8, ge=1)
+    """Copies of the inference service."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Devices of one replica."""
+    dtype: Literal["bf16", "fp8"] = "bf16"
+    """Of generation."""
+    slots: int = Field(default=64, ge=1)
+    """Trajectories that one replica decodes at the same time."""
+    transport: Literal["relay", "ddma", "collective", "disk", "delta"] = "relay"
+    """How weights reach the replicas."""
+    mfu: float = Field(default=0.4, gt=0, le=1)
+    """Model FLOP/s utilisation of training."""
+    recompute: bool = True
+    """Activations are computed again in the backward pass."""
+    log_prob_pass: bool = False
+    """The trainer computes the batch's log-probs before it trains."""
+    reward_s: float = Field(default=0.1, gt=0)
+    """Mean latency of a reward; a sandbox takes seconds."""
+    replica_mtbf_s: float | None = None
+    """Mean time between failures of a replica; None: none fails."""
+
+
+class LogNormalLengths(Section):
+    kind: Literal["lognormal"] = "lognormal"
+    median: float = Field(default=2000.0, gt=0)
+    """Tokens of a completion."""
+    p99: float = Field(default=20_000.0, gt=0)
+    """99th percentile, before `max_tokens` cuts it."""
+
+
+class EmpiricalLengths(Section):
+    kind: Literal["empirical"] = "empirical"
+    run: str
+    """A run directory: completion lengths are drawn from its ledger."""
+
+
+class MixtureLengths(Section):
+    kind: Literal["mixture"] = "mixture"
+    weights: list[float]
+    """Of each kind of task; they need not sum to 1."""
+    medians: list[float]
+    """Of each kind of task."""
+    p99s: list[float]
+    """Of each kind of task."""
+
+    @model_validator(mode="after")
+    def _same_size(self) -> MixtureLengths:
+        if not len(self.weights) == len(self.medians) == len(self.p99s) >= 1:
+            raise ValueError(
+                f"`lengths.weights` ({len(self.weights)}), `medians` ({len(self.medians)}) and `p99s` "
+                f"({len(self.p99s)}) must have one entry for each kind of task"
+            )
+        return self
+
+
+class TurnsLengths(Section):
+    kind: Literal["turns"] = "turns"
+    median: float = Field(default=400.0, gt=0)
+    """Tokens of one turn."""
+    p99: float = Field(default=2000.0, gt=0)
+    """99th percentile of a turn."""
+    turns_mean: float = Field(default=5.0, ge=1)
+    """Of a geometric number of turns."""
+    turns_max: int = Field(default=64, ge=1)
+    """Most turns."""
+    reply_tokens: float = Field(default=200.0, ge=0)
+    """What the environment answers to each turn but the last."""
+
+
+LengthsSection = Annotated[
+    LogNormalLengths | EmpiricalLengths | MixtureLengths | TurnsLengths, Field(discriminator="kind")
+]
+
+
+class WorkloadSection(Section):
+    prompt_tokens: tuple[int, int] = (256, 1024)
+    """Shortest and longest prompt; uniform between."""
+    max_tokens: int = Field(default=16_384, ge=1)
+    """Longest completion."""
+    drift: float = Field(default=1.0, gt=0)
+    """By what factor completions grow over the simulated steps."""
+
+
+class SimulatedConfig(Section):
+    """A simulated run. `batch` and `schedule` mean what they mean in a training run."""
+
+    steps: int = Field(default=12, ge=3)
+    """Optimizer steps."""
+    seed: int = 0
+    """Of lengths, latencies and failures."""
+    batch: BatchShape = BatchShape(prompts=64, group_size=16)
+    schedule: Schedule = Laminar()
+    cluster: ClusterSection
+    lengths: LengthsSection = LogNormalLengths()
+    workload: WorkloadSection = WorkloadSection()

@@ -1,0 +1,159 @@
+"""From a configuration of `millrace simulate` to a scenario: its cluster, its workload, and the run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from millrace.config import schema, simulated
+from millrace.config.schema import Config
+from millrace.config.simulated import SimulatedConfig
+from millrace.core.errors import ConfigError
+from millrace.core.types import State
+from millrace.ledger.reader import LedgerReader
+from millrace.sim import hardware, models
+from millrace.sim.cluster import Cluster
+from millrace.sim.faults import Failures, Faults
+from millrace.sim.generation import Generation
+from millrace.sim.lengths import Drift, Empirical, Lengths, LogNormal, Mixture, Turns
+from millrace.sim.models import ModelShape
+from millrace.sim.simulation import Scale, Scenario
+from millrace.sim.training import Training
+from millrace.sim.workload import Workload
+
+UNITS_MAX = 256
+"""A completion of the longest length has about this many units of tokens."""
+REPORT_S = (0.1, 5.0)
+"""Range of the interval between a replica's reports."""
+REPORTS_PER_COMPLETION = 64
+"""Reports while a replica generates one completion of the longest length."""
+PATIENCE_S = 1e6
+"""Deadlines of the simulated controller: a simulated step may take hours."""
+
+
+def scenario(config: SimulatedConfig, *, seed: int | None = None) -> Scenario:
+    """The run that `config` describes.
+
+    Raises: ConfigError: an unknown model or device, or a model that does not fit.
+    """
+    cluster = cluster_of(config)
+    quantum = max(1, config.workload.max_tokens // UNITS_MAX)
+    costs = cluster.costs(quantum)
+    longest_s = config.workload.max_tokens * cluster.generation.decode_s(config.cluster.slots, 0)
+    report_s = min(max(longest_s / REPORTS_PER_COMPLETION, REPORT_S[0]), REPORT_S[1])
+    run = run_config(config, quantum, report_s)
+    mtbf_s = config.cluster.replica_mtbf_s
+    return Scenario(
+        run,
+        seed=config.seed if seed is None else seed,
+        costs=costs,
+        workload=workload_of(config, quantum),
+        faults=Faults(failures=(Failures("replica-*", mtbf_s),) if mtbf_s else ()),
+        time_max_s=1e9,
+        scale=Scale(
+            isolate=False,
+            decision_interval_s=report_s / 4,
+            progress_interval_s=8 * report_s if mtbf_s else PATIENCE_S,
+            kv_capacity_tokens=costs.kv_capacity_units,
+            parallel_rewards=True,
+            keep_events=frozenset(),
+        ),
+    )
+
+
+def cluster_of(config: SimulatedConfig) -> Cluster:
+    """Raises: ConfigError."""
+    section = config.cluster
+    device = hardware.device(section.device)
+    replica_device = hardware.device(section.replica_device) if section.replica_device else device
+    model = _model(section.model)
+    training = Training(
+        model,
+        device,
+        section.trainer_devices,
+        model_parallel=section.model_parallel,
+        mfu=section.mfu,
+        recompute=section.recompute,
+        log_prob_pass=section.log_prob_pass,
+    )
+    generation = Generation(model, replica_device, section.tensor_parallel, section.dtype)
+    cluster = Cluster(generation, training, section.replicas, section.transport, score_s=section.reward_s)
+    _refuse_what_does_not_fit(cluster, config)
+    return cluster
+
+
+def _refuse_what_does_not_fit(cluster: Cluster, config: SimulatedConfig) -> None:
+    longest = config.workload.prompt_tokens[1] + config.workload.max_tokens
+    room = cluster.generation.kv_capacity_tokens
+    if room < longest:
+        raise ConfigError(
+            f"a replica has KV room for {room} tokens, but one trajectory may need {longest}: raise "
+            "`cluster.tensor_parallel` or lower `workload.max_tokens`"
+        )
+    training = cluster.training
+    if not training.fits(longest):
+        raise ConfigError(
+            f"training needs {training.memory_bytes(longest) / 1e9:.0f} GB on each of {training.devices} "
+            f"{training.device.name} ({training.device.memory_bytes / 1e9:.0f} GB): raise "
+            "`cluster.trainer_devices` or `cluster.model_parallel`"
+        )
+
+
+def _model(name: str) -> ModelShape:
+    path = Path(name) / "config.json"
+    if not path.exists():
+        return models.model(name)
+    return models.from_hf_config(json.loads(path.read_text(encoding="utf-8")), Path(name).name, str(path))
+
+
+def workload_of(config: SimulatedConfig, quantum: int) -> Workload:
+    lengths = lengths_of(config.lengths)
+    drift = config.workload.drift
+    if drift != 1.0:
+        lengths = Drift(lengths, drift, config.steps * config.batch.prompts * config.batch.group_size)
+    return Workload(prompt_tokens=config.workload.prompt_tokens, completion=lengths, quantum=quantum)
+
+
+def lengths_of(section: simulated.LengthsSection) -> Lengths:
+    match section:
+        case simulated.LogNormalLengths():
+            return LogNormal.from_percentiles(section.median, section.p99)
+        case simulated.EmpiricalLengths():
+            with LedgerReader(Path(section.run) / "ledger.sqlite") as ledger:
+                return Empirical.of(ledger.lengths(State.TRAINED))
+        case simulated.MixtureLengths():
+            kinds = zip(section.weights, section.medians, section.p99s, strict=True)
+            return Mixture(tuple((w, LogNormal.from_percentiles(m, p)) for w, m, p in kinds))
+        case simulated.TurnsLengths():
+            turn = LogNormal.from_percentiles(section.median, section.p99)
+            return Turns(turn, section.turns_mean, section.turns_max, section.reply_tokens)
+
+
+def run_config(config: SimulatedConfig, quantum: int, report_s: float) -> Config:
+    """The training configuration that the real controller is given, in units of `quantum` tokens."""
+    max_units = max(1, config.workload.max_tokens // quantum)
+    prompt_units = max(1, round(config.workload.prompt_tokens[1] / quantum))
+    return Config(
+        steps=config.steps,
+        seed=config.seed,
+        model=schema.Model(path="simulated"),
+        task=schema.GymTask(name="simulated"),
+        reward=schema.ExactReward(workers=4, timeout_s=PATIENCE_S),
+        batch=config.batch,
+        sampling=schema.SamplingConfig(max_tokens=max_units),
+        schedule=config.schedule,
+        rollout=schema.Rollout(
+            replicas=config.cluster.replicas,
+            slots=config.cluster.slots,
+            max_sequence_tokens=max(16, prompt_units + max_units),
+            report_interval_s=report_s,
+        ),
+        checkpoints=schema.Checkpoints(every=config.steps + 1),
+        supervision=schema.Supervision(
+            lease_s=600.0,
+            stall_s=PATIENCE_S,
+            step_timeout_s=PATIENCE_S,
+            restarts=1_000_000,
+            spawn_timeout_s=PATIENCE_S,
+        ),
+    )
