@@ -169,7 +169,7 @@ def test_a_wrong_kind_lists_the_kinds(tmp_path: Path) -> None:
     said = refusal(write(tmp_path, BASE), "schedule=aral")
     assert "`schedule.kind` ('aral') is not known" in said
     assert "Did you mean 'areal'?" in said
-    assert "'synchronous', 'llamarl', 'areal', 'laminar', 'rlax'" in said
+    assert "'synchronous', 'llamarl', 'areal', 'laminar', 'millrace', 'rlax'" in said
 
 
 def test_a_missing_kind_without_a_default_lists_the_kinds(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from millrace.schedule import build
 from millrace.schedule.admit import KVRoom
 from millrace.schedule.explain import explain
 from millrace.schedule.refresh import BetweenIterations, BeyondReload
+from millrace.schedule.repack_demand import OnDemand
 
 
 def config(schedule, **fields):
@@ -30,6 +31,7 @@ def config(schedule, **fields):
         ({"kind": "areal", "eta": 3}, 3, True),
         ({"kind": "rlax", "reload_staleness": 1, "acceptance_staleness": 2}, 2, False),
         ({"kind": "laminar", "staleness_max": 5}, 5, False),
+        ({"kind": "millrace", "staleness_max": 3}, 3, False),
     ],
 )
 def test_each_kind_builds_its_preset_with_the_bound_of_the_configuration(schedule, bound, mixes):
@@ -56,7 +58,12 @@ def test_rlax_reads_both_knobs():
     assert built.refresh == BeyondReload(1)
 
 
-def test_only_laminar_repacks_and_only_if_asked_to():
+def test_millrace_takes_its_bound_into_its_repack():
+    built = build(config({"kind": "millrace", "staleness_max": 2, "batch_max": 6, "repack_interval_s": 1}))
+    assert built.repack == OnDemand(interval_s=1, staleness_max=2, batch_max=6)
+
+
+def test_laminar_repacks_only_if_asked_to():
     assert build(config({"kind": "laminar", "repack_interval_s": 2.5})).repack_interval_s == 2.5
     assert build(config({"kind": "laminar", "repack": False})).repack_interval_s is None
     assert build(config({"kind": "areal"})).repack_interval_s is None

@@ -42,12 +42,20 @@ def schedule(kind, bound, rng):
         case "laminar":
             rounds = rng.randint(1, 3)
             return presets.laminar(staleness_max=bound, round_groups=rounds, batch_max=None, repack=REPACK)
+        case "millrace":
+            return presets.millrace(
+                staleness_max=bound, repack_interval_s=5, batch_max=rng.choice([None, 4, 8])
+            )
+        case "millrace, unbounded":
+            return presets.millrace(staleness_max=None, repack_interval_s=5, batch_max=None)
         case "unbounded":
             rounds = rng.randint(1, 3)
             return presets.laminar(staleness_max=None, round_groups=rounds, batch_max=None, repack=REPACK)
 
 
-KINDS = ["synchronous", "llamarl", "areal", "rlax", "laminar", "unbounded"]
+KINDS = [
+    "synchronous", "llamarl", "areal", "rlax", "laminar", "unbounded", "millrace", "millrace, unbounded",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,7 +83,7 @@ def test_with_crashes_and_failures_the_bound_holds_and_the_run_ends(kind):
 
 
 def test_asynchronous_schedules_use_the_staleness_that_they_are_given():
-    for kind in ("llamarl", "areal", "rlax", "laminar"):
+    for kind in ("llamarl", "areal", "rlax", "laminar", "millrace"):
         worst = set()
         for seed in range(12):
             stage = replace(scene(Random(seed)), steps=8, replicas=3)
@@ -93,9 +101,10 @@ def test_synchronous_areal_with_eta_0_and_rlax_with_0_0_train_identical_batches(
         assert batches[0] == batches[1] == batches[2]
 
 
-def test_repack_moves_trajectories():
+@pytest.mark.parametrize("kind", ["laminar", "millrace"])
+def test_repack_moves_trajectories(kind):
     stage = Scene(replicas=4, slots=6, batch_groups=4, tokens_max=24)
-    played = schedule("laminar", 3, Random(0))
+    played = schedule(kind, 3, Random(0))
     assert sum(rehearse(played, stage, seed=seed).moves for seed in range(5)) > 5
 
 

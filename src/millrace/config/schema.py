@@ -231,6 +231,16 @@ class Laminar(Section):
     """B: the roofline decode batch; None: the replica's slots."""
 
 
+class Millrace(Section):
+    kind: Literal["millrace"] = "millrace"
+    staleness_max: int | None = 4
+    """Bound on staleness; None: unbounded."""
+    repack_interval_s: float = Field(default=5.0, gt=0)
+    """Time between two looks for replicas to empty, beside the one after each update."""
+    batch_max: int | None = None
+    """Trajectories up to which a replica takes others' in; None: half of its slots."""
+
+
 class RLAX(Section):
     kind: Literal["rlax"] = "rlax"
     reload_staleness: int = Field(default=0, ge=0)
@@ -259,7 +269,7 @@ class FunctionSchedule(Section):
 
 
 Schedule = Annotated[
-    Synchronous | LlamaRL | AReaL | Laminar | RLAX | FunctionSchedule, Field(discriminator="kind")
+    Synchronous | LlamaRL | AReaL | Laminar | Millrace | RLAX | FunctionSchedule, Field(discriminator="kind")
 ]
 
 # ---------------------------------------------------------------- roles
@@ -358,7 +368,7 @@ class Config(Section):
                 return schedule.eta
             case RLAX():
                 return schedule.acceptance_staleness
-            case Laminar() | FunctionSchedule():
+            case Laminar() | Millrace() | FunctionSchedule():
                 return schedule.staleness_max
 
     @property

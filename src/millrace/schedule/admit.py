@@ -82,6 +82,23 @@ class KVRoom:
         return f"while the replica has KV room, in rounds of {self.round_groups} groups under one version"
 
 
+@dataclass(frozen=True, slots=True)
+class WhileNewest:
+    """On a replica that serves the newest weights: as many groups as fill its slots, again and again.
+
+    Laminar starts a round and lets the replica run empty; here it goes on until newer weights exist, and runs
+    empty only then. So decode batches stay full, and no group starts under weights that are already old.
+    """
+
+    def room(self, view: View, replica: ReplicaView) -> int:
+        if replica.version < view.newest:
+            return 0
+        return _groups_to_fill(replica.slots - replica.load, view.group_size)
+
+    def describe(self) -> str:
+        return "while the replica serves the newest weights and has free slots"
+
+
 def _groups_to_fill(free_slots: int, group_size: int) -> int:
     """Groups that it takes to leave none of `free_slots` empty."""
     return max(0, -(-free_slots // group_size))

@@ -24,6 +24,31 @@ from millrace.schedule.view import GroupView, View
 NO_LIMIT = maxsize  # so many groups that no bound is in sight
 
 
+UNBOUNDED_ROUNDS = 2
+"""Without a staleness bound, live groups are limited to this many times what the slots of all replicas
+hold (or a batch, if that is more): one round being generated, one waiting for the trainer."""
+
+
+def unbounded_groups_max(slots: int, batch_groups: int, group_size: int) -> int:
+    """Live groups at most where no staleness bound limits them."""
+    return UNBOUNDED_ROUNDS * max(batch_groups, -(-slots // group_size))
+
+
+def groups_max(view: View, staleness_max: int | None) -> int:
+    """Live groups at most: what the remaining steps consume, and a named limit where unbounded."""
+    consumed = view.steps_left * view.batch_groups
+    if staleness_max is not None:
+        return consumed
+    slots = sum(replica.slots for replica in view.replicas)
+    return min(consumed, unbounded_groups_max(slots, view.batch_groups, view.group_size))
+
+
+def groups_room(view: View, staleness_max: int | None) -> int:
+    """New groups that may start on the newest version now: within the bound, and within `groups_max`."""
+    left = max(0, groups_max(view, staleness_max) - len(view.groups))
+    return min(left, Deadlines(view, staleness_max, view.groups).room(view.newest))
+
+
 class Deadlines:
     """Groups counted by deadline, with the places left for each.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from millrace.config.schema import Config
+from millrace.schedule.deadlines import unbounded_groups_max
 from millrace.schedule.presets import build
-from millrace.schedule.schedule import Schedule, unbounded_groups_max
+from millrace.schedule.schedule import Schedule
 
 
 def explain(config: Config) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The published schedules, as compositions of the five decisions."""
+"""The published schedules and our own, as compositions of the five decisions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from millrace.config import schema
 from millrace.config.objects import load_function
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
-from millrace.schedule.admit import KVRoom, WithinBound
+from millrace.schedule.admit import KVRoom, WhileNewest, WithinBound
 from millrace.schedule.refresh import AtOnce, BetweenIterations, BeyondReload, WhenEmpty
 from millrace.schedule.repack import BestFit
+from millrace.schedule.repack_demand import OnDemand
 from millrace.schedule.route import LeastLoaded, Local
 from millrace.schedule.schedule import Schedule
 from millrace.schedule.take import FirstReady, OldestFirst
@@ -41,6 +42,12 @@ def build(config: Config) -> Schedule:
                 round_groups=knobs.round_groups or derived,
                 batch_max=knobs.batch_max,
                 repack=repack if knobs.repack else None,
+            )
+        case schema.Millrace() as knobs:
+            return millrace(
+                staleness_max=knobs.staleness_max,
+                repack_interval_s=knobs.repack_interval_s,
+                batch_max=knobs.batch_max,
             )
         case schema.FunctionSchedule() as own:
             return _own(own.path, config)
@@ -146,4 +153,24 @@ def laminar(
         refresh=WhenEmpty(),
         take_order=FirstReady(),
         repack=repack,
+    )
+
+
+def millrace(*, staleness_max: int | None, repack_interval_s: float, batch_max: int | None) -> Schedule:
+    """Laminar's trajectories of one version, with other answers to admit, repack and take.
+
+    A replica on the newest weights keeps its slots full until newer ones exist; then it runs empty, and is
+    emptied by repack only as far as the bound leaves new groups to start, onto the emptiest replica rather
+    than the fullest; the oldest ready groups are trained first. Found with the simulator, and compared with
+    Laminar in docs/experiments.md.
+    """
+    return Schedule(
+        kind="millrace",
+        staleness_max=staleness_max,
+        mixes_versions=False,
+        admit=WhileNewest(),
+        route=Local(),
+        refresh=WhenEmpty(),
+        take_order=OldestFirst(),
+        repack=OnDemand(repack_interval_s, staleness_max, batch_max),
     )

@@ -13,16 +13,12 @@ from heapq import heapify, heappop, heappush
 from msgspec.structs import replace
 
 from millrace.schedule.admit import Admit
-from millrace.schedule.deadlines import Deadlines, choose, overdue
+from millrace.schedule.deadlines import Deadlines, choose, groups_max, overdue
 from millrace.schedule.refresh import Refresh
 from millrace.schedule.repack import Repack
 from millrace.schedule.route import Route
 from millrace.schedule.take import Take
 from millrace.schedule.view import Move, RefreshOrder, ReplicaView, View
-
-UNBOUNDED_ROUNDS = 2
-"""Without a staleness bound, live groups are limited to this many times what the slots of all replicas
-hold (or a batch, if that is more): one round being generated, one waiting for the trainer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +79,7 @@ class Schedule:
 
     def groups_max(self, view: View) -> int:
         """Live groups at most: what the remaining steps consume, and a named limit where unbounded."""
-        consumed = view.steps_left * view.batch_groups
-        if self.staleness_max is not None:
-            return consumed
-        slots = sum(replica.slots for replica in view.replicas)
-        return min(consumed, unbounded_groups_max(slots, view.batch_groups, view.group_size))
+        return groups_max(view, self.staleness_max)
 
     def place(self, view: View, version: int | None, count: int, *, birth: int | None = None) -> str | None:
         """Replica for `count` lost or queued trajectories of one group, which must go on; None: wait.
@@ -206,8 +198,3 @@ class Schedule:
         if self.staleness_max is None:
             return 0
         return max((group.birth for group in view.groups if not group.ready), default=0)
-
-
-def unbounded_groups_max(slots: int, batch_groups: int, group_size: int) -> int:
-    """Live groups at most where no staleness bound limits them."""
-    return UNBOUNDED_ROUNDS * max(batch_groups, -(-slots // group_size))
