@@ -15,8 +15,10 @@ from millrace.cli.app import app
 from millrace.config.load import load_as
 from millrace.config.reference import refreshed
 from millrace.config.schema import Config, Section
+from millrace.config.simulated import SimulatedConfig
 from millrace.config.supervised import SupervisedConfig
 from millrace.config.tree import leaves
+from millrace.sim.plan_config import PlanConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -26,6 +28,18 @@ FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"\bmillrace ((?:[a-z]+-)?[a-z]+)\b([^\n`]*)")
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
+
+
+OTHERS: dict[str, type[Section]] = {
+    "data": SupervisedConfig,
+    "cluster": SimulatedConfig,
+    "devices": PlanConfig,
+}
+"""Configurations that are not a training run's, by a key that only they have."""
+
+
+def schema_of(text: str) -> type[Section]:
+    return next((OTHERS[key] for key in tomllib.loads(text) if key in OTHERS), Config)
 
 
 def blocks(path: Path, language: str) -> list[str]:
@@ -46,9 +60,8 @@ def test_every_toml_block_loads(name: str, tmp_path: Path) -> None:
     for number, block in enumerate(blocks(ROOT / name, "toml")):
         if "requires-python" in block:
             continue
-        tree = tomllib.loads(block)
-        schema: type[Section] = SupervisedConfig if "data" in tree else Config
-        if {"model", "task", "reward"} <= tree.keys() or "data" in tree:
+        tree, schema = tomllib.loads(block), schema_of(block)
+        if {"model", "task", "reward"} <= tree.keys() or schema is not Config:
             (tmp_path / f"{number}.toml").write_text(block, encoding="utf-8")
             load_as(schema, tmp_path / f"{number}.toml")
         else:
@@ -62,8 +75,8 @@ EXAMPLES = sorted([*(ROOT / "examples").glob("*.toml"), *(ROOT / "src").rglob("*
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.name for path in EXAMPLES])
 def test_every_example_configuration_loads(path: Path) -> None:
     """Those that leave the model to the user get one."""
-    schema: type[Section] = SupervisedConfig if "data" in tomllib.loads(path.read_text()) else Config
-    load_as(schema, path, ["model.path=MODEL"])
+    schema = schema_of(path.read_text(encoding="utf-8"))
+    load_as(schema, path, ["model.path=MODEL"] if schema in (Config, SupervisedConfig) else [])
 
 
 @pytest.mark.parametrize("name", NAMES)

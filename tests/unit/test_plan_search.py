@@ -1,0 +1,168 @@
+"""Layouts that fit, the order of the search, and what a plan says."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from millrace.config.load import load, load_as
+from millrace.core.errors import ConfigError
+from millrace.sim import plan as planning
+from millrace.sim.hardware import device
+from millrace.sim.measure import Result, Sample, Span, Timeline
+from millrace.sim.models import model
+from millrace.sim.plan_config import PlanConfig
+from millrace.sim.plan_layouts import Demand, layouts
+from millrace.sim.plan_search import Candidate, Simulated, search, simulated_config
+from millrace.sim.plan_timeline import timeline_lines
+
+DEMAND = Demand(samples=256, prompt_tokens=512, completion_tokens=1000, longest=4096)
+QUESTION = PlanConfig.model_validate(
+    {
+        "model": "Qwen2.5-7B",
+        "devices": {"H100": 16},
+        "batch": {"prompts": (16, 32), "group_size": 16},
+        "workload": {"prompt_tokens": (512, 512), "max_tokens": 3584},
+        "search": {"simulations": 20},
+    }
+)
+RESULT = Result(
+    schedule="laminar", seed=0, steps=6, step_s=10.0, trained_tokens_per_s=1000.0,
+    generated_tokens_per_s=1000.0,
+    trainer_busy=0.9, trainer_waits=0.05, replica_busy=0.5, kv_used=0.3, staleness_mean=1.0, staleness_max=2,
+    repacks=0, pulls=10, restarts=0, virtual_s=60.0,
+)  # fmt: skip
+
+
+def found():
+    return layouts(model("Qwen2.5-7B"), {device("H100"): 16}, DEMAND)
+
+
+def test_every_layout_fits_and_stays_within_the_devices():
+    assert len(found()) > 20
+    for layout in found():
+        assert sum(layout.used().values()) <= 16
+        assert layout.training.fits(DEMAND.longest)
+        assert layout.slots * DEMAND.longest <= layout.generation.kv_capacity_tokens
+    steps = [layout.step_s for layout in found()]
+    assert steps == sorted(steps), "the best prediction comes first"
+
+
+def test_the_best_split_balances_both_sides():
+    best = found()[0]
+    assert best.train_s == pytest.approx(best.generate_s, rel=0.6)
+
+
+def test_on_a_mixed_cluster_the_fast_compute_trains_and_the_bandwidth_generates():
+    devices = {device("H800"): 32, device("H20"): 32}
+    best = layouts(model("Qwen2.5-7B"), devices, DEMAND)[0]
+    assert (best.training.device.name, best.generation.device.name) == ("H800", "H20")
+
+
+def run_that_prefers(better):
+    """A simulator whose throughput is 2 for what is preferred, 1 otherwise; and what it was asked."""
+    asked = []
+
+    def run(candidate):
+        asked.append(candidate)
+        speed = 2000.0 if better(candidate) else 1000.0
+        result = replace(RESULT, trained_tokens_per_s=speed)
+        return Simulated(candidate, result, Timeline(), scale=1)
+
+    return run, asked
+
+
+@pytest.mark.parametrize(
+    "better",
+    [
+        lambda c: c.prompts == 32,
+        lambda c: c.schedule.kind == "areal",
+        lambda c: c.layout.training.devices == found()[0].training.devices + 1,
+        lambda c: getattr(c.schedule, "batch_max", None) is not None,
+    ],
+)
+def test_the_search_finds_what_is_better_in_one_respect(better):
+    run, asked = run_that_prefers(better)
+    ranking = search(QUESTION, DEMAND, found(), run)
+    assert better(ranking[0].candidate)
+    assert len(asked) == len({candidate.key for candidate in asked}) <= 20, "nothing is simulated twice"
+
+
+def test_the_search_keeps_its_budget():
+    question = QUESTION.model_copy(update={"search": QUESTION.search.model_copy(update={"simulations": 3})})
+    run, asked = run_that_prefers(lambda candidate: False)
+    assert len(search(question, DEMAND, found(), run)) == len(asked) == 3
+
+
+def test_nothing_that_fits_is_an_error():
+    with pytest.raises(ConfigError, match="no layout"):
+        search(QUESTION, DEMAND, layouts(model("Llama-3.1-405B"), {device("H100"): 8}, DEMAND), print)
+
+
+def test_a_large_plan_is_simulated_in_proportion():
+    layout = replace(found()[0], replicas=64)
+    layout = replace(layout, training=replace(layout.training, devices=64))
+    config, scale = simulated_config(QUESTION, Candidate(layout, 256, planning.plan_search.schema.Laminar()))
+    assert (scale, config.cluster.replicas, config.cluster.trainer_devices, config.batch.prompts) == (
+        4, 16, 16, 64,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("waits", "busy", "says"),
+    [(0.05, 0.5, "the trainer"), (0.4, 0.95, "generation"), (0.4, 0.5, "the long tail")],
+)
+def test_the_bottleneck_is_the_side_that_the_other_waits_for(waits, busy, says):
+    result = replace(RESULT, trainer_waits=waits, replica_busy=busy)
+    assert planning.bottleneck(result).startswith(says)
+
+
+def test_one_more_device_helps_only_where_it_is_short():
+    devices = {device("H800"): 32, device("H20"): 8, device("A100"): 8}
+    layout = next(
+        one
+        for one in layouts(model("Qwen2.5-7B"), devices, DEMAND)
+        if (one.training.device.name, one.generation.device.name) == ("H800", "H20")
+        and one.generate_s > 1.5 * one.train_s
+    )
+    candidate = Candidate(layout, 16, planning.plan_search.schema.Laminar())
+    best = Simulated(candidate, RESULT, Timeline(), scale=1)
+    told = {
+        gain.device: gain for gain in planning.gains(model("Qwen2.5-7B"), devices, DEMAND, QUESTION, best)
+    }
+    generators = layout.replicas * layout.generation.tensor_parallel
+    assert told["H20"].throughput == pytest.approx(1 / generators, rel=0.01)
+    assert told["H800"].throughput == 0
+    assert told["A100"].role == "idle in this plan"
+
+
+def test_a_timeline_shows_steps_waits_and_busy_replicas():
+    timeline = Timeline(
+        samples={"replica-0": [Sample(t + 0.5, 0, 1, 1.0 if t < 5 else 0.0, 0.1) for t in range(10)]},
+        trainer=[Span(0, 4, "step", 1), Span(6, 10, "step", 2)],
+    )
+    lines = dict(timeline_lines(timeline, width=10))
+    assert lines["trainer"] == "████··████"
+    assert lines["version"] == "    1    2"
+    assert lines["replica-0"] == "█████     "
+
+
+def test_the_example_is_a_valid_question():
+    config = load_as(PlanConfig, Path(__file__).parents[2] / "examples" / "plan.toml")
+    assert planning.devices_of(config)
+
+
+def test_the_planned_configuration_is_one_that_train_accepts(tmp_path):
+    from millrace.cli.plan import PLACEHOLDERS, _configuration
+
+    layout = found()[0]
+    best = Simulated(
+        Candidate(layout, 32, planning.plan_search.schema.AReaL(eta=3)), RESULT, Timeline(), scale=1
+    )
+    answer = planning.Plan(QUESTION, DEMAND, [], 1, [best], "the trainer", [])
+    file = tmp_path / "planned.toml"
+    file.write_text(_configuration(answer, PLACEHOLDERS))
+    config = load(file)
+    assert (config.batch.prompts, config.schedule.kind, config.staleness_bound) == (32, "areal", 3)
+    assert (config.rollout.replicas, config.rollout.slots) == (layout.replicas, layout.slots)
+    assert config.sampling.max_tokens == 3584
