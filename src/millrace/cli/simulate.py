@@ -1,0 +1,141 @@
+"""`millrace simulate`: the real controller over a modelled cluster, in virtual time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from millrace.cli.options import AsJson, Overrides
+from millrace.config.load import load, load_as
+from millrace.config.schema import Schedule
+from millrace.config.simulated import SimulatedConfig
+from millrace.core.errors import ConfigError
+from millrace.sim.calibrate import calibrate
+from millrace.sim.compare import QUANTITIES, Comparison, compare, schedules
+from millrace.sim.explore import Report, Verdict, explore
+from millrace.sim.page import page
+from millrace.sim.setup import scenario
+from millrace.sim.simulation import Scenario
+
+console = Console(highlight=False, soft_wrap=True)
+
+HEADING = ("schedule", "step s", "tok/s", "trainer busy", "replicas busy", "KV used", "staleness", "max")
+
+
+def command(
+    config_file: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="A TOML file; none with --chaos or --from.")
+    ] = None,
+    overrides: Overrides = None,
+    versus: Annotated[
+        str, typer.Option("--compare", metavar="NAMES", help="`presets`, or some of them with commas.")
+    ] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each schedule, for confidence intervals.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="The first seed. Default: the configuration's.")] = None,
+    from_run: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Lengths and costs from a run's directory.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with plots and a timeline.")] = None,
+    chaos: Annotated[int, typer.Option(min=0, help="Explore this many seeded worlds full of faults.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Predict a run on a cluster that need not exist, or look for faults in the protocol."""
+    if chaos:
+        _explore(config_file, overrides or [], seed or 0, chaos, jobs, as_json)
+        return
+    base = _scenario(config_file, overrides or [], from_run, seed)
+    own: dict[str, Schedule] = {base.config.schedule.kind: base.config.schedule}
+    names = schedules(versus.split(",")) if versus else own
+    compared = compare(base, names, seeds=seeds, jobs=jobs)
+    rows = [HEADING, *(_row(comparison) for comparison in compared)]
+    if html is not None:
+        html.write_text(page(_title(config_file, from_run), compared, rows), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps({comparison.name: _as_dict(comparison) for comparison in compared}))
+        return
+    console.print(_table(rows))
+    if html is not None:
+        console.print(f"Plots and timeline: {html}", markup=False)
+
+
+def _scenario(config_file: Path | None, overrides: list[str], run: Path | None, seed: int | None) -> Scenario:
+    if run is not None:
+        calibration = calibrate(run)
+        config = load(config_file, overrides) if config_file else calibration.config
+        return calibration.scenario(config, seed=config.seed if seed is None else seed)
+    if config_file is None:
+        raise ConfigError("name a configuration, or `--from RUN`, or `--chaos N`")
+    return scenario(load_as(SimulatedConfig, config_file, overrides), seed=seed)
+
+
+def _title(config_file: Path | None, run: Path | None) -> str:
+    return f"Simulated: {(config_file or run or Path('run')).stem}"
+
+
+def _row(comparison: Comparison) -> tuple[str, ...]:
+    step, rate, *fractions, staleness = (comparison.estimate(name) for name in QUANTITIES)
+    return (
+        comparison.name,
+        f"{step.mean:.1f}" + (f" ± {step.half_width:.1f}" if step.half_width else ""),
+        f"{rate.mean:,.0f}" + (f" ± {rate.half_width:,.0f}" if rate.half_width else ""),
+        *(f"{fraction.mean:.0%}" for fraction in fractions),
+        f"{staleness.mean:.2f}",
+        str(max(result.staleness_max for result in comparison.results)),
+    )
+
+
+def _as_dict(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "estimates": {name: asdict(comparison.estimate(name)) for name in QUANTITIES},
+        "runs": [result.as_dict() for result in comparison.results],
+    }
+
+
+def _table(rows: list[tuple[str, ...]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for index, heading in enumerate(rows[0]):
+        table.add_column(heading, justify="right" if index else "left")
+    for row in rows[1:]:
+        table.add_row(*row)
+    return table
+
+
+# ---------------------------------------------------------------- chaos
+
+
+def _explore(
+    config_file: Path | None, overrides: list[str], seed: int, count: int, jobs: int, as_json: bool
+) -> None:
+    """Exit code 1 where a seed fails; each failure says how to replay it."""
+    config = load(config_file, overrides) if config_file else None
+    words = ["millrace simulate", *([str(config_file)] if config_file else [])]
+    report = explore(
+        seed, count, jobs=jobs, on_seed=None if as_json else _tell, config=config, command=" ".join(words)
+    )
+    if as_json:
+        typer.echo(json.dumps(asdict(report)))
+    else:
+        console.print(_summary(report), markup=False)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _tell(verdict: Verdict) -> None:
+    if verdict.problem:
+        console.print(f"seed {verdict.seed} ({verdict.schedule}): {verdict.problem}", markup=False)
+        console.print(f"  replay: {verdict.command}", markup=False)
+
+
+def _summary(report: Report) -> str:
+    last = report.first_seed + report.count - 1
+    return (
+        f"Seeds {report.first_seed} to {last}: {len(report.failures)} failed. {report.restarts:,} restarts, "
+        f"{report.resumes:,} resumes, {report.num_events:,} events, "
+        f"{report.virtual_s / 3600:.1f} h of virtual time."
+    )
