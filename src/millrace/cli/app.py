@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 import millrace
-from millrace.cli import chaos, doctor, evaluate, quickstart, sft, show, train, try_reward
+from millrace.cli import chaos, doctor, evaluate, plan, quickstart, sft, show, simulate, train, try_reward
 from millrace.core.errors import ConfigError, MillraceError
 
 app = typer.Typer(
@@ -33,6 +33,8 @@ app.command("show")(show.command)
 app.command("doctor")(doctor.command)
 app.command("try-reward")(try_reward.command)
 app.command("chaos")(chaos.command)
+app.command("simulate")(simulate.command)
+app.command("plan")(plan.command)
 
 
 def _print_version(wanted: bool) -> None:
