@@ -112,20 +112,32 @@ def trainer_2048(directory: str) -> dict[str, int]:
 
 
 def engine(directory: str) -> dict[str, int]:
-    """Every slot filled to its last position, with new weights pulled and swapped on the way."""
+    """As in a replica: every slot filled to its last position, new weights pulled on the way."""
     from millrace.core.types import Sampling, Work
+    from millrace.rollout.engine import Engine
     from millrace.rollout.load import load_engine
+
+    def pull(made: Engine, version: int) -> None:
+        for buffer in made.standby_buffers():
+            buffer.data[:] = 0
+        made.swap(version)
 
     def run() -> object:
         made = load_engine(
-            directory, device="cpu", slots=SLOTS, max_sequence_tokens=SEQUENCE, prefill_chunk=512
+            directory,
+            weights=False,
+            device="cpu",
+            slots=SLOTS,
+            max_sequence_tokens=SEQUENCE,
+            prefill_chunk=512,
         )
+        pull(made, 0)
         prompt = [3] * (SEQUENCE - 8)
         made.submit(Work(i, 0, 0, prompt, [], Sampling(max_tokens=8), seed=0) for i in range(SLOTS))
+        made.step()
+        pull(made, 1)
         while made.has_work:
             made.step()
-        for buffer in made.standby_buffers():
-            buffer.data[:] = 0
         sizes["weights"] = sum(buffer.data.nbytes for buffer in made.buffers())
         return made
 
