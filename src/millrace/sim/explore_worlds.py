@@ -51,6 +51,7 @@ SCHEDULES: tuple[Schedule, ...] = (
 STEPS_MAX = 12  # of a user's own configuration: promises break early or not at all
 TIME_MAX_S = 5_000.0
 LEASE_S = 4.0
+RESTART_WINDOW_S = 15.0  # short, so that back-offs are: where all die all the time, a long one takes for ever
 
 
 def small_config(
@@ -69,7 +70,12 @@ def small_config(
         "rollout": Rollout(replicas=replicas, slots=4, max_sequence_tokens=256, report_interval_s=0.15),
         "checkpoints": Checkpoints(every=3),
         "supervision": Supervision(
-            restarts=100_000, lease_s=LEASE_S, backoff_s=0.05, stall_s=240.0, step_timeout_s=30.0
+            restarts=100_000,
+            restart_window_s=RESTART_WINDOW_S,
+            lease_s=LEASE_S,
+            backoff_s=0.05,
+            stall_s=240.0,
+            step_timeout_s=30.0,
         ),
     }
     return Config.model_validate({**values, **changes})
@@ -111,6 +117,7 @@ def _hardened(config: Config, seed: int) -> Config:
     patient = supervision.model_copy(
         update={
             "restarts": 100_000,
+            "restart_window_s": RESTART_WINDOW_S,
             "step_timeout_s": min(supervision.step_timeout_s, supervision.stall_s / 4),
         }
     )
