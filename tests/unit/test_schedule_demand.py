@@ -1,5 +1,6 @@
 """Repack on demand, and admission while the newest weights are served."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,9 +9,15 @@ from millrace.schedule.admit import WhileNewest
 from millrace.schedule.repack_demand import OnDemand, plan_demand, replicas_wanted
 
 
-def replica(name, load, version=0, slots=8, **fields):
+def replica(name, load, version=0, slots=8, kv_capacity_tokens=80, **fields):
     return ReplicaView(
-        name, version, running=min(load, slots), waiting=max(0, load - slots), slots=slots, **fields
+        name,
+        version,
+        running=min(load, slots),
+        waiting=max(0, load - slots),
+        slots=slots,
+        kv_capacity_tokens=kv_capacity_tokens,
+        **fields,
     )
 
 
@@ -29,24 +36,34 @@ def view(*replicas, groups=(), newest=1, batch_groups=4):
 
 
 def test_the_least_loaded_moves_whole_onto_the_emptiest_other_one():
-    moves = plan_demand([replica("a", 3), replica("b", 1), replica("c", 2)], wanted=1)
+    moves = plan_demand([replica("a", 3), replica("b", 1), replica("c", 2)], wanted=1, trajectories_max=8)
     assert moves == [Move("b", "c")]
 
 
-def test_a_move_stays_within_half_of_the_destinations_slots_or_the_limit_given():
+def test_a_move_stays_within_the_limit():
     loads = [replica("a", 3), replica("b", 2)]
-    assert plan_demand(loads, wanted=1) == [], "2 + 3 exceeds 8 / 2"
+    assert plan_demand(loads, wanted=1, trajectories_max=4) == []
     assert plan_demand(loads, wanted=1, trajectories_max=5) == [Move("b", "a")]
+
+
+@pytest.mark.parametrize(("kv", "limit"), [(80, 4), (50, 2), (5, 1)])
+def test_the_limit_is_half_of_the_slots_or_of_what_kv_holds_at_the_longest(kv, limit):
+    repack = OnDemand(interval_s=5, staleness_max=1)
+    for load in (1, 2, 3):
+        pair = [replica(name, load, kv_capacity_tokens=kv) for name in "ab"]
+        assert bool(repack.moves(view(*pair))) is (2 * load <= limit)
+    assert OnDemand(5, 1, batch_max=6).moves(view(*pair)) == [Move("a", "b")]
 
 
 def test_no_more_replicas_are_emptied_than_wanted():
     loads = [replica(name, 1) for name in "abcdef"]
-    assert len(plan_demand(loads, wanted=2)) == 2
-    assert plan_demand(loads, wanted=0) == []
+    assert len(plan_demand(loads, wanted=2, trajectories_max=8)) == 2
+    assert plan_demand(loads, wanted=0, trajectories_max=8) == []
 
 
 def test_versions_do_not_mix():
-    assert plan_demand([replica("a", 1, version=0), replica("b", 1, version=1)], wanted=1) == []
+    apart = [replica("a", 1, version=0), replica("b", 1, version=1)]
+    assert plan_demand(apart, wanted=1, trajectories_max=8) == []
 
 
 @given(
@@ -96,3 +113,11 @@ def test_groups_start_only_under_the_newest_weights_and_fill_the_slots():
     assert admit.room(view(), replica("a", 0, version=1)) == 2
     assert admit.room(view(), replica("a", 5, version=1)) == 1
     assert admit.room(view(), replica("a", 9, version=1)) == 0
+
+
+def test_kv_that_running_trajectories_hold_leaves_less_room_for_groups():
+    admit = WhileNewest()
+    # A group may need 4 x 10 tokens; an idle replica starts one whatever its size.
+    assert admit.room(view(), replica("a", 1, version=1, kv_used_tokens=30)) == 1
+    assert admit.room(view(), replica("a", 1, version=1, kv_used_tokens=50)) == 0
+    assert admit.room(view(), replica("a", 0, version=1, kv_capacity_tokens=20)) == 1

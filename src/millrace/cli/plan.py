@@ -16,6 +16,7 @@ from millrace.cli.dry_run import resolved_lines
 from millrace.cli.options import AsJson, Overrides
 from millrace.config.freeze import dump
 from millrace.config.load import load, load_as
+from millrace.sim.generation import Generation
 from millrace.sim.plan import Plan, Theory, plan, training_config
 from millrace.sim.plan_config import PlanConfig
 from millrace.sim.plan_search import Simulated
@@ -27,7 +28,7 @@ PLACEHOLDERS: dict[str, Any] = {
     "reward": {"kind": "gym"},
 }
 
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, soft_wrap=True, width=140)
 
 
 def command(
@@ -126,13 +127,18 @@ def _theory_table(rows: list[Theory]) -> Table:
 
 def _ranking(ranking: list[Simulated]) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("plan", overflow="fold")
+    for name in ("train / model parallel", "generate", "slots", "prompts", "schedule"):
+        table.add_column(name)
     for name in ("tokens/s", "step", "predicted", "trainer waits", "replicas busy", "staleness"):
         table.add_column(name, justify="right")
     for one in ranking:
         result, layout = one.result, one.candidate.layout
         table.add_row(
-            _choice(one),
+            f"{layout.training.devices} {layout.training.device.name} / {layout.training.model_parallel}",
+            f"{layout.replicas} x {_replica(layout.generation)}",
+            str(layout.slots),
+            str(one.candidate.prompts),
+            _schedule(one) + (f", {one.candidate.transport}" if one.candidate.transport != "relay" else ""),
             f"{one.tokens_per_s:,.0f}",
             f"{result.step_s:.1f} s",
             f"{layout.step_s:.1f} s",
@@ -145,13 +151,19 @@ def _ranking(ranking: list[Simulated]) -> Table:
 
 def _choice(one: Simulated) -> str:
     candidate = one.candidate
-    schedule = candidate.schedule.model_dump(exclude_defaults=True)
-    schedule.pop("kind", None)
-    knobs = "".join(f", {key} {value}" for key, value in schedule.items())
     return (
-        f"{candidate.layout.describe()}; {candidate.prompts} prompts, {candidate.schedule.kind}{knobs}, "
-        f"{candidate.transport}"
+        f"{candidate.layout.describe()}; {candidate.prompts} prompts, {_schedule(one)}, {candidate.transport}"
     )
+
+
+def _schedule(one: Simulated) -> str:
+    knobs = one.candidate.schedule.model_dump(exclude_defaults=True)
+    knobs.pop("kind", None)
+    return one.candidate.schedule.kind + "".join(f", {key} {value}" for key, value in knobs.items())
+
+
+def _replica(generation: Generation) -> str:
+    return f"{generation.tensor_parallel} {generation.device.name} {generation.dtype}"
 
 
 def _as_json(answer: Plan, text: str) -> dict[str, Any]:

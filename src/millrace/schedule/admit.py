@@ -64,12 +64,7 @@ class KVRoom:
     def room(self, view: View, replica: ReplicaView) -> int:
         slots = self.batch_max or replica.slots
         by_slots = _groups_to_fill(slots - replica.load, view.group_size)
-        promised = replica.kv_used_tokens + replica.waiting * view.max_sequence_tokens
-        group_tokens = view.group_size * view.max_sequence_tokens
-        by_kv = max(0, replica.kv_capacity_tokens - promised) // group_tokens
-        if replica.load == 0:
-            by_kv = max(1, by_kv)
-        return min(self._round_left(view, replica), by_slots, by_kv)
+        return min(self._round_left(view, replica), by_slots, _groups_in_kv(view, replica))
 
     def _round_left(self, view: View, replica: ReplicaView) -> int:
         started = replica.groups_since_swap % self.round_groups
@@ -84,7 +79,8 @@ class KVRoom:
 
 @dataclass(frozen=True, slots=True)
 class WhileNewest:
-    """On a replica that serves the newest weights: as many groups as fill its slots, again and again.
+    """On a replica that serves the newest weights: as many groups as fill its slots, again and again, as far
+    as its KV cache has room (counted as in `KVRoom`).
 
     Laminar starts a round and lets the replica run empty; here it goes on until newer weights exist, and runs
     empty only then. So decode batches stay full, and no group starts under weights that are already old.
@@ -93,10 +89,20 @@ class WhileNewest:
     def room(self, view: View, replica: ReplicaView) -> int:
         if replica.version < view.newest:
             return 0
-        return _groups_to_fill(replica.slots - replica.load, view.group_size)
+        by_slots = _groups_to_fill(replica.slots - replica.load, view.group_size)
+        return min(by_slots, _groups_in_kv(view, replica))
 
     def describe(self) -> str:
-        return "while the replica serves the newest weights and has free slots"
+        return "while the replica serves the newest weights and has free slots and KV room"
+
+
+def _groups_in_kv(view: View, replica: ReplicaView) -> int:
+    """New groups that have KV room: what runs counts with what it holds, what waits and what is new with the
+    most that it may need. An idle replica has room for one."""
+    promised = replica.kv_used_tokens + replica.waiting * view.max_sequence_tokens
+    group_tokens = view.group_size * view.max_sequence_tokens
+    groups = max(0, replica.kv_capacity_tokens - promised) // group_tokens
+    return max(1, groups) if replica.load == 0 else groups
 
 
 def _groups_to_fill(free_slots: int, group_size: int) -> int:

@@ -23,7 +23,7 @@ from millrace.schedule.view import Move, ReplicaView, View
 
 @dataclass(frozen=True, slots=True)
 class OnDemand:
-    """`staleness_max` is the schedule's. `batch_max` None: half of a destination's slots."""
+    """`staleness_max` is the schedule's. `batch_max` None: half of what a replica surely runs at a time."""
 
     interval_s: float
     staleness_max: int | None
@@ -32,10 +32,15 @@ class OnDemand:
     def moves(self, view: View) -> list[Move]:
         wanted = replicas_wanted(view, groups_room(view, self.staleness_max))
         behind = [replica for replica in view.replicas if replica.serving and replica.version < view.newest]
-        return plan_demand(behind, wanted=wanted, trajectories_max=self.batch_max)
+        half = max((self._half(view, replica) for replica in behind), default=1)
+        return plan_demand(behind, wanted=wanted, trajectories_max=self.batch_max or half)
+
+    def _half(self, view: View, replica: ReplicaView) -> int:
+        at_their_longest = replica.kv_capacity_tokens // view.max_sequence_tokens
+        return max(1, min(replica.slots, at_their_longest) // 2)
 
     def describe(self) -> str:
-        limit = "half of its slots" if self.batch_max is None else f"{self.batch_max} trajectories"
+        limit = "half of what it runs" if self.batch_max is None else f"{self.batch_max} trajectories"
         return (
             f"every {self.interval_s:g} s and after each update: as many replicas are emptied as new groups "
             f"have use for, onto the emptiest under their version, up to {limit}"
@@ -51,9 +56,7 @@ def replicas_wanted(view: View, room: int) -> int:
     return max(0, -(-(room - free) * view.group_size // slots))
 
 
-def plan_demand(
-    replicas: Iterable[ReplicaView], *, wanted: int, trajectories_max: int | None = None
-) -> list[Move]:
+def plan_demand(replicas: Iterable[ReplicaView], *, wanted: int, trajectories_max: int) -> list[Move]:
     """At most `wanted` moves among `replicas`.
 
     Guarantees: same version only; the limit holds with everything already planned; no replica is both source
@@ -75,7 +78,7 @@ def plan_demand(
             if other.version == source.version
             and other.replica_id != source.replica_id
             and other.replica_id not in sources
-            and load[other.replica_id] + source.load <= (trajectories_max or max(1, other.slots // 2))
+            and load[other.replica_id] + source.load <= trajectories_max
         ]
         if fitting:
             best = min(fitting, key=lambda replica: load[replica.replica_id])

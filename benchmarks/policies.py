@@ -1,0 +1,257 @@
+"""Laminar's policy against `millrace` in the simulator: Laminar's workload at 1024 GPUs (arXiv:2510.12633).
+
+    python benchmarks/policies.py             # worlds x policies x seeds, then the ablation; about 10 minutes
+    python benchmarks/policies.py --json --seeds 1
+
+Qwen2.5 on 1024 H800: 512 prompts x 16 a step, 2k in, up to 16k out, p99 = 10 x median. A world is simulated
+with an eighth or a quarter of everything (replicas, trainer devices, prompts), so that policies see replicas
+and groups in the same proportion. Each policy runs under the same staleness bound; Laminar's own knobs (rounds,
+B) are tuned in every world, and `millrace_over_laminar` is against its best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import prod
+from multiprocessing import Pool
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from millrace.config import schema
+from millrace.config.schema import BatchShape, Config
+from millrace.config.simulated import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
+from millrace.schedule import Schedule, presets
+from millrace.schedule.admit import KVRoom
+from millrace.schedule.repack import BestFit
+from millrace.schedule.take import FirstReady
+from millrace.sim.cluster import ClusterCosts
+from millrace.sim.measure import Result, measure
+from millrace.sim.setup import scenario
+from millrace.sim.simulation import Scenario
+
+BOUND = 4
+STEPS = 14
+PROMPT_TOKENS = 2048
+OWN = f"{Path(__file__).resolve()}:"
+
+
+@dataclass(frozen=True)
+class World:
+    """`shrunk`: the 1024 GPUs are this many times what is simulated. `slots`: trajectories that a replica
+    runs; 160 is what its KV holds at usual lengths (paged), 46 what it holds at the longest (reserved)."""
+
+    name: str
+    model: str
+    tensor_parallel: int
+    replicas: int
+    trainer_devices: int
+    shrunk: int
+    slots: int = 160
+
+
+WORLDS = (
+    World("32B, 512 train + 512 generate", "Qwen2.5-32B", 4, 128, 512, 8),
+    World("32B, 768 train + 256 generate", "Qwen2.5-32B", 4, 64, 768, 4),
+    World("72B, 512 train + 512 generate", "Qwen2.5-72B", 8, 64, 512, 4),
+    World("32B, 512 + 512, KV reserved", "Qwen2.5-32B", 4, 128, 512, 8, slots=46),
+)
+
+
+def policies(world: World) -> dict[str, schema.Schedule]:
+    """Name -> schedule. `laminar ...` are its knobs; the first is what it derives."""
+    share = 512 // world.replicas
+    found: dict[str, schema.Schedule] = {
+        "laminar": schema.Laminar(staleness_max=BOUND),
+        "areal": schema.AReaL(eta=BOUND),
+        "millrace": schema.Millrace(staleness_max=BOUND),
+    }
+    for rounds in (share, 2 * share):
+        for limit in (world.slots // 3, world.slots // 2):
+            knobs = schema.Laminar(staleness_max=BOUND, round_groups=rounds, batch_max=limit)
+            found[f"laminar, rounds of {rounds}, B {limit}"] = knobs
+    return found
+
+
+ABLATION = ("rounds", "best_fit", "densest", "first_ready", "no_repack", "just_in_time")
+"""Functions below: `millrace` with one answer taken back, or one idea added that did not help."""
+
+
+def rounds(config: Config) -> Schedule:
+    """Laminar's admission: rounds, each begun on an empty replica."""
+    share = -(-config.batch.prompts // config.rollout.replicas)
+    return replace(presets.build(_millrace(config)), admit=KVRoom(2 * share))
+
+
+def best_fit(config: Config) -> Schedule:
+    """Laminar's repack, at the B that suits it best."""
+    return replace(presets.build(_millrace(config)), repack=BestFit(5.0, 0.9, 32))
+
+
+def densest(config: Config) -> Schedule:
+    """On demand, but up to all slots of a destination."""
+    knobs = schema.Millrace(staleness_max=BOUND, batch_max=config.rollout.slots)
+    return presets.build(config.model_copy(update={"schedule": knobs}))
+
+
+def first_ready(config: Config) -> Schedule:
+    return replace(presets.build(_millrace(config)), take_order=FirstReady())
+
+
+def no_repack(config: Config) -> Schedule:
+    return replace(presets.build(_millrace(config)), repack=None)
+
+
+def just_in_time(config: Config) -> Schedule:
+    """No new group while a batch and more is ready: fresher, if generation is ahead."""
+    made = presets.build(_millrace(config))
+    return replace(made, admit=_JustInTime(made.admit))
+
+
+@dataclass(frozen=True)
+class _JustInTime:
+    inner: Any
+
+    def room(self, view: Any, replica: Any) -> int:
+        ready = sum(group.ready for group in view.groups)
+        return 0 if ready >= view.batch_groups else int(self.inner.room(view, replica))
+
+    def describe(self) -> str:
+        return "only while less than a batch is ready"
+
+
+def _millrace(config: Config) -> Config:
+    return config.model_copy(update={"schedule": schema.Millrace(staleness_max=BOUND)})
+
+
+# ---------------------------------------------------------------- runs
+
+
+@dataclass(frozen=True)
+class Job:
+    world: World
+    policy: str
+    schedule: schema.Schedule
+    seed: int
+    free_moves: bool = False  # KV travels with a moved trajectory and costs nothing
+
+
+def run(job: Job) -> tuple[Job, Result]:
+    result, _ = measure(_scenario(job))
+    return job, result
+
+
+def _scenario(job: Job) -> Scenario:
+    world = job.world
+    config = SimulatedConfig(
+        steps=STEPS,
+        seed=job.seed,
+        batch=BatchShape(prompts=512 // world.shrunk, group_size=16),
+        schedule=job.schedule,
+        cluster=ClusterSection(
+            model=world.model,
+            device="H800",
+            trainer_devices=world.trainer_devices // world.shrunk,
+            model_parallel=8,
+            replicas=world.replicas // world.shrunk,
+            tensor_parallel=world.tensor_parallel,
+            slots=world.slots,
+        ),
+        lengths=LogNormalLengths(median=1640, p99=16_400),
+        workload=WorkloadSection(prompt_tokens=(PROMPT_TOKENS, PROMPT_TOKENS), max_tokens=16_384),
+    )
+    made = scenario(config)
+    made = replace(made, scale=replace(made.scale, kv_capacity_tokens=None))
+    if job.free_moves:
+        assert isinstance(made.costs, ClusterCosts)
+        made = replace(made, costs=FreeMoves(made.costs.cluster, made.costs.quantum))
+    return made
+
+
+@dataclass(frozen=True)
+class FreeMoves(ClusterCosts):
+    """KV goes with a trajectory that moves, in no time: only prompts are computed."""
+
+    def prefill_s(self, tokens: int, context: int) -> float:
+        return super().prefill_s(min(tokens, PROMPT_TOKENS // self.quantum), context)
+
+
+def _jobs(seeds: int) -> Iterable[Job]:
+    for world in WORLDS:
+        for name, schedule in policies(world).items():
+            for seed in range(seeds):
+                yield Job(world, name, schedule, seed)
+    for name in ABLATION:
+        for seed in range(seeds):
+            yield Job(WORLDS[0], name, schema.FunctionSchedule(path=OWN + name, staleness_max=BOUND), seed)
+    for name in ("laminar", "millrace"):
+        for seed in range(seeds):
+            free = f"{name}, KV moves for nothing"
+            yield Job(WORLDS[0], free, policies(WORLDS[0])[name], seed, free_moves=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    results: dict[tuple[str, str], list[Result]] = {}
+    with Pool(arguments.processes, maxtasksperchild=4) as pool:
+        for job, result in pool.imap(run, _jobs(arguments.seeds)):
+            rows = results.setdefault((job.world.name, job.policy), [])
+            rows.append(result)
+            if len(rows) == arguments.seeds and not arguments.json:
+                print(_line(job.world.name, job.policy, rows), flush=True)
+    ratios = {world.name: _ratio(world, results) for world in WORLDS}
+    headline = prod(ratio for ratio, _ in ratios.values()) ** (1 / len(ratios))
+    if arguments.json:
+        print(json.dumps(_as_json(results, ratios, headline), indent=2))
+    else:
+        for name, (ratio, best) in ratios.items():
+            print(f"{name:32} millrace / {best}: {ratio:.3f}")
+        print(f"millrace_over_laminar {headline:.3f}")
+
+
+def _ratio(world: World, results: dict[tuple[str, str], list[Result]]) -> tuple[float, str]:
+    """Of mean throughputs, against Laminar's best knobs in this world."""
+    speed = {policy: _mean(rows) for (name, policy), rows in results.items() if name == world.name}
+    tuned = [policy for policy in policies(world) if policy.startswith("laminar")]
+    best = max(tuned, key=speed.__getitem__)
+    return speed["millrace"] / speed[best], best
+
+
+def _mean(rows: list[Result]) -> float:
+    return fmean(row.trained_tokens_per_s for row in rows)
+
+
+def _line(world: str, policy: str, rows: list[Result]) -> str:
+    speeds = [row.trained_tokens_per_s / 1000 for row in rows]
+    spread = stdev(speeds) if len(speeds) > 1 else 0.0
+    return (
+        f"{world:32} {policy:30} {fmean(speeds):7.1f} +- {spread:4.1f} k tokens/s  "
+        f"staleness {fmean(row.staleness_mean for row in rows):.2f}  "
+        f"trainer waits {fmean(row.trainer_waits for row in rows):.0%}  "
+        f"replicas busy {fmean(row.replica_busy for row in rows):.0%}"
+    )
+
+
+def _as_json(
+    results: dict[tuple[str, str], list[Result]], ratios: dict[str, tuple[float, str]], headline: float
+) -> dict[str, Any]:
+    return {
+        "runs": [
+            {"world": world, "policy": policy, "trained_tokens_per_s": _mean(rows)}
+            | {"staleness_mean": fmean(row.staleness_mean for row in rows), "seeds": len(rows)}
+            for (world, policy), rows in results.items()
+        ],
+        "ratios": {name: {"ratio": ratio, "against": best} for name, (ratio, best) in ratios.items()},
+        "millrace_over_laminar": headline,
+    }
+
+
+if __name__ == "__main__":
+    main()
