@@ -16,6 +16,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: its threads spin 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """For every process that a benchmark starts."""
 
+RUN_TIMEOUT_S = 900.0
+
 
 def cache_directory() -> Path:
     """Start models and peers' virtual environments; safe to remove."""
@@ -29,9 +31,13 @@ def run_logged(command: Sequence[Any], log: Path) -> None:
     """Run it with its output in `log`, which is shown if it fails."""
     environment = ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parent)}
     with log.open("w") as file:
-        status = subprocess.run(command, stdout=file, stderr=file, env=environment, check=False).returncode
-    if status != 0:
-        raise SystemExit(f"{log.read_text()[-3000:]}\n{[str(word) for word in command]}: status {status}")
+        done = subprocess.run(
+            command, stdout=file, stderr=file, env=environment, check=False, timeout=RUN_TIMEOUT_S
+        )
+    if done.returncode != 0:
+        raise SystemExit(
+            f"{log.read_text()[-3000:]}\n{[str(word) for word in command]}: status {done.returncode}"
+        )
 
 
 def train(config: str, directory: Path) -> list[dict[str, Any]]:

@@ -134,6 +134,7 @@ class Worker:
 
     def stop(self) -> None:
         self.stop_event.set()
+        self.weights.cancel_join_thread()  # nobody reads the last ones; the exit must not wait for it
         self._process.join(5)
         self._process.terminate()
 
