@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from millrace.config.schema import Laminar
+from millrace.sim.costs import Costs
 from millrace.sim.explore_worlds import SCHEDULES, small_config
-from millrace.sim.faults import ClockJump, Crash, Faults, Lag
+from millrace.sim.faults import ClockJump, Crash, Faults, Lag, Slow
 from millrace.sim.invariants import Invariants
 from millrace.sim.simulation import Scenario, simulate
 
@@ -42,3 +43,13 @@ def test_what_was_published_to_a_relay_that_died_is_not_asked_of_the_next_one():
     )
     scenario = Scenario(small_config(Laminar()), faults=faults)
     assert simulate(scenario, Invariants(scenario)).restarts >= 10
+
+
+def test_a_version_that_is_published_again_while_it_is_staged_is_staged_then():
+    """A trainer comes back and writes a slot while the relay has yet to look at what it wrote before."""
+    faults = Faults(
+        slow=(Slow("relay", factor=40.0),), crashes=tuple(Crash("trainer", 1.9 * i) for i in range(1, 30))
+    )
+    scenario = Scenario(small_config(Laminar()), faults=faults, costs=Costs(publish_s=0.5, load_s=0.05))
+    outcome = simulate(scenario, Invariants(scenario))
+    assert outcome.of("stage_missed")

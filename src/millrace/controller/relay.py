@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from millrace.controller.run import Run
+from millrace.core.errors import TornVersionError, UnknownVersionError
 from millrace.core.protocols import Handle
 from millrace.core.types import Staged
 
@@ -36,8 +37,14 @@ class RelaySession:
 
     async def _stage(self, handle: Handle) -> None:
         run, item = self._run, self._run.published.popleft()
-        with run.waits.waiting("relay", f"the digest of version {item.version}"):
-            staged: Staged = await self._call(handle, "stage", item.version, item.digest)
+        try:
+            with run.waits.waiting("relay", f"the digest of version {item.version}"):
+                staged: Staged = await self._call(handle, "stage", item.version, item.digest)
+        except (UnknownVersionError, TornVersionError) as error:
+            # Written over meanwhile, by a newer version or by a trainer that came back and publishes this
+            # one again: either is told to `run.published` when it is whole.
+            run.events.emit("stage_missed", version=item.version, reason=str(error))
+            return
         run.state.newest, run.state.held = max(staged.held), tuple(staged.held)
         run.waits.progress()
         run.events.emit("staged", version=staged.version, digest=staged.digest, stage_s=staged.stage_s)

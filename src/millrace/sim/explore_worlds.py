@@ -74,7 +74,7 @@ def small_config(
             restart_window_s=RESTART_WINDOW_S,
             lease_s=LEASE_S,
             backoff_s=0.05,
-            stall_s=240.0,
+            stall_s=1200.0,
             step_timeout_s=30.0,
         ),
     }
