@@ -21,11 +21,11 @@ LIMIT_S = 600.0
 def test_a_stuck_worker_is_replaced_within_thirty_seconds(worker):
     supervision = Supervision(step_timeout_s=LIMIT_S, stall_s=1000.0)
     config = small_config(Synchronous(), steps=30, supervision=supervision)
-    faults = Faults(slow=(Slow(worker, STUCK, start_s=4.0, end_s=4.5),))
+    faults = Faults(slow=(Slow(worker, STUCK, start_s=4.0, end_s=5.0),))
     outcome = simulate(Scenario(config, faults=faults, time_max_s=200.0))
     deaths = [event for event in outcome.events if event.kind == "worker_died"]
     assert {event.fields["name"] for event in deaths} <= {worker}
-    assert all(event.time_s < 4.5 + 30.0 for event in deaths)
+    assert all(event.time_s < 5.0 + 30.0 for event in deaths)
     accounting = outcome.accounting  # a reward that hangs costs its trajectory, nothing else does
     assert accounting.trained == accounting.admitted - (worker == "environment-0")
 
