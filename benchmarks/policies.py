@@ -5,8 +5,8 @@
 
 Qwen2.5 on 1024 H800: 512 prompts x 16 a step, 2k in, up to 16k out, p99 = 10 x median. A world is simulated
 with an eighth or a quarter of everything (replicas, trainer devices, prompts), so that policies see replicas
-and groups in the same proportion. Each policy runs under the same staleness bound; Laminar's own knobs (rounds,
-B) are tuned in every world, and `millrace_over_laminar` is against its best.
+and groups in the same proportion. All run under one staleness bound. Laminar's own knobs (rounds and its
+limit B) are tuned in every world, and `millrace_over_laminar` is against its best.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ PLACEHOLDERS: dict[str, Any] = {
     "reward": {"kind": "gym"},
 }
 
-console = Console(highlight=False, soft_wrap=True, width=140)
+console = Console(highlight=False, soft_wrap=True, width=160)
 
 
 def command(
@@ -127,8 +127,8 @@ def _theory_table(rows: list[Theory]) -> Table:
 
 def _ranking(ranking: list[Simulated]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("train / model parallel", "generate", "slots", "prompts", "schedule"):
-        table.add_column(name)
+    for name in ("train / mp", "generate", "slots", "prompts", "schedule"):
+        table.add_column(name, no_wrap=True)
     for name in ("tokens/s", "step", "predicted", "trainer waits", "replicas busy", "staleness"):
         table.add_column(name, justify="right")
     for one in ranking:
