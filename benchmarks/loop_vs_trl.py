@@ -38,7 +38,7 @@ seed = {seed}
 model.path = "{start}"
 batch = {{ prompts = {groups}, group_size = {group_size} }}
 sampling.max_tokens = {max_tokens}
-optimizer.lr = {lr}
+optimizer = {{ lr = {lr}, betas = [0.9, 0.999] }}
 schedule = {{ kind = "laminar", staleness_max = {staleness_max}, repack_interval_s = 0.5 }}
 rollout = {{ replicas = 1, slots = 64, max_sequence_tokens = {max_sequence_tokens}, report_interval_s = 0.1 }}
 checkpoints.every = 1000
