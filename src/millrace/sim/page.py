@@ -44,7 +44,7 @@ def page(title: str, compared: Sequence[Comparison], rows: Sequence[Sequence[str
     parts += _section(
         "KV cache",
         "Mean fraction of the replicas' KV in use over time (first seed).",
-        svg.lines({c.name: _over_time(c.timeline, "kv") for c in compared}, "", high=1.0),
+        svg.lines({c.name: _over_time(c.timeline, "kv") for c in compared}, ""),
     )
     parts += _section(
         "Trajectories running",

@@ -121,13 +121,13 @@ def columns(series: Mapping[str, Mapping[int, float]]) -> str:
     return str(drawing)
 
 
-def lines(series: Mapping[str, Sequence[tuple[float, float]]], unit: str, high: float | None = None) -> str:
+def lines(series: Mapping[str, Sequence[tuple[float, float]]], unit: str) -> str:
     """Curves over seconds."""
     height, base, top = 220, 170, 10
     drawing = Drawing(height)
     points = [point for row in series.values() for point in row]
     scale = Scale(0.0, max((x for x, _ in points), default=1.0))
-    most = high or max((y for _, y in points), default=1.0) or 1.0
+    most = max((y for _, y in points), default=1.0) or 1.0
     for share in (0.0, 0.5, 1.0):
         y = base - (base - top) * share
         drawing.line([(MARGIN, y), (WIDTH - RIGHT, y)], FAINT, 1)
