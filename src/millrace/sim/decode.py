@@ -21,6 +21,11 @@ LOGPROB = -1.0
 """Of every simulated token. Token ids are positions."""
 
 
+HEADROOM = 0.05
+"""Of KV memory that a paged engine keeps free for the growth of what runs when it lets another sequence
+in."""
+
+
 class _Sequence:
     """One trajectory on this engine. While it runs it holds `origin` + (steps the engine has made) tokens."""
 
@@ -72,12 +77,21 @@ class Decoder:
     """An engine with `slots` decode slots and room for `kv_capacity_tokens`.
 
     A sequence enters a slot when its largest possible KV fits. Its prompt is prefilled once for all
-    members of its group that run together.
+    members of its group that run together. `paged`: it enters when the KV it has fits; when memory runs
+    out the sequence that entered last waits again, and its KV is computed anew (vLLM, arXiv:2309.06180).
     """
 
-    def __init__(self, *, slots: int, kv_capacity_tokens: int, costs: CostModel, workload: Workload) -> None:
+    def __init__(
+        self,
+        *,
+        slots: int,
+        kv_capacity_tokens: int,
+        costs: CostModel,
+        workload: Workload,
+        paged: bool = False,
+    ) -> None:
         self.version = -1
-        self._slots, self._kv_capacity = slots, kv_capacity_tokens
+        self._slots, self._kv_capacity, self._paged = slots, kv_capacity_tokens, paged
         self._costs, self._workload = costs, workload
         self._leases: dict[int, int] = {}
         self._waiting: dict[int, _Sequence] = {}
@@ -178,8 +192,13 @@ class Decoder:
             self._refill(slowdown)
             if not self._running:
                 break
+            if self._paged and self._kv_steps() < 1 and len(self._running) > 1:
+                self._preempt()
+                continue
             step_s, growth_s = self._pace(slowdown)
             steps = min(self._ends_first(), _steps_within(now_s - self._clock_s, step_s, growth_s))
+            if self._paged:
+                steps = min(steps, max(1, self._kv_steps()) if steps else 0)
             if steps <= 0:
                 return
             self._decode(steps, step_s, growth_s)
@@ -231,11 +250,25 @@ class Decoder:
             return
         while self._waiting and len(self._running) < self._slots:
             tid, sequence = next(iter(self._waiting.items()))
-            if self._kv_reserved + sequence.kv_tokens_max > self._kv_capacity and self._running:
+            if self._running and not self._has_room(sequence):
                 return
             del self._waiting[tid]
             self._enter(sequence, slowdown)
         self._retire()
+
+    def _has_room(self, sequence: _Sequence) -> bool:
+        if not self._paged:
+            return self._kv_reserved + sequence.kv_tokens_max <= self._kv_capacity
+        held = len(sequence.work.prompt) + sequence.held
+        return self._kv_tokens + held <= (1.0 - HEADROOM) * self._kv_capacity
+
+    def _kv_steps(self) -> int:
+        """Decode steps until KV memory is full."""
+        return (self._kv_capacity - self._kv_tokens) // len(self._running)
+
+    def _preempt(self) -> None:
+        trajectory_id = next(reversed(self._running))
+        self._waiting = {trajectory_id: self._leave(trajectory_id), **self._waiting}
 
     def _enter(self, sequence: _Sequence, slowdown: float) -> None:
         """Into a slot, its KV computed: all of it, or without the prompt that a running member has."""

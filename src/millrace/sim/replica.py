@@ -38,6 +38,7 @@ class SimReplica:
         report_interval_s: float = 0.1,
         progress_interval_s: float | None = None,
         completions_at_once: bool = False,
+        paged: bool = False,
         costs: CostModel = Costs(),
         workload: Workload = Workload(),
     ) -> None:
@@ -46,7 +47,7 @@ class SimReplica:
         self._completions_at_once = completions_at_once
         self._progress_interval_s, self._told_s = progress_interval_s or 0.0, 0.0
         self._decoder = Decoder(
-            slots=slots, kv_capacity_tokens=kv_capacity_tokens, costs=costs, workload=workload
+            slots=slots, kv_capacity_tokens=kv_capacity_tokens, costs=costs, workload=workload, paged=paged
         )
         self._digest = ""
         self._pulling = asyncio.Lock()

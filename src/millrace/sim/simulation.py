@@ -41,6 +41,7 @@ class Scale:
         progress_interval_s  replicas tell of unfinished trajectories this often; None: with every report
         completions_at_once  a completion is reported when it happens and not with the next report
         kv_capacity_tokens   of a replica; None: `slots x max_sequence_tokens`
+        paged                its KV is taken as it is used, and sequences are preempted where it runs out
         parallel_rewards     a reward worker stands for a pool that begins all requests of a call at once
         keep_events          kinds of events to keep in the outcome; None: all
     """
@@ -50,6 +51,7 @@ class Scale:
     progress_interval_s: float | None = None
     completions_at_once: bool = False
     kv_capacity_tokens: int | None = None
+    paged: bool = False
     parallel_rewards: bool = False
     keep_events: frozenset[str] | None = None
 
@@ -220,6 +222,7 @@ def _fleet(scenario: Scenario, world: World) -> Fleet:
         "report_interval_s": rollout.report_interval_s,
         "progress_interval_s": scale.progress_interval_s,
         "completions_at_once": scale.completions_at_once,
+        "paged": scale.paged,
         "costs": costs,
         "workload": workload,
     }
