@@ -1,0 +1,1 @@
+"""Published measurements of other systems, and what the simulator predicts for them."""
