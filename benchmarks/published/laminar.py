@@ -1,4 +1,4 @@
-"""Laminar's throughput over four other systems (arXiv:2510.12633, section 8): Qwen2.5-7B, 32B and 72B on 64 to
+"""Laminar's throughput over four other systems (arXiv:2510.12633, section 8): Qwen2.5-7B, 32B, 72B on 64 to
 1024 H800, 512 prompts x 16 a batch, 16 k tokens of completion, p99 about ten times the median. The paper's
 text gives averages; the same averages are taken here over 64, 256 and 1024 devices for each model.
 
@@ -57,7 +57,7 @@ def speed_ups(name: str, devices: int) -> dict[str, float]:
     shrink = SIZES[devices]
     count = devices // shrink
     whole = pipelines(name, count, count, shrink)
-    splits = {t: pipelines(name, t, count - t, shrink) for t in trainer_sizes(name, count)}
+    splits = {t: pipelines(name, t, count - t, shrink) for t in trainer_sizes(name, count, shrink)}
     near = best_splits(splits)
     step_s = {
         "verl": whole.colocated(),
@@ -69,10 +69,16 @@ def speed_ups(name: str, devices: int) -> dict[str, float]:
     return {system: seconds / laminar_s for system, seconds in step_s.items()}
 
 
-def trainer_sizes(name: str, count: int) -> list[int]:
+def trainer_sizes(name: str, count: int, shrink: int) -> list[int]:
+    """Whole ranks, with a replica left, and states that fit where the cluster has its real size."""
     ways = PARALLEL[name]
-    sizes = (count * eighths // 8 // ways * ways for eighths in EIGHTHS)
-    return sorted({size for size in sizes if size >= ways and count - size >= ways})
+    sizes = {count * eighths // 8 // ways * ways for eighths in EIGHTHS}
+    whole = {
+        size: Training(model(name), DEVICE, size * shrink, model_parallel=ways) for size in sizes if size
+    }
+    return sorted(
+        size for size in whole if count - size >= ways and whole[size].fits(PROMPT_TOKENS[1] + MAX_TOKENS)
+    )
 
 
 def best_splits(splits: dict[int, Pipelines]) -> list[int]:

@@ -20,7 +20,7 @@ from millrace.sim.calibrate import calibrate
 from millrace.sim.compare import QUANTITIES, Comparison, compare, schedules
 from millrace.sim.explore import Report, Verdict, explore
 from millrace.sim.page import page
-from millrace.sim.setup import scenario
+from millrace.sim.setup import check_memory, scenario
 from millrace.sim.simulation import Scenario
 
 console = Console(highlight=False, soft_wrap=True)
@@ -68,11 +68,13 @@ def command(
 def _scenario(config_file: Path | None, overrides: list[str], run: Path | None, seed: int | None) -> Scenario:
     if run is not None:
         calibration = calibrate(run)
-        config = load(config_file, overrides) if config_file else calibration.config
-        return calibration.scenario(config, seed=config.seed if seed is None else seed)
+        next_run = load(config_file, overrides) if config_file else calibration.config
+        return calibration.scenario(next_run, seed=next_run.seed if seed is None else seed)
     if config_file is None:
         raise ConfigError("name a configuration, or `--from RUN`, or `--chaos N`")
-    return scenario(load_as(SimulatedConfig, config_file, overrides), seed=seed)
+    config = load_as(SimulatedConfig, config_file, overrides)
+    check_memory(config)
+    return scenario(config, seed=seed)
 
 
 def _title(config_file: Path | None, run: Path | None) -> str:

@@ -34,7 +34,7 @@ PATIENCE_S = 1e6
 def scenario(config: SimulatedConfig, *, seed: int | None = None) -> Scenario:
     """The run that `config` describes.
 
-    Raises: ConfigError: an unknown model or device, or a model that does not fit.
+    Raises: ConfigError: an unknown model or device, or weights that do not fit a replica.
     """
     cluster = cluster_of(config)
     quantum = max(1, config.workload.max_tokens // UNITS_MAX)
@@ -78,12 +78,15 @@ def cluster_of(config: SimulatedConfig) -> Cluster:
         log_prob_pass=section.log_prob_pass,
     )
     generation = Generation(model, replica_device, section.tensor_parallel, section.dtype)
-    cluster = Cluster(generation, training, section.replicas, section.transport, score_s=section.reward_s)
-    _refuse_what_does_not_fit(cluster, config)
-    return cluster
+    return Cluster(generation, training, section.replicas, section.transport, score_s=section.reward_s)
 
 
-def _refuse_what_does_not_fit(cluster: Cluster, config: SimulatedConfig) -> None:
+def check_memory(config: SimulatedConfig) -> None:
+    """Refuse a layout that no device could hold; a scenario of it would run all the same.
+
+    Raises: ConfigError: it says which side, how much, and what to raise.
+    """
+    cluster = cluster_of(config)
     longest = config.workload.prompt_tokens[1] + config.workload.max_tokens
     room = cluster.generation.kv_capacity_tokens
     if room < longest:

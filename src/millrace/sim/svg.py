@@ -71,7 +71,7 @@ class Scale:
         magnitude = 10.0 ** floor(log10(span / about))
         step = next(magnitude * k for k in (1, 2, 5, 10) if span / (magnitude * k) <= about)
         first = ceil(self.low / step)
-        return [k * step for k in range(first, int(self.high / step) + 1)]
+        return [k * step for k in range(first, floor(self.high / step + 1e-9) + 1)]
 
 
 def short(value: float) -> str:
