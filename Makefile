@@ -38,7 +38,7 @@ bench: $(STAMP)
 	@set -e; for benchmark in $(filter-out benchmarks/common.py,$(wildcard benchmarks/*.py)); do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
 
 docs: $(STAMP)
-	$(BIN)/python -m millrace.config.reference docs/configuration.md
+	$(BIN)/python -m millrace.config.reference docs/configuration.md docs/simulation.md
 	$(BIN)/pytest tests/tidy/test_docs_*.py
 
 lock:

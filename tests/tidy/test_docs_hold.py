@@ -103,15 +103,18 @@ def test_every_make_target_exists(name: str) -> None:
     assert set(used) <= targets
 
 
-def test_the_configuration_reference_is_the_schema() -> None:
-    path = ROOT / "docs" / "configuration.md"
-    text = path.read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("name", "schemas"),
+    [("configuration.md", (Config, SupervisedConfig)), ("simulation.md", (SimulatedConfig,))],
+)
+def test_the_configuration_reference_is_the_schema(name: str, schemas: tuple[type[Section], ...]) -> None:
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert refreshed(text) == text, "run `make docs`"
-    for leaf, _, _ in [*leaves(Config), *leaves(SupervisedConfig)]:
+    for leaf, _, _ in [leaf for schema in schemas for leaf in leaves(schema)]:
         assert leaf.endswith(".kind") or f"`{leaf}`" in text, leaf
 
 
-@pytest.mark.parametrize("schema", [Config, SupervisedConfig])
+@pytest.mark.parametrize("schema", [Config, SupervisedConfig, SimulatedConfig])
 def test_every_configuration_key_says_what_it_means(schema: type[Section]) -> None:
     silent = [
         leaf for leaf, _, field in leaves(schema) if not field.description and not leaf.endswith(".kind")

@@ -16,12 +16,14 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from millrace.config.schema import Config, Section
+from millrace.config.simulated import SimulatedConfig
 from millrace.config.supervised import SupervisedConfig
 from millrace.config.toml import as_toml
 from millrace.config.tree import default_kind, plain_table, union_kinds
 
 SCHEMAS: dict[str, type[Section]] = {
     "millrace.config.schema": Config,
+    "millrace.config.simulated": SimulatedConfig,
     "millrace.config.supervised": SupervisedConfig,
 }
 _BLOCK = re.compile(r"(<!-- reference: [^\n]* from ([\w.]+) -->\n).*?(<!-- end of reference -->)", re.DOTALL)
