@@ -47,7 +47,9 @@ class Controller:
     """Takes a run from the ledger's position to `config.steps`.
 
     `checkpoints` and `export` are directories (export None: off). `check` sees the state after every
-    round of decisions; `on_stall` is called when the run makes no progress.
+    round of decisions; `on_stall` is called when the run makes no progress. Decisions are at least
+    `decision_interval_s` apart, looks for a batch and writes to the ledger `look_interval_s`: a simulation of
+    a large cluster has no use for more.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Controller:
         check: Callable[[RunState], None] = lambda state: None,
         on_stall: Callable[[], None] = lambda: None,
         decision_interval_s: float = DECISION_INTERVAL_S,
+        look_interval_s: float = 0.0,
     ) -> None:
         self._fleet, self._on_stall = fleet, on_stall
         names = [spec.name for spec in fleet.replicas]
@@ -78,7 +81,10 @@ class Controller:
         )
         self._supervisor = Supervisor(runtime, events, policy, self._run.waits)
         self._decisions = Decisions(self._run, check, decision_interval_s)
-        self._trainer = TrainerSession(self._run, checkpoints=checkpoints, export=export)
+        self._trainer = TrainerSession(
+            self._run, checkpoints=checkpoints, export=export, look_interval_s=look_interval_s
+        )
+        self._flush_interval_s = max(FLUSH_INTERVAL_S, look_interval_s)
 
     @property
     def restarts(self) -> int:
@@ -142,7 +148,7 @@ class Controller:
 
     async def _flush(self) -> None:
         while True:
-            await asyncio.sleep(FLUSH_INTERVAL_S)
+            await asyncio.sleep(self._flush_interval_s)
             self._run.flush()
 
     async def _watch(self) -> None:

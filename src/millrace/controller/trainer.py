@@ -7,6 +7,7 @@ final weights, and the versions come out as they were.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 
 from millrace.controller.run import Run
@@ -28,10 +29,14 @@ TICK_S = 1.0
 
 
 class TrainerSession:
-    """`checkpoints` and `export` are directories (export None: off)."""
+    """`checkpoints` and `export` are directories (export None: off). After news it waits
+    `look_interval_s` before it looks for a batch."""
 
-    def __init__(self, run: Run, *, checkpoints: str, export: str | None) -> None:
+    def __init__(
+        self, run: Run, *, checkpoints: str, export: str | None, look_interval_s: float = 0.0
+    ) -> None:
         self._run, self._checkpoints, self._export = run, checkpoints, export
+        self._look_interval_s = look_interval_s
         self._loaded: TrainerState | None = None
         self._published_to: tuple[object, int] | None = None  # (endpoint, version) last published
         self._checkpointed = -1
@@ -101,6 +106,8 @@ class TrainerSession:
                     self._assert_bound(batch)
                     return batch
                 await run.pulse.wait(timeout_s=TICK_S)
+                if self._look_interval_s:
+                    await asyncio.sleep(self._look_interval_s)
         return None
 
     def _assert_bound(self, batch: Batch) -> None:

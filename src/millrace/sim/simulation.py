@@ -38,6 +38,7 @@ class Scale:
     Args:
         isolate              copy every message, as between processes
         decision_interval_s  the controller's decisions are at least this far apart
+        look_interval_s      after news the trainer's session waits this long before it looks for a batch
         progress_interval_s  replicas tell of unfinished trajectories this often; None: with every report
         completions_at_once  a completion is reported when it happens and not with the next report
         kv_capacity_tokens   of a replica; None: `slots x max_sequence_tokens`
@@ -48,6 +49,7 @@ class Scale:
 
     isolate: bool = True
     decision_interval_s: float = DECISION_INTERVAL_S
+    look_interval_s: float = 0.0
     progress_interval_s: float | None = None
     completions_at_once: bool = False
     kv_capacity_tokens: int | None = None
@@ -180,6 +182,7 @@ class _Simulation:
             export="sim/final",
             check=self._observer.on_decision,
             decision_interval_s=scenario.scale.decision_interval_s,
+            look_interval_s=scenario.scale.look_interval_s,
         )
         try:
             return await self._until(crash_s, controller)
