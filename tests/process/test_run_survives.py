@@ -42,8 +42,8 @@ class Killer:
             os.kill(self._pids[self.killed], signal.SIGKILL)
 
 
-def _generating(event):
-    return event.kind == "report" and event.fields["running"] > 0 and event.fields["version"] >= 1
+def _given_work(event):
+    return event.kind == "leased" and event.fields["version"] >= 1
 
 
 def _second_step(event):
@@ -53,7 +53,7 @@ def _second_step(event):
 @pytest.mark.parametrize(
     ("role", "when"),
     [
-        ("replica", _generating),
+        ("replica", _given_work),
         ("trainer", _second_step),
         ("relay", _second_step),
         ("environment", lambda event: event.kind == "scored"),
