@@ -23,8 +23,6 @@ class Cluster:
     Args:
         generation  one replica, its devices and precision
         training    the trainer
-        colocated   generation and training take turns on the same devices: each version costs a reload of
-                    weights and optimizer state, and nothing overlaps
         score_s     mean latency of a reward (a sandbox: seconds)
     """
 
@@ -32,13 +30,10 @@ class Cluster:
     training: Training
     replicas: int
     transport: Kind = "relay"
-    colocated: bool = False
     score_s: float = 0.1
 
     @property
     def devices(self) -> int:
-        if self.colocated:
-            return self.training.devices
         return self.training.devices + self.replicas * self.generation.tensor_parallel
 
     @cached_property
