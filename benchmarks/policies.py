@@ -21,6 +21,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from common import say
+
 from millrace.config import schema
 from millrace.config.schema import BatchShape, Config
 from millrace.config.simulated import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
@@ -204,16 +206,15 @@ def main() -> None:
         for job, result in pool.imap(run, _jobs(arguments.seeds)):
             rows = results.setdefault((job.world.name, job.policy), [])
             rows.append(result)
-            if len(rows) == arguments.seeds and not arguments.json:
-                print(_line(job.world.name, job.policy, rows), flush=True)
+            if len(rows) == arguments.seeds:
+                say(_line(job.world.name, job.policy, rows))
     ratios = {world.name: _ratio(world, results) for world in WORLDS}
     headline = prod(ratio for ratio, _ in ratios.values()) ** (1 / len(ratios))
+    for name, (ratio, best) in ratios.items():
+        say(f"{name:32} millrace / {best}: {ratio:.3f}")
+    say(f"millrace_over_laminar {headline:.3f}")
     if arguments.json:
-        print(json.dumps(_as_json(results, ratios, headline), indent=2))
-    else:
-        for name, (ratio, best) in ratios.items():
-            print(f"{name:32} millrace / {best}: {ratio:.3f}")
-        print(f"millrace_over_laminar {headline:.3f}")
+        print(json.dumps(_as_json(results, ratios, headline)))
 
 
 def _ratio(world: World, results: dict[tuple[str, str], list[Result]]) -> tuple[float, str]:
@@ -244,9 +245,11 @@ def _as_json(
 ) -> dict[str, Any]:
     return {
         "runs": [
-            {"world": world, "policy": policy, "trained_tokens_per_s": _mean(rows)}
-            | {"staleness_mean": fmean(row.staleness_mean for row in rows), "seeds": len(rows)}
+            {"world": world, "policy": policy, "seed": row.seed}
+            | {"trained_tokens_per_s": row.trained_tokens_per_s, "staleness_mean": row.staleness_mean}
+            | {"trainer_waits": row.trainer_waits, "replica_busy": row.replica_busy}
             for (world, policy), rows in results.items()
+            for row in rows
         ],
         "ratios": {name: {"ratio": ratio, "against": best} for name, (ratio, best) in ratios.items()},
         "millrace_over_laminar": headline,
