@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 LOADED_BY = os.getpid()
@@ -36,10 +37,12 @@ class Process:
         print(text)
         print(text, file=sys.stderr)
 
-    async def block(self, seconds: float) -> AsyncIterator[str]:
-        """Say so, then hold the loop, then say so."""
+    async def block(self, seconds: float, until: str | None = None) -> AsyncIterator[str]:
+        """Say so, then hold the loop for that time and until the file `until` is there, then say so."""
         yield "blocking"
         time.sleep(seconds)  # noqa: ASYNC251
+        while until is not None and not Path(until).exists():  # noqa: ASYNC240
+            time.sleep(0.01)  # noqa: ASYNC251
         yield "blocked"
 
     async def spin(self) -> None:

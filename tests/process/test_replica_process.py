@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import torch
+from held_replica import STEPS
 from test_replica_role import DEADLINE_S, model_of, tokens_of, until_finished, until_sampled, work
 
 from millrace.core.digest import NamedBuffer, digest_buffers
@@ -47,10 +48,11 @@ def test_a_killed_replicas_trajectory_goes_on_in_another_as_if_nothing_happened(
         try:
             async with asyncio.timeout(DEADLINE_S):
                 first, second = [
-                    await runtime.spawn(
-                        f"r{i}", "millrace.rollout.replica:TorchReplica", {"name": f"r{i}"} | kwargs
+                    await runtime.spawn(name, target, {"name": name} | kwargs)
+                    for name, target in (
+                        ("r0", "held_replica:HeldReplica"),
+                        ("r1", "millrace.rollout.replica:TorchReplica"),
                     )
-                    for i in range(2)
                 ]
                 for handle in (first, second):
                     served = await handle.call("pull", 0, endpoint, timeout_s=DEADLINE_S)
@@ -60,6 +62,7 @@ def test_a_killed_replicas_trajectory_goes_on_in_another_as_if_nothing_happened(
                 first.kill()
                 await first.dead
                 known = tokens_of(partial, 0)
+                assert 10 <= len(known) <= STEPS
                 works = [work(0, 300, lease=1, tokens=known), work(1, 300, group_id=1)]
                 await second.call("submit", works, timeout_s=DEADLINE_S)
                 rest = await until_finished(second.stream("reports"), {0, 1})

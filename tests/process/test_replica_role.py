@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from held_replica import hold
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -123,7 +124,7 @@ def test_an_idle_replica_reports_its_load(model_path: str, endpoint: Endpoint) -
     async def scenario() -> Report:
         replica = make_replica(model_path)
         await replica.pull(0, endpoint)
-        return await asyncio.wait_for(anext(replica.reports()), 5.0)
+        return await asyncio.wait_for(anext(replica.reports()), DEADLINE_S)
 
     report = asyncio.run(scenario())
     assert report.progress == [] and report.load.version == 0
@@ -138,10 +139,12 @@ def test_a_pull_in_mid_flight_keeps_the_trajectories_and_tells_versions_apart(
         replica = make_replica(model_path)
         reports = replica.reports()
         await replica.pull(0, endpoint)
+        go_on = hold(replica)
         await replica.submit([work(i, 250) for i in range(4)])
         progress = await until_sampled(reports, 8)
         served = await replica.pull(1, endpoint)
         assert served.version == 1
+        go_on()
         return progress + await until_finished(reports, {0, 1, 2, 3})
 
     progress = asyncio.run(scenario())
@@ -159,6 +162,7 @@ def test_released_trajectories_go_on_elsewhere_as_if_never_moved(model_path: str
             await replica.pull(0, endpoint)
         await whole.submit([work(0, 60)])
         expected = tokens_of(await until_finished(whole.reports(), {0}), 0)
+        hold(source)
         await source.submit([work(0, 60)])
         await until_sampled(source.reports(), 5)
         (released,) = await source.release([0])
@@ -230,12 +234,14 @@ def test_commands_are_answered_while_it_decodes(model_path: str, endpoint: Endpo
         replica = make_replica(model_path, report_interval_s=0.5)
         reports = replica.reports()
         await replica.pull(0, endpoint)
+        go_on = hold(replica)
         await replica.submit([work(i, 300) for i in range(8)])
         async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
             stream = group.create_task(until_finished(reports, set(range(8))))
             for _ in range(5):
                 assert (await replica.verify()).version == 0
             assert not stream.done()
+            go_on()
 
     asyncio.run(scenario())
 
@@ -244,10 +250,12 @@ def test_a_closed_stream_loses_nothing(model_path: str, endpoint: Endpoint) -> N
     async def scenario() -> list[Progress]:
         replica = make_replica(model_path)
         await replica.pull(0, endpoint)
+        go_on = hold(replica)
         await replica.submit([work(0, 80)])
         first = replica.reports()
         progress = await until_sampled(first, 3)
         await first.aclose()
+        go_on()
         return progress + await until_finished(replica.reports(), {0})
 
     assert len(tokens_of(asyncio.run(scenario()), 0)) == 80

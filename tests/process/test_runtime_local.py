@@ -98,15 +98,19 @@ def test_a_worker_that_hears_nothing_for_its_lease_stops_itself() -> None:
     with_worker(use, LocalRuntime(lease_s=0.05))
 
 
-def test_a_worker_busy_for_longer_than_its_lease_hears_what_waited_for_it() -> None:
-    async def use(worker: LocalHandle) -> None:
-        said = []
-        async for word in worker.stream("block", 1.2):
-            said.append(word)
-            assert await call(worker, "number") == 1
-        assert said == ["blocking", "blocked"]
+def test_a_worker_busy_for_longer_than_its_lease_hears_what_waited_for_it(tmp_path: Path) -> None:
+    asked, lease_s = tmp_path / "asked", 1.5
 
-    with_worker(use, LocalRuntime(lease_s=0.8))
+    async def use(worker: LocalHandle) -> None:
+        words = worker.stream("block", 1.1 * lease_s, str(asked))
+        assert await anext(words) == "blocking"
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(call(worker, "number"))
+            await asyncio.sleep(0)  # the call is on its way
+            asked.touch()
+        assert waiting.result() == 1 and await anext(words) == "blocked"
+
+    with_worker(use, LocalRuntime(lease_s=lease_s))
 
 
 # ---------------------------------------------------------------- messages

@@ -19,7 +19,7 @@ from millrace.runtime.local import LocalRuntime
 HERE = Path(__file__).parent
 PYTHON_PATH = os.pathsep.join([str(HERE), *filter(None, sys.path)])
 PROCESS = "runtime_workers:Process"
-GONE_WITHIN_S = 5.0
+GONE_WITHIN_S = 30.0
 
 
 def marked(mark: str) -> list[int]:
