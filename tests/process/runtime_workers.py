@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -49,6 +51,16 @@ class Process:
         while True:
             pass
 
+    async def hang_on_a_lock(self) -> None:
+        """In a thread, so that the loop goes on: heartbeats are answered."""
+        lock = threading.Lock()
+        lock.acquire()
+        await asyncio.to_thread(lock.acquire)
+
+    async def compute(self, seconds: float) -> None:
+        """In a thread too."""
+        await asyncio.to_thread(_compute, time.monotonic() + seconds)
+
     async def lambda_(self) -> Any:
         return lambda: None
 
@@ -68,6 +80,11 @@ class Process:
     async def forked_child_ended_by(self, number: int) -> int:
         """Fork without exec, send the child a signal and return the one that ended it."""
         return _fork_and_signal(number)
+
+
+def _compute(until_s: float) -> None:
+    while time.monotonic() < until_s:
+        sum(range(1000))
 
 
 def _start_children() -> list[int]:

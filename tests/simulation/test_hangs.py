@@ -9,8 +9,9 @@ import pytest
 from millrace.config.schema import Supervision, Synchronous
 from millrace.controller.patience import FACTOR, FLOOR_S, Patience
 from millrace.core.errors import DeadlineExceeded
+from millrace.sim.costs import Costs
 from millrace.sim.explore_worlds import small_config
-from millrace.sim.faults import Faults, Slow
+from millrace.sim.faults import Fate, Faults, Slow, Stuck
 from millrace.sim.simulation import Scenario, simulate
 
 STUCK = 1e9
@@ -30,6 +31,43 @@ def test_a_stuck_worker_is_replaced_within_thirty_seconds(worker):
     assert accounting.trained == accounting.admitted - (worker == "environment-0")
 
 
+@pytest.mark.parametrize(("worker", "call"), [("trainer", "load"), ("relay", "stage"), ("replica-0", "pull")])
+def test_a_worker_stuck_in_the_first_call_of_its_kind_is_replaced_within_thirty_seconds(worker, call):
+    supervision = Supervision(step_timeout_s=LIMIT_S, stall_s=1000.0)
+    config = small_config(Synchronous(), steps=3, supervision=supervision)
+    calm = simulate(Scenario(config))
+    made_s = next(e.time_s for e in calm.events if e.kind == "worker_started" and e.fields["name"] == worker)
+    faults = Faults(stuck=(Stuck(worker, made_s + 1e-6),))
+    outcome = simulate(Scenario(config, faults=faults, time_max_s=200.0))
+    (death,) = [event for event in outcome.events if event.kind == "worker_died"]
+    assert death.fields["name"] == worker and f"{call} was asked for" in death.fields["cause"]
+    assert death.time_s < made_s + 30.0
+    assert outcome.accounting.trained == outcome.accounting.admitted
+
+
+def test_a_first_call_that_is_only_slow_is_waited_for():
+    config = small_config(Synchronous(), steps=3, supervision=Supervision(step_timeout_s=LIMIT_S))
+    outcome = simulate(Scenario(config, costs=Costs(load_s=3 * FLOOR_S), time_max_s=200.0))
+    assert outcome.wall_s > 3 * FLOOR_S and outcome.restarts == 0
+
+
+@pytest.mark.parametrize("fate", [Fate.LOST, Fate.UNANSWERED])
+def test_a_first_call_that_is_lost_is_noticed_although_its_worker_computes(fate, monkeypatch):
+    lost = []
+
+    def lose_the_first_load(faults, name, rng):
+        calls = len(lost)
+        lost.append(name)
+        return fate if name == "trainer" and "trainer" not in lost[:calls] else Fate.FINE
+
+    monkeypatch.setattr(Faults, "fate", lose_the_first_load)
+    config = small_config(Synchronous(), steps=3, supervision=Supervision(step_timeout_s=LIMIT_S))
+    outcome = simulate(Scenario(config, time_max_s=200.0))
+    (death,) = outcome.of("worker_died")
+    assert "load was asked for" in death["cause"] and "knows nothing of it" in death["cause"]
+    assert outcome.wall_s < 30.0
+
+
 def test_a_quiet_run_says_who_waits_for_whom_long_before_it_ends():
     config = small_config(Synchronous(), supervision=Supervision(step_timeout_s=LIMIT_S, stall_s=100.0))
     stuck = Scenario(config, faults=Faults(slow=(Slow("trainer", STUCK),)), time_max_s=1000.0)
@@ -39,6 +77,8 @@ def test_a_quiet_run_says_who_waits_for_whom_long_before_it_ends():
 
 class Slower:
     """A handle whose calls take as long as the test says."""
+
+    name, epoch = "slower", 1
 
     def __init__(self):
         self.takes_s, self.deadlines_s = 0.0, []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from millrace import sim
+from millrace.controller.patience import Patience
 from millrace.controller.pulse import Waits
 from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
 from millrace.core import clock
@@ -26,7 +27,9 @@ def test_a_cancel_in_the_moment_of_a_death_ends_supervision() -> None:
 
     async def main() -> int:
         runtime = SimRuntime(0)
-        supervisor = Supervisor(runtime, Events(clock.now, clock.wall), POLICY, Waits())
+        supervisor = Supervisor(
+            runtime, Events(clock.now, clock.wall), POLICY, Waits(), Patience(600.0).heard
+        )
         async with asyncio.TaskGroup() as group:
             task = group.create_task(supervisor.keep(SPEC, session))
             await asyncio.sleep(1.0)

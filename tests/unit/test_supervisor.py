@@ -15,6 +15,10 @@ from millrace.core.events import Events
 POLICY = RestartPolicy(lease_s=1.0, restarts=3, window_s=60.0, backoff_s=0.0, spawn_timeout_s=1.0)
 
 
+def heard(handle, vitals, asked_s):
+    """Nothing to object to."""
+
+
 class DeadOnArrival:
     """A runtime whose workers die while they are made."""
 
@@ -28,7 +32,7 @@ class DeadOnArrival:
 def test_a_worker_that_dies_at_every_start_ends_the_run_with_one_clear_message():
     async def run():
         runtime = DeadOnArrival()
-        supervisor = Supervisor(runtime, Events(clock.now, clock.wall), POLICY, Waits())
+        supervisor = Supervisor(runtime, Events(clock.now, clock.wall), POLICY, Waits(), heard)
         with pytest.raises(WorkerError) as raised:
             await supervisor.keep(WorkerSpec("replica", "replica-0", "a:B"), None)
         return runtime.starts, str(raised.value)

@@ -79,7 +79,7 @@ class Controller:
             limits.backoff_s,
             limits.spawn_timeout_s,
         )
-        self._supervisor = Supervisor(runtime, events, policy, self._run.waits)
+        self._supervisor = Supervisor(runtime, events, policy, self._run.waits, self._run.patience.heard)
         self._decisions = Decisions(self._run, check, decision_interval_s)
         self._trainer = TrainerSession(
             self._run, checkpoints=checkpoints, export=export, look_interval_s=look_interval_s

@@ -1,20 +1,46 @@
-"""How long a command may take, learned from those before it.
+"""How long a command may take: as long as its worker is seen to work on it, and no longer.
 
-A worker whose process answers heartbeats can still be stuck in one call. The first call of a kind may
-take the whole limit; after that a call is given up when it takes many times longer than any before it.
+A worker whose process answers heartbeats can still be stuck in one call: on a lock, on a peer that is
+gone. Three signs end it, the first of which alone needs a call of the kind to compare with:
+
+- it takes ten times longer than any such call before;
+- for 20 s its process has neither computed nor waited for a disk;
+- the worker does not know of it: the request or its answer is lost.
+
 One that was given up wrongly has the whole limit again, so a misjudged call costs one restart.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded
 from millrace.core.protocols import Handle
+from millrace.core.types import Vitals
 
 FACTOR = 10.0
 FLOOR_S = 20.0  # no call is given up sooner: a loaded machine is slow now and then
+CPU_SHARE = 0.02  # of one core; answering heartbeats and reporting takes a tenth of that
+CREDIT_S_MAX = FLOOR_S / 2  # two heartbeats further apart tell of a controller that stood still
+MISSED_MAX = 2  # heartbeats that know nothing of a call, the first of which may have overtaken it
+
+
+@dataclass(slots=True)
+class _Call:
+    method: str
+    started_s: float
+    idle_s: float = 0.0  # for which its process has done nothing
+    missed: int = 0  # heartbeats in a row that did not name it
+
+
+@dataclass(slots=True)
+class _Incarnation:
+    epoch: int
+    heard_s: float
+    cpu_s: float = 0.0
+    calls: list[_Call] = field(default_factory=list)
 
 
 class Patience:
@@ -23,6 +49,7 @@ class Patience:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._longest_s: dict[str, float] = {}
+        self._incarnations: dict[str, _Incarnation] = {}
 
     def deadline_s(self, method: str) -> float:
         longest_s = self._longest_s.get(method)
@@ -32,11 +59,41 @@ class Patience:
 
     async def call(self, handle: Handle, method: str, *args: Any) -> Any:
         """`handle.call` with the deadline of `method`. Raises: as that does."""
-        started_s = clock.now()
+        calls, call = self._incarnation(handle).calls, _Call(method, clock.now())
+        calls.append(call)
         try:
             answer = await handle.call(method, *args, timeout_s=self.deadline_s(method))
         except DeadlineExceeded:
             self._longest_s.pop(method, None)
             raise
-        self._longest_s[method] = max(self._longest_s.get(method, 0.0), clock.now() - started_s)
+        finally:
+            calls.remove(call)
+        self._longest_s[method] = max(self._longest_s.get(method, 0.0), clock.now() - call.started_s)
         return answer
+
+    def heard(self, handle: Handle, vitals: Vitals, asked_s: float) -> None:
+        """A heartbeat, asked for at `asked_s`, was answered. Raises: DeadlineExceeded: a call is stuck."""
+        worker, now_s = self._incarnation(handle), clock.now()
+        elapsed_s, used_s = now_s - worker.heard_s, vitals.cpu_s - worker.cpu_s
+        worker.heard_s, worker.cpu_s = now_s, vitals.cpu_s
+        idle = not vitals.disk and used_s < CPU_SHARE * elapsed_s
+        for call in worker.calls:
+            if call.started_s >= asked_s:
+                continue
+            waited_s = now_s - call.started_s
+            call.idle_s = call.idle_s + min(elapsed_s, waited_s, CREDIT_S_MAX) if idle else 0.0
+            call.missed = 0 if call.method in vitals.calls else call.missed + 1
+            told = f"{handle.name} (epoch {handle.epoch}): {call.method} was asked for {waited_s:.0f} s ago"
+            if call.missed >= MISSED_MAX:
+                raise DeadlineExceeded(f"{told}, and the worker knows nothing of it")
+            if call.idle_s >= FLOOR_S:
+                raise DeadlineExceeded(
+                    f"{told}, and for {call.idle_s:.0f} s its process has neither computed nor waited for a "
+                    "disk: it is stuck, on a lock or a peer that is gone"
+                )
+
+    def _incarnation(self, handle: Handle) -> _Incarnation:
+        known = self._incarnations.get(handle.name)
+        if known is None or known.epoch != handle.epoch:
+            known = self._incarnations[handle.name] = _Incarnation(handle.epoch, clock.now())
+        return known

@@ -19,6 +19,7 @@ from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, RemoteError, WorkerDied, WorkerError
 from millrace.core.events import Events
 from millrace.core.protocols import Handle, Runtime
+from millrace.core.types import Vitals
 
 BACKOFF_S_MAX = 10.0
 DEATH_GRACE_S = 0.02  # a session that was in a call learns of the death there, and can tell more
@@ -51,8 +52,18 @@ class PlannedRestart(WorkerError):
 
 
 class Supervisor:
-    def __init__(self, runtime: Runtime, events: Events, policy: RestartPolicy, waits: Waits) -> None:
+    """`heard` judges what a worker says of itself with each heartbeat; what it raises ends that worker."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        events: Events,
+        policy: RestartPolicy,
+        waits: Waits,
+        heard: Callable[[Handle, Vitals, float], None],
+    ) -> None:
         self._runtime, self._events, self._policy, self._waits = runtime, events, policy, waits
+        self._heard = heard
         self._epochs: dict[str, int] = {}  # of the newest incarnation
         self.restarts = 0
 
@@ -109,7 +120,9 @@ class Supervisor:
         """The lease: an answer within `lease_s`, or the worker is given up (and killed)."""
         while True:
             await asyncio.sleep(self._policy.lease_s / 3)
-            await handle.call("__ping__", timeout_s=self._policy.lease_s)
+            asked_s = clock.now()
+            vitals = await handle.call("__ping__", timeout_s=self._policy.lease_s)
+            self._heard(handle, vitals, asked_s)
 
     async def _back_off(self, spec: WorkerSpec, crashes: deque[float], cause: BaseException) -> None:
         policy = self._policy

@@ -233,6 +233,14 @@ class Served(msgspec.Struct, frozen=True):
     swap_s: float
 
 
+class Vitals(msgspec.Struct, frozen=True):
+    """What a worker's process says of itself with a heartbeat."""
+
+    cpu_s: float  # used since it started
+    disk: bool  # it waits for a disk, or has read from one since the last heartbeat
+    calls: list[str]  # methods that it is executing, without streams
+
+
 class TrainerState(msgspec.Struct, frozen=True):
     """What a trainer says when it is ready. `slot_bytes` is what one version needs in a relay."""
 

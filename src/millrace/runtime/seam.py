@@ -16,7 +16,7 @@ from millrace.core import errors
 from millrace.core.errors import DeadlineExceeded, MillraceError, RemoteError, WorkerDied, WorkerError
 
 PING = "__ping__"
-"""The built-in method that answers heartbeats with None."""
+"""The built-in method that answers heartbeats, with `core.types.Vitals`."""
 
 STREAM_WINDOW = 16
 """How many items a stream's generator may be ahead of its consumer."""
@@ -42,17 +42,11 @@ def load_class(target: str) -> Callable[..., Any]:
         raise WorkerError(f"worker target {target!r}: {module_name} has no class {class_name!r}") from None
 
 
-async def _ping() -> None:
-    return None
-
-
 def bind(worker: Any, method: str) -> Callable[..., Any]:
     """The method of `worker` that a command names. Names with a leading underscore are private.
 
     Raises: WorkerError naming the class, the method and the nearest public one.
     """
-    if method == PING:
-        return _ping
     found = None if method.startswith("_") else getattr(worker, method, None)
     if callable(found):
         return found

@@ -27,11 +27,14 @@ from contextvars import copy_context
 from typing import Any
 
 from millrace.core.errors import MillraceError, StaleEpochError, WorkerDied, WorkerError
-from millrace.runtime.seam import STREAM_WINDOW, bind, crossing, died, late, load_class, where
+from millrace.core.types import Vitals
+from millrace.runtime.seam import PING, STREAM_WINDOW, bind, crossing, died, late, load_class, where
 from millrace.sim.faults import Fate, Faults, Latency, pace
 from millrace.sim.seeded import stream
 
 _END = object()
+STUCK = 1e12
+"""Slowdown of a worker that gets nowhere."""
 
 
 class _Link:
@@ -73,11 +76,13 @@ class _Worker:
         self.name, self.epoch = name, epoch
         self.alive = True
         self._runtime = runtime
-        self._loop = loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._instance: Any = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._context = copy_context()
-        self._context.run(pace.set, lambda: runtime.faults.slowdown(name, loop.time()))
+        self._context.run(pace.set, self._slowdown)
+        self._stuck_s = runtime.faults.stuck_s(name, self._loop.time())
+        self._calls: list[str] = []
         self._rng = stream(runtime.seed, "worker", name, epoch)
         self._cut = (math.inf, math.inf)
         self.inbox, self.outbox = _Link(self._delay), _Link(self._delay)
@@ -88,6 +93,14 @@ class _Worker:
         now = self._loop.time()
         held = self._cut[1] - now if self._is_cut_off else 0.0
         return held + self._runtime.latency.draw(self._rng) + self._runtime.faults.lag(self.name, now)
+
+    def _slowdown(self) -> float:
+        now_s = self._loop.time()
+        return STUCK if now_s >= self._stuck_s else self._runtime.faults.slowdown(self.name, now_s)
+
+    def _vitals(self) -> Vitals:
+        """It computes all the time, however slowly, unless it is stuck."""
+        return Vitals(min(self._loop.time(), self._stuck_s), False, sorted(self._calls))
 
     @property
     def _is_cut_off(self) -> bool:
@@ -188,16 +201,25 @@ class _Worker:
         self, method: str, args: tuple[Any, ...], reply: asyncio.Future[Any], fate: Fate
     ) -> None:
         try:
-            answer = bind(self._instance, method)(*args)
-            if not inspect.isawaitable(answer):
-                raise WorkerError(f"{type(self._instance).__name__}.{method} is not an async method")
-            result = self._runtime.copied(await answer)
+            result = self._runtime.copied(await self._call(method, args))
         except SystemExit as end:
             self.die(f"exited with code {end.code}")
         except (Exception, asyncio.CancelledError) as error:
             self._reply(fate, _fail, reply, self._crossing(error, method))
         else:
             self._reply(fate, _resolve, reply, result)
+
+    async def _call(self, method: str, args: tuple[Any, ...]) -> Any:
+        if method == PING:
+            return self._vitals()
+        answer = bind(self._instance, method)(*args)
+        if not inspect.isawaitable(answer):
+            raise WorkerError(f"{type(self._instance).__name__}.{method} is not an async method")
+        self._calls.append(method)
+        try:
+            return await answer
+        finally:
+            self._calls.remove(method)
 
     async def _feed(self, method: str, args: tuple[Any, ...], channel: _Channel) -> None:
         arrived = channel.arrived.put_nowait

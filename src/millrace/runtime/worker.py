@@ -18,8 +18,9 @@ from typing import Any
 
 from millrace.core.errors import StaleEpochError, WorkerError
 from millrace.runtime.process import CONTROLLER_LOST, LEASE_LOST
-from millrace.runtime.seam import bind, crossing, load_class, where
+from millrace.runtime.seam import PING, bind, crossing, load_class, where
 from millrace.runtime.stacks import answer_dumps
+from millrace.runtime.vitals import VitalSigns
 from millrace.runtime.wire import Kind, Wire
 
 
@@ -47,6 +48,7 @@ class Worker:
         self._object: Any = None
         self._streams: dict[int, tuple[asyncio.Task[None], asyncio.Semaphore]] = {}
         self._heard_s = 0.0
+        self._vitals, self._calls = VitalSigns(), list[str]()
 
     # ------------------------------------------------------------ commands
 
@@ -97,10 +99,16 @@ class Worker:
             self._keep_lease(self._lease_s)
 
     async def _call(self, method: str, args: tuple[Any, ...]) -> Any:
+        if method == PING:
+            return self._vitals.take(self._calls)
         answer = bind(self._object, method)(*args)
         if not inspect.isawaitable(answer):
             raise WorkerError(f"{type(self._object).__name__}.{method} is not an async method")
-        return await answer
+        self._calls.append(method)
+        try:
+            return await answer
+        finally:
+            self._calls.remove(method)
 
     async def _stream(
         self, call_id: int, credit: asyncio.Semaphore, method: str, args: tuple[Any, ...], window: int

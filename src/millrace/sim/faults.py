@@ -60,6 +60,15 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True)
+class Stuck:
+    """Whichever incarnation is alive at `at_s` gets nowhere from then on, and uses no CPU; it still answers
+    heartbeats."""
+
+    workers: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Lag:
     """Messages sent to or by the worker between `start_s` and `end_s` take `extra_s` longer.
 
@@ -146,6 +155,7 @@ class Faults:
     crashes: tuple[Crash, ...] = ()
     failures: tuple[Failures, ...] = ()
     slow: tuple[Slow, ...] = ()
+    stuck: tuple[Stuck, ...] = ()
     lags: tuple[Lag, ...] = ()
     partitions: tuple[Partitions, ...] = ()
     mishaps: tuple[Mishaps, ...] = ()
@@ -162,6 +172,12 @@ class Faults:
             born_s + rng.expovariate(1.0 / f.mtbf_s) for f in self.failures if fnmatchcase(name, f.workers)
         ]
         return named + drawn
+
+    def stuck_s(self, name: str, born_s: float) -> float:
+        """From when on an incarnation born at `born_s` gets nowhere."""
+        return min(
+            (s.at_s for s in self.stuck if fnmatchcase(name, s.workers) and s.at_s > born_s), default=math.inf
+        )
 
     def cut(self, name: str, born_s: float, rng: random.Random) -> tuple[float, float]:
         """From when until when an incarnation born at `born_s` is cut off; an empty span if never."""

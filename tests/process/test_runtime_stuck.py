@@ -1,0 +1,50 @@
+"""A real process that answers heartbeats and gets nowhere in its first call, beside one that computes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from millrace.controller import patience
+from millrace.controller.patience import Patience
+from millrace.controller.pulse import Waits
+from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
+from millrace.core import clock
+from millrace.core.events import Event, Events
+from millrace.core.protocols import Handle
+from millrace.runtime.local import LocalRuntime
+
+POLICY = RestartPolicy(lease_s=3.0, restarts=3, window_s=60.0, backoff_s=0.0, spawn_timeout_s=60.0)
+SPEC = WorkerSpec("replica", "replica-0", "runtime_workers:Process")
+FLOOR_S = 2.0
+
+
+def test_a_call_that_hangs_on_a_lock_is_given_up_and_one_that_computes_for_as_long_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(patience, "FLOOR_S", FLOOR_S)
+    monkeypatch.setattr(patience, "CREDIT_S_MAX", FLOOR_S / 2)
+    told: list[Event] = []
+    events, patient = Events(clock.now, clock.wall), Patience(600.0)
+    events.subscribe(told.append)
+
+    async def session(handle: Handle) -> None:
+        if handle.epoch == 1:
+            await patient.call(handle, "hang_on_a_lock")
+        else:
+            await patient.call(handle, "compute", 2 * FLOOR_S)
+
+    async def run() -> int:
+        runtime = LocalRuntime()
+        supervisor = Supervisor(runtime, events, POLICY, Waits(), patient.heard)
+        try:
+            async with asyncio.timeout(60.0):
+                await supervisor.keep(SPEC, session)
+        finally:
+            await runtime.close()
+        return supervisor.restarts
+
+    assert asyncio.run(run()) == 1
+    (death,) = [event.fields["cause"] for event in told if event.kind == "worker_died"]
+    assert "replica-0 (epoch 1): hang_on_a_lock was asked for" in death and "neither computed" in death
