@@ -309,7 +309,8 @@ class Supervision(Section):
     """Without any progress for this long, the run stops and says who waits for whom. It says so, and
     goes on, from 20 s on."""
     step_timeout_s: float = Field(default=600.0, gt=0)
-    """One command may take this long; after the first of its kind, ten times the longest so far."""
+    """One command may take this long; after the first of its kind, ten times the longest so far. One whose
+    process does nothing at all is given up after 20 s."""
     spawn_timeout_s: float = Field(default=120.0, gt=0)
     """A worker must be ready within this long of its start."""
 
