@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -160,3 +161,28 @@ def test_trajectory_restarts_and_skipped_prompts_are_counted() -> None:
         event("skipped", 1.0, group_id=1, row_id="r", reason="too long"),
     )
     assert (result["trajectory_restarts"], result["discarded_tokens"], result["skipped"]) == (2, 42, 1)
+
+
+def test_a_summary_of_a_long_run_holds_a_few_numbers_of_every_step() -> None:
+    def tell(versions: range) -> None:
+        for version in versions:
+            summary(step(float(version), version))
+            summary(published(float(version), version, 0.25))
+            summary(pulled(float(version), "replica-0", version))
+
+    summary = Summary()
+    tell(range(1, 101))
+    tracemalloc.start()
+    try:
+        tell(range(101, 2101))
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes / 2000 < 50
+    assert summary.result()["steps"] == 2100
+
+
+def test_a_replayed_step_counts_once() -> None:
+    steps = [step(1.0, 1), step(2.0, 2), step(3.0, 1, replayed=True), step(4.0, 3)]
+    result = summary_of(run_started(0.0), *steps, run_ended(10.0))
+    assert (result["steps"], result["trained_tokens_per_s"]) == (3, pytest.approx(30.0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
 from millrace.core.events import Event
@@ -16,8 +15,9 @@ class ReplicaHistory:
     latest: dict[str, Any] = field(default_factory=dict)  # fields of the newest report
     incarnations: int = 0
     alive: bool = False
-    pull_s: list[float] = field(default_factory=list)
-    swap_s: list[float] = field(default_factory=list)
+    pulls: int = 0
+    pull_s: float = 0.0  # of all pulls
+    swap_s_max: float | None = None
     moved_away: int = 0
     before_tokens: int = 0
     before_busy_s: float = 0.0
@@ -65,8 +65,9 @@ class ReplicaTotals:
                 self._of(fields["replica"]).latest = fields
             case "pulled":
                 history = self._of(fields["replica"])
-                history.pull_s.append(fields["pull_s"])
-                history.swap_s.append(fields["swap_s"])
+                history.pulls += 1
+                history.pull_s += fields["pull_s"]
+                history.swap_s_max = max(history.swap_s_max or 0.0, fields["swap_s"])
             case "moved":
                 self._of(fields["source"]).moved_away += len(fields["trajectories"])
 
@@ -96,8 +97,8 @@ def _detail(history: ReplicaHistory) -> dict[str, Any]:
         "busy_s": history.busy_s,
         "idle_s": history.idle_s,
         "idle_fraction": history.idle_fraction,
-        "pulls": len(history.pull_s),
-        "pull_s_mean": fmean(history.pull_s) if history.pull_s else None,
-        "swap_s_max": max(history.swap_s, default=None),
+        "pulls": history.pulls,
+        "pull_s_mean": history.pull_s / history.pulls if history.pulls else None,
+        "swap_s_max": history.swap_s_max,
         "trajectories_moved_away": history.moved_away,
     }

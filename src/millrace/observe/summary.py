@@ -1,11 +1,14 @@
 """A run in one dictionary, accumulated from its events: what becomes `summary.json`.
 
 Pure: no clock and no file. A resumed run feeds the events of its earlier sessions first
-(`jsonl.read_events`), so that the summary is of the whole run.
+(`jsonl.read_events`), so that the summary is of the whole run. Of every step it keeps three numbers, of
+every worker that died one line; all else is sums.
 """
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from statistics import fmean, median
@@ -17,11 +20,8 @@ from millrace.observe.replicas import ReplicaTotals
 _ACCOUNTS = ("admitted", "trained", "rejected", "stale", "abandoned", "failed", "in_flight")
 
 
-@dataclass(slots=True)
-class _Step:
-    reward_mean: float
-    trained_tokens: int
-    staleness: dict[int, int]
+def _numbers() -> array[float]:
+    return array("d")
 
 
 @dataclass(slots=True)
@@ -39,13 +39,16 @@ class Summary:
     """A sink. `result()` may be asked at any time."""
 
     replicas: ReplicaTotals = field(default_factory=ReplicaTotals)
-    _steps: dict[int, _Step] = field(default_factory=dict)
+    _versions: array[int] = field(default_factory=lambda: array("q"))  # of the steps, ascending
+    _rewards: array[float] = field(default_factory=_numbers)  # their mean rewards
+    _trained_tokens: int = 0
+    _staleness: Counter[int] = field(default_factory=Counter)  # of trained tokens
     _sessions: list[_Session] = field(default_factory=list)
     _gap_sum: float = 0.0
     _gap_tokens: int = 0
     _gap_max: float = 0.0
-    _stalls: list[float] = field(default_factory=list)
-    _recoveries: list[float] = field(default_factory=list)
+    _stalls: array[float] = field(default_factory=_numbers)
+    _recoveries: array[float] = field(default_factory=_numbers)
     _deaths: list[dict[str, Any]] = field(default_factory=list)
     _started: set[tuple[str, str]] = field(default_factory=set)
     _counts: Counter[str] = field(default_factory=Counter)
@@ -71,14 +74,23 @@ class Summary:
     def _on_step(self, event: Event, fields: dict[str, Any]) -> None:
         if self._sessions and not fields.get("replayed"):
             self._time_step(self._sessions[-1], event, fields)
-        staleness = {int(s): n for s, n in fields["staleness_histogram"].items()}
-        self._steps[fields["version"]] = _Step(fields["reward_mean"], fields["trained_tokens"], staleness)
+        self._count_step(fields)
         self._accounting = fields["accounting"]
         for behind, (mean, largest, tokens) in fields["logprob_gap"].items():
             if int(behind) == 0 and tokens:
                 self._gap_sum += mean * tokens
                 self._gap_tokens += tokens
                 self._gap_max = max(self._gap_max, largest)
+
+    def _count_step(self, fields: dict[str, Any]) -> None:
+        """Once per version: a replayed step is trained on the very batch that it had."""
+        at = bisect_left(self._versions, fields["version"])
+        if at < len(self._versions) and self._versions[at] == fields["version"]:
+            return
+        self._versions.insert(at, fields["version"])
+        self._rewards.insert(at, fields["reward_mean"])
+        self._trained_tokens += fields["trained_tokens"]
+        self._staleness.update({int(s): n for s, n in fields["staleness_histogram"].items()})
 
     def _time_step(self, session: _Session, event: Event, fields: dict[str, Any]) -> None:
         if session.ready_s is None:
@@ -113,18 +125,18 @@ class Summary:
         """Rates are per second of the run from `run_started` on; fractions are of 1. What never
         happened is None. Key by key in `docs/observability.md`."""
         wall_s = sum(session.ended_s - session.started_s for session in self._sessions)
-        first, last = self._rewards()
+        first, last = self._ends_of_rewards()
         return {
             "ok": self._ended.get("ok"),
             "reason": self._ended.get("reason"),
             "sessions": len(self._sessions),
-            "steps": len(self._steps),
+            "steps": len(self._versions),
             "wall_s": wall_s,
             "reward_first": first,
             "reward_last": last,
-            "trained_tokens_per_s": _rate(sum(s.trained_tokens for s in self._steps.values()), wall_s),
+            "trained_tokens_per_s": _rate(self._trained_tokens, wall_s),
             "generated_tokens_per_s": _rate(self.replicas.generated_tokens, wall_s),
-            "staleness": self._staleness(),
+            "staleness": self._staleness_of_tokens(),
             "logprob_gap_staleness0": {
                 "mean": self._gap_sum / self._gap_tokens if self._gap_tokens else None,
                 "max": self._gap_max if self._gap_tokens else None,
@@ -145,16 +157,14 @@ class Summary:
             "replicas": self.replicas.details(),
         }
 
-    def _rewards(self) -> tuple[float | None, float | None]:
-        rewards = [self._steps[version].reward_mean for version in sorted(self._steps)]
+    def _ends_of_rewards(self) -> tuple[float | None, float | None]:
+        rewards = self._rewards
         tenth = max(1, len(rewards) // 10)
         return (fmean(rewards[:tenth]), fmean(rewards[-tenth:])) if rewards else (None, None)
 
-    def _staleness(self) -> dict[str, float | None]:
+    def _staleness_of_tokens(self) -> dict[str, float | None]:
         """Over trained tokens. p99: the smallest staleness that at least 99 % of them do not exceed."""
-        tokens: Counter[int] = Counter()
-        for step in self._steps.values():
-            tokens.update(step.staleness)
+        tokens = self._staleness
         total = tokens.total()
         if not total:
             return {"mean": None, "p99": None, "max": None}
@@ -178,5 +188,5 @@ def _rate(count: int, wall_s: float) -> float | None:
     return count / wall_s if wall_s > 0 else None
 
 
-def _median_and_max(values: list[float]) -> dict[str, float | None]:
+def _median_and_max(values: array[float]) -> dict[str, float | None]:
     return {"median": median(values) if values else None, "max": max(values, default=None)}

@@ -29,7 +29,7 @@ from millrace.rollout.parameters import Parameters
 from millrace.rollout.sequence import Sequence
 
 # Leases remembered to refuse repeats of old commands, far beyond what can be under way at once.
-_LEASES_REMEMBERED = 100_000
+_LEASES_REMEMBERED = 10_000
 
 
 class Engine:
