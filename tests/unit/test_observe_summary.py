@@ -168,7 +168,7 @@ def test_a_summary_of_a_long_run_holds_a_few_numbers_of_every_step() -> None:
         for version in versions:
             summary(step(float(version), version))
             summary(published(float(version), version, 0.25))
-            summary(pulled(float(version), "replica-0", version))
+            summary(pulled(float(version), "replica-0"))
 
     summary = Summary()
     tell(range(1, 101))
