@@ -6,7 +6,8 @@ Each figure is the growth of a fresh process's peak resident memory beyond what 
 The minimum counts one copy of what has to be there: float32 weights and both moments of Adam for the
 trainer, weights and the slots' keys and values for the engine. On top of it and reported: a gradient as
 large as the weights, and the standby weights that let the engine decode while it pulls. What is left are
-activations, which `batch.token_budget` bounds: the trainer is measured at 512 tokens and at 2048.
+activations, which `batch.token_budget` bounds (512 here) and `model.recompute` makes small: the trainer is
+measured with it, and as `trainer_kept` without. `step_s` says what recomputing costs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from common import ENVIRONMENT, median, report, say, table
 VOCAB, HIDDEN, LAYERS = 8192, 512, 8
 SLOTS, SEQUENCE = 32, 1024
 COMPLETION, GROUP, GROUPS = 192, 4, 4
+TOKEN_BUDGET = 512
 LARGE_VOCAB, LARGE_TOKENS = 151_936, 1024
 
 
@@ -49,7 +51,9 @@ def peak_growth(action: Callable[[], object]) -> int:
 def make_model(directory: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCAB,
@@ -66,14 +70,14 @@ def make_model(directory: str) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(directory)
 
 
-def trainer(directory: str, *, token_budget: int = 512) -> dict[str, int]:
-    """Two optimizer steps on 16 sequences, as the trainer's worker makes them."""
+def trainer(directory: str, *, recompute: bool = True) -> dict[str, float]:
+    """Three optimizer steps on 16 sequences, as the trainer's worker makes them."""
     import torch
 
     from millrace.algorithms import build
     from millrace.config.schema import GRPO, Optimizer
     from millrace.core.types import Batch, TrainGroup, TrainSequence
-    from millrace.trainer.model import load_model, named_weights
+    from millrace.trainer.model import load_model, named_weights, recompute_layers
     from millrace.trainer.publish import PublishBuffers
     from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
@@ -93,22 +97,25 @@ def trainer(directory: str, *, token_budget: int = 512) -> dict[str, int]:
 
     def run() -> object:
         model = load_model(directory, torch.device("cpu"))
-        settings = StepSettings(Optimizer(lr=1e-5), token_budget, COMPLETION, 1.0, torch.float32)
+        if recompute:
+            recompute_layers(model)
+        settings = StepSettings(Optimizer(lr=1e-5), TOKEN_BUDGET, COMPLETION, 1.0, torch.float32)
         policy = PolicyTrainer(model, build(GRPO()), settings)
         buffers = PublishBuffers(named_weights(model), torch.float32)
-        for version in range(2):
-            policy.step(batch(version), quarantine=Path(directory))
+        for version in range(3):
+            step_s.append(policy.step(batch(version), quarantine=Path(directory)).step_s)
             buffers.fill()
         sizes["weights"] = sum(p.numel() * 4 for p in model.parameters())
         return policy, buffers
 
     sizes: dict[str, int] = {}
-    peak = peak_growth(run)
-    return {"peak": peak, "minimum": 3 * sizes["weights"], "gradient": sizes["weights"]}
+    step_s: list[float] = []
+    peak, weights = peak_growth(run), sizes["weights"]
+    return {"peak": peak, "minimum": 3 * weights, "gradient": weights, "step_s": min(step_s)}
 
 
-def trainer_2048(directory: str) -> dict[str, int]:
-    return trainer(directory, token_budget=2048)
+def trainer_kept(directory: str) -> dict[str, float]:
+    return trainer(directory, recompute=False)
 
 
 def engine(directory: str) -> dict[str, int]:
@@ -175,14 +182,14 @@ def full_logits(directory: str) -> dict[str, int]:
 
 PARTS = {
     "trainer": trainer,
-    "trainer_2048": trainer_2048,
+    "trainer_kept": trainer_kept,
     "engine": engine,
     "logprobs": logprobs,
     "full_logits": full_logits,
 }
 
 
-def measured(part: str, directory: str) -> dict[str, int]:
+def measured(part: str, directory: str) -> dict[str, float]:
     command = [sys.executable, __file__, "--part", part, "--model", directory]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -215,7 +222,7 @@ def main() -> None:
         imports()
         print(json.dumps(PARTS[options.part](options.model)))
         return
-    rounds: dict[str, list[dict[str, int]]] = {part: [] for part in PARTS}
+    rounds: dict[str, list[dict[str, float]]] = {part: [] for part in PARTS}
     with tempfile.TemporaryDirectory() as directory:
         make_model(directory)
         for index in range(options.rounds):
@@ -228,6 +235,7 @@ def main() -> None:
             "minimum_mb": (least := found[0]["minimum"]) / 1e6,
             "over_minimum": peak / least,
             "gradient_or_standby_mb": (found[0].get("gradient", 0) + found[0].get("standby", 0)) / 1e6,
+            "step_s": median([one["step_s"] for one in found]) if "step_s" in found[0] else None,
         }
         for part, found in rounds.items()
     }

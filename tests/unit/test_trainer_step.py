@@ -8,9 +8,13 @@ import pytest
 import torch
 from trainer_doubles import make_batch, make_trainer, sequence_logprobs, tiny_model, weights_of
 
+from millrace.algorithms import build
 from millrace.config.schema import AIPO, GRPO, DrGRPO, Optimizer
 from millrace.core.errors import DataError, TrainingError
 from millrace.core.types import Batch
+from millrace.trainer.flat_batch import flatten
+from millrace.trainer.model import recompute_layers, row_logprobs
+from millrace.trainer.packing import pack
 
 
 def replaced(batch, **changes):
@@ -39,6 +43,32 @@ def test_the_token_budget_changes_no_gradient(algorithm):
     assert found[0].abs().max() > 1e-4
     for other in found[1:]:
         assert (other - found[0]).abs().max() < 1e-6
+
+
+def test_recomputed_layers_give_the_same_gradient():
+    batch = make_batch(version=1)
+    model = tiny_model()
+    recompute_layers(model)
+    assert torch.equal(gradient(make_trainer(model=model), batch), gradient(make_trainer(), batch))
+
+
+def test_recomputed_layers_keep_less_for_the_backward_pass():
+    def kept_bytes(model):
+        found = {}
+
+        def keep(tensor):
+            found[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no address comes twice
+            return tensor
+
+        row, *_ = pack(flatten(make_batch(version=1), build(GRPO()), max_tokens=24).trees, 4096)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            row_logprobs(model, row, temperature=1.0, dtype=torch.float32)
+        weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+        return sum(t.untyped_storage().nbytes() for ptr, t in found.items() if ptr not in weights)
+
+    recomputing = tiny_model()
+    recompute_layers(recomputing)
+    assert kept_bytes(recomputing) < kept_bytes(tiny_model()) / 3
 
 
 def test_the_order_of_groups_changes_no_gradient():

@@ -18,6 +18,7 @@ from millrace.core.errors import ConfigError
 FREE_ON_RESUME: dict[str, str] = {
     "steps": "how far to go",
     "model.device": "where it computes",
+    "model.recompute": "changes speed and memory, never a gradient",
     "batch.token_budget": "changes speed and memory, never a gradient",
     "reward.timeout_s": "a limit on reward workers",
     "reward.memory_mb": "a limit on reward workers",

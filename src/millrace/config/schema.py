@@ -24,6 +24,9 @@ class Model(Section):
     """Of the engine and of published weights. The trainer's master weights are always float32."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where there is one."""
+    recompute: bool = False
+    """The trainer keeps each layer's input only and computes the rest again for the gradient: a fraction of
+    the memory, a third more work, the same gradient."""
 
 
 class GymTask(Section):

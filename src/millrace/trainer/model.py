@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import msgspec
 import numpy as np
 import torch
 from torch.nn.functional import embedding
+from torch.utils.checkpoint import checkpoint
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
@@ -142,6 +144,12 @@ def row_logprobs(
     hidden_PH = embedding(put(sources_P), hidden_1TH[0]).to(dtype)
     logprobs_P, entropies_P = token_logprobs(hidden_PH, head, put(targets_P), temperature=temperature)
     return embedding(put(pair_N), logprobs_P[:, None])[:, 0], entropies_P[put(pair_N)]
+
+
+def recompute_layers(model: PreTrainedModel) -> None:
+    """Keep each layer's input only, and compute what is inside again in the backward pass."""
+    for layer in model.base_model.layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def named_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:

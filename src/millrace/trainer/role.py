@@ -22,7 +22,13 @@ from millrace.core.errors import DataError, WeightsError, WorkerError, boundary
 from millrace.core.protocols import WeightsWriter
 from millrace.core.types import Batch, CheckpointInfo, Endpoint, Published, StepResult, TrainerState
 from millrace.trainer.checkpoint import atomic_directory, load_checkpoint, prune_checkpoints, save_checkpoint
-from millrace.trainer.model import load_model, named_weights, resolve_device, save_model
+from millrace.trainer.model import (
+    load_model,
+    named_weights,
+    recompute_layers,
+    resolve_device,
+    save_model,
+)
 from millrace.trainer.publish import PublishBuffers
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
@@ -145,6 +151,8 @@ def _policy_trainer(config: Config) -> PolicyTrainer:
     device = resolve_device(config.model.device)
     algorithm = build(config.algorithm)
     model = load_model(config.model.path, device)
+    if config.model.recompute:
+        recompute_layers(model)
     reference = load_model(config.model.path, device) if algorithm.needs_reference else None
     settings = StepSettings(
         optimizer=config.optimizer,

@@ -80,6 +80,8 @@ class PolicyTrainer:
         self.version = 0
         self._reference = reference
         self.optimizer = make_adamw(model.parameters(), settings.optimizer)
+        for parameter in model.parameters():  # allocated once: made anew in every step, it would lie
+            parameter.grad = torch.zeros_like(parameter)  # scattered among activations and hold their pages
 
     def step(self, batch: Batch, *, quarantine: Path) -> StepResult:
         """Apply one optimizer step.
@@ -102,7 +104,7 @@ class PolicyTrainer:
         else:
             lr = self._apply()
         finally:
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad(set_to_none=False)
         metrics = gradient.statistics.metrics() | gradient.statistics.swap_gap() | batch_metrics(batch)
         metrics |= {"loss": gradient.loss, "grad_norm": norm, "lr": lr}
         metrics |= {
