@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,10 @@ from tests.runs import make_start, summary
 from millrace.cli import run_directory, wire
 from millrace.cli.app import run
 from millrace.config.load import load
+from millrace.controller.supervisor import WorkerSpec
 from millrace.core.errors import WorkerError
 from millrace.ledger.reader import LedgerReader
+from millrace.observe.jsonl import read_events
 
 SECRET = "correct-horse-battery-staple"
 
@@ -189,6 +192,37 @@ def trained(start: Path, directory: Path, *sets: str, capsys) -> str:
 
 def test_slots_that_do_not_fit_into_memory_are_told(start, tmp_path, capsys):
     seen("memory-too-small", trained(start, tmp_path / "run", "weights.slots=100000000", capsys=capsys))
+
+
+STARVED = {
+    "memory-trainer": ("trainer", "starved_roles:StarvedTrainer"),
+    "memory-replica": ("replicas", "starved_roles:StarvedReplica"),
+}
+
+
+@pytest.mark.parametrize("row", STARVED)
+def test_a_role_that_runs_out_of_memory_says_so_and_loses_nothing(row, start, tmp_path, monkeypatch, capsys):
+    role, target = STARVED[row]
+    honest = wire.fleet
+
+    def starved(config, directory):
+        fleet = honest(config, directory)
+        specs = getattr(fleet, role)
+        one = isinstance(specs, WorkerSpec)
+        swapped = replace(specs, target=target) if one else tuple(replace(s, target=target) for s in specs)
+        return replace(fleet, **{role: swapped})
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    directory = run_directory.RunDirectory(tmp_path / "run")
+    sets = ("supervision.restarts=1", "supervision.backoff_s=0.0", "checkpoints.every=1")
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "fleet", starved)
+        seen(row, trained(start, directory.path, *sets, capsys=capsys))
+    died = [event.fields["role"] for event in read_events(directory.events) if event.kind == "worker_died"]
+    assert 2 <= len(died) <= 3 and set(died) == {role.removesuffix("s")}, "the budget is one restart a worker"
+    assert run(["train", str(start), "--run-dir", str(directory.path), "--resume"]) == 0
+    accounting = summary(directory)["accounting"]
+    assert accounting["trained"] == accounting["admitted"] == 64
 
 
 def test_a_reward_that_always_fails_ends_the_run(start, tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
 from millrace.core import clock
 from millrace.core.errors import WorkerDied, WorkerError
 from millrace.core.events import Events
+from millrace.core.types import Vitals
 
 POLICY = RestartPolicy(lease_s=1.0, restarts=3, window_s=60.0, backoff_s=0.0, spawn_timeout_s=1.0)
 
@@ -41,3 +43,33 @@ def test_a_worker_that_dies_at_every_start_ends_the_run_with_one_clear_message()
     assert starts == POLICY.restarts + 1
     for part in ("replica-0 died 4 times", "before it was ready", "SIGSEGV", "logs/replica-0.*.log"):
         assert part in message
+
+
+class Killed:
+    """A runtime whose workers answer one heartbeat and are killed then."""
+
+    name, epoch = "trainer", 1
+
+    async def spawn(self, name, target, kwargs, *, timeout_s):
+        self.dead = asyncio.get_running_loop().create_future()
+        return self
+
+    async def call(self, method, *, timeout_s):
+        asyncio.get_running_loop().call_soon(self.dead.set_result, "killed by signal 9 (SIGKILL)")
+        return Vitals(cpu_s=0.0, resident_bytes=123_000_000, disk=False, calls=[])
+
+    def kill(self):
+        pass
+
+
+def test_of_a_worker_that_was_killed_is_told_how_much_memory_it_held():
+    async def session(handle):
+        await asyncio.sleep(60.0)
+
+    async def run():
+        policy = replace(POLICY, lease_s=0.01, restarts=0)
+        supervisor = Supervisor(Killed(), Events(clock.now, clock.wall), policy, Waits(), heard)
+        with pytest.raises(WorkerError, match=r"SIGKILL\).*for want of memory \(123 MB were resident\)"):
+            await supervisor.keep(WorkerSpec("trainer", "trainer", "a:B"), session)
+
+    asyncio.run(run())

@@ -16,7 +16,7 @@ from typing import Any
 
 from millrace.controller.pulse import Waits
 from millrace.core import clock
-from millrace.core.errors import DeadlineExceeded, RemoteError, WorkerDied, WorkerError
+from millrace.core.errors import DeadlineExceeded, OutOfMemory, RemoteError, WorkerDied, WorkerError
 from millrace.core.events import Events
 from millrace.core.protocols import Handle, Runtime
 from millrace.core.types import Vitals
@@ -65,6 +65,7 @@ class Supervisor:
         self._runtime, self._events, self._policy, self._waits = runtime, events, policy, waits
         self._heard = heard
         self._epochs: dict[str, int] = {}  # of the newest incarnation
+        self._resident_bytes: dict[str, int] = {}  # of it, at its last heartbeat
         self.restarts = 0
 
     async def keep(self, spec: WorkerSpec, session: Session) -> None:
@@ -82,12 +83,16 @@ class Supervisor:
             except* (WorkerError, DeadlineExceeded) as failures:
                 cause = _first(failures)
             _heed_cancel()
-            if isinstance(cause, RemoteError) and died_at is None:
+            made = spec.name in self._epochs
+            if (isinstance(cause, RemoteError) and died_at is None) or (
+                isinstance(cause, OutOfMemory) and not made
+            ):
                 raise cause  # a worker that never worked: a bug or a wrong setting, not bad luck
             died_at = clock.now()
             self.restarts += 1
             epoch = self._epochs.get(spec.name, 0)
-            self._events.emit("worker_died", role=spec.role, name=spec.name, epoch=epoch, cause=str(cause))
+            told = self._told(spec.name, cause)
+            self._events.emit("worker_died", role=spec.role, name=spec.name, epoch=epoch, cause=told)
             if not isinstance(cause, PlannedRestart):
                 await self._back_off(spec, crashes, cause)
 
@@ -122,7 +127,17 @@ class Supervisor:
             await asyncio.sleep(self._policy.lease_s / 3)
             asked_s = clock.now()
             vitals = await handle.call("__ping__", timeout_s=self._policy.lease_s)
+            self._resident_bytes[handle.name] = vitals.resident_bytes
             self._heard(handle, vitals, asked_s)
+
+    def _told(self, name: str, cause: BaseException) -> str:
+        """The kernel kills without a word when memory runs out; how large the worker was is a hint."""
+        told = str(cause)
+        if "SIGKILL" not in told:
+            return told
+        resident_bytes = self._resident_bytes.get(name)
+        size = f" ({resident_bytes / 1e6:.0f} MB were resident)" if resident_bytes else ""
+        return f"{told}, by somebody or by the kernel for want of memory{size}"
 
     async def _back_off(self, spec: WorkerSpec, crashes: deque[float], cause: BaseException) -> None:
         policy = self._policy
@@ -133,8 +148,8 @@ class Supervisor:
             never = "" if spec.name in self._epochs else ", each time before it was ready"
             raise WorkerError(
                 f"{spec.name} died {len(crashes)} times within {policy.window_s:g} s{never}; the last time: "
-                f"{cause}\n  Its own words are in the run directory, logs/{spec.name}.*.log. The budget is "
-                f"`supervision.restarts` ({policy.restarts})."
+                f"{self._told(spec.name, cause)}\n  Its own words are in the run directory, "
+                f"logs/{spec.name}.*.log. The budget is `supervision.restarts` ({policy.restarts})."
             ) from cause
         await asyncio.sleep(min(BACKOFF_S_MAX, policy.backoff_s * 2 ** (len(crashes) - 1)))
 

@@ -50,6 +50,10 @@ class WorkerDied(WorkerError):
     """The worker is gone; calls and streams in flight end with this."""
 
 
+class OutOfMemory(WorkerError, MemoryError):
+    """A worker could not have the memory, of the host or of a device, that its work needs."""
+
+
 class RemoteError(WorkerError):
     """An exception of a foreign type raised inside a worker, with its remote traceback."""
 
@@ -74,14 +78,35 @@ class RewardError(MillraceError, RuntimeError):
 def boundary(role: str, what: str, kind: type[MillraceError] = WorkerError) -> Iterator[None]:
     """Turn a foreign exception into ours, naming the role and what it was doing.
 
-    Ours pass through unchanged, as do cancellation and interrupts.
+    Ours pass through unchanged, as do cancellation and interrupts, and what `needing_memory` is for.
     """
     try:
         yield
     except MillraceError:
         raise
     except Exception as error:
+        if _lacks_memory(error):
+            raise
         raise kind(f"{role}: {what}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def needing_memory(role: str, what: str, advice: str) -> Iterator[None]:
+    """Turn an allocation that failed, of Python, torch or a device, into OutOfMemory. Others pass through."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, MillraceError) or not _lacks_memory(error):
+            raise
+        told = str(error).strip().splitlines() or [type(error).__name__]
+        raise OutOfMemory(f"{role} has no memory left for {what}: {told[0]}\n  {advice}") from error
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """torch has a class of its own for devices, and none for the host."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 @contextmanager

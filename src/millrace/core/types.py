@@ -237,6 +237,7 @@ class Vitals(msgspec.Struct, frozen=True):
     """What a worker's process says of itself with a heartbeat."""
 
     cpu_s: float  # used since it started
+    resident_bytes: int
     disk: bool  # it waits for a disk, or has read from one since the last heartbeat
     calls: list[str]  # methods that it is executing, without streams
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
-from millrace.core.errors import ConfigError, DigestMismatchError, WeightsError, boundary
+from millrace.core.errors import ConfigError, DigestMismatchError, WeightsError, boundary, needing_memory
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import Endpoint, Progress, ReplicaLoad, Report, Served, Work
 from millrace.rollout.load import load_engine
@@ -55,15 +55,20 @@ class TorchReplica:
         self._report_interval_s = min(report_interval_s, _HEARTBEAT_S)
         self._open_reader = _resolve(open_reader)
         self._readers: dict[Endpoint, WeightsReader] = {}
-        self._engine = load_engine(
-            model_path,
-            weights=False,
-            dtype=dtype,
-            device=device,
-            slots=slots,
-            max_sequence_tokens=max_sequence_tokens,
-            prefill_chunk=prefill_chunk,
+        self._advice = (
+            f"Lower `rollout.slots` ({slots}), `rollout.max_sequence_tokens` ({max_sequence_tokens}) or "
+            f"`rollout.prefill_chunk` ({prefill_chunk}), or free memory"
         )
+        with needing_memory(name, "two sets of weights and the cache of keys and values", self._advice):
+            self._engine = load_engine(
+                model_path,
+                weights=False,
+                dtype=dtype,
+                device=device,
+                slots=slots,
+                max_sequence_tokens=max_sequence_tokens,
+                prefill_chunk=prefill_chunk,
+            )
         self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-engine")
         self._pull_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-pull")
         self._wake = asyncio.Event()
@@ -127,10 +132,11 @@ class TorchReplica:
         finished trajectory would cost more than the wait."""
         started_s = time.monotonic()
         end_s = started_s + _SLICE_S
-        while self._engine.has_work:
-            self._engine.step()
-            if time.monotonic() >= end_s:
-                break
+        with needing_memory(self._name, f"a step of {self._load.running} trajectories", self._advice):
+            while self._engine.has_work:
+                self._engine.step()
+                if time.monotonic() >= end_s:
+                    break
         self._busy_s += time.monotonic() - started_s
         self._load = self._measured_load()
 

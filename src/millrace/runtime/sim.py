@@ -100,7 +100,12 @@ class _Worker:
 
     def _vitals(self) -> Vitals:
         """It computes all the time, however slowly, unless it is stuck."""
-        return Vitals(min(self._loop.time(), self._stuck_s), False, sorted(self._calls))
+        return Vitals(
+            cpu_s=min(self._loop.time(), self._stuck_s),
+            resident_bytes=0,
+            disk=False,
+            calls=sorted(self._calls),
+        )
 
     @property
     def _is_cut_off(self) -> bool:

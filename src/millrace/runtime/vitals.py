@@ -1,4 +1,5 @@
-"""What a process says of itself with every heartbeat: whether it computes, waits for a disk, and at what."""
+"""What a process says of itself with every heartbeat: whether it computes, waits for a disk, and at what; and
+how large it is."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 from millrace.core.types import Vitals
 
 _TASKS = Path("/proc/self/task")
+_STATM = Path("/proc/self/statm")
 _UNINTERRUPTIBLE = "D"
 
 
@@ -26,7 +28,12 @@ class VitalSigns:
         # A page fault that needs a disk is how a mapped file is read, from a network too.
         read, before = usage.ru_inblock + usage.ru_majflt, self._read
         self._read = read
-        return Vitals(usage.ru_utime + usage.ru_stime, read > before or _waits_for_disk(), sorted(calls))
+        return Vitals(
+            cpu_s=usage.ru_utime + usage.ru_stime,
+            resident_bytes=int(_STATM.read_text().split()[1]) * resource.getpagesize(),
+            disk=read > before or _waits_for_disk(),
+            calls=sorted(calls),
+        )
 
 
 def _waits_for_disk() -> bool:

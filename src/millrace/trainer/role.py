@@ -18,7 +18,7 @@ import torch
 from millrace.algorithms import build
 from millrace.config.schema import Config
 from millrace.core.digest import digest_buffers
-from millrace.core.errors import DataError, WeightsError, WorkerError, boundary
+from millrace.core.errors import DataError, WeightsError, WorkerError, boundary, needing_memory
 from millrace.core.protocols import WeightsWriter
 from millrace.core.types import Batch, CheckpointInfo, Endpoint, Published, StepResult, TrainerState
 from millrace.trainer.checkpoint import atomic_directory, load_checkpoint, prune_checkpoints, save_checkpoint
@@ -55,23 +55,30 @@ class TorchTrainer:
         self._published: tuple[Endpoint, Published] | None = None
 
     async def load(self, checkpoint: str | None) -> TrainerState:
-        return await self._run(lambda: self._load(checkpoint))
+        return await self._run(lambda: self._load(checkpoint), "the model and its optimizer")
 
     async def step(self, batch: Batch) -> StepResult:
-        return await self._run(lambda: self._step(batch))
+        num_tokens = sum(len(g.prompt) + len(s.tokens) for g in batch.groups for s in g.sequences)
+        what = f"its step from version {batch.version} ({num_tokens} tokens)"
+        return await self._run(lambda: self._step(batch), what)
 
     async def publish(self, endpoint: Endpoint) -> Published:
-        return await self._run(lambda: self._publish(endpoint))
+        return await self._run(lambda: self._publish(endpoint), "publishing")
 
     async def checkpoint(self, directory: str) -> CheckpointInfo:
-        return await self._run(lambda: self._checkpoint(directory))
+        return await self._run(lambda: self._checkpoint(directory), "a checkpoint")
 
     async def export(self, directory: str) -> None:
-        await self._run(lambda: self._export(directory))
+        await self._run(lambda: self._export(directory), "exporting the model")
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def _run(self, work: Callable[[], T], what: str) -> T:
+        advice = (
+            f"Lower `batch.token_budget` ({self._config.batch.token_budget}), which changes no gradient, or "
+            "free memory; then go on with `--resume`"
+        )
         async with self._turn:
-            return await asyncio.to_thread(work)
+            with needing_memory("the trainer", what, advice):
+                return await asyncio.to_thread(work)
 
     def _load(self, checkpoint: str | None) -> TrainerState:
         self._trainer = self._buffers = None  # free the old weights before the new ones
