@@ -48,8 +48,8 @@ class Controller:
 
     `checkpoints` and `export` are directories (export None: off). `check` sees the state after every
     round of decisions; `on_stall` is called when the run makes no progress. Decisions are at least
-    `decision_interval_s` apart, looks for a batch and writes to the ledger `look_interval_s`: a simulation of
-    a large cluster has no use for more.
+    `decision_interval_s` apart, looks for a batch or for completions to score `look_interval_s`, writes to
+    the ledger `flush_interval_s`: a simulation of a large cluster has no use for more.
     """
 
     def __init__(
@@ -67,10 +67,12 @@ class Controller:
         on_stall: Callable[[], None] = lambda: None,
         decision_interval_s: float = DECISION_INTERVAL_S,
         look_interval_s: float = 0.0,
+        flush_interval_s: float = FLUSH_INTERVAL_S,
     ) -> None:
         self._fleet, self._on_stall = fleet, on_stall
         names = [spec.name for spec in fleet.replicas]
         self._run = Run(config, replicas=names, ledger=ledger, schedule=schedule, events=events)
+        self._run.pool.look_interval_s = look_interval_s
         limits = config.supervision
         policy = RestartPolicy(
             limits.lease_s,
@@ -84,7 +86,7 @@ class Controller:
         self._trainer = TrainerSession(
             self._run, checkpoints=checkpoints, export=export, look_interval_s=look_interval_s
         )
-        self._flush_interval_s = max(FLUSH_INTERVAL_S, look_interval_s)
+        self._flush_interval_s = flush_interval_s
 
     @property
     def restarts(self) -> int:

@@ -29,7 +29,7 @@ class RelaySession:
                 if run.published:
                     await self._stage(handle)
                 else:
-                    await run.pulse.wait(timeout_s=TICK_S)
+                    await run.to_stage.wait(timeout_s=TICK_S)
         finally:
             run.endpoint, run.state.newest, run.state.held = None, -1, ()
             run.published.clear()

@@ -42,6 +42,7 @@ class Run:
         self.state = RunState(_shape(config), self.mailboxes)
         self.endpoint: Endpoint | None = None  # of the relay that is up
         self.published: deque[Published] = deque()  # written into its slots, not yet staged
+        self.to_stage = Pulse()  # for the relay alone: `pulse` fires with every completion
         self.lineage = Lineage()
         self.stopping = False
         self.repack_due = False

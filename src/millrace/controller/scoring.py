@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import aclosing
 
 from millrace.controller.pulse import Pulse, Waits
 from millrace.controller.supervisor import PlannedRestart
@@ -28,7 +29,8 @@ GRACE_S = 2.0  # beyond the reward's own deadline, for the message to arrive
 
 class EnvironmentPool:
     """Consumes score requests and prompt demand; produces `on_score(trajectory_id, score)` and a
-    buffer of prompts in the order of their group ids. Fires `pulse` when either has news."""
+    buffer of prompts in the order of their group ids. Fires `pulse` when either has news. A worker's session
+    that is woken waits `look_interval_s` before it looks for work."""
 
     def __init__(
         self, pulse: Pulse, waits: Waits, *, next_group_id: int, prefetch: int, timeout_s: float
@@ -43,6 +45,7 @@ class EnvironmentPool:
         self._fetching = False
         self._next_group_id = next_group_id
         self.prompts: deque[Prompt | BadPrompt] = deque()
+        self.look_interval_s = 0.0
         self.on_score: Callable[[int, Score], None] = lambda trajectory_id, score: None
 
     def request(self, request: ScoreRequest) -> None:
@@ -83,6 +86,8 @@ class EnvironmentPool:
                 await self._score(handle, [self._requests.popleft() for _ in range(count)])
             else:
                 await self._work.wait(timeout_s=60.0)
+                if self.look_interval_s:
+                    await asyncio.sleep(self.look_interval_s)
 
     async def _fetch(self, handle: Handle) -> None:
         ids = list(range(self._next_group_id, self._next_group_id + PROMPT_BATCH))
@@ -98,14 +103,15 @@ class EnvironmentPool:
 
     async def _score(self, handle: Handle, requests: list[ScoreRequest]) -> None:
         waiting = deque(requests)
-        scores = handle.stream("score", requests)
         try:
-            while waiting:
-                with self._waits.waiting(handle.name, f"the reward of trajectory {waiting[0].trajectory_id}"):
-                    async with asyncio.timeout(self._timeout_s + GRACE_S):
-                        trajectory_id, score = await anext(scores)
-                waiting.popleft()
-                self._finish(trajectory_id, score)
+            async with aclosing(handle.stream("score", requests)) as scores:
+                while waiting:
+                    what = f"the reward of trajectory {waiting[0].trajectory_id}"
+                    with self._waits.waiting(handle.name, what):
+                        async with asyncio.timeout(self._timeout_s + GRACE_S):
+                            trajectory_id, score = await anext(scores)
+                    waiting.popleft()
+                    self._finish(trajectory_id, score)
         except TimeoutError:
             self._finish(
                 waiting.popleft().trajectory_id,

@@ -226,16 +226,21 @@ class RunState:
 
     def _recompute_birth(self, record: GroupRecord) -> None:
         """Oldest version among the members' tokens, or that their replica served at the lease: tokens
-        sampled before a swap can be reported after it."""
-        births = []
+        sampled before a swap can be reported after it. It never falls, so one member that old settles it."""
+        birth, births = record.birth, []
         for member in record.group.members:
             if member.versions:
-                births.append(member.versions[0])
+                born = member.versions[0]
             elif member.state is State.LEASED:
-                births.append(self._lease_start[member.trajectory_id][1])
+                born = self._lease_start[member.trajectory_id][1]
             elif member.state is State.QUEUED:
-                births.append(record.birth)
-        record.birth = max(record.birth, min(births, default=record.birth))
+                return
+            else:
+                continue
+            if born <= birth:
+                return
+            births.append(born)
+        record.birth = min(births, default=birth)
 
     # ------------------------------------------------------------ what replicas tell
 

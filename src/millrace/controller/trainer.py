@@ -148,6 +148,7 @@ class TrainerSession:
         self._published_to = target
         run.lineage.published(published)
         run.published.append(published)
+        run.to_stage.fire()
         run.events.emit("published", **_fields(published))
         run.pulse.fire()
 

@@ -7,7 +7,7 @@ The controller knows these shapes and no concrete class. Methods of a role are c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from millrace.core.digest import NamedBuffer
@@ -56,7 +56,7 @@ class Handle(Protocol):
         WorkerDied; DeadlineExceeded after `timeout_s` (the call may still take effect there).
         """
 
-    def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
+    def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
         """Iterate what the worker's async generator `method(*args)` yields, in order, without loss.
 
         Closing the iterator cancels the generator there. Back-pressure is the consumer's pace.

@@ -8,19 +8,16 @@ import os
 import pickle
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from millrace.core.errors import DataError, RemoteError
 from millrace.runtime import process
 from millrace.runtime.launcher import Child, Launcher
-from millrace.runtime.seam import PING, STREAM_WINDOW, died, late, where
+from millrace.runtime.seam import CREDIT_STEP, PING, STREAM_WINDOW, died, late, where
 from millrace.runtime.stacks import DUMP_STACKS
 from millrace.runtime.wire import Kind, Wire
-
-CREDIT_STEP = STREAM_WINDOW // 2
-"""Credits go back to the worker in halves of the window, so that the pipe never runs empty."""
 
 DRAIN_S = 0.005
 """How long the dead may hold up their burial, while the last bytes they sent are read."""
@@ -57,7 +54,7 @@ class LocalHandle:
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         return await self._ask(Kind.CALL, method, (method, args), timeout_s)
 
-    async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
+    async def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
         inbox: asyncio.Queue[tuple[Kind, Any]] = asyncio.Queue()  # bounded by the window
         command = (method, args, STREAM_WINDOW)
         call_id = self._open(Kind.STREAM, method, command, lambda *message: inbox.put_nowait(message))

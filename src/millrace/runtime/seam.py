@@ -21,6 +21,9 @@ PING = "__ping__"
 STREAM_WINDOW = 16
 """How many items a stream's generator may be ahead of its consumer."""
 
+CREDIT_STEP = STREAM_WINDOW // 2
+"""Credits go back to the worker in halves of the window, so that the pipe never runs empty."""
+
 
 def load_class(target: str) -> Callable[..., Any]:
     """Import "package.module:Class".

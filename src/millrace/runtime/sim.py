@@ -18,17 +18,28 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import math
 import pickle
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from contextvars import copy_context
 from typing import Any
 
 from millrace.core.errors import MillraceError, StaleEpochError, WorkerDied, WorkerError
 from millrace.core.types import Vitals
-from millrace.runtime.seam import PING, STREAM_WINDOW, bind, crossing, died, late, load_class, where
+from millrace.runtime.seam import (
+    CREDIT_STEP,
+    PING,
+    STREAM_WINDOW,
+    bind,
+    crossing,
+    died,
+    late,
+    load_class,
+    where,
+)
 from millrace.sim.faults import Fate, Faults, Latency, pace
 from millrace.sim.seeded import stream
 
@@ -67,6 +78,10 @@ class _Channel:
         self.arrived: asyncio.Queue[Any] = asyncio.Queue()
         self.credit = asyncio.Semaphore(STREAM_WINDOW)
         self.task: asyncio.Task[None] | None = None
+
+    def grant(self) -> None:
+        for _ in range(CREDIT_STEP):
+            self.credit.release()
 
 
 class _Worker:
@@ -300,23 +315,27 @@ class SimHandle:
         if fate is Fate.DOUBLED:
             worker.inbox.send(worker.begin_again, method, self._runtime.copied(args), reply)
 
-    async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
+    async def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
         self._refuse_if_dead(method)
         channel, worker = _Channel(), self._worker
         self._channels[channel] = method
         worker.inbox.send(worker.begin_stream, self.epoch, method, self._runtime.copied(args), channel)
+        complete = False
         try:
-            while True:
+            for num_taken in itertools.count(1):
                 item, error = await channel.arrived.get()
+                complete = error is not None or item is _END
                 if error is not None:
                     raise error
-                if item is _END:
+                if complete:
                     return
-                worker.inbox.send(channel.credit.release)
+                if num_taken % CREDIT_STEP == 0:
+                    worker.inbox.send(channel.grant)
                 yield item
         finally:
             del self._channels[channel]
-            worker.inbox.send(worker.end_stream, channel)
+            if not complete:
+                worker.inbox.send(worker.end_stream, channel)
 
     def kill(self) -> None:
         self._worker.kill()

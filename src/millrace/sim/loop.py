@@ -25,7 +25,7 @@ from millrace.sim.waits import Wait, waits
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-COLLECT_EVERY = 1 << 17
+COLLECT_EVERY = 1 << 19
 """Callbacks between two runs of the garbage collector."""
 SPIN_MAX = 1_000_000
 """Loop iterations at one instant before a run is declared to spin."""

@@ -54,6 +54,7 @@ def scenario(config: SimulatedConfig, *, seed: int | None = None) -> Scenario:
             isolate=False,
             decision_interval_s=report_s / 4,
             look_interval_s=report_s / 4,
+            flush_interval_s=8 * report_s,
             progress_interval_s=8 * report_s if mtbf_s else PATIENCE_S,
             kv_capacity_tokens=costs.kv_capacity_units,
             paged=True,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.config.schema import Config
-from millrace.controller.controller import Controller, Fleet
+from millrace.controller.controller import FLUSH_INTERVAL_S, Controller, Fleet
 from millrace.controller.decide import DECISION_INTERVAL_S
 from millrace.controller.state import RunState
 from millrace.controller.supervisor import WorkerSpec
@@ -38,7 +38,8 @@ class Scale:
     Args:
         isolate              copy every message, as between processes
         decision_interval_s  the controller's decisions are at least this far apart
-        look_interval_s      after news the trainer's session waits this long before it looks for a batch
+        look_interval_s      after news the sessions of trainer and rewards wait this long before they look
+        flush_interval_s     between two writes to the ledger; a step is committed at once whatever this is
         progress_interval_s  replicas tell of unfinished trajectories this often; None: with every report
         completions_at_once  a completion is reported when it happens and not with the next report
         kv_capacity_tokens   of a replica; None: `slots x max_sequence_tokens`
@@ -50,6 +51,7 @@ class Scale:
     isolate: bool = True
     decision_interval_s: float = DECISION_INTERVAL_S
     look_interval_s: float = 0.0
+    flush_interval_s: float = FLUSH_INTERVAL_S
     progress_interval_s: float | None = None
     completions_at_once: bool = False
     kv_capacity_tokens: int | None = None
@@ -183,6 +185,7 @@ class _Simulation:
             check=self._observer.on_decision,
             decision_interval_s=scenario.scale.decision_interval_s,
             look_interval_s=scenario.scale.look_interval_s,
+            flush_interval_s=scenario.scale.flush_interval_s,
         )
         try:
             return await self._until(crash_s, controller)
