@@ -39,9 +39,14 @@ model.path = "{start}"
 batch = {{ prompts = {groups}, group_size = {group_size} }}
 sampling.max_tokens = {max_tokens}
 optimizer = {{ lr = {lr}, betas = [0.9, 0.999] }}
-schedule = {{ kind = "laminar", staleness_max = {staleness_max}, repack_interval_s = 0.5 }}
-rollout = {{ replicas = 1, slots = 64, max_sequence_tokens = {max_sequence_tokens}, report_interval_s = 0.1 }}
+schedule = {{ kind = "millrace", staleness_max = {staleness_max}, repack_interval_s = 0.5 }}
 checkpoints.every = 1000
+
+[rollout]
+replicas = 1
+slots = 128
+max_sequence_tokens = {max_sequence_tokens}
+report_interval_s = 0.1
 
 [task]
 kind = "file"

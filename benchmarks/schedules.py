@@ -24,6 +24,7 @@ SCHEDULES = {
     "areal": 'kind = "areal"',
     "laminar_no_repack": 'kind = "laminar", repack = false',
     "laminar": 'kind = "laminar", repack_interval_s = 0.2',
+    "millrace": 'kind = "millrace", repack_interval_s = 0.2',
 }
 TASK = TASKS["uneven"]
 
@@ -113,6 +114,7 @@ def _ratios(found: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
     return {
         "laminar_over_synchronous": over("laminar", "synchronous"),
         "repack_gain": over("laminar", "laminar_no_repack"),
+        "millrace_over_laminar": over("millrace", "laminar"),
         "areal_over_synchronous": over("areal", "synchronous"),
         "llamarl_over_synchronous": over("llamarl", "synchronous"),
     }
