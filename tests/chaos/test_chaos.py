@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 import pytest
 from tests.runs import make_start
 
+from millrace.cli.aftermath import check_sockets
 from millrace.cli.attack import SUPERVISION
 from millrace.cli.chaos import attack, kill_and_resume
+from millrace.runtime import sockets
 
 
 @pytest.fixture(scope="module")
@@ -26,3 +31,14 @@ def test_a_run_under_attack_loses_nothing_and_leaves_nothing(schedule, seed, sta
 
 def test_a_run_killed_at_any_point_resumes_to_the_same_weights(start, tmp_path):
     assert not failed(kill_and_resume(start, tmp_path, [], 2, 3))
+
+
+def test_a_socket_of_the_run_would_have_been_found(tmp_path):
+    assert check_sockets(set(), tmp_path).holds
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        heard = sockets.listening([os.getpid()])
+        assert heard == {f"tcp port {server.getsockname()[1]}"}
+        assert not check_sockets(heard, tmp_path).holds
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(tmp_path / "socket"))
+    assert not check_sockets(set(), tmp_path).holds

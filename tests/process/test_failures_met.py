@@ -24,6 +24,7 @@ from millrace.controller.supervisor import WorkerSpec
 from millrace.core.errors import WorkerError
 from millrace.ledger.reader import LedgerReader
 from millrace.observe.jsonl import read_events
+from millrace.runtime import sockets
 
 SECRET = "correct-horse-battery-staple"
 
@@ -93,7 +94,7 @@ def hostile(start, tmp_path_factory):
         if event.kind == "worker_started":
             pids.append(event.fields["pid"])
         if event.kind == "step":
-            listening.update(listening_sockets(pids))
+            listening.update(sockets.listening(pids))
 
     os.environ["MILLRACE_TEST_TOKEN"] = SECRET
     try:
@@ -101,18 +102,6 @@ def hostile(start, tmp_path_factory):
     finally:
         del os.environ["MILLRACE_TEST_TOKEN"]
     return directory, listening
-
-
-def listening_sockets(pids: list[int]) -> set[str]:
-    """Sockets of these processes on which somebody could connect: TCP and UNIX in the state of listening."""
-    tables = {"tcp": (3, "0A", 9), "tcp6": (3, "0A", 9), "unix": (3, "00010000", 6)}
-    inodes = set()
-    for name, (column, listens, inode) in tables.items():
-        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[column] == listens:
-                inodes.add(f"socket:[{fields[inode]}]")
-    return {link for pid in pids for link in open_files(pid)} & inodes
 
 
 def open_files(pid: int) -> list[str]:
@@ -174,10 +163,11 @@ def test_a_live_run_has_no_socket_that_listens(hostile):
 
 
 def test_a_socket_that_listens_would_have_been_found(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX) as local:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
+        port = server.getsockname()[1]
         local.bind(str(tmp_path / "socket"))
         local.listen()
-        assert len(listening_sockets([os.getpid()])) == 2
+        assert sockets.listening([os.getpid()]) == {f"tcp port {port}", f"unix {tmp_path / 'socket'}"}
 
 
 # ---------------------------------------------------------------- runs that end with a message

@@ -67,12 +67,18 @@ def check_served(events: Iterable[Event]) -> Check:
 
 
 def check_remains(orphans: list[int], memory_before: set[str]) -> list[Check]:
-    """No process and no memory file is left; without a process no port is."""
+    """No process and no memory file is left."""
     left = sorted(shared_memory() - memory_before)
     return [
         Check("no orphan process", not orphans, f"left: {orphans[:5]}"),
         Check("no memory file", not left, f"left: {left[:5]}"),
     ]
+
+
+def check_sockets(listening: set[str], run_dir: Path) -> Check:
+    """No process of the run was seen to listen on a port or a socket, and no socket lies in its directory."""
+    left = {f"unix {path}" for path in run_dir.rglob("*") if path.is_socket()}
+    return Check("no port or socket", not listening | left, f"found: {sorted(listening | left)[:5]}")
 
 
 def shared_memory() -> set[str]:

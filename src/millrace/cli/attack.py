@@ -14,6 +14,7 @@ from functools import partial
 from millrace.cli.child_run import ChildRun
 from millrace.core.errors import DeadlineExceeded, WorkerError
 from millrace.core.events import Event
+from millrace.runtime import sockets
 
 POLL_S = 0.01
 QUIET_S_MAX = 180.0  # without a step: the run hangs
@@ -81,6 +82,7 @@ class Campaign:
     tell: Callable[[Attack], None] = lambda attack: None
     attacks: list[Attack] = field(default_factory=list)
     orphans: list[int] = field(default_factory=list)
+    listening: set[str] = field(default_factory=set)  # sockets that any process of the run listened on
     sessions: int = 1
     _thaws: list[tuple[float, int]] = field(default_factory=list)
 
@@ -137,6 +139,7 @@ class Campaign:
         name, pid = victims[int(draw * len(victims))]
         if role == "controller" and act == "freeze":
             act = "pause"
+        self.listening |= sockets.listening(self.run.processes())
         attack = Attack(role, name, act, self.run.version, time.time())
         self.attacks.append(attack)
         self.tell(attack)

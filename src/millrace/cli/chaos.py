@@ -73,6 +73,7 @@ def attack(config_file: Path, run_dir: Path, overrides: list[str], kills: int, s
         *aftermath.check_ledger(run.directory.ledger, config),
         aftermath.check_served(run.events),
         *aftermath.check_remains(orphans, memory),
+        aftermath.check_sockets(campaign.listening, run.directory.path),
     ]
 
 

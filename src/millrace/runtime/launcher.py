@@ -25,6 +25,11 @@ ANSWER_S = 5.0
 """A fork takes tens of milliseconds; one that takes this long will not come."""
 
 
+DEFAULTS = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+"""Of workers, where the environment says nothing else. What one thread makes and another frees would else
+scatter over the heaps of both, which then grow for ever, if slowly."""
+
+
 @dataclass(frozen=True, slots=True)
 class Child:
     """A forked process. `pidfd` belongs to its ward."""
@@ -174,7 +179,7 @@ def _start(theirs: socket.socket, env: Mapping[str, str]) -> subprocess.Popen[by
     return subprocess.Popen(
         [sys.executable, "-m", forkserver.__name__, str(theirs.fileno())],
         stdin=subprocess.DEVNULL,
-        env={"OMP_NUM_THREADS": "1", **os.environ, **env, "PYTHONPATH": path},
+        env={**DEFAULTS, **os.environ, **env, "PYTHONPATH": path},
         pass_fds=[theirs.fileno()],
         process_group=0,
     )

@@ -28,7 +28,7 @@ class LocalRuntime:
     """Worker processes, forked by a forkserver that has imported the modules of `preload`.
 
     `preload` must stay on the CPU: a CUDA context does not survive a fork. `env` is set in every worker
-    from the start of the forkserver (OMP_NUM_THREADS is 1 unless set here or in the environment); the
+    from the start of the forkserver (with `launcher.DEFAULTS` where it and our environment say nothing); the
     `env` of a spawn comes after the preload, too late for what a library reads when it is imported.
     `log_dir` takes the output of each worker as NAME.EPOCH.log (None: it goes where ours goes). A worker
     that hears nothing for `lease_s` stops itself; one that does not answer for `answer_s` while it is made
