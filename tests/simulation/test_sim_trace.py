@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from millrace import sim
 from millrace.core.events import Event
+from tests.simulation.sim_digests import digests
 from tests.simulation.sim_scenario import chaotic
 
 SCENARIO = Path(__file__).with_name("sim_scenario.py")
@@ -27,6 +29,11 @@ def test_the_same_seed_gives_the_same_digest_in_every_process() -> None:
 
 def test_another_seed_gives_another_digest() -> None:
     assert sim.run(chaotic(7), seed=7) != sim.run(chaotic(8), seed=8)
+
+
+def test_the_same_seeds_give_the_same_digests_on_every_python_version() -> None:
+    """The file was written by 3.12 and is what 3.11 gives: no version may differ from it."""
+    assert digests() == json.loads(SCENARIO.with_name("sim_digests.json").read_text())
 
 
 def digest_of(*events: Event) -> str:
