@@ -1,8 +1,9 @@
 """Published numbers beside what the simulator predicts for them.
 
-python benchmarks/validation.py [--only verl,areal,laminar,llamarl] [--json]
+python benchmarks/validation.py [--only verl,areal,laminar,llamarl,real_run,policies] [--json]
 
-`--json` gives the largest relative error over the rows held out of each source, and every row.
+`--json` gives the largest relative error over the rows held out of each source, of the simulations of real
+runs made here (real_run.py), `millrace_over_laminar` (policies.py, one seed), and every row.
 """
 
 from __future__ import annotations
@@ -10,28 +11,38 @@ from __future__ import annotations
 import argparse
 import json
 
+import policies
+import real_run
 from published import areal, laminar, llamarl, verl
 from published.row import Row, largest_error
 
 SOURCES = {"verl": verl, "areal": areal, "laminar": laminar, "llamarl": llamarl}
+REAL_RUN, POLICIES = "real_run", "policies"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default=",".join(SOURCES), help="sources, with commas")
+    everything = ",".join([*SOURCES, REAL_RUN, POLICIES])
+    parser.add_argument("--only", default=everything, help="sources, with commas")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    tables = {name: SOURCES[name].rows() for name in options.only.split(",")}
-    largest = {name: largest_error(rows) for name, rows in tables.items()}
+    wanted = options.only.split(",")
+    tables = {name: SOURCES[name].rows() for name in wanted if name in SOURCES}
+    found = {name: largest_error(rows) for name, rows in tables.items()}
+    if REAL_RUN in wanted:
+        found[REAL_RUN] = real_run.worst(real_run.trained())
+    if POLICIES in wanted:
+        found["millrace_over_laminar"] = policies.millrace_over_laminar()
     if options.json:
-        print(json.dumps({**largest, "rows": [_as_dict(row) for rows in tables.values() for row in rows]}))
+        print(json.dumps({"rows": [_as_dict(row) for rows in tables.values() for row in rows], **found}))
         return
-    for name, rows in tables.items():
+    for rows in tables.values():
         for row in rows:
             mark = "  (calibrates)" if row.calibrates else ""
             values = f"{row.published:8.3g} {row.predicted:8.3g} {row.unit:2} {row.error:+5.0%}"
             print(f"{row.what:58} {values}{mark}")
-        print(f"{name}: largest error held out {largest[name]:.0%}\n")
+    for name, value in found.items():
+        print(f"{name:58} {value:8.3f}")
 
 
 def _as_dict(row: Row) -> dict[str, object]:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from millrace.schedule import GroupView, Move, ReplicaView, View
 from millrace.schedule.admit import WhileNewest
-from millrace.schedule.repack_demand import OnDemand, plan_demand, replicas_wanted
+from millrace.schedule.repack_demand import PACKED_MAX, OnDemand, plan_demand, replicas_wanted
 
 
 def replica(name, load, version=0, slots=8, kv_capacity_tokens=80, **fields):
@@ -46,13 +46,20 @@ def test_a_move_stays_within_the_limit():
     assert plan_demand(loads, wanted=1, trajectories_max=5) == [Move("b", "a")]
 
 
-@pytest.mark.parametrize(("kv", "limit"), [(80, 4), (50, 2), (5, 1)])
-def test_the_limit_is_half_of_the_slots_or_of_what_kv_holds_at_the_longest(kv, limit):
+@pytest.mark.parametrize(
+    ("slots", "kv", "limit"), [(8, 80, 8), (8, 50, 5), (8, 5, 1), (100, 1000, PACKED_MAX)]
+)
+def test_the_limit_is_what_a_replica_surely_runs_and_not_more_than_packs_well(slots, kv, limit):
     repack = OnDemand(interval_s=5, staleness_max=1)
-    for load in (1, 2, 3):
-        pair = [replica(name, load, kv_capacity_tokens=kv) for name in "ab"]
-        assert bool(repack.moves(view(*pair))) is (2 * load <= limit)
+    for load in (1, limit // 2, limit // 2 + 1):
+        pair = [replica(name, load, slots=slots, kv_capacity_tokens=kv) for name in "ab"]
+        assert bool(repack.moves(view(*pair, batch_groups=200))) is (0 < 2 * load <= limit)
+
+
+def test_a_limit_that_is_given_is_the_limit():
+    pair = [replica(name, 3, kv_capacity_tokens=5) for name in "ab"]
     assert OnDemand(5, 1, batch_max=6).moves(view(*pair)) == [Move("a", "b")]
+    assert OnDemand(5, 1, batch_max=5).moves(view(*pair)) == []
 
 
 def test_no_more_replicas_are_emptied_than_wanted():

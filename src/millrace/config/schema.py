@@ -241,7 +241,7 @@ class Millrace(Section):
     repack_interval_s: float = Field(default=5.0, gt=0)
     """Time between two looks for replicas to empty, beside the one after each update."""
     batch_max: int | None = None
-    """Trajectories up to which a replica takes others' in; None: half of what it surely runs at a time."""
+    """Trajectories up to which a replica takes others' in; None: what it surely runs, at most 48."""
 
 
 class RLAX(Section):

@@ -20,10 +20,15 @@ from dataclasses import dataclass
 from millrace.schedule.deadlines import groups_room
 from millrace.schedule.view import Move, ReplicaView, View
 
+PACKED_MAX = 48
+"""Trajectories on a replica that takes others' in: about where the KV of long ones makes a decode step twice
+as long as that of a single one (7B to 72B on H800, `sim/generation.py`). See benchmarks/policies.py."""
+
 
 @dataclass(frozen=True, slots=True)
 class OnDemand:
-    """`staleness_max` is the schedule's. `batch_max` None: half of what a replica surely runs at a time."""
+    """`staleness_max` is the schedule's. `batch_max` None: what a replica surely runs at a time, and not more
+    than `PACKED_MAX`."""
 
     interval_s: float
     staleness_max: int | None
@@ -32,15 +37,17 @@ class OnDemand:
     def moves(self, view: View) -> list[Move]:
         wanted = replicas_wanted(view, groups_room(view, self.staleness_max))
         behind = [replica for replica in view.replicas if replica.serving and replica.version < view.newest]
-        half = max((self._half(view, replica) for replica in behind), default=1)
-        return plan_demand(behind, wanted=wanted, trajectories_max=self.batch_max or half)
+        limit = max((self._limit(view, replica) for replica in behind), default=1)
+        return plan_demand(behind, wanted=wanted, trajectories_max=self.batch_max or limit)
 
-    def _half(self, view: View, replica: ReplicaView) -> int:
+    def _limit(self, view: View, replica: ReplicaView) -> int:
         at_their_longest = replica.kv_capacity_tokens // view.max_sequence_tokens
-        return max(1, min(replica.slots, at_their_longest) // 2)
+        return max(1, min(replica.slots, at_their_longest, PACKED_MAX))
 
     def describe(self) -> str:
-        limit = "half of what it runs" if self.batch_max is None else f"{self.batch_max} trajectories"
+        limit = f"{PACKED_MAX} trajectories, and what it holds at their longest"
+        if self.batch_max is not None:
+            limit = f"{self.batch_max} trajectories"
         return (
             f"every {self.interval_s:g} s and after each update: as many replicas are emptied as new groups "
             f"have use for, onto the emptiest under their version, up to {limit}"
