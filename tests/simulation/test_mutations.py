@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -12,14 +12,14 @@ from millrace.controller import supervisor
 from millrace.controller.lineage import Lineage
 from millrace.controller.state import RunState
 from millrace.controller.trainer import TrainerSession
-from millrace.core.types import Batch, Finish, Progress, Served, Staged, State, StepResult, Trajectory
+from millrace.core.types import Batch, Finish, Progress, Report, Served, Staged, State, StepResult, Trajectory
 from millrace.ledger.recovery import Recovery
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.schedule import schedule
 from millrace.schedule.deadlines import Deadlines
 from millrace.schedule.schedule import Schedule
 from millrace.schedule.view import View
-from millrace.sim import explore
+from millrace.sim import explore, roles
 from millrace.sim.relay import SimRelay
 from millrace.sim.replica import SimReplica
 from millrace.sim.trainer import SimTrainer, _result
@@ -211,6 +211,40 @@ def ended_without_a_reason(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunState, "end", lambda state, trajectory, end, reason: honest(state, trajectory, end, ""))
 
 
+class Echo(SimReplica):
+    """Says again, in every report, what it gave back: under the lease of then."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._given_back: list[Progress] = []
+
+    async def release(self, trajectory_ids: list[int]) -> list[Progress]:
+        parts = await super().release(trajectory_ids)
+        self._given_back = [*self._given_back, *parts][-64:]
+        return parts
+
+    async def reports(self) -> AsyncIterator[Report]:
+        async for report in super().reports():
+            yield Report(self._given_back + report.progress, report.load)
+
+
+def lease_number_ignored(patch: pytest.MonkeyPatch) -> None:
+    """Found only with replicas that repeat themselves: no other message under an older lease arrives."""
+    honest = RunState.progress
+    patch.setattr(roles, "SimReplica", Echo)
+
+    def progress(state: RunState, name: str, parts: list[Progress]) -> list[Trajectory]:
+        leased = state.replicas[name].leased
+        relabelled = [
+            msgspec.structs.replace(part, lease=leased[part.trajectory_id].lease)
+            for part in parts
+            if part.trajectory_id in leased
+        ]
+        return honest(state, name, relabelled)
+
+    patch.setattr(RunState, "progress", progress)
+
+
 MUTATIONS: dict[Plant, int] = {
     partial_tokens_dropped_when_a_replica_dies: 5,
     tokens_kept_by_a_restart: 20,
@@ -231,6 +265,7 @@ MUTATIONS: dict[Plant, int] = {
     resume_skips_a_prompt: 5,
     resume_forgets_live_groups: 5,
     ended_without_a_reason: 5,
+    lease_number_ignored: 5,
 }
 
 
@@ -239,3 +274,8 @@ def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -
     plant(monkeypatch)
     found = next((seed for seed in range(MUTATIONS[plant]) if explore.try_seed(seed).problem), None)
     assert found is not None
+
+
+def test_replicas_that_repeat_themselves_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roles, "SimReplica", Echo)
+    assert not any(explore.try_seed(seed).problem for seed in range(10))
