@@ -1,6 +1,6 @@
 """Laminar's policy against `millrace` in the simulator: Laminar's workload at 1024 GPUs (arXiv:2510.12633).
 
-    python benchmarks/policies.py             # worlds x policies x seeds, then the ablation; about 15 minutes
+    python benchmarks/policies.py             # worlds x policies x seeds, then the ablation; about 10 minutes
     python benchmarks/policies.py --json --seeds 1
 
 Qwen2.5 on 1024 H800: 512 prompts x 16 a step, 2k in, up to 16k out, p99 = 10 x median. A world is simulated
