@@ -9,6 +9,7 @@ import pytest
 from millrace.config.schema import Supervision, Synchronous
 from millrace.controller.patience import FACTOR, FLOOR_S, Patience
 from millrace.core.errors import DeadlineExceeded
+from millrace.sim import explore
 from millrace.sim.costs import Costs
 from millrace.sim.explore_worlds import small_config
 from millrace.sim.faults import Fate, Faults, Slow, Stuck
@@ -66,6 +67,12 @@ def test_a_first_call_that_is_lost_is_noticed_although_its_worker_computes(fate,
     (death,) = outcome.of("worker_died")
     assert "load was asked for" in death["cause"] and "knows nothing of it" in death["cause"]
     assert outcome.wall_s < 30.0
+
+
+@pytest.mark.parametrize("seed", [2163, 2477])
+def test_a_call_whose_answer_heartbeats_overtake_is_not_taken_for_lost(seed):
+    """Worlds that end only if workers are not given up for that."""
+    assert not explore.try_seed(seed).problem
 
 
 def test_a_quiet_run_says_who_waits_for_whom_long_before_it_ends():

@@ -24,7 +24,7 @@ FACTOR = 10.0
 FLOOR_S = 20.0  # no call is given up sooner: a loaded machine is slow now and then
 CPU_SHARE = 0.02  # of one core; answering heartbeats and reporting takes a tenth of that
 CREDIT_S_MAX = FLOOR_S / 2  # two heartbeats further apart tell of a controller that stood still
-MISSED_MAX = 2  # heartbeats that know nothing of a call, the first of which may have overtaken it
+LOST_S = 15.0  # of heartbeats that know nothing of a call: some may have overtaken it, or its answer
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class _Call:
     method: str
     started_s: float
     idle_s: float = 0.0  # for which its process has done nothing
-    missed: int = 0  # heartbeats in a row that did not name it
+    unknown_s: float = 0.0  # for which heartbeats have not named it
 
 
 @dataclass(slots=True)
@@ -81,10 +81,11 @@ class Patience:
             if call.started_s >= asked_s:
                 continue
             waited_s = now_s - call.started_s
-            call.idle_s = call.idle_s + min(elapsed_s, waited_s, CREDIT_S_MAX) if idle else 0.0
-            call.missed = 0 if call.method in vitals.calls else call.missed + 1
+            credit_s = min(elapsed_s, waited_s, CREDIT_S_MAX)
+            call.idle_s = call.idle_s + credit_s if idle else 0.0
+            call.unknown_s = call.unknown_s + credit_s if call.method not in vitals.calls else 0.0
             told = f"{handle.name} (epoch {handle.epoch}): {call.method} was asked for {waited_s:.0f} s ago"
-            if call.missed >= MISSED_MAX:
+            if call.unknown_s >= LOST_S:
                 raise DeadlineExceeded(f"{told}, and the worker knows nothing of it")
             if call.idle_s >= FLOOR_S:
                 raise DeadlineExceeded(
