@@ -4,6 +4,8 @@ python benchmarks/validation.py [--only verl,areal,laminar,llamarl,real_run,poli
 
 `--json` gives the largest relative error over the rows held out of each source, of the simulations of real
 runs made here (real_run.py), `millrace_over_laminar` (policies.py, one seed), and every row.
+All of it takes 8 to 10 minutes on two cores: the published tables 3 to 5, real runs 2, policies 3. Real runs
+want the machine for themselves.
 """
 
 from __future__ import annotations
