@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from millrace.config.schema import Supervision, Synchronous
+from millrace.config.schema import Checkpoints, Supervision, Synchronous
 from millrace.controller.patience import FACTOR, FLOOR_S, Patience
 from millrace.core.errors import DeadlineExceeded
 from millrace.sim import explore
 from millrace.sim.costs import Costs
 from millrace.sim.explore_worlds import small_config
-from millrace.sim.faults import Fate, Faults, Slow, Stuck
+from millrace.sim.faults import Failures, Fate, Faults, Slow, Stuck
 from millrace.sim.simulation import Scenario, simulate
 
 STUCK = 1e9
@@ -111,3 +111,12 @@ def test_patience_follows_the_longest_call_and_forgets_after_a_deadline():
         return handle.deadlines_s
 
     assert asyncio.run(run()) == [LIMIT_S, FLOOR_S, FACTOR * 7.0, FACTOR * 7.0, LIMIT_S]
+
+
+def test_a_trainer_that_lives_for_little_more_than_a_step_gets_to_the_end():
+    config = small_config(Synchronous(), steps=8, checkpoints=Checkpoints(every=8))
+    faults = Faults(failures=(Failures("trainer", 1.2),))
+    outcome = simulate(Scenario(config, costs=Costs(step_base_s=1.0), faults=faults, time_max_s=400.0))
+    assert len(outcome.of("worker_died")) > 4
+    steps = {step["version"] for step in outcome.of("step")}
+    assert steps == set(range(1, 9))

@@ -40,6 +40,7 @@ class TrainerSession:
         self._loaded: TrainerState | None = None
         self._published_to: tuple[object, int] | None = None  # (endpoint, version) last published
         self._checkpointed = -1
+        self._catching_up = False  # still true at the next catch-up where the trainer died in it
         self._call = run.patience.call
 
     async def slot_bytes(self) -> int:
@@ -68,14 +69,18 @@ class TrainerSession:
             run.pulse.fire()
             if state.version % run.config.checkpoints.every == 0:
                 await self._publish(handle)
-                await self._checkpoint(handle)
-        await self._checkpoint(handle)
+                await self._checkpoint(handle, state.version)
+        await self._checkpoint(handle, state.version)
         if self._export is not None:
             await self._call(handle, "export", self._export)
 
     async def _catch_up(self, handle: Handle) -> None:
-        """Load the newest checkpoint and replay the committed steps after it."""
-        run = self._run
+        """Load the newest checkpoint and replay the committed steps after it.
+
+        Where the last trainer died before it had caught up, every replayed step is saved: one that lives
+        for little more than a step still gets on.
+        """
+        run, died_in_it, self._catching_up = self._run, self._catching_up, True
         run.flush()
         recovered = run.ledger.recover()
         checkpoint = recovered.checkpoint
@@ -89,6 +94,9 @@ class TrainerSession:
             batch = make_batch(record.version - 1, groups)
             result = await self._step(handle, batch)
             self._emit_step(batch, record, result, wait_s=0.0, replayed=True)
+            if died_in_it:
+                await self._checkpoint(handle, record.version)
+        self._catching_up = False
 
     async def _take(self, handle: Handle) -> Batch | None:
         """Wait for a batch; meanwhile serve a relay that came back. None: the run is to stop.
@@ -162,9 +170,10 @@ class TrainerSession:
                     raise DeadlineExceeded(f"the slots at {endpoint.path} are gone, yet their relay answers")
                 await run.pulse.wait(timeout_s=TICK_S)
 
-    async def _checkpoint(self, handle: Handle) -> None:
+    async def _checkpoint(self, handle: Handle, version: int) -> None:
+        """Save the trainer, which is at `version`, unless that is saved already."""
         run = self._run
-        if self._checkpointed == run.state.version:
+        if self._checkpointed == version:
             return
         with run.waits.waiting("trainer", "its checkpoint"):
             info: CheckpointInfo = await self._call(handle, "checkpoint", self._checkpoints)
