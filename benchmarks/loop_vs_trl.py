@@ -3,7 +3,7 @@
     python benchmarks/loop_vs_trl.py [--rounds 3] [--quick] [--tasks short,uneven] [--json]
 
 Same start model (0.8 M parameters), prompts in the same order, 8 prompts x 8 samples a step, learning rate
-1e-4, length limit, reward and staleness bound (4, the asynchronous ones); float32, one thread per process.
+1e-4, length limit, reward and staleness bound (2, the asynchronous ones); float32, one thread per process.
 TRL runs in a virtual environment of its own; `peers/trl/async_grpo.py` says what its asynchronous
 trainer needs on a CPU. Rounds are interleaved. Start-up is left out for all: time counts from the end
 of the first step. The reward is compared as a mean over the last steps, since each is of 64 samples.
@@ -25,7 +25,7 @@ from peers.trl.venv import python_with_trl
 
 BENCHMARKS = Path(__file__).parent
 GROUPS = GROUP_SIZE = 8
-LR, STALENESS_MAX = 1e-4, 4
+LR, STALENESS_MAX = 1e-4, 2
 WINDOW = 10  # steps over which rewards are averaged
 SCRIPTS = {"trl_grpo": "grpo.py", "trl_async": "async_grpo.py"}
 CONTESTANTS = ("millrace", *SCRIPTS)
