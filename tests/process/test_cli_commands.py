@@ -20,6 +20,7 @@ from millrace.core.types import Accounting, Finish, Group, State, StepRecord, Tr
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.ledger.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
+from millrace.observe.jsonl import read_events
 
 ALPHABET = "0123456789+-*/=()?.,: abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ\n"
 DATA = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
@@ -95,6 +96,15 @@ def test_an_evaluation_counts_every_completion(project: Path, capsys: pytest.Cap
     assert 0 <= first["sampled_accuracy"] <= first["pass_at_k"]["4"] <= 1
     assert run(["eval", str(project / "run.toml"), *arguments]) == 0
     assert json.loads(capsys.readouterr().out) == first
+
+
+def test_an_evaluation_asks_every_row_of_a_file_once(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["eval", str(project / "run.toml"), "--prompts", "60", "--samples", "1"]) == 0
+    told = capsys.readouterr().out
+    assert f"{len(DATA)} prompts" in told
+    assert "rows that training draws from" in told and "--set task.path=OTHER_FILE" in told
 
 
 def test_a_dry_run_says_what_every_preset_would_do_and_leaves_nothing(
@@ -177,6 +187,11 @@ def test_a_run_is_stopped_by_a_signal_and_resumed_to_its_end(project: Path, tmp_
     assert done.accounting.balanced
     assert len(trained) == len(set(trained)) == done.accounting.trained
     assert (directory.model / "model.safetensors").is_file()
+    events = list(read_events(directory.events))
+    assert [event.wall_s for event in events] == sorted(event.wall_s for event in events)
+    told = subprocess.run(again, check=True, timeout=100, env=environment, capture_output=True, text=True)
+    assert f"All {done.version} steps are done" in told.stderr
+    assert len(list(read_events(directory.events))) == len(events)
 
 
 def wait_for_steps(directory: RunDirectory, process: subprocess.Popen[str]) -> None:

@@ -100,7 +100,7 @@ class World:
             self._engine._cache.reset = lambda: None  # type: ignore[method-assign]
         events.emit("run_started", steps=self.steps)
         self._loop()
-        events.emit("run_ended", ok=True, reason="done", wall_s=1.0, accounting=asdict(Accounting()))
+        events.emit("run_ended", ok=True, reason="done", took_s=1.0, accounting=asdict(Accounting()))
 
     def _make_trainer(self) -> PolicyTrainer:
         settings = StepSettings(self._config.optimizer, 4096, TOKENS, 1.0, torch.float32)

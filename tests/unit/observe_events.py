@@ -90,4 +90,4 @@ def pulled(at_s: float, replica: str) -> Event:
 
 
 def run_ended(at_s: float, ok: bool = True) -> Event:
-    return event("run_ended", at_s, ok=ok, reason="done", wall_s=at_s, accounting=BALANCE)
+    return event("run_ended", at_s, ok=ok, reason="done", took_s=at_s, accounting=BALANCE)

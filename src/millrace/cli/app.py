@@ -82,6 +82,6 @@ def _alone(error: BaseException) -> BaseException:
 
 def report(error: MillraceError) -> None:
     """One clear message on stderr."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"{type(error).__name__}:", style="bold red", end=" ")
-    console.print(str(error), markup=False, soft_wrap=True)
+    console.print(str(error), markup=False)

@@ -53,11 +53,12 @@ def _batch(config: Config) -> dict[str, str]:
     whole = trajectories * config.rollout.max_sequence_tokens
     slots = config.rollout.replicas * config.rollout.slots
     parts = -(-whole // batch.token_budget)
+    rows = "1 micro-batch" if parts == 1 else f"{parts} micro-batches"
     return {
         "trajectories a step": f"{batch.prompts} prompts x {batch.group_size} = {trajectories}",
         "completion tokens a step, at most": f"{trajectories} x {config.sampling.max_tokens} = {completion}",
         "tokens a step, at most": f"{trajectories} x {config.rollout.max_sequence_tokens} = {whole}",
-        "such a step in the trainer": f"{whole} / {batch.token_budget} = {parts} full micro-batches",
+        "such a step in the trainer": f"{whole} / {batch.token_budget}: {rows}",
         "trajectories of the run": f"{config.steps} steps x {trajectories} = {config.steps * trajectories}",
         "decode slots": f"{config.rollout.replicas} replicas x {config.rollout.slots} = {slots}",
         "config digest": config_digest(config),

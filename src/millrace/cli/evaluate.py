@@ -1,4 +1,4 @@
-"""`millrace eval`: greedy and sampled accuracy and pass@k of a model on a task's held-out prompts."""
+"""`millrace eval`: greedy and sampled accuracy and pass@k of a model on prompts of a task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from millrace.cli.evaluation import Attempt, Evaluation, summarize
 from millrace.cli.options import AsJson, ConfigFile, Overrides
 from millrace.config.load import load
-from millrace.config.schema import Config, GymTask
+from millrace.config.schema import Config, FileTask, GymTask
 from millrace.core.types import Finish, Prompt, Sampling, ScoreRequest
 
 HELD_OUT_SEED = 2
@@ -29,7 +29,9 @@ def command(
         Path | None, typer.Option(help="The model directory to evaluate. Default: `model.path`.")
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Sampled completions per prompt.")] = 4,
-    prompts: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 100,
+    prompts: Annotated[
+        int, typer.Option(min=1, help="How many prompts; all rows where there are fewer.")
+    ] = 100,
     seed: Annotated[int, typer.Option(help="Of sampling noise and prompt order.")] = 0,
     data_seed: Annotated[
         int, typer.Option(help="`task.data_seed` of a gym task: another one is held-out data.")
@@ -44,7 +46,13 @@ def command(
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
-        Console(highlight=False).print(_table(result))
+        console = Console(highlight=False, soft_wrap=True)
+        console.print(_table(result))
+        if not isinstance(config.task, GymTask):
+            console.print(
+                "These are rows that training draws from. For held-out ones: "
+                f"--set task.path={'OTHER_FILE' if isinstance(config.task, FileTask) else 'OTHER_FUNCTION'}"
+            )
 
 
 def held_out_config(config: Config, model: Path | None, *, seed: int, data_seed: int) -> Config:

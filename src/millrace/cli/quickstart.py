@@ -44,7 +44,7 @@ EVALUATED_PROMPTS = 200
 GAIN_MIN = 0.15
 GAP_MAX = 1e-4
 
-console = Console(highlight=False)
+console = Console(highlight=False, soft_wrap=True)
 
 
 def command(

@@ -31,7 +31,10 @@ class Timed:
 
 
 def prompts(config: Config, count: int) -> list[Prompt]:
-    """The first `count` usable prompts of the task. Raises: DataError when there are fewer."""
+    """The first `count` usable prompts of the task, each row once: fewer where it has fewer rows.
+
+    Raises: DataError: none of them can be used, or more than `count` cannot.
+    """
     return asyncio.run(_prompts(config, count))
 
 
@@ -44,22 +47,20 @@ async def _prompts(config: Config, count: int) -> list[Prompt]:
     runtime = LocalRuntime()
     try:
         worker = await _spawn(runtime, config)
-        found: list[Prompt] = []
-        unusable: list[BadPrompt] = []
+        found: dict[str, Prompt] = {}  # by row; a row that comes again begins the second epoch
+        unusable: dict[str, BadPrompt] = {}
         start = 0
-        while len(found) < count and len(unusable) <= count:
+        while len(found) < count and len(unusable) <= count and start == len(found) + len(unusable):
             ids = list(range(start, start + count - len(found)))
-            batch = await worker.call("prompts", ids, timeout_s=config.supervision.spawn_timeout_s)
-            found += [prompt for prompt in batch if isinstance(prompt, Prompt)]
-            unusable += [prompt for prompt in batch if isinstance(prompt, BadPrompt)]
+            for prompt in await worker.call("prompts", ids, timeout_s=config.supervision.spawn_timeout_s):
+                (found if isinstance(prompt, Prompt) else unusable).setdefault(prompt.row_id, prompt)
             start += len(ids)
     finally:
         await runtime.close()
-    if len(found) < count:
-        raise DataError(
-            f"only {len(found)} of {start} prompts can be used; the last refusal: {unusable[-1].reason}"
-        )
-    return found
+    if not found or len(unusable) > count:
+        last = next(reversed(unusable.values()))
+        raise DataError(f"only {len(found)} of {start} prompts can be used; the last refusal: {last.reason}")
+    return list(found.values())
 
 
 async def _scores(config: Config, requests: Sequence[ScoreRequest]) -> list[Timed]:

@@ -60,7 +60,7 @@ def _run(view: dict[str, Any]) -> Group:
     return Group(
         _pairs(head),
         _table("Trajectories", ["", ""], view["accounting"].items()),
-        _table("Ended otherwise", ["state", "reason", "trajectories"], ends),
+        *([_table("Ended otherwise", ["state", "reason", "trajectories"], ends)] if ends else []),
         _records("Replicas, over the last steps", view["replicas"]),
         _records("Last steps", view["last_steps"]),
     )

@@ -17,6 +17,7 @@ from millrace.cli.run_directory import RunDirectory
 from millrace.config.load import load
 from millrace.config.resume import check_resume
 from millrace.config.schema import Config
+from millrace.ledger.reader import LedgerReader
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -41,6 +42,9 @@ def command(
         console.print(f"Warning: {warning}.", style="yellow", markup=False)
     run = _open(config, config_file.stem, run_dir, resume)
     console.print(f"Run directory: {run.path}", markup=False)
+    if resume and _is_finished(run, config.steps):
+        console.print(f"All {config.steps} steps are done. To go on, raise `steps`: --set steps=N")
+        return
     if not _train(config, run):
         again = shlex.join(_resume_arguments(config_file, overrides or [], run.path))
         console.print(f"Stopped. To go on: {again}", markup=False)
@@ -54,6 +58,14 @@ def _open(config: Config, name: str, run_dir: Path | None, resume: bool) -> RunD
     for change in check_resume(run.read_config(), config):
         console.print(f"Changed: `{change.key}`: {change.old!r} -> {change.new!r}", markup=False)
     return run
+
+
+def _is_finished(run: RunDirectory, steps: int) -> bool:
+    """Every step committed, and the model exported."""
+    if not ((run.model / "config.json").exists() and run.summary.exists() and run.ledger.exists()):
+        return False
+    with LedgerReader(run.ledger) as reader:
+        return reader.run_state().version >= steps
 
 
 def _train(config: Config, run: RunDirectory) -> bool:

@@ -54,7 +54,7 @@ def command(
     if as_json:
         typer.echo(json.dumps({"trials": results, "warnings": warnings}, indent=2))
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     console.print(_table(results))
     for warning in warnings:
         console.print(f"Warning: {warning}.", style="yellow", markup=False)

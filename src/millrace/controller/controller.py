@@ -114,8 +114,8 @@ class Controller:
             raise error from None
         finally:
             accounting = asdict(self._run.ledger.accounting())
-            wall_s = clock.now() - started
-            self._run.events.emit("run_ended", ok=ok, reason=reason, wall_s=wall_s, accounting=accounting)
+            took_s = clock.now() - started
+            self._run.events.emit("run_ended", ok=ok, reason=reason, took_s=took_s, accounting=accounting)
 
     def _announce(self) -> None:
         run = self._run

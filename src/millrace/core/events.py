@@ -21,6 +21,9 @@ class Event(msgspec.Struct, frozen=True):
     fields: dict[str, Any]
 
 
+HEADER = frozenset({"kind", "time_s", "wall_s"})
+"""Names that no field may have: in `events.jsonl` they stand beside the fields."""
+
 Sink = Callable[[Event], None]
 
 
@@ -35,6 +38,7 @@ class Events:
         self._sinks.append(sink)
 
     def emit(self, kind: str, **fields: Any) -> None:
+        assert not fields.keys() & HEADER, f"{kind}: a field is named as one of {sorted(HEADER)}"
         event = Event(kind, self._clock(), self._wall(), fields)
         for sink in self._sinks:
             sink(event)

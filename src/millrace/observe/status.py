@@ -49,7 +49,9 @@ class Status:
                 _remember(self._generated, event.wall_s, self.replicas.generated_tokens)
             case "worker_died":
                 self.restarts += 1
-                self.last_trouble = f"{fields['name']} died: {fields['cause']}"
+                cause = fields["cause"].partition("\n")[0]
+                named = cause.startswith(fields["name"])
+                self.last_trouble = cause if named else f"{fields['name']} died: {cause}"
             case "worker_recovered":
                 self.last_trouble = f"{fields['name']} is back after {fields['recovery_s']:.2f} s"
             case "stalled":
