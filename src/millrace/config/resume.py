@@ -28,7 +28,7 @@ FREE_ON_RESUME: dict[str, str] = {
     "rollout.prefill_chunk": "speed only",
     "rollout.report_interval_s": "speed only",
     "schedule.repack*": "where trajectories run",
-    "weights.*": "how many versions are held, how often they are verified",
+    "weights.*": "how many versions are held",
     "supervision.*": "deadlines and restarts",
     "checkpoints.*": "how often, how many",
     "observe.*": "who watches",

@@ -30,15 +30,6 @@ def plain_table(field: FieldInfo) -> type[Section] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
-def table_of(field: FieldInfo, value: Any) -> type[Section] | None:
-    """The section that `value` is to be read as; None: a leaf, or a union of unknown kind."""
-    kinds = union_kinds(field)
-    if not kinds:
-        return plain_table(field)
-    kind = value.get("kind", default_kind(field)) if isinstance(value, dict) else None
-    return kinds.get(kind) if isinstance(kind, str) else None
-
-
 def admits_none(field: FieldInfo) -> bool:
     return type(None) in get_args(field.annotation)
 

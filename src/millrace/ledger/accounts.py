@@ -19,9 +19,9 @@ class Accounts:
     """Counts by state. `states` holds the trajectories that may still move, and those that ended
     since the last `settle`: its size follows what is in flight, not the length of the run."""
 
-    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
-        self.admitted = (counts or {}).get(ADMITTED, 0)
-        self.counts: Counter[State] = Counter({state: (counts or {}).get(state, 0) for state in State})
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        self.admitted = counts.get(ADMITTED, 0)
+        self.counts: Counter[State] = Counter({state: counts.get(state, 0) for state in State})
         self.states: dict[int, State] = {}
 
     def admit(self, trajectory_id: int, state: State) -> None:

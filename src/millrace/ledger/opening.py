@@ -83,10 +83,10 @@ def begin_reading(db: sqlite3.Connection) -> None:
                 raise
 
 
-def read_about(db: sqlite3.Connection) -> tuple[dict[str, Any], float]:
-    """What the run was created with, and when (wall seconds)."""
-    about, created_wall_s = db.execute("SELECT about, created_wall_s FROM run").fetchone()
-    return msgspec.json.decode(about), created_wall_s
+def read_about(db: sqlite3.Connection) -> dict[str, Any]:
+    """What the run was created with."""
+    about: dict[str, Any] = msgspec.json.decode(db.execute("SELECT about FROM run").fetchone()[0])
+    return about
 
 
 def _connect(uri: str) -> sqlite3.Connection:

@@ -22,7 +22,7 @@ from millrace.ledger.recovery import last_version
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """A run at a glance. `states` counts trajectories; times are wall seconds since the epoch."""
+    """A run at a glance. `states` counts trajectories."""
 
     about: dict[str, Any]  # what the run was created with
     version: int
@@ -32,8 +32,6 @@ class RunState:
     num_skipped: int
     num_tokens: int  # completion tokens recorded, of all trajectories
     checkpoint: CheckpointInfo | None  # newest recorded; its directory is not looked at
-    created_wall_s: float
-    stepped_wall_s: float | None  # last committed step
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +55,9 @@ class LedgerReader:
 
     def run_state(self) -> RunState:
         with self._snapshot("read the run"):
-            about, created_wall_s = read_about(self._db)
             counts = records.read_counts(self._db)
             return RunState(
-                about=about,
+                about=read_about(self._db),
                 version=last_version(self._db),
                 accounting=Accounts(counts).accounting(),
                 states={state.value: counts[state.value] for state in State},
@@ -68,8 +65,6 @@ class LedgerReader:
                 num_skipped=self._one("SELECT count(*) FROM skipped"),
                 num_tokens=self._one("SELECT ifnull(sum(num_tokens), 0) FROM chunks"),
                 checkpoint=self._checkpoint(),
-                created_wall_s=created_wall_s,
-                stepped_wall_s=self._one("SELECT max(wall_s) FROM steps"),
             )
 
     def steps(self) -> list[StepRecord]:

@@ -17,7 +17,7 @@ CheckpointOk = Callable[[CheckpointInfo], bool]
 @dataclass(slots=True)
 class Recovery:
     """State found in the ledger. `unused_group_ids` are positions of the data stream below
-    `next_group_id` that were neither admitted nor skipped: serve them first, or their prompts are lost.
+    `next_group_id` that were neither admitted nor skipped: none, as the controller takes them in order.
     """
 
     next_group_id: int = 0

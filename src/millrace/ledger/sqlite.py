@@ -63,7 +63,7 @@ class SqliteLedger:
         try:
             self._db = open_for_writing(self._path, run)
             with ledger_failures(self._path, "open"):
-                self.run = read_about(self._db)[0]
+                self.run = read_about(self._db)
                 self._accounts = Accounts(records.read_counts(self._db))
                 self._version: int = last_version(self._db)  # after the last committed step
                 self._refuse_lost_rows()

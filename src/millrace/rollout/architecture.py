@@ -22,23 +22,15 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 class Architecture:
     """A decoder of the Llama family. `shapes` maps parameter names, in state-dict order, to shapes."""
 
-    model_type: str
     num_layers: int
-    hidden: int
-    intermediate: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     vocab: int
     eps: float
     tied: bool
-    qk_norm: bool
     shapes: dict[str, tuple[int, ...]]
     config: Any
-
-    @property
-    def heads_per_kv(self) -> int:
-        return self.num_heads // self.num_kv_heads
 
     def rotary_tables(
         self, num_positions: int, dtype: torch.dtype, device: torch.device
@@ -71,17 +63,13 @@ def architecture_of(config: Any) -> Architecture:
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Architecture(
-        model_type=config.model_type,
         num_layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=head_dim,
         vocab=config.vocab_size,
         eps=config.rms_norm_eps,
         tied=bool(config.tie_word_embeddings),
-        qk_norm=config.model_type == "qwen3",
         shapes=shapes,
         config=config,
     )

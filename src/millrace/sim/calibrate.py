@@ -95,10 +95,10 @@ def learn(
     )
 
 
-def compare(run_dir: Path | str, *, seed: int = 0) -> dict[str, tuple[float, float]]:
+def compare(run_dir: Path | str) -> dict[str, tuple[float, float]]:
     """Simulate a run under its own configuration. Returns quantity -> (real, simulated)."""
     calibration = calibrate(run_dir)
-    simulated = Achieved.of(simulate(calibration.scenario(seed=seed)).events).as_dict()
+    simulated = Achieved.of(simulate(calibration.scenario()).events).as_dict()
     return {name: (real, simulated[name]) for name, real in calibration.achieved.as_dict().items()}
 
 
@@ -132,7 +132,7 @@ def _costs(events: Sequence[Event], config: Config, prompt_tokens: float) -> Cos
         verify_s=0.0,
         step_base_s=step_base_s,
         train_per_token_s=train_token_s,
-        publish_s=_mean(list(_after_step(events, "published"))),
+        publish_s=_mean(list(_publish_s(events))),
         stage_s=_mean([e.fields["stage_s"] for e in events if e.kind == "staged"]),
         save_s=_mean([e.fields["save_s"] for e in events if e.kind == "checkpoint"]),
         score_s=_score_s(events, config.reward.workers),
@@ -212,11 +212,11 @@ def _counts(step: Event) -> bool:
     return not step.fields["replayed"] and step.fields["version"] > WARM_UP_STEPS
 
 
-def _after_step(events: Sequence[Event], kind: str) -> Iterator[float]:
-    """Seconds from a step to the event of `kind` that comes right after it in the trainer."""
+def _publish_s(events: Sequence[Event]) -> Iterator[float]:
+    """Seconds from a step to the publish that comes right after it in the trainer."""
     trainer = [e for e in events if e.kind in ("step", "published", "checkpoint")]
     for before, now in pairwise(trainer):
-        if before.kind == "step" and now.kind == kind:
+        if before.kind == "step" and now.kind == "published":
             yield now.time_s - before.time_s
 
 

@@ -48,7 +48,7 @@ class Cluster:
             dtype=self.generation.dtype,
         )
 
-    def costs(self, quantum: int = 1) -> ClusterCosts:
+    def costs(self, quantum: int) -> ClusterCosts:
         """In units of `quantum` tokens (`sim.workload.Workload.quantum`)."""
         return ClusterCosts(self, quantum)
 
@@ -58,7 +58,7 @@ class ClusterCosts:
     """A `sim.costs.CostModel`. A unit of tokens is `quantum` decode steps, during which KV grows by it."""
 
     cluster: Cluster
-    quantum: int = 1
+    quantum: int
     prompts_s: float = 0.01
     verify_s: float = 0.01
     handover_s: float = 0.0  # `Generation.decode_s` has the engine's own work

@@ -54,7 +54,6 @@ class Generation:
     tensor_parallel: int = 1
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
-    memory_fraction: float = KV_MEMORY_FRACTION
 
     @cached_property
     def _flops(self) -> float:
@@ -110,14 +109,6 @@ class Generation:
         context = prompt_tokens + completion_tokens / 2
         return completion_tokens * self.decode_s(batch, batch * context) / batch
 
-    @property
-    def tensor_parallel_efficiency(self) -> float:
-        """Throughput per device at batch 64 and 4096 tokens of context, against one device of the same kind
-        (memory allowing or not)."""
-        alone = Generation(self.model, self.device, 1, self.dtype, self.kv_dtype)
-        ratio = alone.decode_s(64, 64 * 4096) / self.decode_s(64, 64 * 4096)
-        return ratio / self.tensor_parallel
-
     # ------------------------------------------------------------ memory
 
     @property
@@ -126,8 +117,7 @@ class Generation:
 
         Raises: ConfigError: the weights do not fit.
         """
-        room = self.device.memory_bytes * self.memory_fraction * self.tensor_parallel
-        room -= self.model.weights_bytes(self.dtype)
+        room = self._kv_room_bytes
         if room <= 0:
             needs = self.model.weights_bytes(self.dtype) / 1e9
             raise ConfigError(
@@ -138,5 +128,9 @@ class Generation:
 
     @property
     def fits(self) -> bool:
-        held = self.device.memory_bytes * self.memory_fraction * self.tensor_parallel
-        return held > self.model.weights_bytes(self.dtype)
+        return self._kv_room_bytes > 0
+
+    @property
+    def _kv_room_bytes(self) -> float:
+        held = self.device.memory_bytes * KV_MEMORY_FRACTION * self.tensor_parallel
+        return held - self.model.weights_bytes(self.dtype)

@@ -10,8 +10,6 @@ from typing import Any
 from millrace.core.events import Event
 from millrace.sim.simulation import Observer, Scenario, simulate
 
-TRAINER = "trainer"
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:

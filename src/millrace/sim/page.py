@@ -44,12 +44,12 @@ def page(title: str, compared: Sequence[Comparison], rows: Sequence[Sequence[str
     parts += _section(
         "KV cache",
         "Mean fraction of the replicas' KV in use over time (first seed).",
-        svg.lines({c.name: _over_time(c.timeline, "kv") for c in compared}, ""),
+        svg.lines({c.name: _over_time(c.timeline, "kv") for c in compared}),
     )
     parts += _section(
         "Trajectories running",
         "All replicas together (first seed).",
-        svg.lines({c.name: _over_time(c.timeline, "running", total=True) for c in compared}, ""),
+        svg.lines({c.name: _over_time(c.timeline, "running", total=True) for c in compared}),
     )
     for comparison in compared:
         parts += _section(

@@ -28,6 +28,10 @@ from millrace.sim.decode import Decoder
 from millrace.sim.workload import Workload
 
 ROUNDING_S = 1e-6
+SHARES = 4
+"""Parts in which verl's asynchronous trainer takes its batch."""
+WINDOWS, WARM_UP_WINDOWS = 12, 3
+"""Batches that are played of it; steps are measured after the first of them."""
 KV_UNLIMITED = 1 << 60
 """The slots limit what runs together: engines with paged KV admit by what is used, not by what may be."""
 
@@ -178,11 +182,28 @@ class Pipelines:
         """The batch is trained in `parts`, each when its groups are complete."""
         return streamed_s(self.ready_s, self.train_s, parts) + self.barrier_s
 
-    def windowed(self, staleness: float, update_s: float, *, parts: int = 4, windows: int = 12) -> float:
+    def windowed(self, staleness: float, update_s: float) -> float:
         """verl's asynchronous mode with partial rollout: at every weight change, groups are started until
-        what runs, waits and will be is (1 + staleness) batches; the trainer takes `parts` equal shares, each
-        `update_s / parts` long, then changes the weights of everybody."""
-        return _windowed(self, staleness, update_s, parts, windows)
+        what runs, waits and will be is (1 + staleness) batches; the trainer takes `SHARES` equal shares, each
+        `update_s / SHARES` long, then changes the weights of everybody."""
+        rollout = Rollout(self.costs, self.replicas, self.slots, self.batch)
+        budget, share = int(self.batch.prompts * (1 + staleness)), self.batch.prompts // SHARES
+        now_s, next_id, queued, changes = 0.0, 0, 0, [0.0]
+        for version in range(1, WINDOWS + 1):
+            count = max(0, budget - rollout.active - queued)
+            rollout.start(range(next_id, next_id + count), now_s)
+            next_id += count
+            for _ in range(SHARES):
+                while queued < share:
+                    now_s = max(now_s, rollout.next_group()[0])
+                    queued += 1
+                queued -= share
+                now_s += update_s / SHARES
+                queued += rollout.complete_by(now_s)
+            rollout.swap(version, now_s)
+            now_s += self.barrier_s
+            changes.append(now_s)
+        return fmean(after - before for before, after in pairwise(changes[WARM_UP_WINDOWS:]))
 
 
 def streamed_s(ready_s: Sequence[float], train_s: float, parts: int) -> float:
@@ -192,26 +213,3 @@ def streamed_s(ready_s: Sequence[float], train_s: float, parts: int) -> float:
         share = ready_s[max(0, part * len(ready_s) // parts - 1)]
         done_s = max(done_s, share) + train_s / parts
     return done_s
-
-
-def _windowed(pipeline: Pipelines, staleness: float, update_s: float, parts: int, windows: int) -> float:
-    batch = pipeline.batch
-    rollout = Rollout(pipeline.costs, pipeline.replicas, pipeline.slots, batch)
-    budget, share = int(batch.prompts * (1 + staleness)), batch.prompts // parts
-    now_s, next_id, queued, changes = 0.0, 0, 0, [0.0]
-    for version in range(1, windows + 1):
-        count = max(0, budget - rollout.active - queued)
-        rollout.start(range(next_id, next_id + count), now_s)
-        next_id += count
-        for _ in range(parts):
-            while queued < share:
-                now_s = max(now_s, rollout.next_group()[0])
-                queued += 1
-            queued -= share
-            now_s += update_s / parts
-            queued += rollout.complete_by(now_s)
-        rollout.swap(version, now_s)
-        now_s += pipeline.barrier_s
-        changes.append(now_s)
-    steady = [after - before for before, after in pairwise(changes[3:])]
-    return fmean(steady)

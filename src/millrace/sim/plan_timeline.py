@@ -8,11 +8,12 @@ from itertools import pairwise
 from millrace.sim.measure import Sample, Span, Timeline
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
+REPLICAS_SHOWN = 8
 STEP, PUBLISH, WAIT = "█", "p", "·"
 
 
-def timeline_lines(timeline: Timeline, *, width: int = 72, replicas_max: int = 8) -> list[tuple[str, str]]:
-    """(who, bar) of the trainer, a scale of versions, and up to `replicas_max` replicas.
+def timeline_lines(timeline: Timeline, *, width: int = 72) -> list[tuple[str, str]]:
+    """(who, bar) of the trainer, a scale of versions, and up to `REPLICAS_SHOWN` replicas.
 
     A column is the same stretch of time in every bar. The trainer's shows what it mostly did; a replica's the
     fraction of time in which it decoded. Empty where nothing happened.
@@ -24,7 +25,7 @@ def timeline_lines(timeline: Timeline, *, width: int = 72, replicas_max: int = 8
     column_s = (end_s - start_s) / width
     edges = [start_s + i * column_s for i in range(width + 1)]
     lines = [("trainer", _trainer(spans, edges)), ("version", _versions(spans, edges))]
-    names = sorted(timeline.samples, key=lambda name: (len(name), name))[:replicas_max]
+    names = sorted(timeline.samples, key=lambda name: (len(name), name))[:REPLICAS_SHOWN]
     return lines + [(name, _replica(timeline.samples[name], edges)) for name in names]
 
 

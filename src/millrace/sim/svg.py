@@ -8,7 +8,7 @@ from html import escape
 from math import ceil, floor, log10
 
 WIDTH, MARGIN, RIGHT = 940, 150, 30
-ROW = 26
+ROW, TICKS = 26, 8
 COLORS = ("#3b6ea5", "#d08a2e", "#4a9a63", "#a94f64", "#7a62a8", "#7c7c7c", "#3a9ca6", "#b5a642")
 INK, FAINT, IDLE = "#333", "#ddd", "#efefef"
 
@@ -65,11 +65,11 @@ class Scale:
         span = max(self.high - self.low, 1e-12)
         return MARGIN + (WIDTH - MARGIN - RIGHT) * (value - self.low) / span
 
-    def ticks(self, about: int = 8) -> list[float]:
-        """Multiples of 1, 2 or 5 times a power of ten, at most `about` of them."""
+    def ticks(self) -> list[float]:
+        """Multiples of 1, 2 or 5 times a power of ten, at most `TICKS` of them."""
         span = max(self.high - self.low, 1e-12)
-        magnitude = 10.0 ** floor(log10(span / about))
-        step = next(magnitude * k for k in (1, 2, 5, 10) if span / (magnitude * k) <= about)
+        magnitude = 10.0 ** floor(log10(span / TICKS))
+        step = next(magnitude * k for k in (1, 2, 5, 10) if span / (magnitude * k) <= TICKS)
         first = ceil(self.low / step)
         return [k * step for k in range(first, floor(self.high / step + 1e-9) + 1)]
 
@@ -121,7 +121,7 @@ def columns(series: Mapping[str, Mapping[int, float]]) -> str:
     return str(drawing)
 
 
-def lines(series: Mapping[str, Sequence[tuple[float, float]]], unit: str) -> str:
+def lines(series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
     """Curves over seconds."""
     height, base, top = 220, 170, 10
     drawing = Drawing(height)
@@ -131,7 +131,7 @@ def lines(series: Mapping[str, Sequence[tuple[float, float]]], unit: str) -> str
     for share in (0.0, 0.5, 1.0):
         y = base - (base - top) * share
         drawing.line([(MARGIN, y), (WIDTH - RIGHT, y)], FAINT, 1)
-        drawing.text(MARGIN - 8, y + 4, f"{short(most * share)} {unit}", anchor="end")
+        drawing.text(MARGIN - 8, y + 4, short(most * share), anchor="end")
     for index, row in enumerate(series.values()):
         drawing.line(((scale(x), base - (base - top) * y / most) for x, y in row), _color(index))
     seconds_axis(drawing, scale, base + 14)

@@ -19,11 +19,9 @@ class TraceDigest:
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
         self._encode = msgspec.msgpack.Encoder().encode
-        self.num_events = 0
 
     def __call__(self, event: Event) -> None:
         self._hash.update(self._encode((event.kind, event.time_s, sorted(event.fields.items()))))
-        self.num_events += 1
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()

@@ -30,6 +30,8 @@ ACTIVATION_BYTES = 34
 """Per token, layer and hidden unit with a fused attention and no recomputation (arXiv:2205.05198, eq. 2)."""
 CHECKPOINTED_BYTES = 2
 """The same with full recomputation: the layer's input alone (arXiv:2205.05198, section 5)."""
+MEMORY_FRACTION = 0.9
+"""Of a device's memory that states and activations may fill."""
 NETWORK_EFFICIENCY = 0.8
 """Achieved fraction of link rate in large collectives (nccl-tests bus bandwidth on DGX H100)."""
 
@@ -39,10 +41,8 @@ class Training:
     """A sharded trainer on `devices` devices, `model_parallel` of them to a data-parallel rank.
 
     Args:
-        mfu            None: `MFU`
         recompute      all activations are computed again in the backward pass
         log_prob_pass  the trainer first computes the log-probs of the batch with the weights it has
-        offload        optimizer state waits in host memory and crosses PCIe twice a step (colocated training)
     """
 
     model: ModelShape
@@ -50,11 +50,9 @@ class Training:
     devices: int
     model_parallel: int = 1
     mfu: float = MFU
-    forward_mfu: float = FORWARD_MFU
     recompute: bool = True
     log_prob_pass: bool = False
     updates: int = 1  # optimizer steps that a batch is split into
-    offload: bool = False
 
     @property
     def ranks(self) -> int:
@@ -74,7 +72,7 @@ class Training:
         if not self.log_prob_pass:
             return 0.0
         work = [self.forward_flops(length) for length in lengths]
-        return self.heaviest(work) / (self._rank_flops * self.forward_mfu)
+        return self.heaviest(work) / (self._rank_flops * FORWARD_MFU)
 
     def heaviest(self, work: Iterable[float]) -> float:
         """Work of the busiest rank: sequences dealt longest first to the idlest rank, for each update."""
@@ -114,11 +112,8 @@ class Training:
         return 3.0 * self.model.weights_bytes() / (rate * NETWORK_EFFICIENCY)
 
     def optimizer_s(self) -> float:
-        """An Adam step on sharded state, from device memory, or across PCIe where it is offloaded."""
-        share = self.model.parameters / self.devices
-        if self.offload:
-            return 2 * share * STATE_BYTES / self.device.host_bytes_per_s
-        return share * OPTIMIZER_BYTES / self.device.memory_bytes_per_s
+        """An Adam step on sharded state."""
+        return self.model.parameters / self.devices * OPTIMIZER_BYTES / self.device.memory_bytes_per_s
 
     def sample_s(self, micro_batch: int, length: int) -> float:
         """eta_t(b) of LlamaRL (arXiv:2505.24034, section 6): seconds per sample on one rank of a
@@ -137,8 +132,8 @@ class Training:
 
     def memory_bytes(self, micro_batch_tokens: int) -> float:
         """Per device: a share of the states, and of a micro-batch's activations."""
-        states = 0.0 if self.offload else self.model.parameters * STATE_BYTES / self.devices
+        states = self.model.parameters * STATE_BYTES / self.devices
         return states + self.activation_bytes(micro_batch_tokens) / self.model_parallel
 
-    def fits(self, micro_batch_tokens: int, *, fraction: float = 0.9) -> bool:
-        return self.memory_bytes(micro_batch_tokens) <= fraction * self.device.memory_bytes
+    def fits(self, micro_batch_tokens: int) -> bool:
+        return self.memory_bytes(micro_batch_tokens) <= MEMORY_FRACTION * self.device.memory_bytes

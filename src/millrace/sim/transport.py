@@ -78,7 +78,7 @@ def transfer(
             return Transfer(size / DELTA_ENCODE_BYTES_PER_S, chain, size / DELTA_ENCODE_BYTES_PER_S, SWAP_S)
 
 
-def chain_s(relays: int, size: float, bytes_per_s: float, chunk_s: float = CHUNK_S) -> float:
+def chain_s(relays: int, size: float, bytes_per_s: float) -> float:
     """A pipelined chain of n relays, at its best number of chunks k (arXiv:2510.12633, section 4):
 
         T = (k + n - 2) (M / (k B) + a),    k* = sqrt((n - 2) M / (a B))
@@ -87,8 +87,8 @@ def chain_s(relays: int, size: float, bytes_per_s: float, chunk_s: float = CHUNK
     """
     if relays < 2:
         return 0.0
-    chunks = max(1.0, math.sqrt((relays - 2) * size / (chunk_s * bytes_per_s)))
-    return (chunks + relays - 2) * (size / (chunks * bytes_per_s) + chunk_s)
+    chunks = max(1.0, math.sqrt((relays - 2) * size / (CHUNK_S * bytes_per_s)))
+    return (chunks + relays - 2) * (size / (chunks * bytes_per_s) + CHUNK_S)
 
 
 def ddma_s(size: float, link: float, trainer_devices: int, replicas: int, tensor_parallel: int) -> float:
