@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.algorithms import build
 from millrace.config.schema import GRPO, Optimizer
-from millrace.core.digest import NamedBuffer
+from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.types import Batch, Endpoint, TrainGroup, TrainSequence
 from millrace.trainer.attention import NAME
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
@@ -115,8 +115,9 @@ class MemoryWriter:
         self.endpoint, self.closed = endpoint, False
         self.written: list[tuple[int, dict[str, bytes]]] = []
 
-    def write(self, version: int, tensors: list[NamedBuffer]) -> None:
+    def write(self, version: int, tensors: list[NamedBuffer]) -> str:
         self.written.append((version, {tensor.name: bytes(tensor.data) for tensor in tensors}))
+        return digest_buffers(tensors)
 
     def close(self) -> None:
         self.closed = True

@@ -26,7 +26,7 @@ def command(
     config_file: ConfigFile,
     overrides: Overrides = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where the run is kept. Default: runs/<name>-<date>-<n>.")
+        Path | None, typer.Option(help="Where the run is kept. Default: runs/NAME-DATE-N.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run there, or the newest.")

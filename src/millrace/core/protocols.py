@@ -157,8 +157,10 @@ class Environment(Protocol):
 class WeightsWriter(Protocol):
     """Writes whole versions into a relay's slots. One writer per relay."""
 
-    def write(self, version: int, tensors: Sequence[NamedBuffer]) -> None:
-        """Copy `tensors` into the oldest slot. Readers of that slot see it torn, never mixed."""
+    def write(self, version: int, tensors: Sequence[NamedBuffer]) -> str:
+        """Copy `tensors` into the oldest slot and return their digest, taken of them, not of the copy.
+
+        Readers of that slot see it torn, never mixed."""
 
     def close(self) -> None: ...
 

@@ -216,7 +216,7 @@ class Published(msgspec.Struct, frozen=True):
     version: int
     digest: str  # of the source tensors, taken by the trainer
     weights_bytes: int
-    stall_s: float  # what the trainer waited for: the copy, with the digest beside it
+    stall_s: float  # what the trainer waited for: the copy and its digest
 
 
 class Staged(msgspec.Struct, frozen=True):

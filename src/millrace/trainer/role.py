@@ -9,7 +9,6 @@ import asyncio
 import importlib
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +16,6 @@ import torch
 
 from millrace.algorithms import build
 from millrace.config.schema import Config
-from millrace.core.digest import digest_buffers
 from millrace.core.errors import DataError, WeightsError, WorkerError, boundary, needing_memory
 from millrace.core.protocols import WeightsWriter
 from millrace.core.types import Batch, CheckpointInfo, Endpoint, Published, StepResult, TrainerState
@@ -47,7 +45,6 @@ class TorchTrainer:
         self._run_dir = Path(run_dir)
         self._open_writer = _imported(open_writer)
         self._turn = asyncio.Lock()
-        self._digester = ThreadPoolExecutor(1, thread_name_prefix="digest")
         self._trainer: PolicyTrainer | None = None
         self._buffers: PublishBuffers | None = None
         self._writer: tuple[Endpoint, WeightsWriter] | None = None
@@ -115,12 +112,10 @@ class TorchTrainer:
                 return published  # a repeat: writing again would cost the readers a slot
         writer = self._writer_to(endpoint)
         began = time.perf_counter()
-        tensors = buffers.fill()
-        digest = self._digester.submit(digest_buffers, tensors)  # beside the copy: both only read
-        writer.write(trainer.version, tensors)
+        digest = writer.write(trainer.version, buffers.fill())
         published = Published(
             version=trainer.version,
-            digest=digest.result(),
+            digest=digest,
             weights_bytes=buffers.weights_bytes,
             stall_s=time.perf_counter() - began,
         )

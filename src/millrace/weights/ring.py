@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
 
-from millrace.core.digest import NamedBuffer, TensorSpec
+from millrace.core.digest import NamedBuffer, TensorSpec, tensor_digest, version_digest
 from millrace.core.errors import UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint
 from millrace.weights.layout import MANIFEST_BYTES, Memory, attach
@@ -29,15 +30,18 @@ class RingWriter:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="publish")
         memory.touch()
 
-    def write(self, version: int, tensors: Sequence[NamedBuffer]) -> None:
+    def write(self, version: int, tensors: Sequence[NamedBuffer]) -> str:
         """Copy `tensors` into a slot; nobody can read it until the relay has staged it.
 
         The slot is the one that holds this version already, else an unused one, else the oldest that is
         not the newest staged version. Versions above `version` are dropped first: they come from steps
         that were undone when the trainer went back to a checkpoint.
 
+        Returns:
+            The version digest of `tensors` as they are here, not of the copy: what is staged is held to it.
         Raises:
             WeightsError: the version does not fit, or a buffer is not contiguous bytes.
         """
@@ -47,15 +51,33 @@ class RingWriter:
         self._drop_above(version)
         slot = self._choose(version)
         self._begin(slot)
-        data = self._memory.data[slot]
-        for spec, tensor in zip(manifest, tensors, strict=True):
-            np.copyto(data[spec.offset : spec.offset + spec.num_bytes], bytes_of(tensor))
+        digests = self._copy(slot, manifest, tensors)
         self._memory.manifests[slot][: len(encoded)] = np.frombuffer(encoded, np.uint8)
         self._end(slot, version, len(encoded))
+        return version_digest((t.name, t.dtype, t.shape, d) for t, d in zip(tensors, digests, strict=True))
 
     def close(self) -> None:
         """Let go of the mapping. Idempotent."""
+        self._helper.shutdown()
         self._memory.close()
+
+    def _copy(self, slot: int, manifest: Sequence[TensorSpec], tensors: Sequence[NamedBuffer]) -> list[str]:
+        """Copy and digest, each tensor while it is in the cache, on two threads: both let go of the GIL."""
+        data, digests = self._memory.data[slot], [""] * len(tensors)
+        left = iter(range(len(tensors)))
+
+        def work() -> None:
+            for index in left:
+                spec, source = manifest[index], bytes_of(tensors[index])
+                digests[index] = tensor_digest(source)
+                np.copyto(data[spec.offset : spec.offset + spec.num_bytes], source)
+
+        other = self._helper.submit(work)
+        try:
+            work()
+        finally:
+            other.result()
+        return digests
 
     def _choose(self, version: int) -> int:
         memory = self._memory
