@@ -29,7 +29,7 @@ LR, STALENESS_MAX = 1e-4, 2
 WINDOW = 10  # steps over which rewards are averaged
 SCRIPTS = {"trl_grpo": "grpo.py", "trl_async": "async_grpo.py"}
 CONTESTANTS = ("millrace", *SCRIPTS)
-STEPS = {"short": (120, 40), "uneven": (24, 12)}  # in full, and with --quick
+STEPS = {"short": (120, 40), "uneven": (72, 12)}  # in full, and with --quick
 GAIN = 0.10  # above the round's first rewards: what time to reward is measured to
 
 CONFIG = """
