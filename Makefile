@@ -35,7 +35,7 @@ test: lint
 	$(BIN)/pytest tests/process tests/chaos tests/learning
 
 bench: $(STAMP)
-	@set -e; for benchmark in $(filter-out benchmarks/common.py,$(wildcard benchmarks/*.py)); do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
+	@set -e; for benchmark in $$(grep -l __main__ benchmarks/*.py); do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
 
 docs: $(STAMP)
 	$(BIN)/python -m millrace.config.reference docs/configuration.md docs/simulation.md
