@@ -43,6 +43,26 @@ async def cause_of_death(worker: LocalHandle) -> str:
 # ---------------------------------------------------------------- death
 
 
+def test_a_worker_that_outlives_its_kill_is_named_when_the_runtime_closes(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("millrace.runtime.local.CLOSE_TIMEOUT_S", 0.01)
+
+    class Undying(LocalHandle):
+        def __init__(self) -> None:
+            self.name, self.epoch = "worker", 1
+            self.dead = asyncio.get_running_loop().create_future()
+
+        def kill(self) -> None:
+            pass
+
+    async def run() -> None:
+        runtime = LocalRuntime()
+        runtime._handles.add(Undying())
+        with pytest.raises(DeadlineExceeded, match=r"worker \(epoch 1\)"):
+            await runtime.close()
+
+    asyncio.run(run())
+
+
 def test_a_worker_killed_from_outside_tells_its_signal() -> None:
     async def use(worker: LocalHandle) -> None:
         assert worker.pid is not None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.config.schema import Laminar
+from millrace.config.schema import Laminar, Synchronous
+from millrace.controller.run import Run
+from millrace.core.errors import LedgerError
 from millrace.sim.costs import Costs
 from millrace.sim.explore_worlds import SCHEDULES, small_config
 from millrace.sim.faults import ClockJump, Crash, Faults, Lag, Slow
 from millrace.sim.invariants import Invariants
-from millrace.sim.simulation import Scenario, simulate
+from millrace.sim.simulation import Observer, Scale, Scenario, simulate
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
@@ -53,3 +55,21 @@ def test_a_version_that_is_published_again_while_it_is_staged_is_staged_then():
     scenario = Scenario(small_config(Laminar()), faults=faults, costs=Costs(publish_s=0.5, load_s=0.05))
     outcome = simulate(scenario, Invariants(scenario))
     assert outcome.of("stage_missed")
+
+
+def test_a_run_whose_last_write_to_the_ledger_fails_says_so_at_its_end(monkeypatch):
+    class Ends(Observer):
+        def on_event(self, event):
+            if event.kind == "run_ended":
+                reasons.append(event.fields["reason"])
+
+    def refuse_the_last(run):
+        if run.state.version == run.config.steps:
+            raise LedgerError("the disk is full")
+        flush(run)
+
+    reasons, flush = [], Run.flush
+    monkeypatch.setattr(Run, "flush", refuse_the_last)
+    with pytest.raises(LedgerError):
+        simulate(Scenario(small_config(Synchronous(), steps=1), scale=Scale(flush_interval_s=1e9)), Ends())
+    assert reasons == ["LedgerError: the disk is full"]

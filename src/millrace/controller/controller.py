@@ -12,7 +12,7 @@ watch        ends a run that makes no progress and says who waits for whom
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from millrace.config.schema import Config
@@ -24,7 +24,7 @@ from millrace.controller.state import RunState
 from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
 from millrace.controller.trainer import TrainerSession
 from millrace.core import clock
-from millrace.core.errors import DeadlineExceeded, MillraceError
+from millrace.core.errors import DeadlineExceeded, MillraceError, leaves
 from millrace.core.events import Events
 from millrace.core.protocols import Ledger, Runtime
 from millrace.schedule.schedule import Schedule
@@ -110,8 +110,11 @@ class Controller:
             ok, reason = True, "stopped" if self._run.stopping else "done"
         except BaseExceptionGroup as group:
             error = _cause(group)
-            reason = f"{type(error).__name__}: {error}"
+            reason = _told(error)
             raise error from None
+        except Exception as error:
+            reason = _told(error)
+            raise
         finally:
             accounting = asdict(self._run.ledger.accounting())
             took_s = clock.now() - started
@@ -182,15 +185,11 @@ class Controller:
             self._run.waits.excuse(late_s)
 
 
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error of ours in a tree of exception groups, else the first leaf."""
-    leaves = list(_leaves(group))
-    return next((e for e in leaves if isinstance(e, MillraceError)), leaves[0])
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
+    """The first error of ours in a tree of exception groups, else the first of all."""
+    errors = list(leaves(group))
+    return next((e for e in errors if isinstance(e, MillraceError)), errors[0])

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from millrace.controller.pulse import Pulse
 from millrace.core.types import Work
 
+TICK_S = 60.0  # between two looks of a replica that no order woke
+
 
 @dataclass(frozen=True, slots=True)
 class Submit:
@@ -49,9 +51,9 @@ class Mailbox:
         self.orders.append(order)
         self._arrived.fire()
 
-    async def first(self, *, look_every_s: float = 60.0) -> Order:
+    async def first(self) -> Order:
         while not self.orders:
-            await self._arrived.wait(timeout_s=look_every_s)
+            await self._arrived.wait(timeout_s=TICK_S)
         return self.orders[0]
 
     def done(self) -> None:

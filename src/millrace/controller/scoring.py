@@ -24,6 +24,7 @@ PROMPTS_TIMEOUT_S = 20.0
 DEATHS_MAX = 2  # a trajectory whose scoring killed this many workers has failed
 FAILURES_MAX = 256  # failed scores in a row that stop the run
 BAD_PROMPTS_MAX = 1000  # skipped prompts in a row that stop the run
+TICK_S = 60.0  # between two looks for work of a worker that nobody woke
 GRACE_S = 2.0  # beyond the reward's own deadline, for the message to arrive
 
 
@@ -85,7 +86,7 @@ class EnvironmentPool:
                 count = min(SCORE_BATCH, len(self._requests))
                 await self._score(handle, [self._requests.popleft() for _ in range(count)])
             else:
-                await self._work.wait(timeout_s=60.0)
+                await self._work.wait(timeout_s=TICK_S)
                 if self.look_interval_s:
                     await asyncio.sleep(self.look_interval_s)
 
@@ -95,6 +96,9 @@ class EnvironmentPool:
         try:
             with self._waits.waiting(handle.name, f"prompts {ids[0]} to {ids[-1]}"):
                 fetched = await handle.call("prompts", ids, timeout_s=PROMPTS_TIMEOUT_S)
+        except BaseException:
+            self._work.fire()  # another worker can fetch them
+            raise
         finally:
             self._fetching = False
         self._next_group_id = ids[-1] + 1

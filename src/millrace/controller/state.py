@@ -244,11 +244,10 @@ class RunState:
 
     # ------------------------------------------------------------ what replicas tell
 
-    def replica_up(self, name: str, epoch: int) -> ReplicaRecord:
+    def replica_up(self, name: str, epoch: int) -> None:
         record = self.replicas[name]
         record.alive, record.epoch, record.version, record.busy = True, epoch, -1, False
         record.load, record.kv_used_previous, record.groups_since_swap = ReplicaLoad(version=-1), 0, 0
-        return record
 
     def replica_down(self, name: str) -> list[Trajectory]:
         """The replica is gone: its trajectories wait for another. Returns those abandoned because

@@ -16,7 +16,7 @@ from typing import Any
 
 from millrace.controller.pulse import Waits
 from millrace.core import clock
-from millrace.core.errors import DeadlineExceeded, OutOfMemory, RemoteError, WorkerDied, WorkerError
+from millrace.core.errors import DeadlineExceeded, OutOfMemory, RemoteError, WorkerDied, WorkerError, leaves
 from millrace.core.events import Events
 from millrace.core.protocols import Handle, Runtime
 from millrace.core.types import Vitals
@@ -169,16 +169,7 @@ async def _death(handle: Handle) -> None:
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     """The most telling of the failures: a death explains the calls that it broke."""
-    leaves: list[BaseException] = []
-
-    def walk(error: BaseException) -> None:
-        if isinstance(error, BaseExceptionGroup):
-            for inner in error.exceptions:
-                walk(inner)
-        else:
-            leaves.append(error)
-
-    walk(failures)
-    planned = [e for e in leaves if isinstance(e, PlannedRestart)]
-    deaths = [e for e in leaves if isinstance(e, WorkerDied)]
-    return (planned or deaths or leaves)[0]
+    errors = list(leaves(failures))
+    planned = [e for e in errors if isinstance(e, PlannedRestart)]
+    deaths = [e for e in errors if isinstance(e, WorkerDied)]
+    return (planned or deaths or errors)[0]

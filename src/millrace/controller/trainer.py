@@ -8,7 +8,9 @@ final weights, and the versions come out as they were.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+import dataclasses
+
+from msgspec.structs import asdict
 
 from millrace.controller.run import Run
 from millrace.controller.state import make_batch
@@ -32,9 +34,7 @@ class TrainerSession:
     """`checkpoints` and `export` are directories (export None: off). After news it waits
     `look_interval_s` before it looks for a batch."""
 
-    def __init__(
-        self, run: Run, *, checkpoints: str, export: str | None, look_interval_s: float = 0.0
-    ) -> None:
+    def __init__(self, run: Run, *, checkpoints: str, export: str | None, look_interval_s: float) -> None:
         self._run, self._checkpoints, self._export = run, checkpoints, export
         self._look_interval_s = look_interval_s
         self._loaded: TrainerState | None = None
@@ -157,7 +157,7 @@ class TrainerSession:
         run.lineage.published(published)
         run.published.append(published)
         run.to_stage.fire()
-        run.events.emit("published", **_fields(published))
+        run.events.emit("published", **asdict(published))
         run.pulse.fire()
 
     async def _await_another_relay(self, endpoint: Endpoint) -> None:
@@ -179,7 +179,7 @@ class TrainerSession:
             info: CheckpointInfo = await self._call(handle, "checkpoint", self._checkpoints)
         run.ledger.commit_checkpoint(info)
         self._checkpointed = info.version
-        run.events.emit("checkpoint", **_fields(info))
+        run.events.emit("checkpoint", **asdict(info))
 
     def _emit_step(
         self, batch: Batch, record: StepRecord, result: StepResult, *, wait_s: float, replayed: bool
@@ -201,7 +201,7 @@ class TrainerSession:
             replayed=replayed,
             logprob_gap={s: list(gap) for s, gap in result.logprob_gap.items()},
             metrics=result.metrics,
-            accounting=asdict(run.ledger.accounting()),
+            accounting=dataclasses.asdict(run.ledger.accounting()),
         )
 
 
@@ -214,7 +214,3 @@ def staleness_histogram(batch: Batch) -> dict[int, int]:
                 staleness = batch.version - version
                 counts[staleness] = counts.get(staleness, 0) + 1
     return dict(sorted(counts.items()))
-
-
-def _fields(message: Published | CheckpointInfo) -> dict[str, object]:
-    return {name: getattr(message, name) for name in message.__struct_fields__}

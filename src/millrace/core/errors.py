@@ -74,6 +74,15 @@ class RewardError(MillraceError, RuntimeError):
     """A reward function cannot be loaded or broke its contract."""
 
 
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors in a tree of exception groups; an error that is no group is the only one."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
+
 @contextmanager
 def boundary(role: str, what: str, kind: type[MillraceError] = WorkerError) -> Iterator[None]:
     """Turn a foreign exception into ours, naming the role and what it was doing.

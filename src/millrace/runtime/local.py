@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from millrace.core.errors import WorkerError
+from millrace.core.errors import DeadlineExceeded, WorkerError
 from millrace.runtime.handle import LocalHandle
 from millrace.runtime.launcher import Launcher
 from millrace.runtime.seam import late
@@ -84,7 +84,7 @@ class LocalRuntime:
             handle.dump_stacks()
 
     async def close(self) -> None:
-        """Kill every worker and wait until none is left. Raises: DeadlineExceeded."""
+        """Kill every worker and wait until none is left. Raises: DeadlineExceeded, naming those that are."""
         self._closed = True
         handles = list(self._handles)
         for handle in handles:
@@ -93,6 +93,8 @@ class LocalRuntime:
             await self._launcher.close(CLOSE_TIMEOUT_S)
         if handles:
             await asyncio.wait([handle.dead for handle in handles], timeout=CLOSE_TIMEOUT_S)
+        if left := [f"{handle.name} (epoch {handle.epoch})" for handle in handles if not handle.dead.done()]:
+            raise DeadlineExceeded(f"{', '.join(left)}: alive {CLOSE_TIMEOUT_S:g} s after they were killed")
 
     def _new_handle(self, name: str) -> LocalHandle:
         if self._closed:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import pickle
 import traceback
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from millrace.core import errors
@@ -57,6 +58,24 @@ def bind(worker: Any, method: str) -> Callable[..., Any]:
     near = difflib.get_close_matches(method, public, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise WorkerError(f"{type(worker).__name__} has no method {method!r} that can be called{hint}")
+
+
+def begin_call(worker: Any, method: str, args: tuple[Any, ...]) -> Awaitable[Any]:
+    """Raises: WorkerError: there is no such method, or it is not async."""
+    answer = bind(worker, method)(*args)
+    if not inspect.isawaitable(answer):
+        raise WorkerError(f"{type(worker).__name__}.{method} is not an async method")
+    return answer
+
+
+def begin_stream(worker: Any, method: str, args: tuple[Any, ...]) -> AsyncGenerator[Any, None]:
+    """Raises: WorkerError: there is no such method, or it is not an async generator."""
+    items = bind(worker, method)(*args)
+    if not isinstance(items, AsyncGenerator):
+        if inspect.iscoroutine(items):
+            items.close()
+        raise WorkerError(f"{type(worker).__name__}.{method} is not an async generator")
+    return items
 
 
 def crossing(error: BaseException, where: str) -> MillraceError:

@@ -17,7 +17,6 @@ be reached by a kill: its handle is dead at once, and it runs on as a zombie unt
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import math
 import pickle
@@ -33,7 +32,8 @@ from millrace.runtime.seam import (
     CREDIT_STEP,
     PING,
     STREAM_WINDOW,
-    bind,
+    begin_call,
+    begin_stream,
     crossing,
     died,
     late,
@@ -232,9 +232,7 @@ class _Worker:
     async def _call(self, method: str, args: tuple[Any, ...]) -> Any:
         if method == PING:
             return self._vitals()
-        answer = bind(self._instance, method)(*args)
-        if not inspect.isawaitable(answer):
-            raise WorkerError(f"{type(self._instance).__name__}.{method} is not an async method")
+        answer = begin_call(self._instance, method, args)
         self._calls.append(method)
         try:
             return await answer
@@ -244,7 +242,7 @@ class _Worker:
     async def _feed(self, method: str, args: tuple[Any, ...], channel: _Channel) -> None:
         arrived = channel.arrived.put_nowait
         try:
-            async with aclosing(self._generator(method, args)) as items:
+            async with aclosing(begin_stream(self._instance, method, args)) as items:
                 await channel.credit.acquire()
                 async for item in items:
                     self._send(arrived, (self._runtime.copied(item), None))
@@ -253,14 +251,6 @@ class _Worker:
             self._send(arrived, (None, self._crossing(error, method)))
         else:
             self._send(arrived, (_END, None))
-
-    def _generator(self, method: str, args: tuple[Any, ...]) -> AsyncGenerator[Any, None]:
-        items = bind(self._instance, method)(*args)
-        if not isinstance(items, AsyncGenerator):
-            if inspect.iscoroutine(items):
-                items.close()
-            raise WorkerError(f"{type(self._instance).__name__}.{method} is not an async generator")
-        return items
 
     def _send(self, deliver: Callable[..., None], *args: Any) -> None:
         if self.alive:

@@ -8,17 +8,15 @@ need the loop to turn; a worker stuck in C code is ended from outside, by the fo
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import pickle
 import socket
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from millrace.core.errors import StaleEpochError, WorkerError
+from millrace.core.errors import StaleEpochError
 from millrace.runtime.process import CONTROLLER_LOST, LEASE_LOST
-from millrace.runtime.seam import PING, bind, crossing, load_class, where
+from millrace.runtime.seam import PING, begin_call, begin_stream, crossing, load_class, where
 from millrace.runtime.stacks import answer_dumps
 from millrace.runtime.vitals import VitalSigns
 from millrace.runtime.wire import Kind, Wire
@@ -101,9 +99,7 @@ class Worker:
     async def _call(self, method: str, args: tuple[Any, ...]) -> Any:
         if method == PING:
             return self._vitals.take(self._calls)
-        answer = bind(self._object, method)(*args)
-        if not inspect.isawaitable(answer):
-            raise WorkerError(f"{type(self._object).__name__}.{method} is not an async method")
+        answer = begin_call(self._object, method, args)
         self._calls.append(method)
         try:
             return await answer
@@ -113,11 +109,7 @@ class Worker:
     async def _stream(
         self, call_id: int, credit: asyncio.Semaphore, method: str, args: tuple[Any, ...], window: int
     ) -> None:
-        items = bind(self._object, method)(*args)
-        if not isinstance(items, AsyncGenerator):
-            if inspect.iscoroutine(items):
-                items.close()
-            raise WorkerError(f"{type(self._object).__name__}.{method} is not an async generator")
+        items = begin_stream(self._object, method, args)
         self._grant(credit, window)
         async with aclosing(items):
             await credit.acquire()
