@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from millrace.cli.options import AsJson, Overrides
@@ -24,6 +25,9 @@ from millrace.sim.setup import check_memory, scenario
 from millrace.sim.simulation import Scenario
 
 console = Console(highlight=False, soft_wrap=True)
+
+TOLD_EVERY = 1_000
+"""Worlds explored, where no progress bar can be shown."""
 
 HEADING = ("schedule", "step s", "tok/s", "trainer busy", "replicas busy", "KV used", "staleness", "max")
 
@@ -118,20 +122,24 @@ def _explore(
     """Exit code 1 where a seed fails; each failure says how to replay it."""
     config = load(config_file, overrides) if config_file else None
     words = ["millrace simulate", *([str(config_file)] if config_file else [])]
-    report = explore(
-        seed, count, jobs=jobs, on_seed=None if as_json else _tell, config=config, command=" ".join(words)
-    )
+    with Progress(console=console, transient=True, disable=as_json or not console.is_terminal) as progress:
+        bar = progress.add_task("worlds", total=count)
+
+        def tell(verdict: Verdict) -> None:
+            progress.advance(bar)
+            done = verdict.seed - seed + 1
+            if verdict.problem and not as_json:
+                console.print(f"seed {verdict.seed} ({verdict.schedule}): {verdict.problem}", markup=False)
+                console.print(f"  replay: {verdict.command}", markup=False)
+            if progress.disable and not as_json and done % TOLD_EVERY == 0 and done < count:
+                console.print(f"{done:,} of {count:,} worlds")
+
+        report = explore(seed, count, jobs=jobs, on_seed=tell, config=config, command=" ".join(words))
     if as_json:
         typer.echo(json.dumps(asdict(report)))
     else:
         console.print(_summary(report), markup=False)
     raise typer.Exit(0 if report.ok else 1)
-
-
-def _tell(verdict: Verdict) -> None:
-    if verdict.problem:
-        console.print(f"seed {verdict.seed} ({verdict.schedule}): {verdict.problem}", markup=False)
-        console.print(f"  replay: {verdict.command}", markup=False)
 
 
 def _summary(report: Report) -> str:
