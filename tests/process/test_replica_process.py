@@ -44,7 +44,7 @@ def test_a_killed_replicas_trajectory_goes_on_in_another_as_if_nothing_happened(
         writer.write(0, published)
         digest = digest_buffers(published)
         await relay.stage(0, digest)
-        runtime = LocalRuntime(preload=("millrace.rollout.replica",), env={"OMP_NUM_THREADS": "1"})
+        runtime = LocalRuntime(preload=("millrace.rollout.replica",))
         try:
             async with asyncio.timeout(DEADLINE_S):
                 first, second = [

@@ -43,7 +43,9 @@ async def cause_of_death(worker: LocalHandle) -> str:
 # ---------------------------------------------------------------- death
 
 
-def test_a_worker_that_outlives_its_kill_is_named_when_the_runtime_closes(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_worker_that_outlives_its_kill_is_named_when_the_runtime_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("millrace.runtime.local.CLOSE_TIMEOUT_S", 0.01)
 
     class Undying(LocalHandle):
@@ -172,16 +174,14 @@ def test_a_message_larger_than_any_buffer_arrives_whole() -> None:
 # ---------------------------------------------------------------- the process
 
 
-def test_preloaded_modules_are_shared_and_the_environment_is_as_asked() -> None:
+def test_preloaded_modules_are_shared_and_the_environment_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNTIME_TEST", "ours")
+
     async def run() -> None:
-        runtime = LocalRuntime(preload=("runtime_workers",), env={"RUNTIME_TEST": "all"})
-        workers = [
-            await runtime.spawn("a", PROCESS),
-            await runtime.spawn("b", PROCESS, env={"RUNTIME_TEST": "b"}),
-        ]
-        a, b = [await call(worker, "facts") for worker in workers]
+        runtime = LocalRuntime(preload=("runtime_workers",))
+        a, b = [await call(await runtime.spawn(name, PROCESS), "facts") for name in "ab"]
         assert a["loaded_by"] == b["loaded_by"] == a["parent"] == b["parent"]
-        assert (a["env"], b["env"]) == ("all", "b")
+        assert a["env"] == "ours"
         assert a["threads"] == os.environ.get("OMP_NUM_THREADS", "1")
         assert a["python_path"] == os.environ.get("PYTHONPATH")
         assert a["main"].endswith("forkserver.py"), "the user's script is not run again"
@@ -190,11 +190,13 @@ def test_preloaded_modules_are_shared_and_the_environment_is_as_asked() -> None:
     asyncio.run(run())
 
 
-def test_the_number_of_threads_can_be_set() -> None:
+def test_the_number_of_threads_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+
     async def use(worker: LocalHandle) -> None:
         assert (await call(worker, "facts"))["threads"] == "3"
 
-    with_worker(use, LocalRuntime(env={"OMP_NUM_THREADS": "3"}))
+    with_worker(use)
 
 
 def test_a_module_that_cannot_be_preloaded_is_named() -> None:

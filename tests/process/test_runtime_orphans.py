@@ -167,9 +167,13 @@ def test_the_end_of_the_forkserver_is_the_end_of_its_workers_and_the_next_spawn_
 
 
 @pytest.mark.parametrize("end", ["deadline", "cancellation"])
-def test_a_spawn_that_is_given_up_leaves_no_process(end: str, mark: str) -> None:
+def test_a_spawn_that_is_given_up_leaves_no_process(
+    end: str, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNTIME_TEST", mark)
+
     async def run() -> None:
-        runtime = LocalRuntime(env={"RUNTIME_TEST": mark})
+        runtime = LocalRuntime()
         await runtime.spawn("first", PROCESS)
         assert len(marked(mark)) == 2
         with pytest.raises(TimeoutError):

@@ -185,7 +185,7 @@ def take_ignores_deadlines(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_trajectories_placed_anywhere(patch: pytest.MonkeyPatch) -> None:
-    def place(rules: Schedule, view: View, version: Any, count: int, *, birth: Any = None) -> str | None:
+    def place(rules: Schedule, view: View, version: Any, *, birth: int) -> str | None:
         return next((replica.replica_id for replica in view.replicas if replica.serving), None)
 
     patch.setattr(Schedule, "place", place)

@@ -15,7 +15,7 @@ def make_group(group_id: int) -> Group:
 
 def lease(trajectory: Trajectory, replica: str = "replica-0") -> None:
     trajectory.state, trajectory.replica = State.LEASED, replica
-    trajectory.epoch, trajectory.lease_deadline_s = 3, 12.5
+    trajectory.epoch = 3
     trajectory.lease += 1
 
 
@@ -47,6 +47,6 @@ def ready_group(group_id: int, version: int = 0, num_tokens: int = 4) -> Group:
     return group
 
 
-def step_of(version: int, *groups: Group, digest: str = "") -> StepRecord:
+def step_of(version: int, *groups: Group) -> StepRecord:
     ids = [member.trajectory_id for group in groups for member in group.members]
-    return StepRecord(version, [group.group_id for group in groups], ids, {"loss": 0.5}, digest)
+    return StepRecord(version, [group.group_id for group in groups], ids, {"loss": 0.5})

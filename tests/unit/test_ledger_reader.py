@@ -55,10 +55,10 @@ def test_a_step_a_trajectory_and_a_group_are_found_by_their_ids(path: Path) -> N
     ledger = SqliteLedger(path, run={})
     group = ready_group(0)
     ledger.admit([group])
-    ledger.commit_step(step_of(1, group, digest="d"))
+    ledger.commit_step(step_of(1, group))
     with LedgerReader(path) as reader:
-        assert reader.step(1) == step_of(1, group, digest="d")
-        assert reader.steps() == [step_of(1, group, digest="d")]
+        assert reader.step(1) == step_of(1, group)
+        assert reader.steps() == [step_of(1, group)]
         trajectory = reader.trajectory(1)
         assert (trajectory.state, trajectory.trained_version) == (State.TRAINED, 1)
         assert trajectory.tokens == group.members[1].tokens

@@ -73,7 +73,7 @@ def test_leased_trajectories_are_queued_again_with_the_tokens_they_have(path: Pa
     ledger.flush()
     ledger = reopen(ledger, path)
     member = ledger.recover().groups[0].members[0]
-    assert (member.state, member.replica, member.lease_deadline_s) == (State.QUEUED, "", 0.0)
+    assert (member.state, member.replica, member.epoch) == (State.QUEUED, "", 0)
     assert member.tokens == group.members[0].tokens
     assert member.lease == 1, "a lease number is never used again"
 
@@ -195,13 +195,13 @@ def test_steps_after_the_checkpoint_are_replayed_in_order_with_their_tokens(path
     ledger.admit(groups)
     order = [groups[2], groups[0], groups[3], groups[1]]
     for version, group in enumerate(order, 1):
-        ledger.commit_step(step_of(version, group, digest=f"digest {version}"))
+        ledger.commit_step(step_of(version, group))
     ledger.commit_checkpoint(CheckpointInfo(2, "/checkpoints/v2", 0.1))
     recovered = reopen(ledger, path).recover(checkpoint_ok=whole)
     assert recovered.version == 4 and recovered.groups == []
     assert [record for record, _ in recovered.replay] == [
-        step_of(3, groups[3], digest="digest 3"),
-        step_of(4, groups[1], digest="digest 4"),
+        step_of(3, groups[3]),
+        step_of(4, groups[1]),
     ]
     replayed = recovered.replay[0][1][0].members[0]
     assert replayed.tokens == groups[3].members[0].tokens
@@ -306,6 +306,5 @@ def queued_copy(group: Group) -> Group:
     group = copy.deepcopy(group)
     for member in group.members:
         if member.state is State.LEASED:
-            member.state, member.replica = State.QUEUED, ""
-            member.epoch, member.lease_deadline_s = 0, 0.0
+            member.state, member.replica, member.epoch = State.QUEUED, "", 0
     return group

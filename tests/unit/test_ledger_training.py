@@ -66,26 +66,12 @@ def test_a_refused_step_leaves_no_trace(ledger: SqliteLedger) -> None:
     ledger.commit_step(step_of(1, make_group(0)))
 
 
-def test_a_replayed_step_replaces_its_metrics_and_trains_nothing(ledger: SqliteLedger) -> None:
-    ledger.commit_step(step_of(1, make_group(0)))
-    again = StepRecord(1, [0], [1, 0], {"loss": 0.25}, "digest")
-    ledger.commit_step(again)
-    record = ledger.recover(checkpoint_ok=lambda _: False).replay[0][0]
-    assert (record.metrics, record.digest) == ({"loss": 0.25}, "digest")
-    assert ledger.accounting().trained == 2
-
-
-def test_a_replayed_step_must_have_the_batch_it_had(ledger: SqliteLedger) -> None:
-    ledger.commit_step(step_of(1, make_group(0)))
-    with pytest.raises(
-        LedgerError, match=r"step 1 was committed with other trajectories \(differing: \[0, 1, 2, 3\]"
-    ):
-        ledger.commit_step(step_of(1, make_group(1)))
-
-
-def test_steps_follow_each_other(ledger: SqliteLedger) -> None:
+def test_steps_follow_each_other_and_none_is_committed_twice(ledger: SqliteLedger) -> None:
     with pytest.raises(LedgerError, match="step 2 does not follow step 0"):
         ledger.commit_step(step_of(2, make_group(0)))
+    ledger.commit_step(step_of(1, make_group(0)))
+    with pytest.raises(LedgerError, match="step 1 does not follow step 1"):
+        ledger.commit_step(step_of(1, make_group(1)))
 
 
 def test_only_a_step_trains(ledger: SqliteLedger) -> None:

@@ -55,7 +55,7 @@ class Decisions:
                 self._run.restart(trajectory, f"version {trajectory.versions[-1]} is no longer held")
             version = trajectory.versions[-1] if trajectory.versions else None
             birth = state.groups[trajectory.group_id].birth
-            replica = schedule.place(state.view(), version, 1, birth=birth)
+            replica = schedule.place(state.view(), version, birth=birth)
             if replica is not None:
                 works.add(replica, state.lease(trajectory, replica))
         self._submit(works)

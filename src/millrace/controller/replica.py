@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
+from msgspec.structs import asdict
+
 from millrace.controller.orders import Abort, Move, Pull, Submit
 from millrace.controller.run import Run
 from millrace.core.errors import TornVersionError, UnknownVersionError, WorkerDied
@@ -60,24 +62,11 @@ class ReplicaSession:
             await self._run.patience.call(handle, "release", [])
 
     def _take_in(self, report: Report) -> None:
-        run, load = self._run, report.load
+        run = self._run
         finished = run.state.apply(self.name, report)
         if report.progress:
             run.waits.progress()
-        run.events.emit(
-            "report",
-            replica=self.name,
-            version=load.version,
-            running=load.running,
-            waiting=load.waiting,
-            kv_used_tokens=load.kv_used_tokens,
-            kv_capacity_tokens=load.kv_capacity_tokens,
-            generated_tokens=load.generated_tokens,
-            prefilled_tokens=load.prefilled_tokens,
-            steps_since_swap=load.steps_since_swap,
-            busy_s=load.busy_s,
-            idle_s=load.idle_s,
-        )
+        run.events.emit("report", replica=self.name, **asdict(report.load))
         self._finished(finished)
 
     def _finished(self, finished: list[Trajectory]) -> None:

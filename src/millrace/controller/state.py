@@ -134,11 +134,7 @@ class RunState:
 
     def view(self) -> View:
         """The run as decisions see it."""
-        orphans: dict[int, int] = {}
-        for trajectory in self.queued.values():
-            if trajectory.versions:
-                last = trajectory.versions[-1]
-                orphans[last] = orphans.get(last, 0) + 1
+        orphans = {trajectory.versions[-1] for trajectory in self.queued.values() if trajectory.versions}
         version, taken = self.version + bool(self.taken), frozenset(self.taken)
         return View(
             version=version,
@@ -150,7 +146,7 @@ class RunState:
             max_sequence_tokens=self.shape.max_sequence_tokens,
             groups=tuple([record.view for i, record in self.groups.items() if i not in taken]),
             replicas=tuple(r.view() for r in self.replicas.values() if r.alive),
-            orphans=tuple(sorted(orphans.items())),
+            orphans=tuple(sorted(orphans)),
         )
 
     @property

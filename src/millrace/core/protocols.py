@@ -75,7 +75,6 @@ class Runtime(Protocol):
         target: str,
         kwargs: Mapping[str, Any] | None = None,
         *,
-        env: Mapping[str, str] | None = None,
         timeout_s: float = 60.0,
     ) -> Handle:
         """Start `target` ("package.module:Class"), constructed with `kwargs`, as worker `name`.
@@ -108,11 +107,9 @@ class Replica(Protocol):
     async def pull(self, version: int, endpoint: Endpoint) -> Served:
         """Copy `version` into standby while decoding goes on, swap between two decode steps, and
         digest what is served now. Trajectories in flight go on under it with their KV recomputed.
+        Of the version that is served already nothing is copied: it is digested again.
         Raises: UnknownVersionError, TornVersionError (both: ask again for the newest),
         DigestMismatchError (fatal)."""
-
-    async def verify(self) -> Served:
-        """Digest what is served now, again."""
 
 
 class Trainer(Protocol):

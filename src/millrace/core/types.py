@@ -113,7 +113,6 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
     version: int
     running: int = 0  # trajectories in decode slots
     waiting: int = 0  # accepted, no slot yet
-    slots: int = 0
     kv_used_tokens: int = 0
     kv_capacity_tokens: int = 0
     steps_since_swap: int = 0  # decode steps under the current version
@@ -270,7 +269,6 @@ class Trajectory:
     replica: str = ""
     epoch: int = 0
     lease: int = 0
-    lease_deadline_s: float = 0.0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -321,4 +319,3 @@ class StepRecord:
     group_ids: list[int]
     trajectory_ids: list[int]
     metrics: dict[str, Any]
-    digest: str = ""

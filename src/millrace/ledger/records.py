@@ -17,23 +17,20 @@ from millrace.ledger.token_log import is_final
 INSERT_GROUP = "INSERT INTO groups (group_id, row_id, prompt, text) VALUES (?, ?, ?, ?)"
 INSERT_SKIPPED = "INSERT OR REPLACE INTO skipped (group_id, row_id, reason) VALUES (?, ?, ?)"
 INSERT_CHUNK = "INSERT INTO chunks (trajectory_id, start, num_tokens, versions, data) VALUES (?, ?, ?, ?, ?)"
-INSERT_STEP = (
-    "INSERT INTO steps (version, group_ids, trajectory_ids, metrics, digest, wall_s)"
-    " VALUES (?, ?, ?, ?, ?, ?)"
-)
+INSERT_STEP = "INSERT INTO steps (version, group_ids, trajectory_ids, metrics, wall_s) VALUES (?, ?, ?, ?, ?)"
 INSERT_TRAJECTORY = (
-    "INSERT INTO trajectories (state, reason, replica, epoch, lease, lease_deadline_s, num_tokens, finish,"
-    " reward, metrics, trajectory_id, group_id) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO trajectories (state, reason, replica, epoch, lease, num_tokens, finish, reward, metrics,"
+    " trajectory_id, group_id) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 UPDATE_TRAJECTORY = (
-    "UPDATE trajectories SET state = ?, reason = ?, replica = ?, epoch = ?, lease = ?, lease_deadline_s = ?,"
-    " num_tokens = ?, finish = ?, reward = ?, metrics = ? WHERE trajectory_id = ?"
+    "UPDATE trajectories SET state = ?, reason = ?, replica = ?, epoch = ?, lease = ?, num_tokens = ?,"
+    " finish = ?, reward = ?, metrics = ? WHERE trajectory_id = ?"
 )
 SELECT_TRAJECTORIES = (
-    "SELECT trajectory_id, group_id, state, reason, replica, epoch, lease, lease_deadline_s, num_tokens,"
-    " finish, reward, metrics, trained_version FROM trajectories"
+    "SELECT trajectory_id, group_id, state, reason, replica, epoch, lease, num_tokens, finish,"
+    " reward, metrics, trained_version FROM trajectories"
 )
-SELECT_STEPS = "SELECT version, group_ids, trajectory_ids, metrics, digest, wall_s FROM steps"
+SELECT_STEPS = "SELECT version, group_ids, trajectory_ids, metrics FROM steps"
 
 _NO_METRICS = msgspec.msgpack.encode({})
 
@@ -50,7 +47,6 @@ def trajectory_row(trajectory: Trajectory, state: State) -> tuple[Any, ...]:
         trajectory.replica,
         trajectory.epoch,
         trajectory.lease,
-        trajectory.lease_deadline_s,
         len(trajectory.tokens) if is_final(trajectory) else None,
         trajectory.finish.value if trajectory.finish else None,
         trajectory.reward,
@@ -61,7 +57,7 @@ def trajectory_row(trajectory: Trajectory, state: State) -> tuple[Any, ...]:
 
 def step_row(record: StepRecord, wall_s: float) -> tuple[Any, ...]:
     ids = encode(record.group_ids), encode(record.trajectory_ids)
-    return record.version, *ids, encode(record.metrics), record.digest, wall_s
+    return record.version, *ids, encode(record.metrics), wall_s
 
 
 def encode(value: Any) -> bytes:
@@ -74,11 +70,9 @@ def encode(value: Any) -> bytes:
 
 
 def to_step(row: Sequence[Any]) -> StepRecord:
-    version, group_ids, trajectory_ids, metrics, digest = row[:5]
+    version, group_ids, trajectory_ids, metrics = row
     decode = msgspec.msgpack.decode
-    return StepRecord(
-        version, decode(group_ids), decode(trajectory_ids), decode(metrics, strict=False), digest
-    )
+    return StepRecord(version, decode(group_ids), decode(trajectory_ids), decode(metrics, strict=False))
 
 
 def to_checkpoint(row: Sequence[Any], directory: str) -> CheckpointInfo:
@@ -120,11 +114,10 @@ def load_trajectory(db: sqlite3.Connection, row: Sequence[Any]) -> Trajectory:
         replica=row[4],
         epoch=row[5],
         lease=row[6],
-        lease_deadline_s=row[7],
-        finish=Finish(row[9]) if row[9] else None,
-        reward=row[10],
-        metrics=msgspec.msgpack.decode(row[11]),
-        trained_version=row[12],
+        finish=Finish(row[8]) if row[8] else None,
+        reward=row[9],
+        metrics=msgspec.msgpack.decode(row[10]),
+        trained_version=row[11],
     )
     chunks = db.execute(
         "SELECT start, versions, data FROM chunks WHERE trajectory_id = ? ORDER BY start", (row[0],)
@@ -136,9 +129,9 @@ def load_trajectory(db: sqlite3.Connection, row: Sequence[Any]) -> Trajectory:
         trajectory.tokens += tokens
         trajectory.logprobs += logprobs
         trajectory.versions += unpack_versions(versions)
-    if row[8] is not None and len(trajectory.tokens) != row[8]:
+    if row[7] is not None and len(trajectory.tokens) != row[7]:
         raise LedgerError(
-            f"trajectory {row[0]} has {len(trajectory.tokens)} of its {row[8]} tokens in the ledger\n"
+            f"trajectory {row[0]} has {len(trajectory.tokens)} of its {row[7]} tokens in the ledger\n"
             "  The file is damaged or incomplete."
         )
     return trajectory

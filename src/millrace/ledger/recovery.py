@@ -98,5 +98,4 @@ def _positions(db: sqlite3.Connection) -> tuple[int, list[int]]:
 
 def _give_up_lease(member: Trajectory) -> None:
     if member.state is State.LEASED:
-        member.state = State.QUEUED
-        member.replica, member.epoch, member.lease_deadline_s = "", 0, 0.0
+        member.state, member.replica, member.epoch = State.QUEUED, "", 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from millrace.core.types import LIVE, State
 
 APPLICATION_ID = 0x4D4C5243  # "MLRC"
-FORMAT = 1
+FORMAT = 2
 
 ADMITTED = "admitted"  # the row of `counts` that only ever grows
 
@@ -41,7 +41,6 @@ CREATE TABLE trajectories (
     replica TEXT NOT NULL,
     epoch INTEGER NOT NULL,
     lease INTEGER NOT NULL,
-    lease_deadline_s REAL NOT NULL,
     num_tokens INTEGER,             -- NULL while it may still grow
     finish TEXT,
     reward REAL,
@@ -63,7 +62,6 @@ CREATE TABLE steps (
     group_ids BLOB NOT NULL,        -- msgpack, in batch order
     trajectory_ids BLOB NOT NULL,   -- msgpack, in batch order
     metrics BLOB NOT NULL,          -- msgpack
-    digest TEXT NOT NULL,
     wall_s REAL NOT NULL
 );
 CREATE TABLE checkpoints (

@@ -100,12 +100,8 @@ class SqliteLedger:
     def commit_step(self, record: StepRecord) -> None:
         """Everything buffered, the record and its trajectories' end, in one durable transaction.
 
-        Committing a version again with the same trajectories (a replay) replaces its metrics and
-        digest. Raises LedgerError: a trajectory has ended before, or versions do not follow.
+        Raises LedgerError: a trajectory has ended before, or versions do not follow.
         """
-        if record.version <= self._version:
-            self._recommit(record)
-            return
         if record.version != self._version + 1:
             raise LedgerError(
                 f"ledger {self._path}: step {record.version} does not follow step {self._version}\n"
@@ -170,20 +166,6 @@ class SqliteLedger:
                 self._buffer.write_step(self._db, record, wall())
             refuse_imbalance(self._path, self._accounts.admitted, counts, records.read_counts(self._db))
         self._buffer.written(trained)
-
-    def _recommit(self, record: StepRecord) -> None:
-        query = f"{records.SELECT_STEPS} WHERE version = ?"
-        with self._transaction(f"commit step {record.version} again", durable=True):
-            known = records.to_step(self._db.execute(query, (record.version,)).fetchone())
-            differing = sorted(set(known.trajectory_ids) ^ set(record.trajectory_ids))
-            if differing:
-                raise LedgerError(
-                    f"ledger {self._path}: step {record.version} was committed with other trajectories "
-                    f"(differing: {differing[:8]})\n"
-                    "  A step may be repeated only with the batch it had: replay what `recover` returned."
-                )
-            row = (records.encode(record.metrics), record.digest, wall(), record.version)
-            self._db.execute("UPDATE steps SET metrics = ?, digest = ?, wall_s = ? WHERE version = ?", row)
 
     @contextmanager
     def _transaction(self, doing: str, *, durable: bool) -> Iterator[None]:

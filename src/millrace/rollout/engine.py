@@ -129,7 +129,6 @@ class Engine:
             version=self.version,
             running=len(self._running),
             waiting=len(self._waiting),
-            slots=self._cache.num_slots,
             kv_used_tokens=self._cache.used_tokens,
             kv_capacity_tokens=self._cache.num_slots * self.max_sequence_tokens,
             steps_since_swap=self._steps_since_swap,

@@ -86,13 +86,9 @@ class TorchReplica:
         return await self._on(self._engine_thread, lambda: self._engine.release(trajectory_ids))
 
     async def pull(self, version: int, endpoint: Endpoint) -> Served:
-        """As in the protocol. Pulling the version that is served already reads nothing."""
         served = await self._on(self._pull_thread, lambda: self._pull(version, endpoint))
         self._wake.set()
         return served
-
-    async def verify(self) -> Served:
-        return await self._on(self._engine_thread, self._served)
 
     # ------------------------------------------------------------ the stream
 
@@ -147,8 +143,8 @@ class TorchReplica:
         idle_s = time.monotonic() - self._started_s - self._busy_s
         return msgspec.structs.replace(self._engine.load(), busy_s=self._busy_s, idle_s=idle_s)
 
-    def _served(self, pull_s: float = 0.0, swap_s: float = 0.0) -> Served:
-        return Served(self._engine.version, self._engine.digest(), pull_s, swap_s)
+    def _served(self) -> Served:
+        return Served(self._engine.version, self._engine.digest(), pull_s=0.0, swap_s=0.0)
 
     def _swap(self, version: int, staged_digest: str, pull_s: float) -> Served:
         """Swap and digest what is served now, before any token is sampled under it."""

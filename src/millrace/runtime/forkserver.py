@@ -55,7 +55,6 @@ class Fork(msgspec.Struct, tag=True):
     fork_id: int
     name: str
     epoch: int
-    env: dict[str, str]
     lease_s: float | None
     logs: bool
 
@@ -138,7 +137,6 @@ class Forkserver:
         try:
             self._detach()
             process.set_title(command.name)
-            os.environ.update(command.env)
             if command.logs:
                 os.dup2(fds[1], 1)
                 os.dup2(fds[1], 2)
@@ -196,9 +194,7 @@ def tell(control: socket.socket, message: msgspec.Struct, fds: list[int] | None 
     packet = msgspec.msgpack.encode(message)
     if len(packet) > MAX_PACKET:
         kind = type(message).__name__
-        raise WorkerError(
-            f"{kind} message of {len(packet)} bytes; at most {MAX_PACKET}: shorten the environment"
-        )
+        raise WorkerError(f"{kind} message of {len(packet)} bytes; at most {MAX_PACKET}: shorten sys.path")
     socket.send_fds(control, [packet], fds or [])
 
 

@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,7 +23,6 @@ FORKS_IN_FLIGHT = 16
 
 ANSWER_S = 5.0
 """A fork takes tens of milliseconds; one that takes this long will not come."""
-
 
 DEFAULTS = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 """Of workers, where the environment says nothing else. What one thread makes and another frees would else
@@ -57,7 +56,7 @@ class Launcher:
     `gone` resolves to a cause then; workers die with it.
     """
 
-    def __init__(self, preload: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, preload: Sequence[str]) -> None:
         self._loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[str] = self._loop.create_future()
         self._slots = asyncio.Semaphore(FORKS_IN_FLIGHT)
@@ -70,7 +69,7 @@ class Launcher:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         with theirs:
-            self._process = _start(theirs, env)
+            self._process = _start(theirs)
         self._pidfd = os.pidfd_open(self._process.pid)
         forkserver.tell(
             self._control,
@@ -79,9 +78,7 @@ class Launcher:
         self._loop.add_reader(self._control, self.drain)
         self._loop.add_reader(self._pidfd, self._ended)
 
-    async def fork(
-        self, ward: Ward, fds: Sequence[int], *, epoch: int, env: dict[str, str], lease_s: float | None
-    ) -> None:
+    async def fork(self, ward: Ward, fds: Sequence[int], *, epoch: int, lease_s: float | None) -> None:
         """Fork a worker for `ward`, which gets `fds` (its socket, maybe a log file).
 
         Raises: WorkerError (a module of the preload cannot be imported), WorkerDied (the forkserver).
@@ -90,7 +87,7 @@ class Launcher:
             if self.gone.done():
                 raise self._failure()
             fork_id = next(self._ids)
-            command = forkserver.Fork(fork_id, ward.name, epoch, env, lease_s, logs=len(fds) > 1)
+            command = forkserver.Fork(fork_id, ward.name, epoch, lease_s, logs=len(fds) > 1)
             forkserver.tell(self._control, command, list(fds))
             self._wards[fork_id] = ward
             answer = self._forks[fork_id] = self._loop.create_future()
@@ -173,13 +170,13 @@ class Launcher:
         return WorkerError(self._reason) if self._reason else WorkerDied(self.gone.result())
 
 
-def _start(theirs: socket.socket, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
     """Run the forkserver in its own process group, so that a terminal's Ctrl-C is the controller's."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.Popen(
         [sys.executable, "-m", forkserver.__name__, str(theirs.fileno())],
         stdin=subprocess.DEVNULL,
-        env={**DEFAULTS, **os.environ, **env, "PYTHONPATH": path},
+        env={**DEFAULTS, **os.environ, "PYTHONPATH": path},
         pass_fds=[theirs.fileno()],
         process_group=0,
     )

@@ -27,9 +27,8 @@ CLOSE_TIMEOUT_S = 10.0
 class LocalRuntime:
     """Worker processes, forked by a forkserver that has imported the modules of `preload`.
 
-    `preload` must stay on the CPU: a CUDA context does not survive a fork. `env` is set in every worker
-    from the start of the forkserver (with `launcher.DEFAULTS` where it and our environment say nothing); the
-    `env` of a spawn comes after the preload, too late for what a library reads when it is imported.
+    `preload` must stay on the CPU: a CUDA context does not survive a fork. Workers have our environment, and
+    `launcher.DEFAULTS` where that says nothing.
     `log_dir` takes the output of each worker as NAME.EPOCH.log (None: it goes where ours goes). A worker
     that hears nothing for `lease_s` stops itself; one that does not answer for `answer_s` while it is made
     is given up (None: off).
@@ -40,7 +39,6 @@ class LocalRuntime:
     def __init__(
         self,
         preload: tuple[str, ...] = (),
-        env: Mapping[str, str] | None = None,
         *,
         log_dir: Path | None = None,
         lease_s: float | None = None,
@@ -48,8 +46,8 @@ class LocalRuntime:
     ) -> None:
         if not hasattr(os, "pidfd_open"):
             raise WorkerError("the local runtime needs Linux 5.3 or newer (pidfd_open)")
-        self._preload, self._env = preload, dict(env or {})
-        self._log_dir, self._lease_s, self._answer_s = log_dir, lease_s, answer_s
+        self._preload, self._log_dir = preload, log_dir
+        self._lease_s, self._answer_s = lease_s, answer_s
         self._epochs: dict[str, int] = {}
         self._handles: set[LocalHandle] = set()
         self._launcher: Launcher | None = None
@@ -61,7 +59,6 @@ class LocalRuntime:
         target: str,
         kwargs: Mapping[str, Any] | None = None,
         *,
-        env: Mapping[str, str] | None = None,
         timeout_s: float = 60.0,
     ) -> LocalHandle:
         """Start a worker; see `core.protocols.Runtime`. One that fails leaves no process behind."""
@@ -69,7 +66,7 @@ class LocalRuntime:
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 with self._log_file(handle) as log_fd:
-                    await handle.start(env or {}, self._lease_s, log_fd)
+                    await handle.start(self._lease_s, log_fd)
                 await handle.construct(target, kwargs or {}, self._answer_s)
         except BaseException as error:
             await handle.end()
@@ -100,7 +97,7 @@ class LocalRuntime:
         if self._closed:
             raise WorkerError(f"cannot spawn {name}: the runtime is closed")
         if self._launcher is None or self._launcher.gone.done():
-            self._launcher = Launcher(self._preload, self._env)
+            self._launcher = Launcher(self._preload)
         epoch = self._epochs[name] = self._epochs.get(name, 0) + 1
         handle = LocalHandle(name, epoch, self._launcher)
         self._handles.add(handle)

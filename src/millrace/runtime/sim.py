@@ -355,7 +355,7 @@ class SimRuntime:
     """Workers in this process, under virtual time; see `core.protocols.Runtime`.
 
     The caller passes targets: simulated roles (`millrace.sim.roles:SimReplica`) stand where a real run
-    has real ones. `env` has no meaning without processes and is ignored.
+    has real ones.
     """
 
     def __init__(
@@ -374,7 +374,6 @@ class SimRuntime:
         target: str,
         kwargs: Mapping[str, Any] | None = None,
         *,
-        env: Mapping[str, str] | None = None,
         timeout_s: float = 60.0,
     ) -> SimHandle:
         if self._closed:

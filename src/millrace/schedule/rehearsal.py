@@ -12,7 +12,6 @@ everything in an order drawn from a seed, and checks what the controller relies 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -130,7 +129,7 @@ class _Stage:
     # ---- what the controller sees
 
     def view(self) -> View:
-        orphans = Counter(m.last for _, m in self._lost() if m.tokens)
+        orphans = {m.last for _, m in self._lost() if m.tokens}
         return View(
             version=self.step,
             newest=self.held[-1],
@@ -141,7 +140,7 @@ class _Stage:
             max_sequence_tokens=PROMPT_TOKENS + self.scene.tokens_max,
             groups=tuple(GroupView(g.group_id, g.birth, g.ready_rank) for g in self.groups.values()),
             replicas=tuple(self._replica_view(server) for server in self.servers.values()),
-            orphans=tuple(sorted(orphans.items())),
+            orphans=tuple(sorted(orphans)),
         )
 
     def _replica_view(self, server: _Server) -> ReplicaView:
@@ -222,8 +221,7 @@ class _Stage:
         placed = False
         for group, member in list(self._lost()):
             version = member.last if member.tokens else None
-            birth = group.birth if self.rng.random() < 0.5 else None
-            replica_id = self.schedule.place(self.view(), version, 1, birth=birth)
+            replica_id = self.schedule.place(self.view(), version, birth=group.birth)
             if replica_id is not None:
                 self._put(member, replica_id)
                 placed = True

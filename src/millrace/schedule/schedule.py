@@ -81,26 +81,24 @@ class Schedule:
         """Live groups at most: what the remaining steps consume, and a named limit where unbounded."""
         return groups_max(view, self.staleness_max)
 
-    def place(self, view: View, version: int | None, count: int, *, birth: int | None = None) -> str | None:
-        """Replica for `count` lost or queued trajectories of one group, which must go on; None: wait.
+    def place(self, view: View, version: int | None, *, birth: int) -> str | None:
+        """Replica for a lost or queued trajectory, which must go on; None: wait.
 
-        `version` is that of their newest partial tokens: they go on under the same one, or under the
-        same or a later one if the schedule mixes versions. None: they have no tokens, and any version
-        will do that is not older than the `birth` of their group, so that its deadline stays. Where the
-        birth is not told, the youngest birth among the groups that are not ready stands for it.
+        `version` is that of its newest partial token: it goes on under the same one, or under the same or
+        a later one if the schedule mixes versions. None: it has no tokens, and any version will do that is
+        not older than the `birth` of its group, so that the group's deadline stays.
         Replicas with free slots are preferred, then the newest version, then the lowest load.
         """
         serving = [replica for replica in view.replicas if replica.serving]
         if version is None:
-            oldest = self._birth_floor(view) if birth is None else birth
-            serving = [replica for replica in serving if replica.version >= oldest]
+            serving = [replica for replica in serving if replica.version >= birth]
         elif self.mixes_versions:
             serving = [replica for replica in serving if replica.version >= version]
         else:
             serving = [replica for replica in serving if replica.version == version]
         if not serving:
             return None
-        best = min(serving, key=lambda r: (r.load + count > r.slots, -r.version, r.load / r.slots))
+        best = min(serving, key=lambda r: (r.load >= r.slots, -r.version, r.load / r.slots))
         return best.replica_id
 
     def refreshes(self, view: View) -> list[RefreshOrder]:
@@ -151,7 +149,7 @@ class Schedule:
             return []
         present = {replica.version_next for replica in view.replicas}
         reachable = present.union(self._rescuable(view))
-        return sorted({version for version, _ in view.orphans} - reachable)
+        return [version for version in view.orphans if version not in reachable]
 
     def describe(self) -> dict[str, str]:
         """The five decisions, one line each."""
@@ -189,12 +187,7 @@ class Schedule:
         served = {replica.version_next for replica in view.replicas}
         return [
             version
-            for version in sorted({version for version, _ in view.orphans})
+            for version in view.orphans
             if version in served or version in view.held
             if version >= view.newest or not self.refresh.due(view, ReplicaView("", version, running=1))
         ]
-
-    def _birth_floor(self, view: View) -> int:
-        if self.staleness_max is None:
-            return 0
-        return max((group.birth for group in view.groups if not group.ready), default=0)

@@ -69,7 +69,7 @@ class View(msgspec.Struct, frozen=True):
     max_sequence_tokens: int  # prompt + completion at most: what a trajectory may need in KV
     groups: tuple[GroupView, ...]  # live groups in admission order
     replicas: tuple[ReplicaView, ...]  # those that are up, in a fixed order
-    orphans: tuple[tuple[int, int], ...] = ()  # (version, count): lost trajectories with partial tokens
+    orphans: tuple[int, ...] = ()  # versions of the partial tokens of lost trajectories, ascending
 
 
 class RefreshOrder(msgspec.Struct, frozen=True):

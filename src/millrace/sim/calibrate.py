@@ -129,7 +129,6 @@ def _costs(events: Sequence[Event], config: Config, prompt_tokens: float) -> Cos
         prefill_per_token_s=prefill_s,
         pull_s=_mean([e.fields["pull_s"] for e in events if e.kind == "pulled"]),
         swap_s=_mean([e.fields["swap_s"] for e in events if e.kind == "pulled"]),
-        verify_s=0.0,
         step_base_s=step_base_s,
         train_per_token_s=train_token_s,
         publish_s=_mean(list(_publish_s(events))),

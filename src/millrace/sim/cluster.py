@@ -60,7 +60,6 @@ class ClusterCosts:
     cluster: Cluster
     quantum: int
     prompts_s: float = 0.01
-    verify_s: float = 0.01
     handover_s: float = 0.0  # `Generation.decode_s` has the engine's own work
 
     @property

@@ -34,8 +34,6 @@ class CostModel(Protocol):
         """Between two decode steps; nothing decodes."""
 
     @property
-    def verify_s(self) -> float: ...
-    @property
     def publish_s(self) -> float:
         """The trainer stands still for it."""
 
@@ -74,7 +72,6 @@ class Costs:
     prefill_per_token_s: float = 0.00002
     pull_s: float = 0.05
     swap_s: float = 0.01
-    verify_s: float = 0.005
     step_base_s: float = 0.2
     train_per_token_s: float = 0.0001
     publish_s: float = 0.03

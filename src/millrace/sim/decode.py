@@ -174,7 +174,6 @@ class Decoder:
             version=self.version,
             running=len(self._running),
             waiting=len(self._waiting),
-            slots=self._slots,
             kv_used_tokens=self._kv_tokens,
             kv_capacity_tokens=self._kv_capacity,
             steps_since_swap=self._steps - self._steps_at_swap,

@@ -106,7 +106,3 @@ class SimReplica:
         if copied != staged:
             raise DigestMismatchError(f"version {version}: the copy is {copied}, the slot held {staged}")
         return copied
-
-    async def verify(self) -> Served:
-        await asyncio.sleep(self._costs.verify_s * pace.get()())
-        return Served(self._decoder.version, self._digest, pull_s=0.0, swap_s=0.0)
