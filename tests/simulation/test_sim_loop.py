@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import weakref
 from collections.abc import AsyncIterator
 
 import pytest
@@ -194,3 +195,22 @@ def test_an_abandoned_generator_is_finalized_at_the_same_point_of_every_run(
 
     runs = [sim.run(main(), seed=0) for _ in range(2)]
     assert runs[0] == runs[1] != []
+
+
+class World:
+    """What a run is about; only the collector frees it."""
+
+    def __init__(self) -> None:
+        self.parts: list[object] = [self, *([] for _ in range(20_000))]
+
+
+def test_worlds_of_earlier_runs_do_not_pile_up() -> None:
+    async def main() -> None:
+        await asyncio.sleep(1.0)
+
+    earlier: list[weakref.ref[World]] = []
+    for _ in range(40):
+        world = World()
+        earlier.append(weakref.ref(world))
+        sim.run(main(), seed=0)
+    assert sum(world() is not None for world in earlier) < 30
