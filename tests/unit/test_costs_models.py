@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from millrace.core.errors import ConfigError, DataError
@@ -46,3 +48,13 @@ def test_a_config_without_a_needed_key_and_an_unknown_name_are_refused():
         from_hf_config({"hidden_size": 64})
     with pytest.raises(ConfigError, match=r"Qwen2\.5-7B"):
         model("Qwen-7B")
+
+
+def test_a_directory_stands_for_the_model_in_it(tmp_path):
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**sizes, "vocab_size": 100}))
+    assert model(str(tmp_path)).layers == 2
+    config.write_text("{")
+    with pytest.raises(DataError, match=f"read {config}"):
+        model(str(tmp_path))

@@ -96,6 +96,17 @@ def test_a_model_file_without_a_tensor_is_an_error_that_names_it(tmp_path) -> No
         load_engine(str(tmp_path), device="cpu")
 
 
+@pytest.mark.parametrize(
+    "file", ["model.safetensors", "model.safetensors.index.json", "generation_config.json", "tokenizer.json"]
+)
+def test_a_model_directory_with_a_damaged_file_is_refused_by_name(file: str, tmp_path) -> None:
+    make_model("llama tied").save_pretrained(tmp_path)
+    make_character_tokenizer(tmp_path, "0123456789")
+    (tmp_path / file).write_bytes(b"{")
+    with pytest.raises(DataError, match=rf"`model.path`.*{tmp_path.name}"):
+        load_engine(str(tmp_path), device="cpu")
+
+
 def test_an_unknown_architecture_is_an_error_that_lists_the_supported_ones() -> None:
     with pytest.raises(DataError, match=r"'mistral'.*llama, qwen2, qwen3"):
         architecture_of(MistralConfig(num_hidden_layers=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 import torch
 from transformers import AutoTokenizer
 
-from millrace.core.errors import ConfigError
+from millrace.core.errors import ConfigError, DataError, boundary
 from millrace.rollout.architecture import read_architecture
 from millrace.rollout.engine import Engine
 
@@ -29,10 +30,13 @@ def load_engine(
 
     With `weights` it serves the directory's own as version 0; without, it reads no weight file and
     serves nothing until its first swap. `device` "auto" is cuda where there is one.
-    Raises: DataError for a model the engine cannot run; ConfigError for a device that is not there.
+    Raises: DataError for a model the engine cannot run or read; ConfigError for a device that is not there.
     """
+    reading = partial(boundary, "the engine", f"`model.path`: read the model in {model_path}", DataError)
     architecture = read_architecture(model_path)
-    tokenizer = load_tokenizer(model_path)
+    with reading():
+        tokenizer = load_tokenizer(model_path)
+        eos_ids = end_ids(model_path, architecture.config, tokenizer)
     engine = Engine(
         architecture,
         dtype=getattr(torch, dtype),
@@ -40,11 +44,12 @@ def load_engine(
         slots=slots,
         max_sequence_tokens=max_sequence_tokens,
         prefill_chunk=prefill_chunk,
-        eos_ids=end_ids(model_path, architecture.config, tokenizer),
+        eos_ids=eos_ids,
         decode=text_decoder(tokenizer),
     )
     if weights:
-        engine.load_standby(model_path)
+        with reading():
+            engine.load_standby(model_path)
         engine.swap(0)
     return engine
 

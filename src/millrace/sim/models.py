@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from millrace.core.errors import ConfigError, DataError
+from millrace.core.errors import ConfigError, DataError, boundary
 
 DTYPE_BYTES = {"float32": 4, "bf16": 2, "fp8": 1}
 
@@ -126,7 +128,17 @@ MODELS = {entry.name: entry for entry in _ALL}
 
 
 def model(name: str) -> ModelShape:
-    """Raises: ConfigError for a name that is not in the table."""
+    """A model of the table, or that of a directory with a Hugging Face `config.json`.
+
+    Raises: ConfigError: it is neither. DataError: the file is not such a configuration.
+    """
+    path = Path(name) / "config.json"
+    if path.exists():
+        with boundary("cost model", f"read {path}", DataError):
+            config = json.loads(path.read_text(encoding="utf-8"))
+        return from_hf_config(config, Path(name).name, str(path))
     if name not in MODELS:
-        raise ConfigError(f"no model is called {name!r}; known: {', '.join(MODELS)}; or give its config.json")
+        raise ConfigError(
+            f"no model is called {name!r}; known: {', '.join(MODELS)}; or name a directory with a config.json"
+        )
     return MODELS[name]

@@ -74,14 +74,13 @@ def gantt(timeline: Timeline) -> str:
     drawing.text(svg.MARGIN - 8, 18, "trainer", anchor="end")
     drawing.rect(svg.MARGIN, 5, svg.WIDTH - svg.MARGIN - svg.RIGHT, 18, svg.IDLE)
     for span in timeline.trainer:
-        color = svg.COLORS[span.version % len(svg.COLORS)] if span.what == "step" else svg.INK
+        color = svg.color(span.version) if span.what == "step" else svg.INK
         title = f"{span.what} {span.version}: {span.end_s - span.start_s:.1f} s"
         drawing.rect(scale(span.start_s), 5, scale(span.end_s) - scale(span.start_s), 18, color, title=title)
-    for index, name in enumerate(names):
-        y = 32 + LANE * index
+    lanes = {name: 32 + LANE * index for index, name in enumerate(names)}
+    for name, y in lanes.items():
         drawing.text(svg.MARGIN - 8, y + 9, name, anchor="end", color="#777")
         _lane(drawing, scale, y, timeline.samples[name])
-    lanes = {name: 32 + LANE * index for index, name in enumerate(names)}
     for name, span in timeline.pulls:
         if name in lanes:
             width = scale(span.end_s) - scale(span.start_s)
@@ -105,7 +104,7 @@ def _lane(drawing: svg.Drawing, scale: svg.Scale, y: float, row: Sequence[Sample
             y,
             scale(sample.time_s) - scale(start_s),
             LANE - 2,
-            svg.IDLE if idle else svg.COLORS[version % len(svg.COLORS)],
+            svg.IDLE if idle else svg.color(version),
             title=f"version {sample.version}, {sample.running} running, KV {sample.kv:.0%}",
             opacity=1.0 if idle else 0.2 + 0.2 * shade,
         )

@@ -157,20 +157,22 @@ class Pipelines:
         return self.ready_s[-1]
 
     @cached_property
+    def _lengths(self) -> list[int]:
+        return [length for i in range(self.batch.prompts) for length in self.batch.lengths(i)]
+
+    @cached_property
     def train_s(self) -> float:
-        lengths = [length for i in range(self.batch.prompts) for length in self.batch.lengths(i)]
-        return self.costs.train_s(lengths)
+        return self.costs.train_s(self._lengths)
 
     @property
     def barrier_s(self) -> float:
         """Everybody waits while a version travels."""
         return max(self.costs.publish_s, self.costs.swap_s)
 
-    @cached_property
+    @property
     def tokens(self) -> int:
         """Real tokens of a batch, prompts included."""
-        lengths = [length for i in range(self.batch.prompts) for length in self.batch.lengths(i)]
-        return sum(lengths) * self.batch.workload.quantum
+        return sum(self._lengths) * self.batch.workload.quantum
 
     def colocated(self) -> float:
         return self.generation_s + self.train_s + self.barrier_s

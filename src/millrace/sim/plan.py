@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -73,7 +71,7 @@ def plan(config: PlanConfig, on_simulated: Callable[[Simulated], None] = lambda 
 
     Raises: ConfigError: an unknown model or device, or nothing fits.
     """
-    model, devices, demand = model_of(config.model), devices_of(config), demand_of(config)
+    model, devices, demand = models.model(config.model), devices_of(config), demand_of(config)
     found = layouts(model, devices, demand, config.search.dtypes)
 
     def run(candidate: Candidate) -> Simulated:
@@ -90,7 +88,7 @@ def plan(config: PlanConfig, on_simulated: Callable[[Simulated], None] = lambda 
         num_layouts=len(found),
         ranking=ranking,
         bottleneck=bottleneck(best.result),
-        gains=gains(model, devices, demand, config, best),
+        gains=gains(devices, demand, config, best),
     )
 
 
@@ -109,13 +107,7 @@ def bottleneck(result: Result) -> str:
     )
 
 
-def gains(
-    model: ModelShape,
-    devices: dict[Device, int],
-    demand: Demand,
-    config: PlanConfig,
-    best: Simulated,
-) -> list[Gain]:
+def gains(devices: dict[Device, int], demand: Demand, config: PlanConfig, best: Simulated) -> list[Gain]:
     """By prediction: with one device more the shapes stay and the split is made anew.
 
     Continuous: a tenth of a replica counts. Where both sides are on one kind of device, the step is
@@ -141,13 +133,6 @@ def gains(
 
 
 # ---------------------------------------------------------------- the question
-
-
-def model_of(name: str) -> ModelShape:
-    path = Path(name) / "config.json"
-    if not path.exists():
-        return models.model(name)
-    return models.from_hf_config(json.loads(path.read_text(encoding="utf-8")), Path(name).name, str(path))
 
 
 def devices_of(config: PlanConfig) -> dict[Device, int]:

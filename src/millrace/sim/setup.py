@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from millrace.config import schema, simulated
@@ -16,7 +15,6 @@ from millrace.sim.cluster import Cluster
 from millrace.sim.faults import Failures, Faults
 from millrace.sim.generation import Generation
 from millrace.sim.lengths import Drift, Empirical, Lengths, LogNormal, Mixture, Turns
-from millrace.sim.models import ModelShape
 from millrace.sim.simulation import Scale, Scenario
 from millrace.sim.training import Training
 from millrace.sim.workload import Workload
@@ -69,7 +67,7 @@ def cluster_of(config: SimulatedConfig) -> Cluster:
     section = config.cluster
     device = hardware.device(section.device)
     replica_device = hardware.device(section.replica_device) if section.replica_device else device
-    model = _model(section.model)
+    model = models.model(section.model)
     training = Training(
         model,
         device,
@@ -103,13 +101,6 @@ def check_memory(config: SimulatedConfig) -> None:
             f"{training.device.name} ({training.device.memory_bytes / 1e9:.0f} GB): raise "
             "`cluster.trainer_devices` or `cluster.model_parallel`"
         )
-
-
-def _model(name: str) -> ModelShape:
-    path = Path(name) / "config.json"
-    if not path.exists():
-        return models.model(name)
-    return models.from_hf_config(json.loads(path.read_text(encoding="utf-8")), Path(name).name, str(path))
 
 
 def workload_of(config: SimulatedConfig, quantum: int) -> Workload:

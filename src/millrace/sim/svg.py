@@ -89,7 +89,7 @@ def bars(rows: Mapping[str, tuple[float, float]], unit: str) -> str:
     for index, (name, (value, half)) in enumerate(rows.items()):
         y = ROW * index + 5
         drawing.text(MARGIN - 8, y + 13, name, anchor="end")
-        drawing.rect(MARGIN, y, scale(value) - MARGIN, 18, COLORS[index % len(COLORS)])
+        drawing.rect(MARGIN, y, scale(value) - MARGIN, 18, color(index))
         label = f"{short(value)} {unit}"
         if half:
             drawing.line([(scale(value - half), y + 9), (scale(value + half), y + 9)], INK)
@@ -114,7 +114,7 @@ def columns(series: Mapping[str, Mapping[int, float]]) -> str:
             share = row.get(place, 0.0)
             x = MARGIN + slot * (at + 0.1) + wide * index
             title = f"{name}: {share:.1%}"
-            drawing.rect(x, base - 120 * share, wide, 120 * share, _color(index), title=title)
+            drawing.rect(x, base - 120 * share, wide, 120 * share, color(index), title=title)
     for at, place in enumerate(places):
         drawing.text(MARGIN + slot * (at + 0.5), base + 16, str(place), anchor="middle")
     _legend(drawing, list(series), height - 8)
@@ -133,7 +133,7 @@ def lines(series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
         drawing.line([(MARGIN, y), (WIDTH - RIGHT, y)], FAINT, 1)
         drawing.text(MARGIN - 8, y + 4, short(most * share), anchor="end")
     for index, row in enumerate(series.values()):
-        drawing.line(((scale(x), base - (base - top) * y / most) for x, y in row), _color(index))
+        drawing.line(((scale(x), base - (base - top) * y / most) for x, y in row), color(index))
     seconds_axis(drawing, scale, base + 14)
     _legend(drawing, list(series), height - 8)
     return str(drawing)
@@ -144,13 +144,14 @@ def seconds_axis(drawing: Drawing, scale: Scale, y: float) -> None:
         drawing.text(scale(tick), y, f"{tick:g} s", anchor="middle", color="#777")
 
 
-def _color(index: int) -> str:
+def color(index: int) -> str:
+    """Of row, curve or version number `index`."""
     return COLORS[index % len(COLORS)]
 
 
 def _legend(drawing: Drawing, names: Sequence[str], y: float) -> None:
     x = float(MARGIN)
     for index, name in enumerate(names):
-        drawing.rect(x, y - 9, 10, 10, _color(index))
+        drawing.rect(x, y - 9, 10, 10, color(index))
         drawing.text(x + 14, y, name)
         x += 30 + 7.5 * len(name)
