@@ -84,7 +84,7 @@ class _Group:
 
 
 @dataclass(slots=True)
-class _Server:
+class _Replica:
     replica_id: str
     version: int = -1
     pulling: int = -1
@@ -119,7 +119,7 @@ class _Stage:
 
     def __init__(self, schedule: Schedule, scene: Scene, rng: Random) -> None:
         self.schedule, self.scene, self.rng = schedule, scene, rng
-        self.servers = {f"r{i}": _Server(f"r{i}") for i in range(scene.replicas)}
+        self.replicas = {f"r{i}": _Replica(f"r{i}") for i in range(scene.replicas)}
         self.groups: dict[int, _Group] = {}
         self.step, self.training = 0, False
         self.held = [0]
@@ -139,25 +139,25 @@ class _Stage:
             group_size=self.scene.group_size,
             max_sequence_tokens=PROMPT_TOKENS + self.scene.tokens_max,
             groups=tuple(GroupView(g.group_id, g.birth, g.ready_rank) for g in self.groups.values()),
-            replicas=tuple(self._replica_view(server) for server in self.servers.values()),
+            replicas=tuple(self._replica_view(replica) for replica in self.replicas.values()),
             orphans=tuple(sorted(orphans)),
         )
 
-    def _replica_view(self, server: _Server) -> ReplicaView:
-        members, running = server.members, server.members[: self.scene.slots]
+    def _replica_view(self, replica: _Replica) -> ReplicaView:
+        members, running = replica.members, replica.members[: self.scene.slots]
         return ReplicaView(
-            replica_id=server.replica_id,
-            version=server.version,
-            busy_pulling=server.pulling >= 0,
-            pulling_version=server.pulling,
+            replica_id=replica.replica_id,
+            version=replica.version,
+            busy_pulling=replica.pulling >= 0,
+            pulling_version=replica.pulling,
             running=len(running),
             waiting=len(members) - len(running),
             slots=self.scene.slots,
             kv_used_tokens=sum(PROMPT_TOKENS + m.tokens for m in running),
-            kv_used_tokens_previous=server.kv_previous,
+            kv_used_tokens_previous=replica.kv_previous,
             kv_capacity_tokens=self.scene.slots * (PROMPT_TOKENS + self.scene.tokens_max),
-            steps_since_swap=server.steps,
-            groups_since_swap=server.groups,
+            steps_since_swap=replica.steps,
+            groups_since_swap=replica.groups,
         )
 
     def _lost(self) -> Iterator[tuple[_Group, _Member]]:
@@ -168,7 +168,7 @@ class _Stage:
 
     def alive(self) -> bool:
         """Can anything still happen by itself?"""
-        return self.training or any(server.pulling >= 0 or server.members for server in self.servers.values())
+        return self.training or any(r.pulling >= 0 or r.members for r in self.replicas.values())
 
     # ---- one pass of the controller
 
@@ -197,22 +197,22 @@ class _Stage:
     def _refresh(self) -> bool:
         orders = self.schedule.refreshes(self.view())
         for order in orders:
-            server = self.servers[order.replica_id]
+            replica = self.replicas[order.replica_id]
             self._require(order.version in self.held, f"pull of version {order.version}, not held")
-            server.pulling, server.discard = order.version, order.discard
+            replica.pulling, replica.discard = order.version, order.discard
         return bool(orders)
 
     def _admit(self) -> bool:
         replica_ids = self.schedule.admissions(self.view())
         for replica_id in replica_ids:
-            server = self.servers[replica_id]
-            self._require(server.version >= 0 and server.pulling < 0, f"admission on busy {replica_id}")
+            replica = self.replicas[replica_id]
+            self._require(replica.version >= 0 and replica.pulling < 0, f"admission on busy {replica_id}")
             lengths = [1 + self.rng.randrange(self.scene.tokens_max) for _ in range(self.scene.group_size)]
             members = [_Member(length, replica_id) for length in lengths]
-            server.members.extend(members)
-            self.groups[self.next_group_id] = _Group(self.next_group_id, server.version, members)
+            replica.members.extend(members)
+            self.groups[self.next_group_id] = _Group(self.next_group_id, replica.version, members)
             self.next_group_id += 1
-            server.groups += 1
+            replica.groups += 1
         limit = (self.scene.steps - self.step) * self.scene.batch_groups
         self._require(not replica_ids or len(self.groups) <= limit, "more groups than steps left")
         return bool(replica_ids)
@@ -233,12 +233,12 @@ class _Stage:
             return False
         moves = self.schedule.moves(self.view())
         for move in moves:
-            same = self.servers[move.source].version == self.servers[move.destination].version
+            same = self.replicas[move.source].version == self.replicas[move.destination].version
             self._require(same, f"{move} between versions")
-            for member in list(self.servers[move.source].members):
+            for member in list(self.replicas[move.source].members):
                 self._put(member, move.destination)
-        for server in self.servers.values():
-            server.kv_previous = self._replica_view(server).kv_used_tokens
+        for replica in self.replicas.values():
+            replica.kv_previous = self._replica_view(replica).kv_used_tokens
         self.outcome.moves += len(moves)
         return bool(moves)
 
@@ -267,48 +267,49 @@ class _Stage:
         if self.training and self._chance(self.scene.step_probability):
             self.training = False
             self.held = [*self.held, self.step][-self.scene.held_max :]
-        for server in self.rng.sample(list(self.servers.values()), len(self.servers)):
+        for replica in self.rng.sample(list(self.replicas.values()), len(self.replicas)):
             if self._chance(self.scene.crash_probability):
-                self._crash(server)
-            elif server.pulling >= 0 and self._chance(self.scene.pull_probability):
-                self._swap(server)
-            self._decode(server)
+                self._crash(replica)
+            elif replica.pulling >= 0 and self._chance(self.scene.pull_probability):
+                self._swap(replica)
+            self._decode(replica)
         self._age()
         self._finish()
 
-    def _crash(self, server: _Server) -> None:
+    def _crash(self, replica: _Replica) -> None:
         self.outcome.crashes += 1
-        for member in list(server.members):
+        for member in list(replica.members):
             self._put(member, None)
             if self._chance(0.3):  # its stream was behind
                 self._restart(member)
-        self.servers[server.replica_id] = _Server(server.replica_id)
+        self.replicas[replica.replica_id] = _Replica(replica.replica_id)
 
-    def _swap(self, server: _Server) -> None:
-        if server.pulling not in self.held:
-            server.pulling = -1
+    def _swap(self, replica: _Replica) -> None:
+        if replica.pulling not in self.held:
+            replica.pulling = -1
             return
-        if server.discard:
-            for member in server.members:
+        if replica.discard:
+            for member in replica.members:
                 self._restart(member)
-        server.version, server.pulling = server.pulling, -1
-        server.steps = server.groups = 0
+        replica.version, replica.pulling = replica.pulling, -1
+        replica.steps = replica.groups = 0
 
-    def _decode(self, server: _Server) -> None:
-        running = server.members[: self.scene.slots]
-        server.steps += bool(running)
+    def _decode(self, replica: _Replica) -> None:
+        running = replica.members[: self.scene.slots]
+        replica.steps += bool(running)
         for member in running:
             if self._chance(self.scene.token_probability):
-                member.first = server.version if member.tokens == 0 else member.first
-                member.tokens, member.last = member.tokens + 1, server.version
+                member.first = replica.version if member.tokens == 0 else member.first
+                member.tokens, member.last = member.tokens + 1, replica.version
                 pure = self.schedule.mixes_versions or member.first == member.last
                 self._require(pure, f"one trajectory with versions {member.first} and {member.last}")
-        server.members = [member for member in server.members if not member.done]
+        replica.members = [member for member in replica.members if not member.done]
 
     def _age(self) -> None:
         for group in self.groups.values():
             versions = [m.first for m in group.members if m.tokens]
-            versions += [self.servers[m.replica].version for m in group.members if m.replica and not m.tokens]
+            empty = [m.replica for m in group.members if m.replica and not m.tokens]
+            versions += [self.replicas[replica_id].version for replica_id in empty]
             birth = min(versions, default=group.birth)
             kept = birth >= group.birth or self.schedule.staleness_max is None
             self._require(kept, f"birth of group {group.group_id}: {group.birth} -> {birth}")
@@ -326,9 +327,9 @@ class _Stage:
 
     def _put(self, member: _Member, replica_id: str | None) -> None:
         if member.replica is not None and not member.done:
-            self.servers[member.replica].members.remove(member)
+            self.replicas[member.replica].members.remove(member)
         if replica_id is not None:
-            self.servers[replica_id].members.append(member)
+            self.replicas[replica_id].members.append(member)
         member.replica = replica_id
 
     def _restart(self, member: _Member) -> None:

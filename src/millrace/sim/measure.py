@@ -170,9 +170,9 @@ def window(scenario: Scenario) -> tuple[int, int]:
     """The steps to measure, first excluded: from when versions as old as the bound allows are trained until
     admission has stopped for want of steps. In a short run, at least a third of it."""
     steps, bound = scenario.config.steps, scenario.config.staleness_bound
-    lag = 2 if bound is None else bound
-    first = min(max(1, lag), steps // 3)
-    return first, max(steps - lag, first + max(1, steps // 3))
+    margin = 2 if bound is None else bound
+    first = min(max(1, margin), steps // 3)
+    return first, max(steps - margin, first + max(1, steps // 3))
 
 
 def measure(scenario: Scenario) -> tuple[Result, Timeline]:

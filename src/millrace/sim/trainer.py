@@ -107,7 +107,7 @@ def _result(batch: Batch, step_s: float) -> StepResult:
     return StepResult(
         version=batch.version + 1,
         metrics={"loss": 0.0, "grad_norm": 1.0, "reward": reward},
-        logprob_gap={lag: (0.0, 0.0, count) for lag, count in sorted(staleness.items())},
+        logprob_gap={behind: (0.0, 0.0, count) for behind, count in sorted(staleness.items())},
         trained_tokens=sum(sum(s.mask) for s in sequences),
         step_s=step_s,
     )

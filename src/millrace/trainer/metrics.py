@@ -71,10 +71,8 @@ class TokenStatistics:
     def logprob_gap(self) -> Gap:
         """|current - behavior| in nats by staleness: (mean, max, tokens)."""
         gap, staleness = self._gap(), np.concatenate(self._staleness)
-        return {
-            int(age): (float(gap[staleness == age].mean()), float(gap[staleness == age].max()), int(count))
-            for age, count in zip(*np.unique(staleness, return_counts=True), strict=True)
-        }
+        parts = {int(behind): gap[staleness == behind] for behind in np.unique(staleness)}
+        return {behind: (float(part.mean()), float(part.max()), len(part)) for behind, part in parts.items()}
 
     def swap_gap(self) -> dict[str, float]:
         """The gap at staleness 0 apart for tokens sampled before any swap of weights in their trajectory

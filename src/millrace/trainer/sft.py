@@ -24,7 +24,8 @@ from millrace.trainer.packing import Branch, Row, Tree, pack
 from millrace.trainer.parallel import clip_gradients, grad_norm
 from millrace.trainer.trainer import make_adamw
 
-WARMUP_FRACTION = 0.05
+WARMUP_FRACTION = 0.05  # of the steps
+GRAD_CLIP = 1.0
 
 Example = tuple[Sequence[int], Sequence[int]]
 
@@ -50,8 +51,6 @@ def sft(
     lr: float,
     batch_tokens: int,
     optimizer: Literal["adamw", "muon"] = "adamw",
-    warmup_steps: int | None = None,
-    grad_clip: float | None = 1.0,
     row_tokens: int = 8192,
     seed: int = 0,
     device: str = "auto",
@@ -68,7 +67,6 @@ def sft(
         row_tokens    per micro-batch; changes speed and memory, never a gradient
         optimizer     "muon": Muon for the matrices of the layers (with AdamW's update size, so one
                       `lr` serves both), AdamW for the rest
-        warmup_steps  None: 5 % of the steps
     Raises:
         DataError: no examples, or one with an empty prompt or completion.
         TrainingError: a loss or gradient is not finite.
@@ -76,14 +74,14 @@ def sft(
     _check(examples)
     model = load_model(model_dir, resolve_device(device))
     optimizers = _optimizers(model, optimizer, Optimizer(lr=lr))
-    warmup = max(1, round(WARMUP_FRACTION * steps) if warmup_steps is None else warmup_steps)
+    warmup = max(1, round(WARMUP_FRACTION * steps))
     batches = _batches(examples, batch_tokens, np.random.default_rng(seed))
     history = []
     for step in range(steps):
         rate = lr * min((step + 1) / warmup, (steps - step) / max(1, steps - warmup + 1))
         for group in [group for each in optimizers for group in each.param_groups]:
             group["lr"] = rate
-        loss, norm, tokens, step_s = _step(model, optimizers, pack(next(batches), row_tokens), grad_clip)
+        loss, norm, tokens, step_s = _step(model, optimizers, pack(next(batches), row_tokens))
         history.append(SFTStep(step, loss, norm, rate, tokens, step_s))
         if on_step is not None:
             on_step(history[-1])
@@ -93,10 +91,7 @@ def sft(
 
 
 def _step(
-    model: PreTrainedModel,
-    optimizers: list[torch.optim.Optimizer],
-    rows: list[Row],
-    grad_clip: float | None,
+    model: PreTrainedModel, optimizers: list[torch.optim.Optimizer], rows: list[Row]
 ) -> tuple[float, float, int, float]:
     """One update. Returns loss, gradient norm, forwarded tokens and seconds."""
     began = time.perf_counter()
@@ -114,8 +109,7 @@ def _step(
         raise TrainingError(
             f"supervised training: loss {loss}, gradient norm {norm.item()}. Lower `lr` or check the examples"
         )
-    if grad_clip is not None:
-        clip_gradients(parameters, norm, grad_clip)
+    clip_gradients(parameters, norm, GRAD_CLIP)
     for optimizer in optimizers:
         optimizer.step()
     return loss, norm.item(), sum(len(row.tokens_T) for row in rows), time.perf_counter() - began
