@@ -79,12 +79,12 @@ def test_end_of_sequence_stops_and_belongs_to_the_completion() -> None:
     assert stopped and all(tokens[-1] == EOS and EOS not in tokens[:-1] for tokens in stopped)
 
 
-def test_a_stop_token_of_the_sampling_stops_too() -> None:
+def test_each_of_several_end_of_sequence_tokens_stops() -> None:
     model, prompt = make_model(scale=1.2), prompt_of(0, 5)
     free, _, _ = run(make_engine(model), [make_work(0, prompt, LONG)])[0]
     stop = free[6]
-    sampling = Sampling(max_tokens=200, stop_token_ids=(stop,))
-    tokens, _, finish = run(make_engine(model), [make_work(0, prompt, sampling)])[0]
+    engine = make_engine(model, eos_ids={EOS, stop})
+    tokens, _, finish = run(engine, [make_work(0, prompt, LONG)])[0]
     assert tokens == free[: free.index(stop) + 1] and finish is Finish.STOP
 
 

@@ -37,10 +37,11 @@ def whole(info: CheckpointInfo) -> bool:
 
 
 def test_a_new_ledger_holds_nothing(path: Path) -> None:
-    recovered = SqliteLedger(path, run={}).recover()
+    ledger = SqliteLedger(path, run={})
+    recovered = ledger.recover()
     assert (recovered.next_group_id, recovered.version, recovered.checkpoint) == (0, 0, None)
     assert recovered.groups == [] and recovered.replay == []
-    assert recovered.accounting.balanced and recovered.accounting.admitted == 0
+    assert ledger.accounting().balanced and ledger.accounting().admitted == 0
 
 
 def test_every_field_of_a_group_comes_back(path: Path) -> None:

@@ -109,7 +109,43 @@ def test_on_a_terminal_the_view_draws_itself() -> None:
 
 
 def test_a_plain_line_has_dashes_for_what_is_not_known() -> None:
-    assert "reward -" in plain_line(Status()) and "left -" in plain_line(Status())
+    line = plain_line(status_of(run_started(), step(2.0, 1)))
+    assert "tokens/s - trained" in line and "left -" in line
+
+
+def test_until_the_first_step_the_view_says_who_is_up_and_what_is_under_way() -> None:
+    starting = status_of(run_started())
+    assert plain_line(starting) == "step 0/4 | starting the workers"
+    begun = status_of(
+        run_started(), worker_started(1.0, "replica-0"), event("admitted", 2.0, group_ids=[0, 1])
+    )
+    assert plain_line(begun) == "step 0/4 | no step yet; ready: replica-0; in flight 4"
+    assert "no step yet; ready: replica-0; in flight 4" in text_of(begun)
+
+
+def test_a_stall_is_not_shown_once_steps_are_made_again() -> None:
+    stalled = event("stalled", 3.0, quiet_s=20.0, waits=["trainer waits"])
+    assert "stalled: trainer waits" in plain_line(status_of(*RUN, stalled))
+    assert "stalled" not in plain_line(status_of(*RUN, stalled, step(7.0, 3)))
+
+
+def test_an_error_that_ends_the_run_is_left_to_the_one_who_reports_it() -> None:
+    failed = event("run_ended", 7.0, ok=False, reason="DataError: long story", took_s=7.0, accounting={})
+    assert plain_line(status_of(*RUN, failed)).endswith("ended: by an error")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_on_a_narrow_terminal_no_line_of_the_panel_wraps(width: int) -> None:
+    many = [step(2.0 + i, 1 + i, reward_mean=i / 300) for i in range(200)]
+    died = worker_died(300.0, "replica-0")
+    console = Console(file=io.StringIO(), width=width)
+    console.print(render(status_of(*RUN, *many, died), width))
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    lines = output.getvalue().splitlines()
+    assert len(lines) == 9 if width == 60 else len(lines) == 8
+    assert "(0.0" in next(line for line in lines if "reward" in line)
+    assert any("idle" in line and "generated" in line for line in lines)
 
 
 def test_a_sparkline_spans_its_own_range() -> None:

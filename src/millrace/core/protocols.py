@@ -216,5 +216,4 @@ class Recovered(Protocol):
     checkpoint: CheckpointInfo | None  # newest complete one
     replay: list[tuple[StepRecord, list[Group]]]  # steps after the checkpoint, in order
     version: int  # after the last committed step
-    accounting: Accounting
     quarantined: list[str]  # ids of rows that are never to be drawn again

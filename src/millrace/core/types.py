@@ -49,15 +49,14 @@ class Sampling(msgspec.Struct, frozen=True):
 
     Order: logits / temperature, then top-k, then top-p, then renormalise. Recorded log-probs are of
     that final distribution; greedy tokens record the log-prob at temperature 1 without truncation.
-    Stop tokens are part of the completion; a stop string ends the trajectory with the token that
-    completes it.
+    The end-of-sequence token is part of the completion; a stop string ends the trajectory with the token
+    that completes it.
     """
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
 
 
@@ -245,7 +244,6 @@ class TrainerState(msgspec.Struct, frozen=True):
     """What a trainer says when it is ready. `slot_bytes` is what one version needs in a relay."""
 
     version: int
-    num_parameters: int
     slot_bytes: int
 
 

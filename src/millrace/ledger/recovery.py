@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from millrace.core.types import Accounting, CheckpointInfo, Group, State, StepRecord, Trajectory
-from millrace.ledger.accounts import Accounts
-from millrace.ledger.records import SELECT_STEPS, load_groups, read_counts, to_checkpoint, to_step
+from millrace.core.types import CheckpointInfo, Group, State, StepRecord, Trajectory
+from millrace.ledger.records import SELECT_STEPS, load_groups, to_checkpoint, to_step
 from millrace.ledger.schema import LIVE_STATES
 
 CheckpointOk = Callable[[CheckpointInfo], bool]
@@ -20,15 +19,14 @@ class Recovery:
     `next_group_id` that were neither admitted nor skipped: none, as the controller takes them in order.
     """
 
-    next_group_id: int = 0
-    groups: list[Group] = field(default_factory=list)
-    checkpoint: CheckpointInfo | None = None
-    replay: list[tuple[StepRecord, list[Group]]] = field(default_factory=list)
-    version: int = 0
-    accounting: Accounting = field(default_factory=Accounting)
-    unused_group_ids: list[int] = field(default_factory=list)
-    quarantined: list[str] = field(default_factory=list)
-    live: list[tuple[Trajectory, State]] = field(default_factory=list)  # and the state in the file
+    next_group_id: int
+    groups: list[Group]
+    checkpoint: CheckpointInfo | None
+    replay: list[tuple[StepRecord, list[Group]]]
+    version: int
+    unused_group_ids: list[int]
+    quarantined: list[str]
+    live: list[tuple[Trajectory, State]]  # and the state in the file
 
 
 def read_recovery(db: sqlite3.Connection, directory: str, checkpoint_ok: CheckpointOk) -> Recovery:
@@ -52,7 +50,6 @@ def read_recovery(db: sqlite3.Connection, directory: str, checkpoint_ok: Checkpo
         checkpoint=checkpoint,
         replay=replay,
         version=last_version(db),
-        accounting=Accounts(read_counts(db)).accounting(),
         unused_group_ids=unused,
         quarantined=_quarantined(db),
         live=live,

@@ -36,7 +36,7 @@ class Engine:
     """Serves version `version` (-1: none yet, nothing is generated).
 
     Args:
-        eos_ids: token ids that always end a completion, beside those of each work's sampling.
+        eos_ids: token ids that end a completion.
         decode: tokens to text, needed for stop strings only.
     """
 

@@ -26,7 +26,7 @@ class Sequence:
         self.prefix_key = (work.group_id, tuple(work.prompt))
         self._spans: list[tuple[int, int]] = []  # (version, index of its first token in the completion)
         self._reported = len(work.tokens)
-        self._stop_ids = eos_ids.union(work.sampling.stop_token_ids)
+        self._stop_ids = eos_ids
         self._budget = min(len(work.prompt) + work.sampling.max_tokens, max_sequence_tokens)
         strings = work.sampling.stop_strings
         self._stop_strings = StopStrings(decode, strings) if strings and decode is not None else None

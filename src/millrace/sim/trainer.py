@@ -38,7 +38,7 @@ class SimTrainer:
                 raise DataError(f"no checkpoint at {checkpoint}; saved: {sorted(self._world.checkpoints)}")
             self._weights = Weights() if checkpoint is None else self._world.checkpoints[checkpoint]
             self._last = self._published = None
-            return TrainerState(self._weights.version, num_parameters=0, slot_bytes=self._costs.weights_bytes)
+            return TrainerState(self._weights.version, slot_bytes=self._costs.weights_bytes)
 
     async def step(self, batch: Batch) -> StepResult:
         async with self._turn:

@@ -85,11 +85,7 @@ class TorchTrainer:
             load_checkpoint(trainer, checkpoint)
         self._trainer = trainer
         self._buffers = PublishBuffers(named_weights(trainer.model), _dtype(self._config))
-        return TrainerState(
-            version=trainer.version,
-            num_parameters=sum(parameter.numel() for parameter in trainer.model.parameters()),
-            slot_bytes=self._buffers.slot_bytes,
-        )
+        return TrainerState(trainer.version, self._buffers.slot_bytes)
 
     def _step(self, batch: Batch) -> StepResult:
         trainer = self._ready()
