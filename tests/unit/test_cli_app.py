@@ -81,7 +81,7 @@ def test_a_stopped_run_says_how_to_go_on(
 ) -> None:
     (tmp_path / "run.toml").write_text(CONFIG)
     monkeypatch.setattr(train, "preflight", lambda config, path: ["mind the gap"])
-    monkeypatch.setattr(train, "_train", lambda config, run: False)
+    monkeypatch.setattr(train, "_train", lambda config, run, again: False)
     arguments = ["train", str(tmp_path / "run.toml"), "--run-dir", str(tmp_path / "out"), "--set", "steps=3"]
     assert app.run(arguments) == INTERRUPTED
     said = capsys.readouterr().err
@@ -94,7 +94,7 @@ def test_resuming_names_what_changed_and_refuses_what_may_not(
 ) -> None:
     (tmp_path / "run.toml").write_text(CONFIG)
     monkeypatch.setattr(train, "preflight", lambda config, path: [])
-    monkeypatch.setattr(train, "_train", lambda config, run: run.write_config(config) or True)
+    monkeypatch.setattr(train, "_train", lambda config, run, again: run.write_config(config) or True)
     arguments = ["train", str(tmp_path / "run.toml"), "--run-dir", str(tmp_path / "out")]
     assert app.run(arguments) == 0
     assert app.run(arguments) == 2

@@ -66,6 +66,7 @@ def test_the_second_signal_ends_the_process_at_once() -> None:
         "    await stop.wait()\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    await asyncio.sleep(60)\n"
-        "run_stoppable(body, lambda text: None)\n"
+        "run_stoppable(body, lambda text: None, at_once=lambda: print('cursor shown', flush=True))\n"
     )
-    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == INTERRUPTED
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (INTERRUPTED, b"cursor shown\n")

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 GRACE_S = 60.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -14,24 +15,32 @@ INTERRUPTED = 130  # the exit code of a program ended by SIGINT
 Body = Callable[[asyncio.Event], Awaitable[None]]
 
 
-def run_stoppable(body: Body, say: Callable[[str], None], *, grace_s: float = GRACE_S) -> bool:
+def run_stoppable(
+    body: Body,
+    say: Callable[[str], None],
+    *,
+    at_once: Callable[[], None] = lambda: None,
+    grace_s: float = GRACE_S,
+) -> bool:
     """Run `body(stop)` on a new loop. True if it ended by itself, False if a signal asked it to.
 
     The first SIGINT or SIGTERM sets `stop`; a body that has not ended `grace_s` later is cancelled.
-    The second exits at once: workers notice that their parent died, and the ledger is durable.
+    The second calls `at_once` and exits: workers notice that their parent died, and the ledger is durable.
     """
-    return asyncio.run(_run(body, say, grace_s))
+    return asyncio.run(_run(body, say, at_once, grace_s))
 
 
-async def _run(body: Body, say: Callable[[str], None], grace_s: float) -> bool:
+async def _run(body: Body, say: Callable[[str], None], at_once: Callable[[], None], grace_s: float) -> bool:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     task = asyncio.current_task()
     assert task is not None
 
     def on_signal() -> None:
         if stop.is_set():
+            with suppress(Exception):  # nothing may keep it from ending
+                at_once()
             os._exit(INTERRUPTED)
-        say("Stopping: finishing the step and saving. Again to stop at once.")
+        say("Stopping: finishing the step and saving. Ctrl-C again stops at once.")
         stop.set()
         loop.call_later(grace_s, task.cancel)
 

@@ -48,10 +48,10 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 def command(
-    directory: Annotated[
-        Path, typer.Option("--run-dir", help="Where everything is written; must not exist yet.")
-    ] = Path("runs/quickstart"),
-    overwrite: Annotated[bool, typer.Option(help="Remove an earlier quickstart first.")] = True,
+    directory: Annotated[Path, typer.Option("--run-dir", help="Where everything is written.")] = Path(
+        "runs/quickstart"
+    ),
+    overwrite: Annotated[bool, typer.Option(help="Remove an earlier quickstart there first.")] = True,
 ) -> None:
     """Make a small model, improve it by asynchronous RL, kill a replica on the way, and check it all."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -209,10 +209,12 @@ class _Saboteur:
 def _train(config: Config, run: RunDirectory, saboteur: _Saboteur) -> None:
     from millrace.cli import wire
 
-    def body(stop: asyncio.Event) -> Any:
-        return wire.train(config, run, stop, saboteur)
+    view = Console(highlight=False)
 
-    if not run_stoppable(body, lambda text: console.print(text)):
+    def body(stop: asyncio.Event) -> Any:
+        return wire.train(config, run, stop, saboteur, console=view)
+
+    if not run_stoppable(body, view.print, at_once=view.show_cursor):
         raise typer.Exit(130)
 
 

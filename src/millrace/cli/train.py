@@ -45,10 +45,13 @@ def command(
     if resume and _is_finished(run, config.steps):
         console.print(f"All {config.steps} steps are done. To go on, raise `steps`: --set steps=N")
         return
-    if not _train(config, run):
-        again = shlex.join(_resume_arguments(config_file, overrides or [], run.path))
-        console.print(f"Stopped. To go on: {again}", markup=False)
+    again = shlex.join(_resume_arguments(config_file, overrides or [], run.path))
+    if not _train(config, run, again):
+        console.print(f"Stopped; nothing is lost. To go on: {again}", markup=False)
         raise typer.Exit(INTERRUPTED)
+    console.print(
+        f"Done. The model: {run.model}\nLook around: millrace show {shlex.quote(str(run.path))}", markup=False
+    )
 
 
 def _open(config: Config, name: str, run_dir: Path | None, resume: bool) -> RunDirectory:
@@ -68,10 +71,18 @@ def _is_finished(run: RunDirectory, steps: int) -> bool:
         return reader.run_state().version >= steps
 
 
-def _train(config: Config, run: RunDirectory) -> bool:
+def _train(config: Config, run: RunDirectory, again: str) -> bool:
     from millrace.cli import wire
 
-    return run_stoppable(lambda stop: wire.train(config, run, stop), lambda text: console.print(text))
+    view = Console(highlight=False)  # the live view's, so that what is said stands above it
+
+    def at_once() -> None:
+        view.show_cursor()  # which the live view hides
+        console.print(f"\nStopped at once; what the ledger holds is kept. To go on: {again}", markup=False)
+
+    return run_stoppable(
+        lambda stop: wire.train(config, run, stop, console=view), view.print, at_once=at_once
+    )
 
 
 def _resume_arguments(config_file: Path, overrides: list[str], run_path: Path) -> list[str]:

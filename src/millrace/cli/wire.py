@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
+from rich.console import Console
+
 from millrace.cli.run_directory import RunDirectory
 from millrace.config.freeze import config_digest, dump
 from millrace.config.schema import Config
@@ -38,8 +40,13 @@ _LIBRARY = {"gym": "reasoning_gym", "math": "math_verify"}
 """Of a kind of task or reward: a second that every reward worker would spend on its own."""
 
 
-async def train(config: Config, run: RunDirectory, stop: asyncio.Event, *sinks: Sink) -> None:
+async def train(
+    config: Config, run: RunDirectory, stop: asyncio.Event, *sinks: Sink, console: Console | None = None
+) -> None:
     """Run, or go on with, the run in `run`. Setting `stop` ends it after the step under way.
+
+    The live view is drawn on `console`, by default on stdout. What is printed there meanwhile stands
+    above it; on another one it would be drawn over.
 
     Raises: the run's first fatal error. In every case the ledger is flushed and `summary.json` written.
     """
@@ -52,7 +59,7 @@ async def train(config: Config, run: RunDirectory, stop: asyncio.Event, *sinks: 
                 summary(event)
         stack.enter_context(open_sinks(events, config.observe, run.path, dump(config)))
         stack.callback(_write_summary, run, summary)
-        every: list[Sink] = [summary, stack.enter_context(LiveView()), *sinks]
+        every: list[Sink] = [summary, stack.enter_context(LiveView(console)), *sinks]
         for sink in every:
             events.subscribe(sink)
         ledger = SqliteLedger(run.ledger, run={"config_digest": config_digest(config), "seed": config.seed})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -9,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from millrace.core import clock
 from millrace.core.events import Event
 from millrace.observe.replicas import ReplicaHistory
 from millrace.observe.status import Status
@@ -17,6 +20,9 @@ _REFRESHES_PER_S = 4
 _LINE_EVERY_S = 5.0
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 48
+_REWARD_WIDTH = 40  # of the reward's line without its bars, borders included
+_NARROW = 74  # columns, below which facts stand under each other
+_HEADING_WIDTH = 60  # of the first line without its bar
 
 
 class LiveView:
@@ -33,7 +39,7 @@ class LiveView:
         if self._console.is_terminal:
             self._live = Live(
                 console=self._console,
-                get_renderable=lambda: render(self.status),
+                get_renderable=self._panel,
                 refresh_per_second=_REFRESHES_PER_S,
             )
             self._live.start(refresh=True)
@@ -50,6 +56,11 @@ class LiveView:
             self._printed_wall_s = event.wall_s
             self._console.print(plain_line(self.status), highlight=False, soft_wrap=True)
 
+    def _panel(self) -> RenderableType:
+        if self.status.started_wall_s and self.status.ended is None:
+            self.status.wall_s = clock.wall()  # time passes between events too
+        return render(self.status, self._console.width)
+
     def _line_is_due(self, event: Event) -> bool:
         if event.kind in ("run_ended", "worker_died", "worker_recovered", "stalled"):
             return True
@@ -58,17 +69,9 @@ class LiveView:
 
 def plain_line(status: Status) -> str:
     """The run in one line of text."""
-    reward = f"{status.rewards[-1]:.3f}" if status.rewards else "-"
-    parts = [
-        f"step {status.version}/{status.steps_total}",
-        f"reward {reward}",
-        f"staleness {_number(status.staleness_mean, '.2f')} (max {status.staleness_max})",
-        f"tokens/s {_number(status.trained_tokens_per_s)} trained, "
-        f"{_number(status.generated_tokens_per_s)} generated",
-        f"trainer idle {_percent(status.trainer_idle_fraction)}",
-        f"in flight {status.in_flight}",
-        f"left {_duration(status.remaining_s)}",
-    ]
+    parts = [f"step {status.version}/{status.steps_total}", *(_progress(status) if status.stepped else [])]
+    if not status.stepped and status.ended is None:
+        parts.append(_starting(status))
     if status.restarts:
         parts.append(f"restarts {status.restarts} ({status.last_trouble})")
     elif status.last_trouble:
@@ -78,9 +81,38 @@ def plain_line(status: Status) -> str:
     return " | ".join(parts)
 
 
-def render(status: Status) -> RenderableType:
-    """The run as a panel."""
-    parts: list[RenderableType] = [_heading(status), _reward(status), _numbers(status), _replicas(status)]
+def _progress(status: Status) -> list[str]:
+    return [
+        f"reward {_number(_last(status.rewards), '.3f')}",
+        f"staleness {_number(status.staleness_mean, '.2f')} (max {status.staleness_max})",
+        _speeds(status),
+        f"trainer idle {_percent(status.trainer_idle_fraction)}",
+        f"in flight {status.in_flight}",
+        f"left {_duration(status.remaining_s)}",
+    ]
+
+
+def _starting(status: Status) -> str:
+    """Before the first step: who is up, and what is under way."""
+    if not status.ready:
+        return "starting the workers"
+    under_way = f"; in flight {status.in_flight}" if status.in_flight else ""
+    return f"no step yet; ready: {', '.join(status.ready)}{under_way}"
+
+
+def _speeds(status: Status) -> str:
+    trained, generated = _number(status.trained_tokens_per_s), _number(status.generated_tokens_per_s)
+    return f"tokens/s {trained} trained, {generated} generated"
+
+
+def render(status: Status, width: int = 120) -> RenderableType:
+    """The run as a panel for a terminal of `width` columns."""
+    parts = [
+        _heading(status, width),
+        _reward(status, width),
+        _numbers(status, width),
+        _replicas(status, width),
+    ]
     if status.last_trouble:
         parts.append(Text(status.last_trouble, style="yellow", overflow="ellipsis", no_wrap=True))
     return Panel(Group(*parts), title=f"millrace · {status.schedule or 'starting'}", title_align="left")
@@ -96,45 +128,48 @@ def sparkline(values: list[float], width: int = _SPARK_WIDTH) -> str:
     return "".join(_BARS[round((value - low) / span * top) if span > 0 else 0] for value in shown)
 
 
-def _heading(status: Status) -> RenderableType:
+def _heading(status: Status, width: int) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     elapsed = status.wall_s - status.started_wall_s
+    bar_width = min(32, max(4, width - _HEADING_WIDTH))
     grid.add_row(
         Text(f"step {status.version}/{status.steps_total}", style="bold"),
-        ProgressBar(total=max(status.steps_total, 1), completed=status.version, width=32),
+        ProgressBar(total=max(status.steps_total, 1), completed=status.version, width=bar_width),
         f"{_duration(elapsed)} elapsed",
         f"{_duration(status.remaining_s)} left" if status.ended is None else f"ended: {status.ended}",
     )
     return grid
 
 
-def _reward(status: Status) -> RenderableType:
+def _reward(status: Status, width: int) -> RenderableType:
     rewards = list(status.rewards)
     if not rewards:
-        return Text("reward  no step yet", style="dim")
+        ended = status.ended is not None
+        return Text("no step" if ended else _starting(status), style="dim", overflow="ellipsis", no_wrap=True)
     last = f"{rewards[-1]:.3f}  ({min(rewards):.3f} to {max(rewards):.3f})"
-    return Text.assemble(("reward  ", "bold"), (sparkline(rewards), "green"), "  ", last)
+    bars = sparkline(rewards, min(_SPARK_WIDTH, max(4, width - _REWARD_WIDTH)))
+    return Text.assemble(("reward  ", "bold"), (bars, "green"), "  ", last)
 
 
-def _numbers(status: Status) -> RenderableType:
+def _numbers(status: Status, width: int) -> RenderableType:
     grid = Table.grid(padding=(0, 3))
-    grid.add_row(
-        f"staleness {_number(status.staleness_mean, '.2f')} mean, {status.staleness_max} max",
-        f"tokens/s {_number(status.trained_tokens_per_s)} trained, "
-        f"{_number(status.generated_tokens_per_s)} generated",
-    )
-    grid.add_row(
-        f"trainer idle {_percent(status.trainer_idle_fraction)}",
-        f"in flight {status.in_flight}, being scored {status.scoring}, restarts {status.restarts}",
-    )
+    worst = "-" if status.staleness_mean is None else status.staleness_max
+    staleness = f"staleness {_number(status.staleness_mean, '.2f')} mean, {worst} max"
+    idle = f"trainer idle {_percent(status.trainer_idle_fraction)}"
+    counts = f"in flight {status.in_flight}, being scored {status.scoring}, restarts {status.restarts}"
+    pairs = (staleness, _speeds(status)), (idle, counts)
+    for row in pairs if width >= _NARROW else ((text,) for pair in pairs for text in pair):
+        grid.add_row(*row)
     return grid
 
 
-def _replicas(status: Status) -> RenderableType:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("replica")
-    for name in ("version", "running", "waiting", "kv", "idle", "tokens"):
-        table.add_column(name, justify="right")
+def _replicas(status: Status, width: int) -> RenderableType:
+    if not status.replicas.by_name:
+        return Group()
+    table = Table(box=None, padding=(0, 2 if width >= _NARROW else 1, 0, 0), header_style="dim")
+    table.add_column("replica", no_wrap=True)
+    for name in ("version", "running", "waiting", "KV", "idle", "generated"):
+        table.add_column(name, justify="right", no_wrap=True)
     for name, history in sorted(status.replicas.by_name.items()):
         table.add_row(*_replica_row(name, history), style=None if history.alive else "red")
     return table
@@ -154,6 +189,10 @@ def _replica_row(name: str, history: ReplicaHistory) -> list[str]:
         _percent(history.idle_fraction),
         f"{history.generated_tokens:,}",
     ]
+
+
+def _last(values: Sequence[float]) -> float | None:
+    return values[-1] if values else None
 
 
 def _number(value: float | None, form: str = ",.0f") -> str:

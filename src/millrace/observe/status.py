@@ -9,6 +9,7 @@ from millrace.core.events import Event
 from millrace.observe.replicas import ReplicaTotals
 
 _WINDOW_S = 30.0  # of wall time, for rates
+_STALLED = "stalled"
 _WINDOW_STEPS = 20  # for idling and the time left
 
 
@@ -27,8 +28,10 @@ class Status:
         self.last_trouble = ""
         self.ended: str | None = None
         self.started_wall_s = self.wall_s = 0.0
+        self.ready: dict[str, None] = {}  # workers that are up, in the order in which they came
         self.replicas = ReplicaTotals()
         self._seen: Counter[str] = Counter()
+        self._group_size = 0
         self._trained: deque[tuple[float, int]] = deque()  # (wall, tokens so far)
         self._generated: deque[tuple[float, int]] = deque()
         self._trained_total = 0
@@ -43,31 +46,44 @@ class Status:
             case "run_started":
                 self.schedule, self.steps_total = fields["schedule"], fields["steps"]
                 self.version, self.started_wall_s = fields["resumed_version"], event.wall_s
+                self._group_size = fields["group_size"]
+            case "admitted":
+                self.in_flight += len(fields["group_ids"]) * self._group_size
             case "step":
                 self._step(event, fields)
             case "report":
                 _remember(self._generated, event.wall_s, self.replicas.generated_tokens)
+            case "worker_started":
+                self.ready[fields["name"]] = None
             case "worker_died":
                 self.restarts += 1
+                self.ready.pop(fields["name"], None)
                 cause = fields["cause"].partition("\n")[0]
                 named = cause.startswith(fields["name"])
                 self.last_trouble = cause if named else f"{fields['name']} died: {cause}"
             case "worker_recovered":
                 self.last_trouble = f"{fields['name']} is back after {fields['recovery_s']:.2f} s"
             case "stalled":
-                self.last_trouble = "stalled: " + "; ".join(fields["waits"])
+                self.last_trouble = f"{_STALLED}: {'; '.join(fields['waits'])}"
             case "run_ended":
-                self.ended = fields["reason"]
+                self.ended = fields["reason"] if fields["ok"] else "by an error"
 
     def _step(self, event: Event, fields: dict[str, Any]) -> None:
         self.version = fields["version"]
         self.staleness_mean, self.staleness_max = fields["staleness_mean"], fields["staleness_max"]
         self.in_flight = fields["accounting"]["in_flight"]
+        if self.last_trouble.startswith(_STALLED):
+            self.last_trouble = ""
         if not fields["replayed"]:
             self.rewards.append(fields["reward_mean"])
             self._steps.append((event.wall_s, fields["wait_s"], fields["step_s"]))
         self._trained_total += fields["trained_tokens"]
         _remember(self._trained, event.wall_s, self._trained_total)
+
+    @property
+    def stepped(self) -> bool:
+        """Whether a step was made, or made again, since the start."""
+        return self._trained_total > 0
 
     @property
     def scoring(self) -> int:
