@@ -147,6 +147,7 @@ def test_on_a_narrow_terminal_the_panel_says_everything(width: int) -> None:
     for fact in (*facts, "replica ", "replica-0 ", "dead", "generated", "replica-0 died"):
         assert fact in text
     assert "…" not in text
+    assert max(len(line) for line in text.splitlines()) <= width - len("^C")
 
 
 def test_a_sparkline_spans_its_own_range() -> None:

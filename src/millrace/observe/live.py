@@ -20,9 +20,10 @@ _REFRESHES_PER_S = 4
 _LINE_EVERY_S = 5.0
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 48
-_REWARD_WIDTH = 40  # of the reward's line without its bars, borders included
+_REWARD_WIDTH = 42  # of the reward's line without its bars, borders included
 _NARROW = 74  # columns, below which facts stand under each other
-_HEADING_WIDTH = 60  # of the first line without its bar
+_ECHO_WIDTH = 2  # room for the ^C that a terminal echoes: on a line of its own it would tear the panel
+_HEADING_WIDTH = 62  # of the first line without its bar
 
 
 class LiveView:
@@ -115,7 +116,8 @@ def render(status: Status, width: int = 120) -> RenderableType:
     ]
     if status.last_trouble:
         parts.append(Text(status.last_trouble, style="yellow", overflow="ellipsis", no_wrap=True))
-    return Panel(Group(*parts), title=f"millrace · {status.schedule or 'starting'}", title_align="left")
+    title = f"millrace · {status.schedule or 'starting'}"
+    return Panel(Group(*parts), title=title, title_align="left", width=max(width - _ECHO_WIDTH, 20))
 
 
 def sparkline(values: list[float], width: int = _SPARK_WIDTH) -> str:
