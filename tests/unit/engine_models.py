@@ -91,8 +91,9 @@ def weights_into(engine: Engine, model: Any) -> None:
 
 
 def make_engine(model: Any, version: int = 0, **options: Any) -> Engine:
-    options = {"slots": 16, "max_sequence_tokens": 320, "eos_ids": {EOS}} | options
-    engine = Engine(architecture_of(model.config), **options)
+    usual = {"dtype": torch.float32, "device": torch.device("cpu"), "decode": None, "eos_ids": {EOS}}
+    sizes = {"slots": 16, "max_sequence_tokens": 320, "prefill_chunk": 512}
+    engine = Engine(architecture_of(model.config), **{**usual, **sizes, **options})
     weights_into(engine, model)
     engine.swap(version)
     return engine

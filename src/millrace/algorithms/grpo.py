@@ -19,7 +19,7 @@ def grpo_objective(
     clip_low: float,
     clip_high: float,
     correction: float | None,
-    kl: float = 0.0,
+    kl: float,
 ) -> Any:
     """Per-token loss of clipped policy optimisation, with the sampling policy decoupled from the anchor.
 

@@ -62,7 +62,7 @@ class Controller:
         schedule: Schedule,
         events: Events,
         checkpoints: str,
-        export: str | None = None,
+        export: str | None,
         check: Callable[[RunState], None] = lambda state: None,
         on_stall: Callable[[], None] = lambda: None,
         decision_interval_s: float = DECISION_INTERVAL_S,

@@ -44,15 +44,15 @@ class Engine:
         self,
         architecture: Architecture,
         *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-        slots: int = 32,
-        max_sequence_tokens: int = 512,
-        prefill_chunk: int = 512,
-        eos_ids: Iterable[int] = (),
-        decode: Callable[[list[int]], str] | None = None,
+        dtype: torch.dtype,
+        device: torch.device,
+        slots: int,
+        max_sequence_tokens: int,
+        prefill_chunk: int,
+        eos_ids: Iterable[int],
+        decode: Callable[[list[int]], str] | None,
     ) -> None:
-        self._device = device = torch.device(device)
+        self._device = device
         self.version = -1
         self.max_sequence_tokens = max_sequence_tokens
         self._architecture, self._prefill_chunk = architecture, prefill_chunk

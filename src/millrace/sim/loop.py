@@ -68,7 +68,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     _ready: deque[asyncio.Handle]
     _stopping: bool
 
-    def __init__(self, seed: int, *, time_max_s: float = float("inf")) -> None:
+    def __init__(self, seed: int, *, time_max_s: float) -> None:
         super().__init__()
         self.seed = seed
         self.unhandled: list[BaseException] = []

@@ -28,6 +28,8 @@ from millrace.sim.decode import Decoder
 from millrace.sim.workload import Workload
 
 ROUNDING_S = 1e-6
+PARTS = 16
+"""Of a batch in the stream pipeline."""
 SHARES = 4
 """Parts in which verl's asynchronous trainer takes its batch."""
 WINDOWS, WARM_UP_WINDOWS = 12, 3
@@ -180,9 +182,9 @@ class Pipelines:
     def one_step(self) -> float:
         return max(self.generation_s, self.train_s) + self.barrier_s
 
-    def stream(self, parts: int = 16) -> float:
-        """The batch is trained in `parts`, each when its groups are complete."""
-        return streamed_s(self.ready_s, self.train_s, parts) + self.barrier_s
+    def stream(self) -> float:
+        """The batch is trained in `PARTS`, each when its groups are complete."""
+        return streamed_s(self.ready_s, self.train_s, PARTS) + self.barrier_s
 
     def windowed(self, staleness: float, update_s: float) -> float:
         """verl's asynchronous mode with partial rollout: at every weight change, groups are started until
