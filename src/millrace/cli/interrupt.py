@@ -19,7 +19,7 @@ def run_stoppable(
     body: Body,
     say: Callable[[str], None],
     *,
-    at_once: Callable[[], None] = lambda: None,
+    at_once: Callable[[], object] = lambda: None,
     grace_s: float = GRACE_S,
 ) -> bool:
     """Run `body(stop)` on a new loop. True if it ended by itself, False if a signal asked it to.
@@ -30,7 +30,7 @@ def run_stoppable(
     return asyncio.run(_run(body, say, at_once, grace_s))
 
 
-async def _run(body: Body, say: Callable[[str], None], at_once: Callable[[], None], grace_s: float) -> bool:
+async def _run(body: Body, say: Callable[[str], None], at_once: Callable[[], object], grace_s: float) -> bool:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     task = asyncio.current_task()
     assert task is not None
