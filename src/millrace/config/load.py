@@ -1,4 +1,4 @@
-"""Defaults < TOML files < `--set key=value`: merged, validated and frozen, once.
+"""Defaults < a TOML file < `--set key=value`: merged, validated and frozen, once.
 
 Rules that are ours and not TOML's:
 - a union's table may be written as its kind alone: `schedule = "areal"`;
@@ -50,29 +50,22 @@ class Source:
     origins: dict[str, str]
 
 
-def load(files: Path | Sequence[Path], overrides: Sequence[str] = ()) -> Config:
+def load(file: Path, overrides: Sequence[str] = ()) -> Config:
     """Load a run's configuration.
 
     Args:
-        files      TOML files, later ones win
+        file       TOML
         overrides  `key.sub=value`: the value is read as TOML, or else as a plain string
     Raises:
         ConfigError: names every problem with its key, value, file and line, and what to do.
     """
-    return load_as(Config, files, overrides)
+    return load_as(Config, file, overrides)
 
 
-def load_as(schema: type[S], files: Path | Sequence[Path], overrides: Sequence[str] = ()) -> S:
+def load_as(schema: type[S], file: Path, overrides: Sequence[str] = ()) -> S:
     """`load` for any schema."""
-    paths = [files] if isinstance(files, Path) else list(files)
-    sources = [read_file(schema, path) for path in paths]
-    sources.append(read_overrides(schema, overrides, Path.cwd()))
-    tree: Tree = {}
-    origins: dict[str, str] = {}
-    for source in sources:
-        tree = merge(schema, tree, source.tree)
-        origins |= source.origins
-    return validate(schema, tree, origins)
+    below, above = read_file(schema, file), read_overrides(schema, overrides, Path.cwd())
+    return validate(schema, merge(schema, below.tree, above.tree), below.origins | above.origins)
 
 
 def validate(schema: type[S], tree: Tree, origins: dict[str, str]) -> S:

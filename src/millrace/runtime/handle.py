@@ -116,7 +116,7 @@ class LocalHandle:
             await asyncio.sleep(answer_s / 3)
 
     async def end(self) -> None:
-        """Kill it and wait until it is gone."""
+        """Kill it and wait, for END_TIMEOUT_S at most, until it is gone."""
         self.kill()
         if self._child is None:
             self._bury("never started")

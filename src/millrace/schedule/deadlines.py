@@ -22,8 +22,6 @@ from sys import maxsize
 from millrace.schedule.view import GroupView, View
 
 NO_LIMIT = maxsize  # so many groups that no bound is in sight
-
-
 UNBOUNDED_ROUNDS = 2
 """Without a staleness bound, live groups are limited to this many times what the slots of all replicas
 hold (or a batch, if that is more): one round being generated, one waiting for the trainer."""

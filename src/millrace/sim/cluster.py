@@ -12,6 +12,8 @@ from millrace.sim.transport import Kind, Transfer, transfer
 
 LOAD_BYTES_PER_S = 2e9
 """Of a checkpoint's shard, per host, from a shared file system. Assumed."""
+CHECKPOINT_BYTES = 14
+"""Per parameter: bf16 weight, float32 master weight and two Adam moments."""
 SNAPSHOT_S = 1.0
 """The trainer's stall for an asynchronous checkpoint. Assumed: a copy of its shards to host memory."""
 
@@ -112,7 +114,7 @@ class ClusterCosts:
     def load_s(self) -> float:
         training = self.cluster.training
         hosts = -(-training.devices // training.device.devices_per_host)
-        return training.model.parameters * 14 / hosts / LOAD_BYTES_PER_S
+        return training.model.parameters * CHECKPOINT_BYTES / hosts / LOAD_BYTES_PER_S
 
     @property
     def save_s(self) -> float:

@@ -19,8 +19,6 @@ from millrace.sim.workload import Workload
 
 LOGPROB = -1.0
 """Of every simulated token. Token ids are positions."""
-
-
 HEADROOM = 0.05
 """Of KV memory that a paged engine keeps free for the growth of what runs when it lets another sequence
 in."""

@@ -24,7 +24,7 @@ from millrace.sim.plan_theory import (
     solve_synchronous,
 )
 from millrace.sim.setup import lengths_of
-from millrace.sim.training import Training
+from millrace.sim.training import MEMORY_FRACTION, Training
 
 LENGTH_DRAWS = 4096
 BUSY = 0.9
@@ -182,7 +182,7 @@ def problem_of(model: ModelShape, device: Device, count: int, demand: Demand) ->
     return Problem(
         samples=demand.samples,
         devices=count,
-        memory=0.9 * device.memory_bytes,
+        memory=MEMORY_FRACTION * device.memory_bytes,
         weights=float(model.weights_bytes()),
         activations=training.activation_bytes(length),
         kv=float(length * model.kv_token_bytes()),
