@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from millrace.core.digest import NamedBuffer
+from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.types import Endpoint
 from millrace.weights import ring
 
@@ -59,9 +59,12 @@ def _writer(fault):
     def open_writer(endpoint: Endpoint) -> ring.RingWriter:
         writer = ring.open_writer(endpoint)
         honest, spoil = writer.write, fault() if isinstance(fault, type) else fault
-        writer.write = lambda version, tensors: honest(
-            version, spoil(tensors) if version else _first(spoil, tensors)
-        )
+
+        def write(version: int, tensors: Sequence[NamedBuffer]) -> str:
+            honest(version, spoil(tensors) if version else _first(spoil, tensors))
+            return digest_buffers(tensors)  # of what it was given, as an honest one
+
+        writer.write = write
         return writer
 
     return open_writer
