@@ -11,6 +11,7 @@ from ledger_records import ready_group
 
 from millrace.core.errors import LedgerError
 from millrace.ledger import LedgerReader, SqliteLedger
+from millrace.ledger.failures import ledger_failures
 
 
 @pytest.fixture
@@ -113,3 +114,10 @@ def test_a_reader_refuses_the_same_files(path: Path) -> None:
             path.write_bytes(content)
         with pytest.raises(LedgerError, match=match):
             LedgerReader(path)
+
+
+def test_a_writer_that_stands_still_within_a_write_is_told_of(tmp_path: Path) -> None:
+    error = sqlite3.OperationalError("locking protocol")
+    error.sqlite_errorname = "SQLITE_PROTOCOL"  # type: ignore[misc]
+    with pytest.raises(LedgerError, match="let it go on"), ledger_failures(str(tmp_path), "read"):
+        raise error
