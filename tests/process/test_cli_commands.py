@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,10 @@ import pytest
 from millrace.cli.app import run
 from millrace.cli.interrupt import INTERRUPTED
 from millrace.cli.run_directory import RunDirectory
+from millrace.cli.sft import read_examples
+from millrace.cli.try_reward import judge
 from millrace.config.load import load
+from millrace.core.errors import DataError
 from millrace.core.types import Accounting, Finish, Group, State, StepRecord, Trajectory
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.ledger.reader import LedgerReader
@@ -73,7 +77,7 @@ def test_a_reward_is_tried_and_its_failures_are_told(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["-n", "2", "--completion", "hang", "--completion", "99"]
-    assert run(["try-reward", str(project / "run.toml"), *arguments, "--json"]) == 0
+    assert run(["try-reward", str(project / "run.toml"), *arguments, "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     outcomes = {(trial["kind"], trial["completion"]): trial for trial in told["trials"]}
     assert len(told["trials"]) == 10
@@ -85,6 +89,25 @@ def test_a_reward_is_tried_and_its_failures_are_told(
     assert "no latin" in garbage["reason"]
     assert "did not answer within 1 s" in outcomes["yours", "hang"]["reason"]
     assert "4 of 10 calls failed" in told["warnings"][0]
+
+
+def test_a_reward_of_which_every_call_fails_is_not_blamed_for_being_constant() -> None:
+    failed = {"kind": "reference", "outcome": "failed", "reason": "no latin", "value": None}
+    assert list(judge([failed, failed])) == ["2 of 2 calls failed, the first: no latin"]
+    abstained = {"kind": "reference", "outcome": "abstain", "reason": "", "value": None}
+    assert list(judge([abstained, abstained])) == [
+        "every completion gets no opinion: nothing can be learned from that"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("{", "is not JSON"), ('{"prompt": "a"}', "this has ['prompt']"), ("[1]", "this has list")],
+)
+def test_a_demonstration_that_is_none_is_named(tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(line + "\n")
+    with pytest.raises(DataError, match=re.escape(said)):
+        read_examples(tmp_path / "rows.jsonl", None, append_eos=False)
 
 
 def test_an_evaluation_counts_every_completion(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,8 +163,15 @@ def test_a_run_is_shown_from_its_ledger(project: Path, capsys: pytest.CaptureFix
     step = json.loads(capsys.readouterr().out)
     assert step["reward_mean"] == 0.5
     assert step["metrics"]["loss"] == 0.25
-    for arguments in ([], ["--step", "1"], ["--trajectory", "0"]):
+    for arguments, words in (
+        ([], ("in flight", "reward mean", "moved or resumed")),
+        (["--step", "1"], ("reward mean", "trajectory", "ended by")),
+        (["--trajectory", "0"], ("row", "log-prob", "trained into version")),
+    ):
         assert run(["show", str(directory.path), *arguments]) == 0
+        shown = capsys.readouterr().out
+        assert all(word in shown for word in words)
+        assert "_" not in shown.replace(str(directory.path), "")
     assert run(["show", str(directory.path), "--step", "9"]) == 1
     assert "there is no step 9" in capsys.readouterr().err
 

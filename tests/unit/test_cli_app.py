@@ -11,6 +11,8 @@ import pytest
 import millrace
 from millrace.cli import app, train
 from millrace.cli.interrupt import INTERRUPTED
+from millrace.cli.run_directory import RunDirectory
+from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError, MillraceError
 
 CONFIG = '[model]\npath = "m"\n[task]\nkind = "gym"\nname = "gcd"\n[reward]\nkind = "gym"\n'
@@ -94,7 +96,13 @@ def test_resuming_names_what_changed_and_refuses_what_may_not(
 ) -> None:
     (tmp_path / "run.toml").write_text(CONFIG)
     monkeypatch.setattr(train, "preflight", lambda config, path: [])
-    monkeypatch.setattr(train, "_train", lambda config, run, again: run.write_config(config) or True)
+
+    def finish(config: Config, run: RunDirectory, again: str) -> bool:
+        run.write_config(config)
+        run.model.mkdir(exist_ok=True)
+        return True
+
+    monkeypatch.setattr(train, "_train", finish)
     arguments = ["train", str(tmp_path / "run.toml"), "--run-dir", str(tmp_path / "out")]
     assert app.run(arguments) == 0
     assert app.run(arguments) == 2

@@ -94,6 +94,18 @@ def test_preflight_names_everything_that_is_missing_at_once(tmp_path: Path) -> N
     assert "`reward.path`" in said
 
 
+def test_preflight_says_how_a_model_that_is_only_a_name_becomes_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="hf download OWNER/MODEL"):
+        preflight(config_for(tmp_path / "Qwen" / "Qwen3-0.6B"), tmp_path)
+
+
+def test_preflight_calls_a_schedule_of_ones_own(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def make(config, more):\n    pass\n")
+    own = {"kind": "function", "path": f"{tmp_path / 'own.py'}:make"}
+    with pytest.raises(ConfigError, match=r"schedule.path.*TypeError.*'more'"):
+        preflight(config_for(model, schedule=own), tmp_path)
+
+
 def test_preflight_refuses_a_disk_that_is_too_small(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,10 +7,12 @@ import stat
 from pathlib import Path
 
 import pytest
+from ledger_records import make_group
 
-from millrace.cli.run_directory import create, reopen
+from millrace.cli.run_directory import RunDirectory, create, reopen
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError
+from millrace.ledger.sqlite import SqliteLedger
 
 
 def config() -> Config:
@@ -39,6 +41,35 @@ def test_a_directory_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:
         create("a", tmp_path / "file")
 
 
+def barren_run(path: Path) -> RunDirectory:
+    run = create("a", path)
+    run.write_config(config())
+    run.events.write_text("")
+    run.logs.mkdir()
+    SqliteLedger(run.ledger, run={}).close()
+    return run
+
+
+def test_a_run_that_never_admitted_a_group_makes_room_for_the_next_try(tmp_path: Path) -> None:
+    run = barren_run(tmp_path / "run")
+    assert create("a", run.path) == run
+    assert os.listdir(run.path) == []
+
+
+def test_a_run_with_a_group_or_a_foreign_file_or_an_owner_is_left_alone(tmp_path: Path) -> None:
+    (barren_run(tmp_path / "foreign").path / "thesis.tex").write_text("x")
+    admitted = SqliteLedger(barren_run(tmp_path / "admitted").ledger, run={})
+    admitted.admit([make_group(0)])
+    admitted.flush()
+    admitted.close()
+    owner = SqliteLedger(barren_run(tmp_path / "owned").ledger, run={})
+    for name in ("foreign", "admitted", "owned"):
+        with pytest.raises(ConfigError, match="is not empty"):
+            create("a", tmp_path / name)
+        assert (tmp_path / name / "ledger.sqlite").exists()
+    owner.close()
+
+
 def test_the_newest_run_of_the_name_is_resumed(tmp_path: Path) -> None:
     runs = [create("a", None, runs=tmp_path) for _ in range(3)]
     create("b", None, runs=tmp_path).write_config(config())
@@ -65,9 +96,12 @@ def test_the_configuration_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_a_readable_configuration_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
     run = create("a", tmp_path / "run")
     with pytest.raises(DataError, match="is no run directory"):
         run.read_config()
+    with pytest.raises(DataError, match="is no run directory"):
+        RunDirectory(tmp_path / "file").read_config()
     run.config.write_text("{")
     with pytest.raises(DataError, match="is not valid JSON"):
         run.read_config()

@@ -65,6 +65,8 @@ def test_loading_a_plain_tokenizer_imports_no_torch(directory):
 def test_a_directory_without_a_tokenizer_is_named(tmp_path):
     with pytest.raises(DataError, match=r"no model directory at .*nowhere"):
         load_tokenizer(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="has no tokenizer"):
+        load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     with pytest.raises(DataError, match="cannot be read"):

@@ -10,8 +10,9 @@ from pathlib import Path
 from millrace.cli.estimate import Estimate, estimate
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
+from millrace.environments import tokenizer
+from millrace.schedule.presets import build
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 TEMPORARY_CHECKPOINTS = 1  # written beside the kept ones before the oldest goes
 THREADS = "OMP_NUM_THREADS"
 
@@ -22,6 +23,7 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     if missing:
         raise ConfigError("\n".join(missing))
     needs = estimate(config)
+    build(config)  # a schedule of one's own is loaded: what is wrong with it is told here
     disk = _disk_problem(config, needs, run_path)
     if disk:
         raise ConfigError(disk)
@@ -30,14 +32,17 @@ def preflight(config: Config, run_path: Path) -> list[str]:
 
 def _model_problems(directory: Path) -> Iterator[str]:
     if not directory.is_dir():
-        yield f"`model.path` ({directory}) is not a directory.\n  Name a Hugging Face model directory"
+        yield (
+            f"`model.path` ({directory}) is not a directory.\n  Name a Hugging Face model directory. "
+            "Nothing is downloaded by itself: `hf download OWNER/MODEL --local-dir DIRECTORY` makes one"
+        )
         return
     if not (directory / "config.json").is_file():
         yield f"`model.path` ({directory}) has no config.json"
     if not any(directory.glob("*.safetensors")):
         yield f"`model.path` ({directory}) has no *.safetensors weights"
-    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
-        yield f"`model.path` ({directory}) has no tokenizer ({' or '.join(TOKENIZER_FILES)})"
+    if not any((directory / name).is_file() for name in tokenizer.FILES):
+        yield f"`model.path` ({directory}) has no tokenizer ({' or '.join(tokenizer.FILES)})"
 
 
 def _file_problems(config: Config) -> Iterator[str]:

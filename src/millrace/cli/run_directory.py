@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from millrace.config.freeze import dump, restore
 from millrace.config.schema import Config
-from millrace.core.errors import ConfigError, DataError, writing
+from millrace.core.errors import ConfigError, DataError, LedgerError, writing
+from millrace.ledger.reader import LedgerReader
 
 RUNS = Path("runs")
 
@@ -56,6 +59,18 @@ class RunDirectory:
         """The exported model: a Hugging Face directory."""
         return self.path / "model"
 
+    def is_held(self) -> bool:
+        """Whether a living process owns the run. Asks for a shared lock and lets go at once."""
+        lock = Path(f"{self.ledger}.lock")
+        if not lock.exists():
+            return False
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
     def write_config(self, config: Config) -> None:
         """Atomically. Holds the configuration only: credentials live in the environment, and are
         never written."""
@@ -67,7 +82,7 @@ class RunDirectory:
     def read_config(self) -> Config:
         try:
             tree = json.loads(self.config.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise DataError(f"{self.path} is no run directory: it has no config.json") from None
         except ValueError as error:
             raise DataError(f"{self.config} is not valid JSON: {error}") from None
@@ -77,9 +92,13 @@ class RunDirectory:
 def create(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirectory:
     """A new run directory, readable by its owner only: `explicit`, or `runs/<name>-<date>-<n>`.
 
+    A run in `explicit` that ended before it admitted a group is removed: it is a mistake in the
+    configuration, put right and tried again.
+
     Raises: ConfigError: `explicit` exists and is not empty. StorageError: it cannot be made.
     """
     if explicit is not None:
+        _remove_barren(RunDirectory(explicit))
         _refuse_used(explicit)
         with writing(explicit):
             explicit.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,6 +120,27 @@ def _numbered(name: str, runs: Path) -> RunDirectory:
         number += 1
 
 
+def _remove_barren(run: RunDirectory) -> None:
+    """Remove a run without a single group, unless something lies there that is not the run's."""
+    ours = (run.config, run.events, run.metrics, run.summary, run.logs, run.path / "tensorboard")
+    if not run.config.is_file() or run.is_held() or not _is_barren(run.ledger):
+        return
+    found = list(run.path.iterdir())
+    if all(path in ours or path.name.startswith(run.ledger.name) for path in found):
+        for path in found:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _is_barren(ledger: Path) -> bool:
+    if not ledger.exists():
+        return True
+    try:
+        with LedgerReader(ledger) as reader:
+            return reader.run_state().num_groups == 0
+    except LedgerError:
+        return False
+
+
 def _refuse_used(path: Path) -> None:
     if not path.exists():
         return
@@ -120,7 +160,10 @@ def reopen(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirecto
     """
     if explicit is not None:
         if not (explicit / "config.json").is_file():
-            raise ConfigError(f"{explicit} holds no run to resume: it has no config.json")
+            raise ConfigError(
+                f"{explicit} holds no run to resume: it has no config.json.\n"
+                "  Correct the path, or leave --resume out to start a new run"
+            )
         return RunDirectory(explicit.resolve())
     found = [path.parent for path in runs.glob(f"{name}-*/config.json")]
     if not found:

@@ -85,9 +85,12 @@ def read_examples(path: Path, tokenizer: Any, *, append_eos: bool) -> list[Examp
 def _read_line(line: str, where: str) -> tuple[str, str]:
     try:
         row = json.loads(line)
-        pair = row["prompt"], row["completion"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{where}: a line is an object with `prompt` and `completion`: {error!r}") from None
+    except ValueError as error:
+        raise DataError(f"{where} is not JSON: {error}") from None
+    found = list(row) if isinstance(row, dict) else type(row).__name__
+    if not isinstance(row, dict) or not {"prompt", "completion"} <= row.keys():
+        raise DataError(f"{where}: a line is an object with `prompt` and `completion`; this has {found}")
+    pair = row["prompt"], row["completion"]
     if not all(isinstance(text, str) for text in pair):
         raise DataError(f"{where}: `prompt` and `completion` must be strings")
     return pair

@@ -19,6 +19,21 @@ from millrace.core.errors import DataError
 from millrace.ledger.reader import LedgerReader
 
 ROWS_SHOWN = 100
+WORDS = {
+    "finish": "ended by",
+    "grad_norm": "gradient norm",
+    "lease": "leases",
+    "lr": "learning rate",
+    "logprob": "log-prob",
+    "num_tokens": "tokens",
+    "trained_version": "trained into version",
+    "trajectory_id": "trajectory",
+    "group_id": "group",
+    "row_id": "row",
+    "groups_without_signal": "share of groups without signal",
+    "truncated": "share truncated",
+}
+"""What tables call a field whose JSON name does not say it."""
 
 
 def command(
@@ -58,8 +73,8 @@ def _run(view: dict[str, Any]) -> Group:
     }
     ends = [(state, reason, num) for state, reason, num in view["reasons"] if reason]
     return Group(
-        _pairs(head),
-        _table("Trajectories", ["", ""], view["accounting"].items()),
+        _named("", head),
+        _named("Trajectories", view["accounting"]),
         *([_table("Ended otherwise", ["state", "reason", "trajectories"], ends)] if ends else []),
         _records("Replicas, over the last steps", view["replicas"]),
         _records("Last steps", view["last_steps"]),
@@ -68,8 +83,8 @@ def _run(view: dict[str, Any]) -> Group:
 
 def _step(view: dict[str, Any]) -> Group:
     return Group(
-        _pairs({"version": view["version"], "reward mean": view["reward_mean"]}),
-        _table("Metrics", ["", ""], view["metrics"].items()),
+        _named("", {"version": view["version"], "reward_mean": view["reward_mean"]}),
+        _named("Metrics", view["metrics"]),
         _table("Trained tokens by staleness", ["staleness", "tokens"], view["staleness"].items()),
         _records("Trajectories", view["trajectories"]),
     )
@@ -78,23 +93,33 @@ def _step(view: dict[str, Any]) -> Group:
 def _trajectory(view: dict[str, Any]) -> Group:
     texts = [Panel(_plain(view[name]), title=name, title_align="left") for name in ("prompt", "completion")]
     facts = {key: value for key, value in view.items() if key not in ("prompt", "completion", "tokens")}
-    return Group(_pairs(facts), *texts, _records("Tokens", view["tokens"]))
+    measured = facts.pop("reward_metrics")
+    rewards = [_named("Metrics of the reward", measured)] if measured else []
+    return Group(_named("", facts), *rewards, *texts, _records("Tokens", view["tokens"]))
 
 
-def _pairs(values: dict[str, Any]) -> Group:
-    return _table("", ["", ""], values.items())
+def _named(title: str, values: dict[str, Any]) -> Group:
+    return _table(title, ["", ""], [(_words(name), value) for name, value in values.items()])
+
+
+def _words(name: str) -> str:
+    return WORDS.get(name, name.replace("_", " "))
 
 
 def _records(title: str, records: list[dict[str, Any]]) -> Group:
     """A row each, the first `ROWS_SHOWN` of them."""
-    columns = list(records[0]) if records else ["none yet"]
+    columns = [_words(name) for name in records[0]] if records else ["none yet"]
     rest = len(records) - ROWS_SHOWN
     table = _table(title, columns, [tuple(record.values()) for record in records[:ROWS_SHOWN]])
     return Group(table, f"... and {rest} more: --json shows all") if rest > 0 else table
 
 
 def _table(title: str, columns: list[str], rows: Any) -> Group:
-    table = Table(*columns, show_header=any(columns), box=None, pad_edge=False)
+    rows = list(rows)
+    table = Table(show_header=any(columns), box=None, pad_edge=False)
+    for index, name in enumerate(columns):
+        numbers = name and all(isinstance(row[index], int | float | None) for row in rows)
+        table.add_column(name, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_plain(cell) for cell in row))
     return Group(Text(f"\n{title}", style="bold"), table) if title else Group(table)
@@ -103,4 +128,4 @@ def _table(title: str, columns: list[str], rows: Any) -> Group:
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return Text(f"{value:.4g}")
-    return Text("-" if value is None else str(value))
+    return Text("-" if value in (None, "") else str(value))

@@ -39,7 +39,7 @@ def command(
     completion: Annotated[list[str] | None, typer.Option(help="Also try this text. Repeatable.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Call the reward on the reference answer, on nothing, and on garbage, and judge what it says."""
+    """Call the reward on right, empty and odd answers, and judge it. Exit code 1 if a call fails."""
     from millrace.cli import scoring
 
     config = load(config_file, overrides or ())
@@ -53,7 +53,13 @@ def command(
     warnings = list(judge(results))
     if as_json:
         typer.echo(json.dumps({"trials": results, "warnings": warnings}, indent=2))
-        return
+    else:
+        _print(results, warnings)
+    if any(r["outcome"] == "failed" for r in results):
+        raise typer.Exit(1)
+
+
+def _print(results: list[dict[str, Any]], warnings: list[str]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(_table(results))
     for warning in warnings:
@@ -88,8 +94,10 @@ def judge(results: list[dict[str, Any]]) -> Iterator[str]:
     wrong = [r["value"] for r in results if r["kind"] in ("empty", "garbage") and r["value"] is not None]
     if right and wrong and max(wrong) >= min(right):
         yield f"a wrong completion gets {max(wrong):g}, a reference answer only {min(right):g}"
-    if len(results) > 1 and len({r["value"] for r in results}) == 1:
-        yield f"every completion gets {results[0]['value']}: nothing can be learned from that"
+    values = {r["value"] for r in results if r["value"] is not None}
+    if len(results) > 1 and len(failed) < len(results) and len(values) < 2:
+        said = f"{values.pop():g}" if values else "no opinion"
+        yield f"every completion gets {said}: nothing can be learned from that"
 
 
 def _result(trial: Trial, timed: Any) -> dict[str, Any]:
@@ -107,7 +115,7 @@ def _result(trial: Trial, timed: Any) -> dict[str, Any]:
 
 
 def _table(results: list[dict[str, Any]]) -> Table:
-    table = Table("row", "completion", "", "outcome", "value", "s", box=None, pad_edge=False)
+    table = Table("row", "completion", "", "outcome", "value", "seconds", box=None, pad_edge=False)
     for r in results:
         shown = (
             r["completion"] if len(r["completion"]) <= TEXT_SHOWN else r["completion"][:TEXT_SHOWN] + "..."

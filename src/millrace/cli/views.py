@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from millrace.cli.run_directory import RunDirectory
@@ -149,21 +147,9 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _state(run: RunDirectory, complete: bool) -> str:
-    if _is_held(Path(f"{run.ledger}.lock")):
+    if run.is_held():
         return "running"
     return "finished" if complete else "stopped: train with --resume goes on"
-
-
-def _is_held(lock: Path) -> bool:
-    """Whether a living process owns the run. Asks for a shared lock and lets go at once."""
-    if not lock.exists():
-        return False
-    with lock.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def _tokenizer(run: RunDirectory) -> Any | None:

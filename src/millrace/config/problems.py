@@ -61,7 +61,10 @@ def _message(
         case "union_tag_not_found" | "union_tag_invalid" if field is not None:
             return _wrong_kind(key, field, detail["input"])
         case "model_type" | "model_attributes_type":
-            return f"`{key}` ({detail['input']!r}) must be a table.\n  Write its keys under `[{key}]`"
+            return (
+                f"`{key}` ({detail['input']!r}) must be a table.\n"
+                f"  Write its keys under `[{key}]`, or set one of them: --set {key}.KEY=VALUE"
+            )
         case "value_error":
             return str(detail["ctx"]["error"])
     must = "is not a type it can have" if _free_form(field) else detail["msg"].replace("Input should", "must")

@@ -18,6 +18,9 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
 )
 
+FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+"""A directory with none of these has no tokenizer. transformers makes an empty one of it, without a word."""
+
 # A tokenizer saved under one of these classes is its tokenizer.json and nothing else, so it can be read
 # without transformers' auto classes, which import torch: 2 s and 100 MB that a reward worker saves.
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
@@ -61,6 +64,8 @@ def load_tokenizer(directory: str | Path) -> Any:
     directory = Path(directory)
     if not directory.is_dir():
         raise DataError(f"no model directory at {directory}: set `model.path` to one with a tokenizer")
+    if not any((directory / name).is_file() for name in FILES):
+        raise DataError(f"{directory} has no tokenizer ({' or '.join(FILES)}): save one there")
     try:
         if _is_plain(directory):
             from transformers import PreTrainedTokenizerFast

@@ -7,7 +7,7 @@ from typing import assert_never
 from millrace.config import schema
 from millrace.config.objects import load_function
 from millrace.config.schema import Config
-from millrace.core.errors import ConfigError
+from millrace.core.errors import ConfigError, boundary
 from millrace.schedule.admit import KVRoom, WhileNewest, WithinBound
 from millrace.schedule.refresh import AtOnce, BetweenIterations, BeyondReload, WhenEmpty
 from millrace.schedule.repack import BestFit
@@ -57,7 +57,8 @@ def build(config: Config) -> Schedule:
 
 def _own(path: str, config: Config) -> Schedule:
     make, _ = load_function("schedule.path", path)
-    schedule = make(config)
+    with boundary("`schedule.path`", f"calling {path!r} with the configuration", ConfigError):
+        schedule = make(config)
     if not isinstance(schedule, Schedule):
         raise ConfigError(
             f"`schedule.path` ({path!r}) returned a {type(schedule).__name__}, "
