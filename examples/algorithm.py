@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging
 
 from millrace.algorithms import Algorithm, TokenLogprobs
 from millrace.algorithms.advantages import leave_one_out_advantages
@@ -46,6 +47,7 @@ CISPO = Algorithm(
 
 
 def make_model(directory: Path) -> Path:
+    logging.disable_progress_bar()
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=16,
@@ -110,4 +112,4 @@ def main(steps: int = 10) -> list[float]:
 
 
 if __name__ == "__main__":
-    print(" ".join(f"{probability:.3f}" for probability in main()))
+    print("probability of token 7:", " ".join(f"{probability:.3f}" for probability in main()))

@@ -100,6 +100,11 @@ def test_a_reward_of_which_every_call_fails_is_not_blamed_for_being_constant() -
     ]
 
 
+def test_a_task_without_answers_is_not_blamed_for_wrong_ones_that_earn_nothing() -> None:
+    wrong = [{"kind": kind, "outcome": "scored", "reason": "", "value": 0.0} for kind in ("empty", "garbage")]
+    assert [text for text in judge(wrong) if "--completion TEXT" not in text] == []
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [("{", "is not JSON"), ('{"prompt": "a"}', "this has ['prompt']"), ("[1]", "this has list")],

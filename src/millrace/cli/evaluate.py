@@ -132,7 +132,12 @@ def _finisher(config: Config) -> Callable[[list[int]], Finish]:
 
 
 def _table(result: Evaluation) -> Table:
-    table = Table(title=f"{result.model}, {result.num_prompts} prompts", title_justify="left", box=None)
+    table = Table(
+        title=f"{result.model}, {result.num_prompts} prompts",
+        title_justify="left",
+        box=None,
+        show_header=False,
+    )
     table.add_column("")
     table.add_column("", justify="right")
     table.add_row("greedy accuracy", f"{result.greedy_accuracy:.3f}")

@@ -94,6 +94,9 @@ def judge(results: list[dict[str, Any]]) -> Iterator[str]:
     wrong = [r["value"] for r in results if r["kind"] in ("empty", "garbage") and r["value"] is not None]
     if right and wrong and max(wrong) >= min(right):
         yield f"a wrong completion gets {max(wrong):g}, a reference answer only {min(right):g}"
+    if all(r["kind"] in ("empty", "garbage") for r in results):
+        yield "no right answer was tried, for the task has none: give one with --completion TEXT"
+        return
     values = {r["value"] for r in results if r["value"] is not None}
     if len(results) > 1 and len(failed) < len(results) and len(values) < 2:
         said = f"{values.pop():g}" if values else "no opinion"
