@@ -100,6 +100,15 @@ def test_off_a_terminal_a_plain_line_comes_every_few_seconds() -> None:
     assert lines[-1].endswith("ended: done")
 
 
+def test_a_terminal_that_cannot_redraw_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    output = io.StringIO()
+    with LiveView(Console(file=output, force_terminal=True)) as view:
+        for item in RUN:
+            view(item)
+        assert "no step yet; ready: replica-0" in output.getvalue()
+
+
 def test_on_a_terminal_the_view_draws_itself() -> None:
     output = io.StringIO()
     with LiveView(Console(file=output, width=100, force_terminal=True)) as view:

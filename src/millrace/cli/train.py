@@ -29,11 +29,11 @@ def command(
         Path | None, typer.Option(help="Where the run is kept. Default: runs/NAME-DATE-N.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run there, or the newest.")
+        bool, typer.Option("--resume", help="Go on with the run in --run-dir, or the newest of CONFIG.")
     ] = False,
     dry: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and exit.")] = False,
 ) -> None:
-    """Train a model with reinforcement learning."""
+    """Train a model with reinforcement learning. Ctrl-C finishes the step and saves; twice stops at once."""
     config = load(config_file, overrides or ())
     if dry:
         dry_run.show(config)
