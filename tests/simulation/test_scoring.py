@@ -32,7 +32,7 @@ class Serves:
 def test_prompts_that_a_dying_worker_was_asked_for_come_from_another_at_once():
     async def main():
         news = Pulse()
-        pool = EnvironmentPool(news, Waits(), next_group_id=0, prefetch=4, timeout_s=9.0)
+        pool = EnvironmentPool(news, Waits(), lambda *score: None, next_group_id=0, prefetch=4, timeout_s=9.0)
         async with asyncio.TaskGroup() as group:
             dying = group.create_task(_until_dead(pool))
             await asyncio.sleep(0.1)

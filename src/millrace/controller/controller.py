@@ -71,8 +71,14 @@ class Controller:
     ) -> None:
         self._fleet, self._on_stall = fleet, on_stall
         names = [spec.name for spec in fleet.replicas]
-        self._run = Run(config, replicas=names, ledger=ledger, schedule=schedule, events=events)
-        self._run.pool.look_interval_s = look_interval_s
+        self._run = Run(
+            config,
+            replicas=names,
+            ledger=ledger,
+            schedule=schedule,
+            events=events,
+            look_interval_s=look_interval_s,
+        )
         limits = config.supervision
         policy = RestartPolicy(
             limits.lease_s,
@@ -83,9 +89,7 @@ class Controller:
         )
         self._supervisor = Supervisor(runtime, events, policy, self._run.waits, self._run.patience.heard)
         self._decisions = Decisions(self._run, check, decision_interval_s)
-        self._trainer = TrainerSession(
-            self._run, checkpoints=checkpoints, export=export, look_interval_s=look_interval_s
-        )
+        self._trainer = TrainerSession(self._run, checkpoints=checkpoints, export=export)
         self._flush_interval_s = flush_interval_s
 
     @property

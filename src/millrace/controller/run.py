@@ -30,12 +30,21 @@ from millrace.schedule.schedule import Schedule
 
 
 class Run:
-    """One run, from the ledger's position on."""
+    """One run, from the ledger's position on. Sessions of trainer and rewards that are woken wait
+    `look_interval_s` before they look."""
 
     def __init__(
-        self, config: Config, *, replicas: Iterable[str], ledger: Ledger, schedule: Schedule, events: Events
+        self,
+        config: Config,
+        *,
+        replicas: Iterable[str],
+        ledger: Ledger,
+        schedule: Schedule,
+        events: Events,
+        look_interval_s: float,
     ) -> None:
         self.config, self.ledger, self.schedule, self.events = config, ledger, schedule, events
+        self.look_interval_s = look_interval_s
         self.pulse, self.waits = Pulse(), Waits()
         self.patience = Patience(config.supervision.step_timeout_s)
         self.mailboxes = {name: Mailbox() for name in replicas}
@@ -52,11 +61,12 @@ class Run:
         self.pool = EnvironmentPool(
             self.pulse,
             self.waits,
+            self._scored,
             next_group_id=recovered.next_group_id,
             prefetch=2 * config.batch.prompts,
             timeout_s=config.reward.timeout_s,
+            look_interval_s=look_interval_s,
         )
-        self.pool.on_score = self._scored
         for group in recovered.groups:
             self.request_scores(self.state.adopt(group))
 

@@ -34,11 +34,19 @@ class EnvironmentPool:
     that is woken waits `look_interval_s` before it looks for work."""
 
     def __init__(
-        self, pulse: Pulse, waits: Waits, *, next_group_id: int, prefetch: int, timeout_s: float
+        self,
+        pulse: Pulse,
+        waits: Waits,
+        on_score: Callable[[int, Score], None],
+        *,
+        next_group_id: int,
+        prefetch: int,
+        timeout_s: float,
+        look_interval_s: float = 0.0,
     ) -> None:
-        self._pulse, self._waits = pulse, waits
+        self._pulse, self._waits, self._on_score = pulse, waits, on_score
         self._work = Pulse()
-        self._timeout_s = timeout_s
+        self._timeout_s, self._look_interval_s = timeout_s, look_interval_s
         self._requests: deque[ScoreRequest] = deque()
         self._deaths: dict[int, int] = {}
         self._failures = self._bad = 0
@@ -46,8 +54,6 @@ class EnvironmentPool:
         self._fetching = False
         self._next_group_id = next_group_id
         self.prompts: deque[Prompt | BadPrompt] = deque()
-        self.look_interval_s = 0.0
-        self.on_score: Callable[[int, Score], None] = lambda trajectory_id, score: None
 
     def request(self, request: ScoreRequest) -> None:
         self._requests.append(request)
@@ -87,8 +93,8 @@ class EnvironmentPool:
                 await self._score(handle, [self._requests.popleft() for _ in range(count)])
             else:
                 await self._work.wait(timeout_s=TICK_S)
-                if self.look_interval_s:
-                    await asyncio.sleep(self.look_interval_s)
+                if self._look_interval_s:
+                    await asyncio.sleep(self._look_interval_s)
 
     async def _fetch(self, handle: Handle) -> None:
         ids = list(range(self._next_group_id, self._next_group_id + PROMPT_BATCH))
@@ -146,4 +152,4 @@ class EnvironmentPool:
                 f"{self._failures} rewards in a row failed, the last: {score.reason}\n"
                 "  Try it alone with `millrace try-reward CONFIG`."
             )
-        self.on_score(trajectory_id, score)
+        self._on_score(trajectory_id, score)

@@ -31,12 +31,10 @@ TICK_S = 1.0
 
 
 class TrainerSession:
-    """`checkpoints` and `export` are directories (export None: off). After news it waits
-    `look_interval_s` before it looks for a batch."""
+    """`checkpoints` and `export` are directories (export None: off)."""
 
-    def __init__(self, run: Run, *, checkpoints: str, export: str | None, look_interval_s: float) -> None:
+    def __init__(self, run: Run, *, checkpoints: str, export: str | None) -> None:
         self._run, self._checkpoints, self._export = run, checkpoints, export
-        self._look_interval_s = look_interval_s
         self._loaded: TrainerState | None = None
         self._published_to: tuple[object, int] | None = None  # (endpoint, version) last published
         self._checkpointed = -1
@@ -114,8 +112,8 @@ class TrainerSession:
                     self._assert_bound(batch)
                     return batch
                 await run.pulse.wait(timeout_s=TICK_S)
-                if self._look_interval_s:
-                    await asyncio.sleep(self._look_interval_s)
+                if run.look_interval_s:
+                    await asyncio.sleep(run.look_interval_s)
         return None
 
     def _assert_bound(self, batch: Batch) -> None:
