@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,16 @@ def test_resuming_names_what_changed_and_refuses_what_may_not(
     assert "Changed: `steps`: 100 -> 500" in capsys.readouterr().err
     assert app.run([*arguments, "--resume", "--set", "seed=5"]) == 2
     assert "`seed`: 0 -> 5" in capsys.readouterr().err
+
+
+def test_a_terminal_without_utf8_gets_a_question_mark_and_no_traceback() -> None:
+    command = [sys.executable, "-m", "millrace", "train", "größe.toml"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        b"ConfigError: there is no configuration file gr??e.toml\n",
+    )
 
 
 def test_the_command_line_imports_neither_torch_nor_transformers() -> None:

@@ -234,6 +234,12 @@ def test_a_file_that_is_not_there_or_no_toml_is_refused(tmp_path: Path) -> None:
     assert "cannot read" in refusal(tmp_path / "latin.toml")
 
 
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    path = write(tmp_path, BASE)
+    path.write_text("\ufeff" + path.read_text())
+    assert load(path).steps == load(write(tmp_path, BASE)).steps
+
+
 def test_a_dumped_configuration_comes_back_equal_with_the_same_digest(tmp_path: Path) -> None:
     config = load(write(tmp_path, BASE), ['sampling.stop=["a"]', "task.options.x=1"])
     again = restore(dump(config), "config.json")

@@ -100,13 +100,17 @@ def test_off_a_terminal_a_plain_line_comes_every_few_seconds() -> None:
     assert lines[-1].endswith("ended: done")
 
 
-def test_a_terminal_that_cannot_redraw_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    output = io.StringIO()
+@pytest.mark.parametrize(("term", "encoding"), [("dumb", "utf-8"), ("xterm", "ascii")])
+def test_a_terminal_that_cannot_draw_gets_lines(
+    monkeypatch: pytest.MonkeyPatch, term: str, encoding: str
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    output = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
     with LiveView(Console(file=output, force_terminal=True)) as view:
         for item in RUN:
             view(item)
-        assert "no step yet; ready: replica-0" in output.getvalue()
+        output.seek(0)
+        assert "no step yet; ready: replica-0" in output.read()
 
 
 def test_on_a_terminal_the_view_draws_itself() -> None:

@@ -53,6 +53,8 @@ def _root(
 
 
 def main() -> None:
+    for stream in sys.stdout, sys.stderr:
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without UTF-8 gets a ?
     sys.exit(run(sys.argv[1:]))
 
 

@@ -79,7 +79,7 @@ def validate(schema: type[S], tree: Tree, origins: dict[str, str]) -> S:
 
 def read_file(schema: type[Section], path: Path) -> Source:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
         tree = tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration file {path}") from None

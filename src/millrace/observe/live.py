@@ -27,8 +27,9 @@ _HEADING_WIDTH = 62  # of the first line without its bar
 
 
 class LiveView:
-    """A sink and a context manager. On a terminal that can move its cursor, rich's own thread redraws the
-    newest status; else a line is printed at most every few seconds, when something happens, and at the end."""
+    """A sink and a context manager. On a terminal that can move its cursor and show bars, rich's own thread
+    redraws the newest status; else a line is printed at most every few seconds, when something happens, and
+    at the end."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.status = Status()
@@ -37,9 +38,10 @@ class LiveView:
         self._printed_wall_s = float("-inf")
 
     def __enter__(self) -> LiveView:
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        console = self._console
+        if console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf"):
             self._live = Live(
-                console=self._console,
+                console=console,
                 get_renderable=self._panel,
                 refresh_per_second=_REFRESHES_PER_S,
             )
