@@ -88,6 +88,13 @@ def as_csv(path):
     return path / "rows.csv"
 
 
+def as_csv_with_a_mark(path):
+    """As spreadsheets write it."""
+    file = as_csv(path)
+    file.write_text("\ufeff" + file.read_text())
+    return file
+
+
 def as_parquet(path):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), path / "rows.parquet")
@@ -107,7 +114,9 @@ def as_dataset(path):
     return path / "saved"
 
 
-@pytest.mark.parametrize("write", [as_jsonl, as_json, as_csv, as_parquet, as_parquet_directory, as_dataset])
+@pytest.mark.parametrize(
+    "write", [as_jsonl, as_json, as_csv, as_csv_with_a_mark, as_parquet, as_parquet_directory, as_dataset]
+)
 def test_every_format_gives_the_same_prompts_and_answers(tmp_path, write):
     path = write(tmp_path)
     task = file_task(path, template="Q {prompt}")

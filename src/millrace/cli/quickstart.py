@@ -215,6 +215,7 @@ def _train(config: Config, run: RunDirectory, saboteur: _Saboteur) -> None:
         return wire.train(config, run, stop, saboteur, console=view)
 
     if not run_stoppable(body, view.print, at_once=view.show_cursor):
+        console.print("Stopped. `millrace quickstart` begins anew.")
         raise typer.Exit(130)
 
 

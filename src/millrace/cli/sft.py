@@ -72,7 +72,7 @@ def read_examples(path: Path, tokenizer: Any, *, append_eos: bool) -> list[Examp
         raise DataError(f"`data.path` ({path}) is not a file")
     end = [tokenizer.eos_token_id] if append_eos else []
     examples = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
         if line.strip():
             prompt, completion = _read_line(line, f"{path}:{number}")
             tokens = tokenizer.encode(completion, add_special_tokens=False)

@@ -149,7 +149,7 @@ def _json(file: Path) -> Rows:
 
 
 def _csv(file: Path) -> Rows:
-    with file.open(newline="", encoding="utf-8") as opened:
+    with file.open(newline="", encoding="utf-8-sig") as opened:
         reader = csv.DictReader(opened)
         rows, lines = [], []
         for row in reader:
