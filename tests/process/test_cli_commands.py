@@ -76,11 +76,11 @@ def test_a_warm_start_is_saved_and_not_overwritten(project: Path, capsys: pytest
 def test_a_reward_is_tried_and_its_failures_are_told(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["-n", "2", "--completion", "hang", "--completion", "99"]
+    arguments = ["-n", "2", "--completion", "hang", "--completion", "99", "--completion", "9€"]
     assert run(["try-reward", str(project / "run.toml"), *arguments, "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     outcomes = {(trial["kind"], trial["completion"]): trial for trial in told["trials"]}
-    assert len(told["trials"]) == 10
+    assert len(told["trials"]) == 12
     assert all(t["value"] == 1.0 for t in told["trials"] if t["kind"] == "reference")
     assert outcomes["empty", ""]["value"] == 0.0
     assert outcomes["yours", "99"]["metrics"] == {"length": 2.0}
@@ -88,13 +88,15 @@ def test_a_reward_is_tried_and_its_failures_are_told(
     assert garbage["outcome"] == "failed"
     assert "no latin" in garbage["reason"]
     assert "did not answer within 1 s" in outcomes["yours", "hang"]["reason"]
-    assert "4 of 10 calls failed" in told["warnings"][0]
+    assert "4 of 12 calls failed" in told["warnings"][0]
+    assert "the tokenizer cannot write '9€': the reward gets '9'" in told["warnings"]
 
 
 def test_a_reward_of_which_every_call_fails_is_not_blamed_for_being_constant() -> None:
-    failed = {"kind": "reference", "outcome": "failed", "reason": "no latin", "value": None}
+    text = {"completion": "5", "seen": "5"}
+    failed = {**text, "kind": "reference", "outcome": "failed", "reason": "no latin", "value": None}
     assert list(judge([failed, failed])) == ["2 of 2 calls failed, the first: no latin"]
-    abstained = {"kind": "reference", "outcome": "abstain", "reason": "", "value": None}
+    abstained = {**text, "kind": "reference", "outcome": "abstain", "reason": "", "value": None}
     assert list(judge([abstained, abstained])) == [
         "every completion gets no opinion: nothing can be learned from that"
     ]

@@ -23,13 +23,15 @@ TEXT_SHOWN = 48
 
 @dataclass(frozen=True)
 class Trial:
-    """A completion of a row: `kind` is "reference", "empty", "garbage" or "yours"."""
+    """A completion of a row: `kind` is "reference", "empty", "garbage" or "yours". The reward gets `seen`,
+    what is left of `text` when it has been tokens."""
 
     group_id: int
     row_id: str
     kind: str
     text: str
     tokens: list[int]
+    seen: str
 
 
 def command(
@@ -82,7 +84,8 @@ def make_trials(config: Config, rows: int, own: list[str]) -> Iterator[Trial]:
             texts.insert(0, ("reference", str(columns[task.answer])))
         for kind, text in texts:
             tokens = tokenizer.encode(text, add_special_tokens=False)
-            yield Trial(prompt.group_id, prompt.row_id, kind, text, tokens)
+            seen = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            yield Trial(prompt.group_id, prompt.row_id, kind, text, tokens, seen)
 
 
 def judge(results: list[dict[str, Any]]) -> Iterator[str]:
@@ -90,6 +93,12 @@ def judge(results: list[dict[str, Any]]) -> Iterator[str]:
     failed = [r for r in results if r["outcome"] == "failed"]
     if failed:
         yield f"{len(failed)} of {len(results)} calls failed, the first: {failed[0]['reason']}"
+    changed = [
+        r for r in results if r["kind"] in ("reference", "yours") and r["seen"] != r["completion"].strip()
+    ]
+    if changed:
+        first = changed[0]
+        yield f"the tokenizer cannot write {first['completion']!r}: the reward gets {first['seen']!r}"
     right = [r["value"] for r in results if r["kind"] == "reference" and r["value"] is not None]
     wrong = [r["value"] for r in results if r["kind"] in ("empty", "garbage") and r["value"] is not None]
     if right and wrong and max(wrong) >= min(right):
@@ -109,6 +118,7 @@ def _result(trial: Trial, timed: Any) -> dict[str, Any]:
         "row": trial.row_id,
         "kind": trial.kind,
         "completion": trial.text,
+        "seen": trial.seen.strip(),
         "outcome": type(score).__name__.lower(),
         "value": score.value if isinstance(score, Scored) else None,
         "metrics": score.metrics if isinstance(score, Scored) else {},
@@ -118,7 +128,9 @@ def _result(trial: Trial, timed: Any) -> dict[str, Any]:
 
 
 def _table(results: list[dict[str, Any]]) -> Table:
-    table = Table("row", "completion", "", "outcome", "value", "seconds", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for name in ("row", "completion", "", "outcome", "value", "seconds"):
+        table.add_column(name, overflow="fold")
     for r in results:
         shown = (
             r["completion"] if len(r["completion"]) <= TEXT_SHOWN else r["completion"][:TEXT_SHOWN] + "..."
