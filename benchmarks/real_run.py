@@ -1,79 +1,92 @@
-"""Simulated against real: the quickstart's model trained here under three schedules, then each run simulated
-with the costs and lengths that its own directory gives.
+"""Simulated against real: a small model trained here under three schedules, then each run simulated with the
+costs and lengths that its own directory gives.
 
-    python benchmarks/real_run.py             # three runs of about 20 s, alone on the machine
+    python benchmarks/real_run.py [--json]    # three runs of about 20 s, alone on the machine
     python benchmarks/real_run.py --runs A B  # compare runs that are there
+
+The task is the short one of `loop_vs_trl.py`: 8 prompts x 8, 36 tokens a completion, 0.8 M parameters, here
+with two replicas of 32 slots. The start model is made once, in a minute or two.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from common import ENVIRONMENT, cache_directory
+from common import cache_directory, train
+from peers.start import TASKS, make_start, write_prompts
 
 from millrace.sim.calibrate import compare, largest_error
 
-SCHEDULES: dict[str, dict[str, object]] = {
-    "synchronous": {"kind": "synchronous"},
-    "areal": {"kind": "areal", "eta": 2},
-    "laminar": {"kind": "laminar", "staleness_max": 2, "repack_interval_s": 0.5},
+SCHEDULES = {
+    "synchronous": '{ kind = "synchronous" }',
+    "areal": '{ kind = "areal", eta = 2 }',
+    "laminar": '{ kind = "laminar", staleness_max = 2, repack_interval_s = 0.5 }',
 }
-STEPS = 80
+CONFIG = """
+steps = 60
+model.path = "{start}"
+batch = {{ prompts = 8, group_size = 8 }}
+sampling.max_tokens = {task.max_tokens}
+optimizer.lr = 1e-4
+schedule = {schedule}
+checkpoints.every = 1000
+
+[rollout]
+replicas = 2
+slots = 32
+max_sequence_tokens = {task.max_sequence_tokens}
+
+[task]
+kind = "file"
+path = "{prompts}"
+
+[reward]
+kind = "exact"
+extract = '{task.extract}'
+"""
 
 Table = dict[str, tuple[float, float]]
 """Quantity -> (real, simulated)."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quickstart", type=Path, help="a configuration that the quickstart wrote")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=Path, nargs="*", help="run directories to compare instead")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     arguments = parser.parse_args()
-    tables = {run.name: compare(run) for run in arguments.runs or ()} or trained(arguments.quickstart)
-    if arguments.json:
-        print(json.dumps({"runs": tables, "real_run": worst(tables)}, indent=2))
-        return
+    tables = {str(run): compare(run) for run in arguments.runs or ()} or trained()
     for name, table in tables.items():
         print(f"\n{name:24} {'real':>10} {'simulated':>10}")
         for quantity, (real, simulated) in table.items():
             print(f"{quantity:24} {real:10.3f} {simulated:10.3f}")
         print(f"{'largest error':24} {largest_error(table):21.1%}")
+    if arguments.json:
+        print(json.dumps({"runs": tables, "real_run": worst(tables)}))
 
 
-def trained(quickstart: Path | None = None) -> dict[str, Table]:
-    """One real run under each schedule beside its simulation. Without a configuration the quickstart makes
-    one, and the start model, once: about a minute."""
-    config = quickstart or cache_directory() / "quickstart" / "quickstart.toml"
-    if not config.exists():
-        command = [sys.executable, "-m", "millrace", "quickstart", "--run-dir", str(config.parent)]
-        _quietly(command)
+def trained() -> dict[str, Table]:
+    """One real run under each schedule beside its simulation."""
+    task = TASKS["short"]
+    start = make_start(task, cache_directory())
     with tempfile.TemporaryDirectory() as scratch:
-        return {name: compare(train(config, name, Path(scratch))) for name in SCHEDULES}
+        prompts, tables = Path(scratch) / "prompts.jsonl", {}
+        write_prompts(task, prompts, count=4000, seed=0)
+        for name, schedule in SCHEDULES.items():
+            train(
+                CONFIG.format(start=start, task=task, schedule=schedule, prompts=prompts),
+                Path(scratch) / name,
+            )
+            tables[name] = compare(Path(scratch) / name / "run")
+        return tables
 
 
 def worst(tables: dict[str, Table]) -> float:
     return max(largest_error(table) for table in tables.values())
-
-
-def train(config: Path, name: str, scratch: Path) -> Path:
-    """One real run in a process of its own. Returns its directory."""
-    run = scratch / name
-    sets = [f"schedule.{key}={value}" for key, value in SCHEDULES[name].items()] + [f"steps={STEPS}"]
-    words = [word for override in sets for word in ("--set", override)]
-    command = [sys.executable, "-m", "millrace", "train", str(config), *words, "--run-dir", str(run)]
-    _quietly(command)
-    return run
-
-
-def _quietly(command: list[str]) -> None:
-    null = subprocess.DEVNULL
-    subprocess.run(command, check=True, stdout=null, stderr=null, timeout=600, env=ENVIRONMENT)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,10 @@ from millrace.sim.lengths import LogNormal
 from millrace.sim.simulation import Scale, Scenario, simulate
 
 TRUE = Costs(
-    decode_base_s=0.010,
-    decode_per_sequence_s=0.001,
-    handover_s=0.002,
+    decode_base_s=0.004,
+    decode_per_sequence_s=0.0004,
+    handover_s=0.005,
+    contention=1.5,
     prefill_per_token_s=0.0005,
     step_base_s=0.1,
     train_per_token_s=0.0002,
@@ -53,7 +54,7 @@ def config(schedule=AReaL(eta=2)):
 @cache
 def true_events() -> tuple[Event, ...]:
     workload = Workload(prompt_tokens=(8, 24), completion=LogNormal(30, 0.6))
-    scale = Scale(completions_at_once=True)
+    scale = Scale(slice_s=0.02)
     return tuple(simulate(Scenario(config(), costs=TRUE, workload=workload, scale=scale)).events)
 
 
@@ -70,6 +71,7 @@ def calibration() -> Calibration:
         ("decode_base_s", 0.1),
         ("decode_per_sequence_s", 0.1),
         ("handover_s", 0.1),
+        ("contention", 0.1),
         ("prefill_per_token_s", 0.2),
         ("publish_s", 0.1),
         ("pull_s", 0.1),

@@ -1,13 +1,12 @@
 """The costs and the workload of a real run, taken from its directory: what the next run will be like.
 
-    decode     busy seconds between two reports = a steps + b tokens + c prefilled tokens      least squares
-    hand-over  idle seconds of a replica with work, per decode step
-    trainer    seconds from a taken batch to its commit = a + b tokens                         least squares
-    publish, stage, pull, swap, score, load, save, spawn                                       means
+    replicas   `calibrate_replica`
+    messages   half of what passes from a publish to its staging, without the staging
+    trainer    seconds from a taken batch to its commit = a + b tokens, without messages     least squares
+    publish, stage, pull, swap, score, load, save, spawn                                     means
     lengths    whole groups of the ledger, as observed
 
-Trainer and publish times are those the controller saw, so they contain the messages. Everything shares the
-machine it ran on: on few cores the times of one schedule contain its contention.
+Everything shares the machine it ran on: on few cores the times of one schedule contain its contention.
 """
 
 from __future__ import annotations
@@ -28,11 +27,14 @@ from millrace.observe.jsonl import read_events
 from millrace.sim.calibrate_fit import fit
 from millrace.sim.calibrate_lengths import ObservedGroups
 from millrace.sim.calibrate_measure import WARM_UP_STEPS, Achieved
+from millrace.sim.calibrate_replica import decode_costs, handover_s
 from millrace.sim.costs import Costs
-from millrace.sim.faults import Faults
+from millrace.sim.faults import Faults, Latency
 from millrace.sim.simulation import Scale, Scenario, simulate
 from millrace.sim.workload import Workload
 
+SLICE_S = 0.02
+"""Of decoding in a real replica, between which it takes commands and tells what finished."""
 NUM_PROMPTS = 256
 """Prompts read from the ledger for their lengths."""
 NUM_SCORES_MIN = 20
@@ -47,6 +49,7 @@ class Calibration:
     costs: Costs
     workload: Workload
     faults: Faults  # how long workers take to start; nothing fails
+    latency: Latency
     achieved: Achieved
 
     def scenario(self, config: Config | None = None, *, seed: int = 0) -> Scenario:
@@ -56,7 +59,8 @@ class Calibration:
             costs=self.costs,
             workload=self.workload,
             faults=self.faults,
-            scale=Scale(completions_at_once=True),
+            latency=self.latency,
+            scale=Scale(slice_s=SLICE_S),
         )
 
 
@@ -83,14 +87,16 @@ def learn(
     Raises: DataError.
     """
     spawns = [e.fields["spawn_s"] for e in events if e.kind == "worker_started" and e.fields["epoch"] == 1]
+    message_s = _message_s(events)
     return Calibration(
         config=config,
-        costs=_costs(events, config, fmean(prompts)),
+        costs=_costs(events, config, fmean(prompts), call_s=2 * message_s),
         workload=Workload(
             prompt_tokens=_uniform_like(prompts),
             completion=ObservedGroups.of(lengths, config.batch.group_size),
         ),
         faults=replace(Faults(), spawn_s=(min(spawns), max(spawns))),
+        latency=Latency(base_s=message_s / 2, jitter_s=message_s / 2),
         achieved=Achieved.of(events),
     )
 
@@ -116,8 +122,16 @@ def largest_error(rows: dict[str, tuple[float, float]]) -> float:
 # ---------------------------------------------------------------- costs
 
 
-def _costs(events: Sequence[Event], config: Config, prompt_tokens: float) -> Costs:
-    (base_s, token_s, prefill_s), handover_s = _decode(events), _handover_s(events)
+def _message_s(events: Sequence[Event]) -> float:
+    """Mean seconds of a message: half of what passes from a publish to its staging, without the staging."""
+    published = {e.fields["version"]: e.time_s for e in events if e.kind == "published"}
+    staged = [e for e in events if e.kind == "staged" and e.fields["version"] in published]
+    gaps = [e.time_s - published[e.fields["version"]] - e.fields["stage_s"] for e in staged]
+    return max(0.0, _mean(gaps)) / 2
+
+
+def _costs(events: Sequence[Event], config: Config, prompt_tokens: float, *, call_s: float) -> Costs:
+    base_s, token_s, prefill_s, contention = decode_costs(events)
     step_base_s, train_token_s = _training(events, config, prompt_tokens)
     published = [e.fields for e in events if e.kind == "published"]
     if not published:
@@ -125,64 +139,19 @@ def _costs(events: Sequence[Event], config: Config, prompt_tokens: float) -> Cos
     return Costs(
         decode_base_s=base_s,
         decode_per_sequence_s=token_s,
-        handover_s=handover_s,
+        contention=contention,
+        handover_s=handover_s(events, call_s),
         prefill_per_token_s=prefill_s,
         pull_s=_mean([e.fields["pull_s"] for e in events if e.kind == "pulled"]),
         swap_s=_mean([e.fields["swap_s"] for e in events if e.kind == "pulled"]),
-        step_base_s=step_base_s,
+        step_base_s=max(0.0, step_base_s - call_s),
         train_per_token_s=train_token_s,
-        publish_s=_mean(list(_publish_s(events))),
+        publish_s=max(0.0, _mean(list(_publish_s(events))) - call_s),
         stage_s=_mean([e.fields["stage_s"] for e in events if e.kind == "staged"]),
         save_s=_mean([e.fields["save_s"] for e in events if e.kind == "checkpoint"]),
         score_s=_score_s(events, config.reward.workers),
         weights_bytes=published[-1]["weights_bytes"],
     )
-
-
-def _decode(events: Sequence[Event]) -> list[float]:
-    """Seconds of a decode step, of a token in it, and of a prefilled token.
-
-    Raises: DataError: the run generated too little, or its reports lack the counters.
-    """
-    rows, busy = [], []
-    for before, now in _report_pairs(events):
-        steps = now["steps_since_swap"] - before["steps_since_swap"]
-        tokens = now["generated_tokens"] - before["generated_tokens"]
-        if steps > 0 and tokens > 0:
-            rows.append((steps, tokens, now["prefilled_tokens"] - before["prefilled_tokens"]))
-            busy.append(now["busy_s"] - before["busy_s"])
-    if len(rows) < 20:
-        raise DataError(f"{len(rows)} reports tell of decode steps: 20 are the least to fit their time")
-    return fit(rows, busy)
-
-
-def _handover_s(events: Sequence[Event]) -> float:
-    """Idle seconds per decode step of a replica that had work: its process was busy with reports and
-    commands, or waited for a core. A replica that runs dry reports at once, so no gap in work is in it."""
-    idle_s = steps = 0.0
-    for before, now in _report_pairs(events):
-        if before["running"] and now["steps_since_swap"] > before["steps_since_swap"]:
-            idle_s += now["idle_s"] - before["idle_s"]
-            steps += now["steps_since_swap"] - before["steps_since_swap"]
-    return idle_s / steps if steps else 0.0
-
-
-def _report_pairs(events: Sequence[Event]) -> Iterator[tuple[dict[str, float], dict[str, float]]]:
-    """Consecutive reports of one incarnation under one version."""
-    last: dict[str, dict[str, float]] = {}
-    for event in events:
-        if event.kind != "report" or "steps_since_swap" not in event.fields:
-            continue
-        now = event.fields
-        before = last.get(now["replica"])
-        if (
-            before is not None
-            and before["version"] == now["version"]
-            and before["busy_s"] <= now["busy_s"]
-            and before["steps_since_swap"] <= now["steps_since_swap"]
-        ):
-            yield before, now
-        last[now["replica"]] = now
 
 
 def _training(events: Sequence[Event], config: Config, prompt_tokens: float) -> list[float]:

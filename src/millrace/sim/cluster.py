@@ -62,6 +62,7 @@ class ClusterCosts:
     cluster: Cluster
     quantum: int
     prompts_s: float = 0.01
+    contention: float = 1.0
     handover_s: float = 0.0  # `Generation.decode_s` has the engine's own work
 
     @property

@@ -23,7 +23,11 @@ class CostModel(Protocol):
     def kv_token_s(self) -> float: ...
     @property
     def handover_s(self) -> float:
-        """Between two decode steps the engine waits this long for its own process; not counted as busy."""
+        """To write a report with news; nothing decodes meanwhile, and it is not counted as busy."""
+
+    @property
+    def contention(self) -> float:
+        """How many times longer decode steps and prefills take while the trainer computes: shared cores."""
 
     @property
     def pull_s(self) -> float:
@@ -69,6 +73,7 @@ class Costs:
     decode_per_sequence_s: float = 0.0005
     kv_token_s: float = 0.0
     handover_s: float = 0.0
+    contention: float = 1.0
     prefill_per_token_s: float = 0.00002
     pull_s: float = 0.05
     swap_s: float = 0.01

@@ -110,6 +110,15 @@ class Decoder:
         """Nothing to do and nothing to tell."""
         return not (self._waiting or self._running or self._finished)
 
+    @property
+    def decoding(self) -> bool:
+        return bool(self._running) and self.version >= 0
+
+    @property
+    def has_finished(self) -> bool:
+        """Something completed that was not collected yet."""
+        return bool(self._finished)
+
     # -------------------------------------------------------- commands
 
     def submit(self, works: Iterable[Work], now_s: float, slowdown: float) -> None:
@@ -163,7 +172,7 @@ class Decoder:
 
     def completes_s(self, slowdown: float) -> float:
         """When the next sequence completes if nothing changes until then; infinity where none runs."""
-        if not self._running or self.version < 0:
+        if not self.decoding:
             return math.inf
         return self._clock_s + _stretch_s(self._ends_first(), *self._pace(slowdown))
 
@@ -182,6 +191,12 @@ class Decoder:
         )
 
     # -------------------------------------------------------- time
+
+    def stall(self, seconds: float) -> None:
+        """What runs waits that long."""
+        if self.decoding:
+            self._clock_s += seconds
+            self._idle_s += seconds
 
     def advance(self, now_s: float, slowdown: float) -> None:
         """Make every decode step that ends by `now_s`."""
@@ -211,16 +226,14 @@ class Decoder:
         """Seconds of the next step, and by how much each later one is longer."""
         batch = len(self._running)
         if batch not in self._step_s:
-            self._step_s[batch] = self._costs.decode_step_s(batch) + self._costs.handover_s
+            self._step_s[batch] = self._costs.decode_step_s(batch)
         kv_token_s = self._costs.kv_token_s * slowdown
         return self._step_s[batch] * slowdown + self._kv_tokens * kv_token_s, batch * kv_token_s
 
     def _decode(self, steps: int, step_s: float, growth_s: float) -> None:
         seconds = _stretch_s(steps, step_s, growth_s)
-        waited_s = min(seconds, steps * self._costs.handover_s)
         self._clock_s += seconds
-        self._busy_s += seconds - waited_s
-        self._idle_s += waited_s
+        self._busy_s += seconds
         self._steps += steps
         self._generated += steps * len(self._running)
         self._kv_tokens += steps * len(self._running)

@@ -41,7 +41,7 @@ class Scale:
         look_interval_s      after news the sessions of trainer and rewards wait this long before they look
         flush_interval_s     between two writes to the ledger; a step is committed at once whatever this is
         progress_interval_s  replicas tell of unfinished trajectories this often; None: with every report
-        completions_at_once  a completion is reported when it happens and not with the next report
+        slice_s              replicas decode in slices this long, between which commands take effect; 0: none
         kv_capacity_tokens   of a replica; None: `slots x max_sequence_tokens`
         paged                its KV is taken as it is used, and sequences are preempted where it runs out
         parallel_rewards     a reward worker stands for a pool that begins all requests of a call at once
@@ -53,7 +53,7 @@ class Scale:
     look_interval_s: float = 0.0
     flush_interval_s: float = FLUSH_INTERVAL_S
     progress_interval_s: float | None = None
-    completions_at_once: bool = False
+    slice_s: float = 0.0
     kv_capacity_tokens: int | None = None
     paged: bool = False
     parallel_rewards: bool = False
@@ -227,7 +227,7 @@ def _fleet(scenario: Scenario, world: World) -> Fleet:
         "kv_capacity_tokens": scale.kv_capacity_tokens or rollout.slots * rollout.max_sequence_tokens,
         "report_interval_s": rollout.report_interval_s,
         "progress_interval_s": scale.progress_interval_s,
-        "completions_at_once": scale.completions_at_once,
+        "slice_s": scale.slice_s,
         "paged": scale.paged,
         "costs": costs,
         "workload": workload,

@@ -50,7 +50,11 @@ class SimTrainer:
                     f"a batch for version {batch.version}, but the trainer is at {weights.version}"
                 )
             started = clock.now()
-            await self._spend(self._costs.train_s(_lengths(batch)))
+            self._world.training = True
+            try:
+                await self._spend(self._costs.train_s(_lengths(batch)))
+            finally:
+                self._world.training = False
             self._weights = weights.after(batch)
             self._last = _result(batch, step_s=clock.now() - started)
             return self._last

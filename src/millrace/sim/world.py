@@ -79,13 +79,15 @@ class Shelf:
 
 
 class World:
-    """Shelves by endpoint path, checkpoints and exports by path. `num_corrupted`: what `corruption` hit."""
+    """Shelves by endpoint path, checkpoints and exports by path. `num_corrupted`: what `corruption` hit.
+    `training`: a trainer computes."""
 
     def __init__(self, *, seed: int = 0, corruption: Corruption = Corruption()) -> None:
         self.shelves: dict[str, Shelf] = {}
         self.checkpoints: dict[str, Weights] = {}
         self.exports: dict[str, Weights] = {}
         self.num_corrupted = 0
+        self.training = False
         self._opened = 0
         self._corruption, self._rng = corruption, stream(seed, "corruption")
 
