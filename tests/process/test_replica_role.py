@@ -260,6 +260,27 @@ def test_a_closed_stream_loses_nothing(model_path: str, endpoint: Endpoint) -> N
     assert len(tokens_of(asyncio.run(scenario()), 0)) == 80
 
 
+def test_a_stream_that_is_opened_before_the_last_one_is_closed_shares_its_work(
+    model_path: str, endpoint: Endpoint
+) -> None:
+    async def scenario() -> None:
+        replica = make_replica(model_path)
+        await replica.pull(0, endpoint)
+        await replica.submit([work(i, 200) for i in range(4)])
+        parts: list[Progress] = []
+
+        async def take(reports: AsyncIterator[Report]) -> None:
+            while sum(part.finish is not None for part in parts) < 4:
+                parts.extend((await anext(reports)).progress)
+
+        async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(take(replica.reports()))
+        assert [len(tokens_of(parts, i)) for i in range(4)] == [200] * 4
+
+    asyncio.run(scenario())
+
+
 def test_an_unknown_reader_is_a_configuration_error(model_path: str) -> None:
     with pytest.raises(ConfigError, match="no_such_module:reader"):
         make_replica(model_path, open_reader="no_such_module:reader")

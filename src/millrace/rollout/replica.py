@@ -105,12 +105,13 @@ class TorchReplica:
         while True:
             if self._slice is None and not await self._something_to_do():
                 return Report([], self._measured_load())
-            self._slice = self._slice or loop.run_in_executor(self._engine_thread, self._run_slice)
-            await asyncio.wait({self._slice}, timeout=_HEARTBEAT_S)
-            if not self._slice.done():
+            running = self._slice = self._slice or loop.run_in_executor(self._engine_thread, self._run_slice)
+            await asyncio.wait({running}, timeout=_HEARTBEAT_S)
+            if not running.done():
                 return Report([], self._load)
-            ended, self._slice = self._slice, None
-            ended.result()
+            if self._slice is running:  # an earlier stream that is still being closed may have taken it
+                self._slice = None
+            running.result()
             if loop.time() >= due_s or self._engine.has_finished:
                 return await self._on(self._engine_thread, self._take_report)
 
