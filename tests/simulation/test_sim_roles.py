@@ -218,11 +218,13 @@ def batch(version: int, tokens: int = 20, versions: int = 0) -> Batch:
 
 
 @asynccontextmanager
-async def staged(slots: int = 3, faults: sim.Faults = sim.Faults()) -> AsyncIterator[Stage]:
+async def staged(
+    slots: int = 3, faults: sim.Faults = sim.Faults(), slice_s: float = 0.0
+) -> AsyncIterator[Stage]:
     runtime, world = SimRuntime(0, faults=faults), sim.World()
     trainer = await runtime.spawn("trainer", f"{ROLES}:SimTrainer", {"world": world})
     relay = await runtime.spawn("relay", f"{ROLES}:SimRelay", {"world": world, "slots": slots})
-    options = {"world": world, "slots": 4, "kv_capacity_tokens": 4096, "report_interval_s": 0.1}
+    options = {"world": world, "slots": 4, "kv_capacity_tokens": 4096, "slice_s": slice_s}
     replica = await runtime.spawn("replica", f"{ROLES}:SimReplica", options)
     state = await call(trainer, "load", None)
     endpoint = await call(relay, "open", state.slot_bytes)
@@ -240,7 +242,8 @@ def on_stage(scenario: Callable[[Stage], Awaitable[Any]], **options: Any) -> Any
     return sim.run(main(), seed=0, time_max_s=1e5)
 
 
-def test_a_replica_streams_all_tokens_of_its_work_in_order() -> None:
+@pytest.mark.parametrize("slice_s", [0.0, 0.02])
+def test_a_replica_streams_all_tokens_of_its_work_in_order(slice_s: float) -> None:
     async def scenario(stage: Stage) -> dict[int, int]:
         await call(stage.replica, "pull", 0, stage.endpoint)
         await call(stage.replica, "submit", [work(tid) for tid in range(6)])
@@ -257,7 +260,37 @@ def test_a_replica_streams_all_tokens_of_its_work_in_order() -> None:
                     return held
         raise AssertionError("the stream of a replica does not end")
 
-    assert on_stage(scenario) == {tid: WORKLOAD.completion_length(7, tid, 64)[0] for tid in range(6)}
+    expected = {tid: WORKLOAD.completion_length(7, tid, 64)[0] for tid in range(6)}
+    assert on_stage(scenario, slice_s=slice_s) == expected
+
+
+def test_work_that_arrives_within_a_slice_waits_for_its_end() -> None:
+    async def scenario(stage: Stage) -> float:
+        await call(stage.replica, "pull", 0, stage.endpoint)
+        async with aclosing(stage.replica.stream("reports")) as reports, asyncio.TaskGroup() as group:
+            first = group.create_task(anext(reports))
+            await call(stage.replica, "submit", [work(0)])
+            await asyncio.sleep(0.01)
+            sent_s = clock.now()
+            await call(stage.replica, "submit", [work(4)])
+            waited_s = clock.now() - sent_s
+            await first
+        return waited_s
+
+    decoding_s = WORKLOAD.completion_length(7, 0, 64)[0] * sim.Costs().decode_step_s(1)
+    assert decoding_s / 2 < on_stage(scenario, slice_s=60.0) < decoding_s
+    assert on_stage(scenario) < 0.01
+
+
+def test_slices_of_a_replica_that_has_work_and_no_weights_let_time_pass() -> None:
+    async def scenario(stage: Stage) -> float:
+        await call(stage.replica, "submit", [work(0)])
+        async with aclosing(stage.replica.stream("reports")) as reports:
+            for _ in range(3):
+                assert not (await anext(reports)).progress
+        return clock.now()
+
+    assert on_stage(scenario, slice_s=0.02) > 0.2
 
 
 def test_a_replica_without_work_reports_once_a_second() -> None:
