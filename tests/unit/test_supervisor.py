@@ -73,3 +73,38 @@ def test_of_a_worker_that_was_killed_is_told_how_much_memory_it_held():
             await supervisor.keep(WorkerSpec("trainer", "trainer", "a:B"), session)
 
     asyncio.run(run())
+
+
+class LostAtTheEnd:
+    """A runtime whose first worker is lost in the moment in which its session is over."""
+
+    name, epoch, starts = "trainer", 1, 0
+
+    async def spawn(self, name, target, kwargs, *, timeout_s):
+        self.starts += 1
+        self.dead = asyncio.get_running_loop().create_future()
+        return self
+
+    async def call(self, method, *, timeout_s):
+        try:
+            await asyncio.sleep(60.0)
+        except asyncio.CancelledError:
+            if self.starts == 1:
+                raise WorkerDied("trainer (epoch 1): lost") from None
+            raise
+
+    def kill(self):
+        pass
+
+
+def test_a_worker_that_is_lost_as_its_session_ends_is_made_anew_and_cancels_nothing():
+    async def session(handle):
+        await asyncio.sleep(0.05)
+
+    async def run():
+        runtime, policy = LostAtTheEnd(), replace(POLICY, lease_s=0.03)
+        supervisor = Supervisor(runtime, Events(clock.now, clock.wall), policy, Waits(), heard)
+        await supervisor.keep(WorkerSpec("trainer", "trainer", "a:B"), session)
+        return runtime.starts, asyncio.current_task().cancelling()
+
+    assert asyncio.run(run()) == (2, 0)

@@ -118,6 +118,9 @@ class Supervisor:
                 await session(handle)
                 for watcher in watchers:
                     watcher.cancel()
+                # A watcher that fails just now must do so in here: a group that is closing already would
+                # leave its cancellation of this task behind (Python 3.11).
+                await asyncio.wait(watchers)
         finally:
             handle.kill()
 

@@ -6,6 +6,7 @@ corrupted on their way. A seed that does anything else is a failure, with the on
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -97,7 +98,7 @@ def try_seed(seed: int, *, config: Config | None = None, command: str = "millrac
     schedule, promises = scenario.config.schedule.kind, Invariants(scenario)
     try:
         outcome = simulate(scenario, promises)
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
         if isinstance(error, DigestMismatchError) and promises.num_corrupted:
             return Verdict(seed, schedule, noticed_corruption=True)
         problem = f"{type(error).__name__}: {error}"
