@@ -110,8 +110,9 @@ def test_resuming_names_what_changed_and_refuses_what_may_not(
     assert "Add --resume" in capsys.readouterr().err
     assert app.run([*arguments, "--resume", "--set", "steps=500"]) == 0
     assert "Changed: `steps`: 100 -> 500" in capsys.readouterr().err
-    assert app.run([*arguments, "--resume", "--set", "seed=5"]) == 2
-    assert "`seed`: 0 -> 5" in capsys.readouterr().err
+    for more in ([], ["--dry-run"]):
+        assert app.run([*arguments, "--resume", "--set", "seed=5", *more]) == 2
+        assert "`seed`: 0 -> 5" in capsys.readouterr().err
 
 
 def test_a_terminal_without_utf8_gets_a_question_mark_and_no_traceback() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ledger_records import make_group
 
-from millrace.cli.run_directory import RunDirectory, create, reopen
+from millrace.cli.run_directory import RunDirectory, create, find, reopen
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError
 from millrace.ledger.sqlite import SqliteLedger
@@ -78,6 +78,17 @@ def test_the_newest_run_of_the_name_is_resumed(tmp_path: Path) -> None:
         os.utime(run.config, (1000 - age, 1000 - age))
     assert reopen("a", None, runs=tmp_path) == runs[0]
     assert reopen("a", runs[2].path) == runs[2]
+
+
+def test_a_directory_of_runs_stands_for_its_newest(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is no run directory and holds none"):
+        find(tmp_path)
+    older, newer = (create(name, None, runs=tmp_path) for name in "ab")
+    for run, written_s in ((older, 1000), (newer, 2000)):
+        run.write_config(config())
+        os.utime(run.config, (written_s, written_s))
+    assert find(tmp_path) == newer
+    assert find(older.path) == older
 
 
 def test_a_directory_that_never_became_a_run_is_not_resumed(tmp_path: Path) -> None:

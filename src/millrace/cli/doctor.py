@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 
-from millrace.cli.options import AsJson
+from millrace.cli import run_directory
+from millrace.cli.options import AsJson, Run
 from millrace.cli.run_directory import RunDirectory
 from millrace.core.errors import DataError
 from millrace.ledger.reader import LedgerReader
@@ -20,11 +20,11 @@ from millrace.observe.jsonl import read_events
 
 
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)],
+    run: Run,
     as_json: AsJson = False,
 ) -> None:
     """Look for known faults in a run, live or ended. Exit code 1 if there is one."""
-    told = examine(RunDirectory(run))
+    told = examine(run_directory.find(run))
     if as_json:
         typer.echo(json.dumps(told, indent=2))
     else:

@@ -171,5 +171,23 @@ def reopen(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirecto
             f"there is no run of {name!r} under {runs}/ to resume.\n"
             "  Name one with --run-dir, or leave --resume out to start a new one"
         )
-    newest = max(found, key=lambda path: (path / "config.json").stat().st_mtime)
+    return _newest(found)
+
+
+def find(path: Path) -> RunDirectory:
+    """The run in `path`; where `path` holds runs, like `runs/`, the newest of them.
+
+    Raises: DataError: there is none.
+    """
+    if (path / "config.json").is_file():
+        return RunDirectory(path.resolve())
+    found = [config.parent for config in path.glob("*/config.json")]
+    if not found:
+        raise DataError(f"{path} is no run directory and holds none: there is no config.json")
+    return _newest(found)
+
+
+def _newest(paths: list[Path]) -> RunDirectory:
+    """By when each was last started or resumed."""
+    newest = max(paths, key=lambda path: (path / "config.json").stat().st_mtime)
     return RunDirectory(newest.resolve())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,10 +11,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from millrace.cli import views
-from millrace.cli.options import AsJson
-from millrace.cli.run_directory import RunDirectory
-from millrace.core.errors import DataError
+from millrace.cli import run_directory, views
+from millrace.cli.options import AsJson, Run
 from millrace.ledger.reader import LedgerReader
 
 ROWS_SHOWN = 100
@@ -37,7 +34,7 @@ WORDS = {
 
 
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)],
+    run: Run,
     step: Annotated[int | None, typer.Option(help="Show the step that made this version.")] = None,
     trajectory: Annotated[int | None, typer.Option(help="Show this trajectory.")] = None,
     as_json: AsJson = False,
@@ -45,9 +42,7 @@ def command(
     """Show the state of a run, of one step, or of one trajectory."""
     if step is not None and trajectory is not None:
         raise typer.BadParameter("--step and --trajectory exclude each other")
-    if not run.is_dir():
-        raise DataError(f"there is no run directory {run}")
-    directory = RunDirectory(run)
+    directory = run_directory.find(run)
     with LedgerReader(directory.ledger) as reader:
         if step is not None:
             view, render = views.step_view(reader, step), _step

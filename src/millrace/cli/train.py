@@ -36,6 +36,8 @@ def command(
     """Train a model with reinforcement learning. Ctrl-C finishes the step and saves; twice stops at once."""
     config = load(config_file, overrides or ())
     if dry:
+        if resume:
+            _open(config, config_file.stem, run_dir, resume)  # says what changed, or refuses
         dry_run.show(config)
         return
     for warning in preflight(config, run_dir or run_directory.RUNS):
