@@ -28,10 +28,11 @@ from common import say
 from millrace.config import schema
 from millrace.config.schema import BatchShape, Config
 from millrace.config.simulated import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
-from millrace.schedule import Schedule, presets
+from millrace.schedule import Move, Schedule, View, presets
 from millrace.schedule.admit import KVRoom
+from millrace.schedule.deadlines import groups_room
 from millrace.schedule.repack import BestFit
-from millrace.schedule.repack_demand import PACKED_MAX
+from millrace.schedule.repack_demand import PACKED_MAX, replicas_wanted
 from millrace.schedule.take import FirstReady
 from millrace.sim.cluster import ClusterCosts
 from millrace.sim.measure import Result, measure
@@ -83,6 +84,7 @@ def policies(world: World) -> dict[str, schema.Schedule]:
     for count, function in ((1, "one_round"), (2, "two_rounds")):
         own = schema.FunctionSchedule(path=OWN + function, staleness_max=BOUND)
         found[f"laminar, rounds of {count * share}, repack to {PACKED_MAX}"] = own
+    found["millrace, moved whole"] = schema.FunctionSchedule(path=OWN + "whole", staleness_max=BOUND)
     return found
 
 
@@ -99,6 +101,43 @@ def _laminar(config: Config, shares: int) -> Schedule:
     share = -(-config.batch.prompts // config.rollout.replicas)
     repack = BestFit(5.0, 0.9, PACKED_MAX)
     return presets.laminar(staleness_max=BOUND, round_groups=shares * share, batch_max=None, repack=repack)
+
+
+def whole(config: Config) -> Schedule:
+    """`millrace`, but all that a replica has goes to one other."""
+    return replace(presets.build(_millrace(config)), repack=_Whole())
+
+
+@dataclass(frozen=True)
+class _Whole:
+    interval_s: float = 5.0
+
+    def moves(self, view: View) -> list[Move]:
+        wanted = replicas_wanted(view, groups_room(view, BOUND))
+        behind = {r.replica_id: r for r in view.replicas if r.serving and r.version < view.newest and r.load}
+        load = {name: replica.load for name, replica in behind.items()}
+        moves: list[Move] = []
+        received = set[str]()
+        for source in sorted(behind, key=lambda name: behind[name].load):
+            num = load.pop(source)
+            fits = [
+                name
+                for name, other in behind.items()
+                if name in load
+                and other.version == behind[source].version
+                and load[name] + num <= min(PACKED_MAX, other.slots)
+            ]
+            if len(moves) < wanted and fits and source not in received:
+                best = min(fits, key=lambda name: load[name])
+                load[best] += num
+                received.add(best)
+                moves.append(Move(source, {best: num}))
+            else:
+                load[source] = num
+        return moves
+
+    def describe(self) -> str:
+        return "as many whole replicas as are wanted, each onto the emptiest other that takes it"
 
 
 ABLATION = ("rounds", "best_fit", "half", "densest", "first_ready", "no_repack", "just_in_time")

@@ -4,7 +4,9 @@ import pytest
 
 from millrace.config.schema import Millrace
 from millrace.sim.explore import try_seed
-from millrace.sim.explore_worlds import small_config
+from millrace.sim.explore_worlds import crowded, small_config
+from millrace.sim.invariants import Invariants
+from millrace.sim.simulation import Scenario, simulate
 
 
 @pytest.mark.parametrize("schedule", [Millrace(repack_interval_s=0.5), Millrace(staleness_max=None)])
@@ -12,7 +14,24 @@ def test_no_fault_breaks_an_invariant(schedule):
     ended = 0
     for seed in range(12):
         config = small_config(schedule, steps=5, replicas=1 + seed % 4, seed=seed)
+        if seed % 3 == 0:
+            config = crowded(config)
         verdict = try_seed(seed, config=config)
         assert not verdict.problem, verdict
         ended += not verdict.noticed_corruption
     assert ended >= 10
+
+
+def test_what_a_replica_has_left_is_spread_over_others_and_goes_on_there():
+    scenario = Scenario(crowded(small_config(Millrace(repack_interval_s=0.2), steps=20)))
+    outcome = simulate(scenario, Invariants(scenario))
+    shares: dict[tuple[float, str], list[str]] = {}
+    for at, event in enumerate(outcome.events):
+        if event.kind == "moved":
+            shares.setdefault((event.time_s, event.fields["source"]), []).append(event.fields["destination"])
+            later = (e.fields for e in outcome.events[:at][::-1] if e.kind == "leased")
+            lease = next(fields for fields in later if fields["replica"] == event.fields["destination"])
+            assert lease["trajectory_ids"] == event.fields["trajectories"]
+    assert any(len(destinations) > 1 for destinations in shares.values())
+    assert all(len(set(destinations)) == len(destinations) for destinations in shares.values())
+    assert outcome.accounting.trained == outcome.accounting.admitted

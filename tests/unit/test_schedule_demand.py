@@ -35,15 +35,31 @@ def view(*replicas, groups=(), newest=1, batch_groups=4):
     )
 
 
-def test_the_least_loaded_moves_whole_onto_the_emptiest_other_one():
-    moves = plan_demand([replica("a", 3), replica("b", 1), replica("c", 2)], wanted=1, trajectories_max=8)
-    assert moves == [Move("b", "c")]
+def planned(replicas, *, wanted, limit):
+    return plan_demand(replicas, [limit] * len(replicas), wanted=wanted)
+
+
+def test_the_least_loaded_moves_onto_the_emptiest_others():
+    assert planned([replica("a", 3), replica("b", 1), replica("c", 2)], wanted=1, limit=8) == [
+        Move("b", {"c": 1})
+    ]
+    # b (2) goes to c (2 -> 3), then to whichever of c and a (3) comes first.
+    assert planned([replica("a", 3), replica("b", 2), replica("c", 2)], wanted=1, limit=8) == [
+        Move("b", {"c": 1, "a": 1})
+    ]
+
+
+def test_a_replica_that_fits_nowhere_as_a_whole_is_spread():
+    loads = [replica("a", 4), replica("b", 3), replica("c", 4)]
+    assert planned(loads, wanted=1, limit=6) == [Move("b", {"a": 2, "c": 1})]
+    assert planned(loads, wanted=1, limit=5) == [], "three do not fit into two places"
+    assert plan_demand(loads, [4, 6, 7], wanted=1) == [Move("b", {"c": 3})], "each has its own limit"
 
 
 def test_a_move_stays_within_the_limit():
     loads = [replica("a", 3), replica("b", 2)]
-    assert plan_demand(loads, wanted=1, trajectories_max=4) == []
-    assert plan_demand(loads, wanted=1, trajectories_max=5) == [Move("b", "a")]
+    assert planned(loads, wanted=1, limit=4) == []
+    assert planned(loads, wanted=1, limit=5) == [Move("b", {"a": 2})]
 
 
 @pytest.mark.parametrize(
@@ -58,37 +74,54 @@ def test_the_limit_is_what_a_replica_surely_runs_and_not_more_than_packs_well(sl
 
 def test_a_limit_that_is_given_is_the_limit():
     pair = [replica(name, 3, kv_capacity_tokens=5) for name in "ab"]
-    assert OnDemand(5, 1, batch_max=6).moves(view(*pair)) == [Move("a", "b")]
+    assert OnDemand(5, 1, batch_max=6).moves(view(*pair)) == [Move("a", {"b": 3})]
     assert OnDemand(5, 1, batch_max=5).moves(view(*pair)) == []
 
 
 def test_no_more_replicas_are_emptied_than_wanted():
     loads = [replica(name, 1) for name in "abcdef"]
-    assert len(plan_demand(loads, wanted=2, trajectories_max=8)) == 2
-    assert plan_demand(loads, wanted=0, trajectories_max=8) == []
+    assert len(planned(loads, wanted=2, limit=8)) == 2
+    assert planned(loads, wanted=0, limit=8) == []
 
 
 def test_versions_do_not_mix():
     apart = [replica("a", 1, version=0), replica("b", 1, version=1)]
-    assert plan_demand(apart, wanted=1, trajectories_max=8) == []
+    assert planned(apart, wanted=1, limit=8) == []
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=12),
-    st.integers(0, 6),
-    st.integers(1, 12),
-)
-def test_any_plan_keeps_the_limit_and_never_fills_what_it_empties(loads, wanted, limit):
-    replicas = [replica(f"r{i}", load, version) for i, (version, load) in enumerate(loads)]
-    moves = plan_demand(replicas, wanted=wanted, trajectories_max=limit)
-    by_name = {r.replica_id: r for r in replicas}
-    sources, destinations = [m.source for m in moves], [m.destination for m in moves]
-    assert len(moves) <= wanted
-    assert len(set(sources)) == len(sources) and not set(sources) & set(destinations)
-    for name in set(destinations):
-        moved = [by_name[m.source] for m in moves if m.destination == name]
-        assert by_name[name].load + sum(r.load for r in moved) <= limit
-        assert all(r.version == by_name[name].version for r in moved)
+fleets = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(0, 12)), max_size=12)
+
+
+@given(fleets, st.integers(0, 6))
+def test_any_plan_keeps_the_limits_and_never_fills_what_it_empties(fleet, wanted):
+    replicas = {f"r{i}": replica(f"r{i}", load, version) for i, (version, load, _) in enumerate(fleet)}
+    limits = {f"r{i}": limit for i, (_, _, limit) in enumerate(fleet)}
+    moves = plan_demand(list(replicas.values()), list(limits.values()), wanted=wanted)
+    load = {name: r.load for name, r in replicas.items()}
+    sources = {move.source for move in moves}
+    destinations = {name for move in moves for name in move.shares}
+    assert len(moves) == len(sources) <= wanted
+    assert not sources & destinations
+    for move in moves:
+        assert sum(move.shares.values()) == load.pop(move.source) > 0
+        for name, num in move.shares.items():
+            assert replicas[name].version == replicas[move.source].version
+            assert replicas[name].load > 0 < num
+            load[name] += num
+    assert all(load[name] <= limits[name] for name in destinations)
+
+
+@given(fleets)
+def test_one_more_is_emptied_as_long_as_the_others_have_room(fleet):
+    replicas = [replica(f"r{i}", load, version) for i, (version, load, _) in enumerate(fleet)]
+    moves = plan_demand(replicas, [limit for _, _, limit in fleet], wanted=1)
+    live = [(r, max(0, limit - r.load)) for r, (_, _, limit) in zip(replicas, fleet, strict=True) if r.load]
+    possible = [
+        r.replica_id
+        for r, _ in live
+        if r.load <= sum(room for other, room in live if other is not r and other.version == r.version)
+    ]
+    assert [move.source for move in moves] == sorted(possible, key=lambda i: replicas[int(i[1:])].load)[:1]
 
 
 def test_replicas_are_wanted_only_for_groups_that_the_others_cannot_start():
@@ -102,7 +135,7 @@ def test_replicas_are_wanted_only_for_groups_that_the_others_cannot_start():
 def test_nothing_moves_where_the_bound_leaves_no_room_for_new_groups():
     behind = (replica("a", 1), replica("b", 1))
     repack = OnDemand(interval_s=5, staleness_max=1)
-    assert repack.moves(view(*behind)) == [Move("a", "b")]
+    assert repack.moves(view(*behind)) == [Move("a", {"b": 1})]
     full = [GroupView(i, birth=1) for i in range(8)]
     assert repack.moves(view(*behind, groups=full)) == [], "(1 + 1) x 4 groups are live"
 

@@ -22,7 +22,7 @@ def replica(name, kv, load, *, previous=10_000, version=3, busy=False, capacity=
 
 def moves(*replicas, fraction=0.9, batch_max=None):
     planned = plan(replicas, kv_max_tokens_fraction=fraction, batch_max=batch_max)
-    return [(move.source, move.destination) for move in planned]
+    return [(move.source, *move.shares) for move in planned]
 
 
 def test_a_small_replica_moves_onto_the_fullest_that_still_fits():
@@ -74,7 +74,7 @@ def test_the_rule_reads_the_view_of_all_replicas():
     rule = BestFit(interval_s=5, kv_fraction_max=0.9)
     assert "5 s" in rule.describe()
     pair = [replica("a", 10, 1), replica("b", 20, 1)]
-    assert plan(pair, kv_max_tokens_fraction=0.9, batch_max=None) == [Move("a", "b")]
+    assert plan(pair, kv_max_tokens_fraction=0.9, batch_max=None) == [Move("a", {"b": 1})]
 
 
 fleets = st.lists(
@@ -97,19 +97,21 @@ def test_every_plan_keeps_the_guarantees(fleet, fraction, batch_max):
     replicas = {f"r{i}": replica(f"r{i}", **fields) for i, fields in enumerate(fleet)}
     planned = plan(replicas.values(), kv_max_tokens_fraction=fraction, batch_max=batch_max)
     sources = [move.source for move in planned]
-    destinations = {move.destination for move in planned}
+    destinations = {name for move in planned for name in move.shares}
     assert len(set(sources)) == len(sources)
     assert not destinations & set(sources)
     kv = {name: r.kv_used_tokens for name, r in replicas.items()}
     load = {name: r.load for name, r in replicas.items()}
     for move in planned:
-        source, destination = replicas[move.source], replicas[move.destination]
+        (name,) = move.shares
+        source, destination = replicas[move.source], replicas[name]
+        assert move.shares == {name: source.load}
         assert source.version == destination.version >= 0
         for end in (source, destination):
             assert not end.busy_pulling and end.load > 0
             assert end.kv_used_tokens < end.kv_used_tokens_previous, "ramping up"
-        kv[move.destination] += kv.pop(move.source)
-        load[move.destination] += load.pop(move.source)
+        kv[name] += kv.pop(move.source)
+        load[name] += load.pop(move.source)
     for name in destinations:
         assert kv[name] <= fraction * replicas[name].kv_capacity_tokens
         assert load[name] <= (batch_max or replicas[name].slots)
@@ -124,4 +126,4 @@ def test_planning_again_after_the_moves_finds_nothing_more_for_the_emptied(fleet
     emptied = {move.source for move in planned}
     rest = [r for r in replicas if r.replica_id not in emptied]
     again = plan(rest, kv_max_tokens_fraction=0.9, batch_max=None)
-    assert not emptied & {end for move in again for end in (move.source, move.destination)}
+    assert not emptied & {end for move in again for end in (move.source, *move.shares)}

@@ -96,8 +96,9 @@ class Decisions:
         if interval is None or not (run.repack_due or clock.now() >= self._repack_at_s):
             return
         for move in run.schedule.moves(run.state.view()):
-            run.state.replicas[move.destination].busy = True
-            self._order(move.source, Move(move.destination))
+            for destination in move.shares:
+                run.state.replicas[destination].busy = True
+            self._order(move.source, Move(move.shares))
         run.repack_due, self._repack_at_s = False, clock.now() + interval
         for record in run.state.replicas.values():
             record.kv_used_previous = record.load.kv_used_tokens

@@ -25,9 +25,9 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Everything in flight goes to another replica, which serves the same version."""
+    """Everything in flight goes to replicas that serve the same version, so many trajectories to each."""
 
-    destination: str
+    shares: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)

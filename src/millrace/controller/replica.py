@@ -40,7 +40,7 @@ class ReplicaSession:
         run = self._run
         for order in self._mailbox.orders:
             if isinstance(order, Move):
-                run.state.replicas[order.destination].busy = False
+                self._settle(order)
         self._mailbox.orders.clear()
         for trajectory in run.state.replica_down(self.name):
             if trajectory.live:
@@ -131,25 +131,29 @@ class ReplicaSession:
         )
 
     async def _move(self, handle: Handle, order: Move) -> None:
-        """Everything here goes to `destination`, or waits for a replica if that one is gone."""
+        """Each destination gets its share. What is over, or was for one that is gone, waits for a replica."""
         run, state = self._run, self._run.state
-        destination, version = state.replicas[order.destination], state.replicas[self.name].version
+        version = state.replicas[self.name].version
         try:
             moved = await self._release(handle)
-            works = []
-            if destination.alive and destination.version == version:
-                works = [state.lease(t, order.destination) for t in moved]
         finally:
-            destination.busy = state.replicas[self.name].busy = False
-        if works:
-            run.submit(order.destination, works)
-        run.events.emit(
-            "moved",
-            source=self.name,
-            destination=order.destination,
-            trajectories=[t.trajectory_id for t in moved],
-            version=version,
-        )
+            self._settle(order)
+            state.replicas[self.name].busy = False
+        for destination, num in order.shares.items():
+            record = state.replicas[destination]
+            if not (record.alive and record.version == version):
+                continue
+            share, moved = moved[:num], moved[num:]
+            if share:
+                run.submit(destination, [state.lease(trajectory, destination) for trajectory in share])
+                ids = [trajectory.trajectory_id for trajectory in share]
+                run.events.emit(
+                    "moved", source=self.name, destination=destination, trajectories=ids, version=version
+                )
+
+    def _settle(self, order: Move) -> None:
+        for destination in order.shares:
+            self._run.state.replicas[destination].busy = False
 
     async def _release(self, handle: Handle) -> list[Trajectory]:
         """Take back what the replica still works on. What it has just finished stays leased until its

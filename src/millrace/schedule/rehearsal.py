@@ -233,10 +233,13 @@ class _Stage:
             return False
         moves = self.schedule.moves(self.view())
         for move in moves:
-            same = self.replicas[move.source].version == self.replicas[move.destination].version
-            self._require(same, f"{move} between versions")
-            for member in list(self.replicas[move.source].members):
-                self._put(member, move.destination)
+            source = self.replicas[move.source]
+            self._require(sum(move.shares.values()) == len(source.members), f"{move} does not empty it")
+            for destination, num in move.shares.items():
+                same = source.version == self.replicas[destination].version
+                self._require(same, f"{move} between versions")
+                for member in source.members[:num]:
+                    self._put(member, destination)
         for replica in self.replicas.values():
             replica.kv_previous = self._replica_view(replica).kv_used_tokens
         self.outcome.moves += len(moves)

@@ -119,5 +119,5 @@ def _plan_version(candidates: list[_Ramping]) -> list[Move]:
         best.kv_tokens += source.kv_tokens
         best.trajectories += source.trajectories
         best.receives, source.emptied = True, True
-        moves.append(Move(source.replica.replica_id, best.replica.replica_id))
+        moves.append(Move(source.replica.replica_id, {best.replica.replica_id: source.replica.load}))
     return moves

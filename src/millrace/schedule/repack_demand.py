@@ -5,8 +5,8 @@ emptied replica is idle where the bound leaves no room for new groups, and strag
 replica decode slower, although it is they whom the trainer waits for at their deadline. So here
 
 - as many replicas are emptied as it takes to start what the bound admits, and no more;
-- those with the fewest trajectories go first, each whole onto the *emptiest* other one under its version that
-  takes it within `trajectories_max`;
+- those with the fewest trajectories go first, each trajectory onto what is then the *emptiest* other replica
+  under its version, within a limit: also a replica that fits nowhere as a whole is emptied;
 - only replicas behind the newest version take part: the others still start new groups.
 
 Measured against Laminar's rule in docs/experiments.md.
@@ -14,8 +14,10 @@ Measured against Laminar's rule in docs/experiments.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from millrace.schedule.deadlines import groups_room
 from millrace.schedule.view import Move, ReplicaView, View
@@ -37,10 +39,11 @@ class OnDemand:
     def moves(self, view: View) -> list[Move]:
         wanted = replicas_wanted(view, groups_room(view, self.staleness_max))
         behind = [replica for replica in view.replicas if replica.serving and replica.version < view.newest]
-        limit = max((self._limit(view, replica) for replica in behind), default=1)
-        return plan_demand(behind, wanted=wanted, trajectories_max=self.batch_max or limit)
+        return plan_demand(behind, [self._limit(view, replica) for replica in behind], wanted=wanted)
 
     def _limit(self, view: View, replica: ReplicaView) -> int:
+        if self.batch_max is not None:
+            return self.batch_max
         at_their_longest = replica.kv_capacity_tokens // view.max_sequence_tokens
         return max(1, min(replica.slots, at_their_longest, PACKED_MAX))
 
@@ -50,7 +53,7 @@ class OnDemand:
             limit = f"{self.batch_max} trajectories"
         return (
             f"every {self.interval_s:g} s and after each update: as many replicas are emptied as new groups "
-            f"have use for, onto the emptiest under their version, up to {limit}"
+            f"have use for, spread over the emptiest under their version, up to {limit} each"
         )
 
 
@@ -63,34 +66,59 @@ def replicas_wanted(view: View, room: int) -> int:
     return max(0, -(-(room - free) * view.group_size // slots))
 
 
-def plan_demand(replicas: Iterable[ReplicaView], *, wanted: int, trajectories_max: int) -> list[Move]:
-    """At most `wanted` moves among `replicas`.
+def plan_demand(replicas: Sequence[ReplicaView], limits: Sequence[int], *, wanted: int) -> list[Move]:
+    """At most `wanted` moves. `limits`, one for each of `replicas`: trajectories on it, if it receives any.
 
-    Guarantees: same version only; the limit holds with everything already planned; no replica is both source
+    Guarantees: same version only; the limits hold with everything already planned; no replica is both source
     and destination. Equal loads go by the order given.
     """
-    candidates = [replica for replica in replicas if replica.load]
-    load = {replica.replica_id: replica.load for replica in candidates}
+    loads = [_Load(replica, limit, replica.load) for replica, limit in zip(replicas, limits, strict=True)]
+    room, emptiest = Counter[int](), defaultdict[int, _Heap](list)  # by version
+    for index, load in enumerate(loads):
+        if load.num and load.room:
+            room[load.replica.version] += load.room
+            emptiest[load.replica.version].append((load.num, index, load))
+    for heap in emptiest.values():
+        heapify(heap)
     moves: list[Move] = []
-    sources: set[str] = set()
-    destinations: set[str] = set()
-    for source in sorted(candidates, key=lambda replica: replica.load):
+    for source in sorted(loads, key=lambda load: load.num):
+        version = source.replica.version
         if len(moves) >= wanted:
             break
-        if source.replica_id in destinations:
-            continue
-        fitting = [
-            other
-            for other in candidates
-            if other.version == source.version
-            and other.replica_id != source.replica_id
-            and other.replica_id not in sources
-            and load[other.replica_id] + source.load <= trajectories_max
-        ]
-        if fitting:
-            best = min(fitting, key=lambda replica: load[replica.replica_id])
-            load[best.replica_id] += source.load
-            sources.add(source.replica_id)
-            destinations.add(best.replica_id)
-            moves.append(Move(source.replica_id, best.replica_id))
+        if source.num and not source.receives and source.num <= room[version] - source.room:
+            room[version] -= source.room + source.num
+            source.emptied = True
+            shares = Counter(_spread(source.num, emptiest[version]))
+            moves.append(Move(source.replica.replica_id, dict(shares)))
     return moves
+
+
+@dataclass(slots=True)
+class _Load:
+    """A replica, and its load as planned so far."""
+
+    replica: ReplicaView
+    limit: int
+    num: int
+    receives: bool = False
+    emptied: bool = False
+
+    @property
+    def room(self) -> int:
+        return max(0, self.limit - self.num)
+
+
+_Heap = list[tuple[int, int, _Load]]
+"""(load, place in the order given, the replica) of those with room; emptied ones are dropped when met."""
+
+
+def _spread(num: int, heap: _Heap) -> Iterator[str]:
+    """Where `num` trajectories go, one by one."""
+    while num:
+        _, index, best = heappop(heap)
+        if best.emptied:
+            continue
+        best.num, best.receives, num = best.num + 1, True, num - 1
+        if best.room:
+            heappush(heap, (best.num, index, best))
+        yield best.replica.replica_id

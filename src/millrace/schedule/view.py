@@ -81,7 +81,7 @@ class RefreshOrder(msgspec.Struct, frozen=True):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """Move every trajectory of `source` to `destination` (both serve the same version)."""
+    """Empty `source`: its trajectories go to others that serve the same version, so many to each."""
 
     source: str
-    destination: str
+    shares: dict[str, int]

@@ -14,6 +14,7 @@ from millrace.config.schema import (
     GymTask,
     Laminar,
     LlamaRL,
+    Millrace,
     Model,
     Rollout,
     SamplingConfig,
@@ -47,6 +48,8 @@ SCHEDULES: tuple[Schedule, ...] = (
     Laminar(),
     Laminar(staleness_max=1, repack_interval_s=1.0),
     Laminar(staleness_max=None, repack_interval_s=0.5),
+    Millrace(repack_interval_s=0.5),
+    Millrace(staleness_max=1, repack_interval_s=0.2, batch_max=3),
 )
 STEPS_MAX = 12  # of a user's own configuration: promises break early or not at all
 TIME_MAX_S = 5_000.0
@@ -108,7 +111,14 @@ def random_world(seed: int, config: Config | None = None) -> Scenario:
 
 def _random_config(rng: random.Random, seed: int) -> Config:
     schedule, steps, replicas = rng.choice(SCHEDULES), rng.randint(3, 8), rng.randint(1, 4)
-    return small_config(schedule, steps=steps, replicas=replicas, seed=seed)
+    config = small_config(schedule, steps=steps, replicas=replicas, seed=seed)
+    return crowded(config) if rng.random() < 0.15 else config
+
+
+def crowded(config: Config) -> Config:
+    """With so much in flight that what one replica has left does not always fit onto one other."""
+    rollout = config.rollout.model_copy(update={"slots": 8})
+    return config.model_copy(update={"batch": BatchShape(prompts=8, group_size=3), "rollout": rollout})
 
 
 def _hardened(config: Config, seed: int) -> Config:
