@@ -44,7 +44,7 @@ def tokens_kept_by_a_restart(patch: pytest.MonkeyPatch) -> None:
 def lease_of_a_dead_replica_kept(patch: pytest.MonkeyPatch) -> None:
     def replica_down(state: RunState, name: str) -> list[Trajectory]:
         record = state.replicas[name]
-        record.alive, record.version, record.busy = False, -1, False
+        record.alive, record.version, record.pulling = False, -1, -1
         return []
 
     patch.setattr(RunState, "replica_down", replica_down)

@@ -34,3 +34,26 @@ def test_a_group_that_ends_while_two_of_it_are_scored_leaves_nothing_to_train() 
     assert not state.groups and not state.trajectories
     assert [t.state for t in state.ended] == [State.ABANDONED] * 3
     assert state.view().groups == ()
+
+
+def test_a_destination_of_two_moves_is_busy_until_both_have_ended() -> None:
+    state = RunState(SHAPE, ["a", "b", "c"])
+    for name in "abc":
+        state.replica_up(name, 1)
+    state.begin_move("a", ["c"])
+    state.begin_move("b", ["c"])
+    assert state.end_move("a", ["c"]) == ["c"]
+    assert [state.replicas[name].busy for name in "abc"] == [False, True, True]
+    assert state.end_move("b", ["c"]) == ["c"]
+    assert not any(replica.busy for replica in state.replicas.values())
+
+
+def test_a_destination_that_died_meanwhile_is_none_any_more() -> None:
+    state = RunState(SHAPE, ["a", "b", "c"])
+    for name in "abc":
+        state.replica_up(name, 1)
+    state.begin_move("a", ["b", "c"])
+    state.replica_down("b")
+    state.replica_up("b", 2)
+    assert state.end_move("a", ["b", "c"]) == ["c"]
+    assert state.end_move("a", ["b", "c"]) == [], "it has ended"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from millrace.controller.orders import Move, Order, Pull
+from millrace.controller.orders import Move, Pull
 from millrace.controller.run import Run
 from millrace.controller.state import RunState
 from millrace.core import clock
@@ -38,11 +38,7 @@ class Decisions:
         state = self._run.state
         for order in self._run.schedule.refreshes(state.view()):
             state.replicas[order.replica_id].pulling = order.version
-            self._order(order.replica_id, Pull(order.version, order.discard))
-
-    def _order(self, replica: str, order: Order) -> None:
-        self._run.state.replicas[replica].busy = True
-        self._run.mailboxes[replica].put(order)
+            self._run.mailboxes[order.replica_id].put(Pull(order.version, order.discard))
 
     def _place(self) -> None:
         """Lost and restarted trajectories go on, under their own version unless versions may mix."""
@@ -96,9 +92,8 @@ class Decisions:
         if interval is None or not (run.repack_due or clock.now() >= self._repack_at_s):
             return
         for move in run.schedule.moves(run.state.view()):
-            for destination in move.shares:
-                run.state.replicas[destination].busy = True
-            self._order(move.source, Move(move.shares))
+            run.state.begin_move(move.source, move.shares)
+            run.mailboxes[move.source].put(Move(move.shares))
         run.repack_due, self._repack_at_s = False, clock.now() + interval
         for record in run.state.replicas.values():
             record.kv_used_previous = record.load.kv_used_tokens

@@ -40,7 +40,7 @@ class ReplicaSession:
         run = self._run
         for order in self._mailbox.orders:
             if isinstance(order, Move):
-                self._settle(order)
+                run.state.end_move(self.name, order.shares)
         self._mailbox.orders.clear()
         for trajectory in run.state.replica_down(self.name):
             if trajectory.live:
@@ -116,7 +116,7 @@ class ReplicaSession:
         except (UnknownVersionError, TornVersionError):
             return  # overwritten meanwhile; the next decision asks for the newest
         finally:
-            record.busy = False
+            record.pulling = -1
         run.lineage.check_served(self.name, order.version, served)
         run.state.served(self.name, served)
         run.waits.progress()
@@ -133,27 +133,19 @@ class ReplicaSession:
     async def _move(self, handle: Handle, order: Move) -> None:
         """Each destination gets its share. What is over, or was for one that is gone, waits for a replica."""
         run, state = self._run, self._run.state
-        version = state.replicas[self.name].version
-        try:
-            moved = await self._release(handle)
-        finally:
-            self._settle(order)
-            state.replicas[self.name].busy = False
-        for destination, num in order.shares.items():
-            record = state.replicas[destination]
-            if not (record.alive and record.version == version):
-                continue
+        moved = await self._release(handle)
+        for destination in state.end_move(self.name, order.shares):
+            num = order.shares[destination]
             share, moved = moved[:num], moved[num:]
             if share:
                 run.submit(destination, [state.lease(trajectory, destination) for trajectory in share])
-                ids = [trajectory.trajectory_id for trajectory in share]
                 run.events.emit(
-                    "moved", source=self.name, destination=destination, trajectories=ids, version=version
+                    "moved",
+                    source=self.name,
+                    destination=destination,
+                    trajectories=[trajectory.trajectory_id for trajectory in share],
+                    version=state.replicas[self.name].version,
                 )
-
-    def _settle(self, order: Move) -> None:
-        for destination in order.shares:
-            self._run.state.replicas[destination].busy = False
 
     async def _release(self, handle: Handle) -> list[Trajectory]:
         """Take back what the replica still works on. What it has just finished stays leased until its

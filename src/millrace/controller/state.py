@@ -69,12 +69,16 @@ class ReplicaRecord:
     epoch: int = 0
     alive: bool = False
     version: int = -1
-    busy: bool = False  # a pull or a move is under way
-    pulling: int = -1
+    pulling: int = -1  # the version that a pull under way takes it to
+    moves: set[str] = field(default_factory=set)  # sources of the moves under way from or to it
     leased: dict[int, Trajectory] = field(default_factory=dict)
     load: ReplicaLoad = field(default_factory=lambda: ReplicaLoad(version=-1))
     kv_used_previous: int = 0
     groups_since_swap: int = 0
+
+    @property
+    def busy(self) -> bool:
+        return self.pulling >= 0 or bool(self.moves)
 
     def view(self) -> ReplicaView:
         leased = len(self.leased)
@@ -82,7 +86,7 @@ class ReplicaRecord:
             replica_id=self.name,
             version=self.version,
             busy_pulling=self.busy,
-            pulling_version=self.pulling if self.busy else -1,
+            pulling_version=self.pulling,
             running=min(leased, self.slots),
             waiting=max(0, leased - self.slots),
             slots=self.slots,
@@ -242,14 +246,15 @@ class RunState:
 
     def replica_up(self, name: str, epoch: int) -> None:
         record = self.replicas[name]
-        record.alive, record.epoch, record.version, record.busy = True, epoch, -1, False
+        record.alive, record.epoch, record.version = True, epoch, -1
         record.load, record.kv_used_previous, record.groups_since_swap = ReplicaLoad(version=-1), 0, 0
 
     def replica_down(self, name: str) -> list[Trajectory]:
         """The replica is gone: its trajectories wait for another. Returns those abandoned because
         `attempts` leases in a row were lost without a single new token: their prompt is suspect."""
         record = self.replicas[name]
-        record.alive, record.version, record.busy = False, -1, False
+        record.alive, record.version, record.pulling = False, -1, -1
+        record.moves.clear()
         poisoned = []
         for trajectory in list(record.leased.values()):
             tid = trajectory.trajectory_id
@@ -259,6 +264,19 @@ class RunState:
             if self._fruitless[tid] >= self.shape.attempts:
                 poisoned.append(trajectory)
         return poisoned
+
+    def begin_move(self, source: str, destinations: Iterable[str]) -> None:
+        """From here on all of them are busy, until every move that they are part of has ended."""
+        for name in (source, *destinations):
+            self.replicas[name].moves.add(source)
+
+    def end_move(self, source: str, destinations: Iterable[str]) -> list[str]:
+        """Returns the destinations that are still as they were when the move began: alive without a break,
+        serving that version, and not about to pull another. Once it has ended there are none."""
+        held = [name for name in destinations if source in self.replicas[name].moves]
+        for name in (source, *held):
+            self.replicas[name].moves.discard(source)
+        return held
 
     def served(self, name: str, served: Served) -> None:
         """The replica computes with another version now."""

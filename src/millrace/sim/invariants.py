@@ -115,7 +115,7 @@ class Invariants(Observer):
         if self._state is None or not self._ordered:
             return
         replica = self._state.replicas[event["replica"]]
-        known = {replica.version, replica.pulling} if replica.busy else {replica.version}
+        known = {replica.version} | ({replica.pulling} if replica.pulling >= 0 else set())
         require(event["version"] in known, "a replica serves what it was told to", known=known, **event)
 
     def _on_finished(self, event: dict[str, Any]) -> None:
@@ -246,7 +246,7 @@ class Invariants(Observer):
                 before=before,
                 now=replica.version,
             )
-        if replica.busy and 0 <= replica.pulling < replica.version:
+        if 0 <= replica.pulling < replica.version:
             if self._rescues.get(replica.name) != replica.pulling:
                 orphaned = any(t.versions[-1:] == [replica.pulling] for t in state.queued.values())
                 require(
