@@ -96,6 +96,20 @@ def test_nothing_outlives_a_controller_that_gets(number: signal.Signals, mark: s
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+def test_nothing_outlives_an_exploration_that_gets(number: signal.Signals, mark: str) -> None:
+    command = [sys.executable, "-m", "millrace", "simulate", "--chaos", "1000000", "--jobs", "2"]
+    env = {**os.environ, "RUNTIME_TEST": mark}
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, env=env, stdout=quiet, stderr=quiet) as parent:
+        assert until(lambda: len(marked(mark)) == 4), (
+            "the command, two that explore, Python's resource tracker"
+        )
+        parent.send_signal(number)
+        parent.wait(GONE_WITHIN_S)
+        assert until(lambda: not marked(mark)), marked(mark)
+
+
 def test_nothing_outlives_a_controller_killed_while_modules_are_preloaded(mark: str) -> None:
     script = (
         "import asyncio; from millrace.runtime.local import LocalRuntime\n"

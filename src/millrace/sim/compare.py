@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import fmean, stdev
@@ -11,6 +10,7 @@ from statistics import fmean, stdev
 from millrace.config.schema import RLAX, AReaL, Laminar, LlamaRL, Millrace, Schedule, Synchronous
 from millrace.core.errors import ConfigError
 from millrace.sim.measure import Result, Timeline, measure
+from millrace.sim.pool import process_pool
 from millrace.sim.simulation import Scenario
 
 PRESETS: dict[str, Schedule] = {
@@ -102,5 +102,5 @@ def _scenario(base: Scenario, schedule: Schedule, seed: int) -> Scenario:
 def _run(scenarios: Sequence[Scenario], jobs: int) -> list[tuple[Result, Timeline]]:
     if jobs == 1:
         return [measure(scenario) for scenario in scenarios]
-    with ProcessPoolExecutor(jobs) as pool:
+    with process_pool(jobs) as pool:
         return list(pool.map(measure, scenarios))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,10 +16,8 @@ from millrace.config.schema import Config
 from millrace.core.errors import DigestMismatchError
 from millrace.sim.explore_worlds import random_world
 from millrace.sim.invariants import Invariants
+from millrace.sim.pool import process_pool
 from millrace.sim.simulation import simulate
-
-SEEDS_PER_PROCESS = 10_000
-"""After which a process is replaced. (Giving this number also makes the pool start them afresh.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,5 +115,5 @@ def _verdicts(run: Callable[[int], Verdict], seeds: range, jobs: int) -> Iterato
     if jobs == 1:
         yield from map(run, seeds)
         return
-    with ProcessPoolExecutor(jobs, max_tasks_per_child=SEEDS_PER_PROCESS) as pool:
+    with process_pool(jobs) as pool:
         yield from pool.map(run, seeds, chunksize=16)
