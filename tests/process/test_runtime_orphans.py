@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.runtime import process
 from millrace.runtime.local import LocalRuntime
 
 HERE = Path(__file__).parent
@@ -94,6 +95,16 @@ def test_nothing_outlives_a_controller_that_gets(number: signal.Signals, mark: s
         parent.wait(GONE_WITHIN_S)
         assert until(lambda: not marked(mark)), marked(mark)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_forkserver_suspended_at_that_moment_still_ends_every_descendant(mark: str, tmp_path: Path) -> None:
+    with start_parent(mark, tmp_path) as parent:
+        assert parent.stdout is not None
+        assert [parent.stdout.readline() for _ in range(2)] == ["main\n", "ready\n"]
+        (forkserver,) = process.children(parent.pid)
+        os.kill(forkserver, signal.SIGSTOP)
+        parent.kill()
+    assert until(lambda: not marked(mark)), marked(mark)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)

@@ -5,7 +5,8 @@ milliseconds and shares its memory. The user's script is never run again.
 
 Nothing outlives the controller, however that ends:
 - The forkserver sees its end through a pidfd and the closed control socket. It then kills every
-  descendant and exits. Until the imports are done and it can look, it dies with the controller.
+  descendant and exits. Until the imports are done and it can look, it dies with the controller. A
+  suspended forkserver is woken by that end (the kernel adds a SIGHUP, which must not end it).
 - Every worker leads a process group, adopts its own orphans and dies with the forkserver. When a worker
   ends, its group is killed, and what is left of its descendants (whatever their group or session)
   falls to the forkserver, which kills it: it is a child that the forkserver did not make.
@@ -210,6 +211,7 @@ def _default_signals() -> None:
     """A process that a worker forks is an ordinary one: `terminate()` ends it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _preload(modules: list[str]) -> None:
@@ -228,7 +230,7 @@ def main() -> None:
     process.die_with_parent(setup.controller_pid)
     process.adopt_orphans()
     process.set_title("forkserver")
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     signal.signal(stacks.DUMP_STACKS, signal.SIG_IGN)
     sys.path[:] = setup.sys_path

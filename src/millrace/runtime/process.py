@@ -40,8 +40,8 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def outlive_parent() -> None:
-    """Take back `die_with_parent`."""
-    _prctl(PR_SET_PDEATHSIG, 0)
+    """In place of `die_with_parent`: be woken when the parent ends, should this process be suspended then."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def adopt_orphans() -> None:
