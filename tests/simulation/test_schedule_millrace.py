@@ -29,8 +29,8 @@ def test_what_a_replica_has_left_is_spread_over_others_and_goes_on_there():
     for at, event in enumerate(outcome.events):
         if event.kind == "moved":
             shares.setdefault((event.time_s, event.fields["source"]), []).append(event.fields["destination"])
-            later = (e.fields for e in outcome.events[:at][::-1] if e.kind == "leased")
-            lease = next(fields for fields in later if fields["replica"] == event.fields["destination"])
+            earlier = (e.fields for e in outcome.events[:at][::-1] if e.kind == "leased")
+            lease = next(fields for fields in earlier if fields["replica"] == event.fields["destination"])
             assert lease["trajectory_ids"] == event.fields["trajectories"]
     assert any(len(destinations) > 1 for destinations in shares.values())
     assert all(len(set(destinations)) == len(destinations) for destinations in shares.values())

@@ -19,10 +19,7 @@ from millrace.observe.doctor_evidence import Evidence
 from millrace.observe.jsonl import read_events
 
 
-def command(
-    run: Run,
-    as_json: AsJson = False,
-) -> None:
+def command(run: Run, as_json: AsJson = False) -> None:
     """Look for known faults in a run, live or ended. Exit code 1 if there is one."""
     told = examine(run_directory.find(run))
     if as_json:

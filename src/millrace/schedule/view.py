@@ -81,7 +81,7 @@ class RefreshOrder(msgspec.Struct, frozen=True):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """Empty `source`: its trajectories go to others that serve the same version, so many to each."""
+    """Empty `source`: its trajectories go to others that serve the same version, `shares` of them to each."""
 
     source: str
     shares: dict[str, int]
