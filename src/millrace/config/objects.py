@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from millrace.core.errors import ConfigError
+from millrace.core.objects import FORM, find_object
 
 
 def load_object(key: str, path: str) -> tuple[Any, str | None]:
@@ -23,24 +24,9 @@ def load_object(key: str, path: str) -> tuple[Any, str | None]:
     Raises:
         ConfigError: it cannot be imported, or has no such name.
     """
-    source, _, name = path.rpartition(":")
-    if not source or not name:
-        raise ConfigError(f"`{key}` ({path!r}) must be `file.py:name` or `package.module:name`")
-    try:
-        module = _from_file(key, source) if source.endswith(".py") else importlib.import_module(source)
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"`{key}` ({path!r}): importing {source} failed: {type(error).__name__}: {error}. "
-            "Run it with python to see the whole traceback."
-        ) from error
-    if not hasattr(module, name):
-        own = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
-        raise ConfigError(
-            f"`{key}` ({path!r}): {source} has no `{name}`; it has {', '.join(own) or 'nothing'}"
-        )
-    return getattr(module, name), getattr(module, "__file__", None)
+    form = f"`file.py:name` or {FORM}"
+    found, module = find_object(path, f"`{key}`", form=form, load=lambda source: _module(key, source))
+    return found, getattr(module, "__file__", None)
 
 
 def load_function(key: str, path: str) -> tuple[Callable[..., Any], str | None]:
@@ -49,6 +35,18 @@ def load_function(key: str, path: str) -> tuple[Callable[..., Any], str | None]:
     if not callable(found):
         raise ConfigError(f"`{key}` ({path!r}) is of type {type(found).__name__}, not a function")
     return found, file
+
+
+def _module(key: str, source: str) -> ModuleType:
+    try:
+        return _from_file(key, source) if source.endswith(".py") else importlib.import_module(source)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"`{key}`: importing {source} failed: {type(error).__name__}: {error}. "
+            "Run it with python to see the whole traceback."
+        ) from error
 
 
 def _from_file(key: str, source: str) -> ModuleType:

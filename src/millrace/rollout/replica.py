@@ -13,12 +13,12 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from typing import TypeVar
 
 import msgspec
 
-from millrace.core.errors import ConfigError, DigestMismatchError, WeightsError, boundary, needing_memory
+from millrace.core.errors import DigestMismatchError, WeightsError, boundary, needing_memory
+from millrace.core.objects import find_object
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import Endpoint, Progress, ReplicaLoad, Report, Served, Work
 from millrace.rollout.load import load_engine
@@ -53,7 +53,7 @@ class TorchReplica:
     ) -> None:
         self._name = name
         self._report_interval_s = min(report_interval_s, _HEARTBEAT_S)
-        self._open_reader = _resolve(open_reader)
+        self._open_reader: OpenReader = find_object(open_reader, "`open_reader`")[0]
         self._readers: dict[Endpoint, WeightsReader] = {}
         self._advice = (
             f"Lower `rollout.slots` ({slots}), `rollout.max_sequence_tokens` ({max_sequence_tokens}) or "
@@ -184,11 +184,3 @@ class TorchReplica:
     @staticmethod
     async def _on(thread: ThreadPoolExecutor, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(thread, function)
-
-
-def _resolve(path: str) -> OpenReader:
-    module, _, name = path.partition(":")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f'`open_reader` {path!r} is not a "package.module:function": {error}') from error

@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 import pickle
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from millrace.core import errors
 from millrace.core.errors import DeadlineExceeded, MillraceError, RemoteError, WorkerDied, WorkerError
+from millrace.core.objects import find_object
 
 PING = "__ping__"
 """The built-in method that answers heartbeats, with `core.types.Vitals`."""
@@ -32,18 +32,12 @@ def load_class(target: str) -> Callable[..., Any]:
     Raises: WorkerError if `target` is malformed, lies in `__main__` or the module has no such class;
     whatever importing the module raises.
     """
-    module_name, _, class_name = target.partition(":")
-    if not module_name or not class_name:
-        raise WorkerError(f"worker target {target!r} must look like 'package.module:Class'")
-    if module_name == "__main__":
+    if target.startswith("__main__:"):
         raise WorkerError(
             f"worker target {target!r}: workers do not run your script again; move the class to a module"
         )
-    module = importlib.import_module(module_name)
-    try:
-        return getattr(module, class_name)
-    except AttributeError:
-        raise WorkerError(f"worker target {target!r}: {module_name} has no class {class_name!r}") from None
+    found, _ = find_object(target, "worker target", kind=WorkerError)
+    return cast(Callable[..., Any], found)
 
 
 def bind(worker: Any, method: str) -> Callable[..., Any]:

@@ -6,7 +6,6 @@ Commands run one after another in a thread, so that the worker answers heartbeat
 from __future__ import annotations
 
 import asyncio
-import importlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from millrace.algorithms import build
 from millrace.config.schema import Config
 from millrace.core.errors import DataError, WeightsError, WorkerError, boundary, needing_memory
+from millrace.core.objects import find_object
 from millrace.core.protocols import WeightsWriter
 from millrace.core.types import Batch, CheckpointInfo, Endpoint, Published, StepResult, TrainerState
 from millrace.trainer.checkpoint import atomic_directory, load_checkpoint, prune_checkpoints, save_checkpoint
@@ -43,7 +43,7 @@ class TorchTrainer:
     def __init__(self, config: dict[str, Any], run_dir: str, open_writer: str) -> None:
         self._config = Config.model_validate(config)
         self._run_dir = Path(run_dir)
-        self._open_writer = _imported(open_writer)
+        self._open_writer = find_object(open_writer, "`open_writer`")[0]
         self._turn = asyncio.Lock()
         self._trainer: PolicyTrainer | None = None
         self._buffers: PublishBuffers | None = None
@@ -164,9 +164,3 @@ def _policy_trainer(config: Config) -> PolicyTrainer:
 
 def _dtype(config: Config) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.model.dtype]
-
-
-def _imported(path: str) -> Any:
-    module, _, name = path.partition(":")
-    with boundary("trainer", f"import `open_writer` ({path})"):
-        return getattr(importlib.import_module(module), name)
