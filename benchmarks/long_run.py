@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tiny_run import tiny_run
 
-from millrace.cli.child_run import ChildRun
+from millrace.chaos.child_run import ChildRun
 
 SAMPLE_S = 1.0
 QUIET_S_MAX = 120.0

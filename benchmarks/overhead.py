@@ -26,11 +26,11 @@ from typing import Any
 from common import ENVIRONMENT, medians, report, say, table
 from peers.start import TASKS, make_untrained, write_prompts
 
-from millrace.cli import run_directory, wire
 from millrace.config.load import load
 from millrace.core.events import Event
 from millrace.core.types import Finish, Group, State, StepRecord, Trajectory
 from millrace.ledger.sqlite import SqliteLedger
+from millrace.session import compose, run_directory
 
 BATCH = GROUP_SIZE = 8
 TOKENS = 32
@@ -78,7 +78,7 @@ def controller_cost(directory: Path, trajectories: int) -> dict[str, float]:
 
     run = run_directory.create("run", directory / "run")
     with redirect_stderr(StringIO()):  # the live view
-        asyncio.run(wire.train(config, run, asyncio.Event(), on_event))
+        asyncio.run(compose.train(config, run, asyncio.Event(), on_event))
     quarter = len(used_s) // 4
     second, last = (_per_1000(used_s, first, quarter) for first in (quarter, 3 * quarter))
     return {

@@ -22,8 +22,8 @@ from collections.abc import Callable
 
 from tiny_run import FOR_EVER, tiny_run
 
-from millrace.cli.attack import Attack
-from millrace.cli.child_run import ChildRun
+from millrace.chaos.attack import Attack
+from millrace.chaos.child_run import ChildRun
 
 ROLES = {"replica": "replica", "relay": "relay", "reward": "environment", "trainer": "trainer"}
 KILL_EVERY_S = 20.0

@@ -8,11 +8,11 @@ import string
 from pathlib import Path
 from typing import Any
 
-from millrace.cli import run_directory, wire
-from millrace.cli.run_directory import RunDirectory
 from millrace.config.load import load
 from millrace.core.events import Event, Sink
 from millrace.observe.jsonl import read_events
+from millrace.session import compose, run_directory
+from millrace.session.run_directory import RunDirectory
 
 CONFIG = """
 steps = 4
@@ -91,7 +91,7 @@ def make_start(directory: Path) -> Path:
 def train(config_file: Path, run_dir: Path, *overrides: str, sinks: tuple[Sink, ...] = ()) -> RunDirectory:
     """One run in real processes, to its end."""
     run = run_directory.create(config_file.stem, run_dir)
-    asyncio.run(wire.train(load(config_file, overrides), run, asyncio.Event(), *sinks))
+    asyncio.run(compose.train(load(config_file, overrides), run, asyncio.Event(), *sinks))
     return run
 
 

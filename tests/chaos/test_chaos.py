@@ -8,9 +8,9 @@ import socket
 import pytest
 from tests.runs import make_start
 
-from millrace.cli.aftermath import check_sockets
-from millrace.cli.attack import SUPERVISION
-from millrace.cli.chaos import attack, kill_and_resume
+from millrace.chaos.aftermath import check_sockets
+from millrace.chaos.attack import SUPERVISION
+from millrace.chaos.trials import attack, kill_and_resume
 from millrace.runtime import sockets
 
 
@@ -26,7 +26,7 @@ def failed(checks):
 @pytest.mark.parametrize(("schedule", "seed"), [("synchronous", 1), ("laminar", 2)])
 def test_a_run_under_attack_loses_nothing_and_leaves_nothing(schedule, seed, start, tmp_path):
     overrides = [f"schedule.kind={schedule}", "steps=12", *SUPERVISION]
-    assert not failed(attack(start, tmp_path / "run", overrides, 6, seed))
+    assert not failed(attack(start, tmp_path / "run", overrides, 6, seed)[0])
 
 
 def test_a_run_killed_at_any_point_resumes_to_the_same_weights(start, tmp_path):

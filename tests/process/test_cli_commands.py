@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 
 from millrace.cli.app import run
-from millrace.cli.interrupt import INTERRUPTED
-from millrace.cli.run_directory import RunDirectory
-from millrace.cli.sft import read_examples
-from millrace.cli.try_reward import judge
 from millrace.config.load import load
 from millrace.core.errors import DataError
 from millrace.core.types import Accounting, Finish, Group, State, StepRecord, Trajectory
 from millrace.environments.tokenizer import make_character_tokenizer
+from millrace.evaluation.trials import judge
 from millrace.ledger.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.jsonl import read_events
+from millrace.session.interrupt import INTERRUPTED
+from millrace.session.run_directory import RunDirectory
+from millrace.session.warm_start import read_examples
 
 ALPHABET = "0123456789+-*/=()?.,: abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ\n"
 DATA = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]

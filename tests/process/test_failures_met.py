@@ -17,7 +17,6 @@ import pytest
 from failure_rows import seen
 from tests.runs import make_start, summary
 
-from millrace.cli import run_directory, wire
 from millrace.cli.app import run
 from millrace.config.load import load
 from millrace.controller.supervisor import WorkerSpec
@@ -25,6 +24,7 @@ from millrace.core.errors import WorkerError
 from millrace.ledger.reader import LedgerReader
 from millrace.observe.jsonl import read_events
 from millrace.runtime import sockets
+from millrace.session import compose, run_directory
 
 SECRET = "correct-horse-battery-staple"
 
@@ -98,7 +98,7 @@ def hostile(start, tmp_path_factory):
 
     os.environ["MILLRACE_TEST_TOKEN"] = SECRET
     try:
-        asyncio.run(wire.train(config, directory, asyncio.Event(), watch))
+        asyncio.run(compose.train(config, directory, asyncio.Event(), watch))
     finally:
         del os.environ["MILLRACE_TEST_TOKEN"]
     return directory, listening
@@ -193,7 +193,7 @@ STARVED = {
 @pytest.mark.parametrize("row", STARVED)
 def test_a_role_that_runs_out_of_memory_says_so_and_loses_nothing(row, start, tmp_path, monkeypatch, capsys):
     role, target = STARVED[row]
-    honest = wire.fleet
+    honest = compose.fleet
 
     def starved(config, directory):
         fleet = honest(config, directory)
@@ -207,7 +207,7 @@ def test_a_role_that_runs_out_of_memory_says_so_and_loses_nothing(row, start, tm
     budget = ("supervision.restarts=1", "supervision.backoff_s=0.0")
     sets = (*budget, "checkpoints.every=1", "rollout.replicas=1")
     with monkeypatch.context() as patch:
-        patch.setattr(wire, "fleet", starved)
+        patch.setattr(compose, "fleet", starved)
         seen(row, trained(start, directory.path, *sets, capsys=capsys))
     died = [event.fields["role"] for event in read_events(directory.events) if event.kind == "worker_died"]
     assert died == 2 * [role.removesuffix("s")], "the budget is one restart"
@@ -230,7 +230,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run(start, tmp_path):
     directory = run_directory.create("run", tmp_path / "run")
     config = load(start, ["supervision.restarts=1", "supervision.backoff_s=0.0"])
     with pytest.raises(ExceptionGroup) as raised:
-        asyncio.run(wire.train(config, directory, asyncio.Event(), kill))
+        asyncio.run(compose.train(config, directory, asyncio.Event(), kill))
     assert raised.group_contains(WorkerError)
     seen("worker-dies-again", str(raised.value.exceptions[0]))
 

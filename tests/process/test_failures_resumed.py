@@ -13,8 +13,8 @@ from failure_rows import seen
 from tests.runs import events, make_start, train, weights
 
 from millrace.cli.app import run
-from millrace.cli.run_directory import RunDirectory
 from millrace.ledger.sqlite import SqliteLedger
+from millrace.session.run_directory import RunDirectory
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ import pytest
 from failure_rows import seen
 from tests.runs import make_start
 
-from millrace.cli import run_directory, wire
 from millrace.config.freeze import dump
 from millrace.config.load import load
 from millrace.config.schema import Synchronous
 from millrace.core.errors import DigestMismatchError, MillraceError
 from millrace.core.types import Batch, Endpoint, Served, TrainGroup, TrainSequence
 from millrace.rollout.replica import TorchReplica
+from millrace.session import compose, run_directory
 from millrace.sim import roles
 from millrace.sim.explore_worlds import small_config
 from millrace.sim.simulation import Scenario, simulate
@@ -94,7 +94,7 @@ def test_what_is_spoiled_on_arrival_is_never_sampled_from(row, start, tmp_path):
 
 
 def test_a_whole_run_stops_at_the_spoiled_version_and_says_so(start, tmp_path, monkeypatch):
-    honest = wire.fleet
+    honest = compose.fleet
     saboteur = f"weights_saboteurs:{ON_THE_WAY['weights-flipped-bit']}"
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
@@ -103,10 +103,10 @@ def test_a_whole_run_stops_at_the_spoiled_version_and_says_so(start, tmp_path, m
         fleet.trainer.kwargs["open_writer"] = saboteur  # type: ignore[index]
         return fleet
 
-    monkeypatch.setattr(wire, "fleet", spoiled)
+    monkeypatch.setattr(compose, "fleet", spoiled)
     run = run_directory.create("spoiled", tmp_path / "run")
     with pytest.raises(ExceptionGroup) as raised:
-        asyncio.run(wire.train(load(start), run, asyncio.Event()))
+        asyncio.run(compose.train(load(start), run, asyncio.Event()))
     error = raised.value.exceptions[0]
     assert isinstance(error, MillraceError)
     seen("weights-flipped-bit", str(error))

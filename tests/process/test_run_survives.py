@@ -11,8 +11,8 @@ import time
 import pytest
 from tests.runs import events, make_start, summary, train, weights
 
-from millrace.cli.run_directory import RunDirectory
 from millrace.ledger.reader import LedgerReader
+from millrace.session.run_directory import RunDirectory
 
 DEADLINE_S = 90.0
 

@@ -12,6 +12,7 @@ from tests.tidy.sources import PACKAGE, SOURCE, Module, imports, modules
 
 ROLES = {"environments", "ledger", "weights", "rollout", "trainer"}
 SHELL = {"runtime", "sim", "observe"}
+BELOW_SESSION = {"core", "config", "schedule", "algorithms", "controller"} | ROLES | SHELL
 BELOW_ROLES = {"core", "config", "schedule", "algorithms"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -22,9 +23,26 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{role: BELOW_ROLES for role in ROLES},
     "controller": {"core", "config", "schedule"},
     **{layer: BELOW_ROLES | ROLES | {"controller"} | (SHELL - {layer}) for layer in SHELL},
-    "cli": BELOW_ROLES | ROLES | {"controller"} | SHELL,
+    "session": BELOW_SESSION,
+    "evaluation": BELOW_SESSION | {"session"},
+    "chaos": BELOW_SESSION | {"session"},
+    "quickstart": BELOW_SESSION | {"session", "evaluation"},
+    "cli": BELOW_SESSION | {"session", "evaluation", "chaos", "quickstart"},
 }
-WITHOUT_TORCH = ("core", "config", "schedule", "ledger", "controller", "runtime", "sim", "observe")
+WITHOUT_TORCH = (
+    "core",
+    "config",
+    "schedule",
+    "ledger",
+    "controller",
+    "runtime",
+    "sim",
+    "observe",
+    "session",
+    "evaluation",
+    "chaos",
+    "cli",
+)
 
 
 def own_imports(module: Module, *, run_time_only: bool = False) -> dict[str, str]:
@@ -87,9 +105,7 @@ def test_no_module_of_the_control_plane_names_torch() -> None:
 
 
 def test_importing_the_control_plane_does_not_import_torch() -> None:
-    control = ("controller", "ledger", "schedule", "runtime", "sim", "observe")
-    names = [module.name for module in modules() if module.layer in control]
-    names += [module.name for module in modules() if module.name == f"{PACKAGE}.cli.app"]
+    names = [module.name for module in modules() if module.layer in WITHOUT_TORCH]
     program = f"import sys, {', '.join(names)}; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr or "torch was imported"

@@ -11,10 +11,10 @@ import pytest
 
 import millrace
 from millrace.cli import app, train
-from millrace.cli.interrupt import INTERRUPTED
-from millrace.cli.run_directory import RunDirectory
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError, MillraceError
+from millrace.session.interrupt import INTERRUPTED
+from millrace.session.run_directory import RunDirectory
 
 CONFIG = '[model]\npath = "m"\n[task]\nkind = "gym"\nname = "gcd"\n[reward]\nkind = "gym"\n'
 

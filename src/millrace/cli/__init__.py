@@ -1,1 +1,1 @@
-"""The command line, and the composition root: the only layer that names concrete classes of roles."""
+"""The command line: one file a command."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import statistics
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -12,13 +10,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from millrace.cli import aftermath
-from millrace.cli.aftermath import Check
-from millrace.cli.attack import POLL_S, QUIET_S_MAX, SUPERVISION, Attack, Campaign
-from millrace.cli.child_run import ROLES, ChildRun
+from millrace.chaos.attack import SUPERVISION, Attack
+from millrace.chaos.child_run import ROLES
+from millrace.chaos.trials import attack, kill_and_resume
 from millrace.cli.options import ConfigFile, Overrides
-from millrace.config.load import load
-from millrace.core.errors import ConfigError, DeadlineExceeded, MillraceError, WorkerError
+from millrace.core.errors import ConfigError
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -38,104 +34,17 @@ def command(
         raise ConfigError(f"{run_dir} is not empty: name another --run-dir")
     checks = []
     if kills:
-        checks += attack(config_file, run_dir / "run", [*(overrides or ()), *SUPERVISION], kills, seed)
+        own = [*(overrides or ()), *SUPERVISION]
+        found, attacks = attack(config_file, run_dir / "run", own, kills, seed, _tell)
+        console.print(_recoveries(attacks))
+        checks += found
     if resume_points:
-        checks += kill_and_resume(config_file, run_dir, list(overrides or ()), resume_points, seed)
+        checks += kill_and_resume(
+            config_file, run_dir, list(overrides or ()), resume_points, seed, console.print
+        )
     for check in checks:
         console.print(f"{'PASS' if check.holds else 'FAIL'}  {check.claim} ({check.detail})", markup=False)
     raise typer.Exit(0 if all(check.holds for check in checks) else 1)
-
-
-def attack(config_file: Path, run_dir: Path, overrides: list[str], kills: int, seed: int) -> list[Check]:
-    """One run under `kills` attacks."""
-    config = load(config_file, overrides)
-    memory, started_s = aftermath.shared_memory(), time.monotonic()
-    run = ChildRun(config_file, run_dir, overrides)
-    campaign = Campaign(run, config.steps, kills, seed, tell=_tell)
-    hung = ""
-    try:
-        campaign.wage()
-        orphans = campaign.orphans + run.leftovers()
-    except MillraceError as error:
-        hung, orphans = str(error), campaign.orphans
-    finally:
-        run.end()
-    console.print(_recoveries(campaign.attacks))
-    wall_s = time.monotonic() - started_s
-    counts = f"{len(campaign.attacks)} attacks of {kills}, {campaign.sessions} controllers, {wall_s:.0f} s"
-    if len(campaign.attacks) < kills:
-        counts += "; for all of them it needs more steps"
-    ended = Check("the run reached its end", not hung, hung or counts)
-    if hung:
-        return [ended]
-    return [
-        ended,
-        *aftermath.check_ledger(run.directory.ledger, config),
-        aftermath.check_served(run.events),
-        *aftermath.check_remains(orphans, memory),
-        aftermath.check_sockets(campaign.listening, run.directory.path),
-    ]
-
-
-def kill_and_resume(
-    config_file: Path, root: Path, overrides: list[str], points: int, seed: int
-) -> list[Check]:
-    """The controller killed once in each of `points` runs: the weights must come out bit for bit."""
-    if load(config_file, overrides).staleness_bound != 0:
-        raise ConfigError(
-            "equal weights need a deterministic run: add --set schedule.kind=synchronous, or leave "
-            "--resume-points out"
-        )
-    whole = ChildRun(config_file, root / "undisturbed", overrides)
-    _finish(whole)
-    expected = _weights(whole)
-    rng, different, orphans = random.Random(seed), list[int](), list[int]()
-    moments = sorted(rng.sample(range(1, whole.num_events), min(points, whole.num_events - 1)))
-    for moment in moments:
-        run = ChildRun(config_file, root / f"killed-after-{moment}", overrides)
-        orphans += _kill_after(run, moment)
-        _finish(run)
-        same = _weights(run) == expected
-        different += [] if same else [moment]
-        console.print(
-            f"killed after event {moment} of {whole.num_events}: {'equal' if same else 'DIFFERENT'}"
-        )
-    detail = f"{len(moments)} points, different at events {different}"
-    return [
-        Check("resumed weights are bit-equal", not different, detail),
-        Check("nothing outlives a killed controller", not orphans, f"left: {orphans[:5]}"),
-    ]
-
-
-def _kill_after(run: ChildRun, num_events: int) -> list[int]:
-    """Start it, kill its controller after that many events, and return what was left alive."""
-    run.start()
-    deadline_s = time.monotonic() + QUIET_S_MAX
-    while run.num_events < num_events and run.exit_code is None:
-        if time.monotonic() > deadline_s:
-            raise DeadlineExceeded(f"{run.num_events} events in {QUIET_S_MAX:g} s:\n{run.last_words()}")
-        run.poll()
-        time.sleep(0.001)
-    return run.kill_controller()
-
-
-def _finish(run: ChildRun) -> None:
-    """Start it, or go on with it, to its end."""
-    run.start()
-    deadline_s = time.monotonic() + QUIET_S_MAX
-    while run.exit_code is None:
-        if run.poll():
-            deadline_s = time.monotonic() + QUIET_S_MAX
-        if time.monotonic() > deadline_s:
-            raise DeadlineExceeded(f"nothing happened for {QUIET_S_MAX:g} s:\n{run.last_words()}")
-        time.sleep(POLL_S)
-    run.poll()
-    if run.exit_code:
-        raise WorkerError(f"the run ended with exit code {run.exit_code}:\n{run.last_words()}")
-
-
-def _weights(run: ChildRun) -> bytes:
-    return (run.directory.model / "model.safetensors").read_bytes()
 
 
 def _tell(attack: Attack) -> None:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Any
 
 import typer
 from rich.console import Console
 
-from millrace.cli import run_directory
 from millrace.cli.options import AsJson, Run
-from millrace.cli.run_directory import RunDirectory
-from millrace.core.errors import DataError
-from millrace.ledger.reader import LedgerReader
-from millrace.observe.doctor import RULES, diagnose
-from millrace.observe.doctor_evidence import Evidence
-from millrace.observe.jsonl import read_events
+from millrace.observe.doctor import RULES
+from millrace.session import run_directory
+from millrace.session.examine import examine
 
 
 def command(run: Run, as_json: AsJson = False) -> None:
@@ -28,32 +23,6 @@ def command(run: Run, as_json: AsJson = False) -> None:
         _print(told)
     if told["findings"]:
         raise typer.Exit(1)
-
-
-def examine(run: RunDirectory) -> dict[str, Any]:
-    """JSON types. Raises: DataError, ConfigError, LedgerError: a record is missing or damaged."""
-    config = run.read_config()
-    if not run.events.is_file():
-        raise DataError(f"{run.path} has no events.jsonl: the doctor reads what a run told while it ran")
-    evidence = Evidence(config.model.dtype)
-    for event in read_events(run.events):
-        evidence(event)
-    with LedgerReader(run.ledger) as reader:
-        evidence.failures.clear()
-        evidence.failures.update(
-            {why: num for (state, why), num in reader.reasons().items() if state == "failed"}
-        )
-        committed = reader.run_state().version
-    return {
-        "run": str(run.path),
-        "steps": len(evidence.by_version),
-        "committed": committed,
-        "schedule": config.schedule.kind,
-        "dtype": config.model.dtype,
-        "end": evidence.end or "it goes on, or was killed",
-        "healthy": not (findings := diagnose(evidence)),
-        "findings": [asdict(finding) for finding in findings],
-    }
 
 
 def _print(told: dict[str, Any]) -> None:

@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from millrace.cli.dry_run import resolved_lines
 from millrace.cli.options import AsJson, Overrides
 from millrace.config.freeze import dump
 from millrace.config.load import load, load_as
+from millrace.session.derived import resolved_lines
 from millrace.sim.generation import Generation
 from millrace.sim.plan import Plan, Theory, plan, training_config
 from millrace.sim.plan_config import PlanConfig

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.console import Console
@@ -12,11 +10,8 @@ from rich.console import Console
 from millrace.cli.options import ConfigFile, Overrides
 from millrace.config.load import load_as
 from millrace.config.supervised import SupervisedConfig
-from millrace.core.errors import ConfigError, DataError
-
-LINES = 20  # of progress, at most
-
-Example = tuple[list[int], list[int]]
+from millrace.core.errors import ConfigError
+from millrace.session.warm_start import warm_start
 
 
 def command(config_file: ConfigFile, overrides: Overrides = None) -> None:
@@ -28,69 +23,3 @@ def command(config_file: ConfigFile, overrides: Overrides = None) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     warm_start(config, lambda text: console.print(text, markup=False))
     typer.echo(f"Saved in {out}")
-
-
-def warm_start(config: SupervisedConfig, say: Any) -> None:
-    """Train and save; `say` gets about twenty lines of progress."""
-    from millrace.environments.tokenizer import load_tokenizer
-    from millrace.trainer.sft import SFTStep, sft
-
-    examples = read_examples(
-        Path(config.data.path), load_tokenizer(config.model.path), append_eos=config.data.append_eos
-    )
-    every = max(1, config.steps // LINES)
-
-    def on_step(step: SFTStep) -> None:
-        if (step.step + 1) % every == 0 or step.step + 1 == config.steps:
-            speed = step.tokens / step.step_s
-            say(f"step {step.step + 1}/{config.steps}  loss {step.loss:.4f}  {speed:,.0f} tokens/s")
-
-    sft(
-        config.model.path,
-        examples,
-        out_dir=config.model.out,
-        steps=config.steps,
-        lr=config.lr,
-        batch_tokens=config.batch_tokens,
-        optimizer=config.optimizer,
-        row_tokens=config.token_budget,
-        seed=config.seed,
-        device=config.model.device,
-        on_step=on_step,
-    )
-
-
-def read_examples(path: Path, tokenizer: Any, *, append_eos: bool) -> list[Example]:
-    """Token ids of each line's prompt and completion.
-
-    They are tokenized apart, as in training with rewards: the completion's tokens never depend on how
-    the prompt ends.
-
-    Raises: DataError naming the line.
-    """
-    if not path.is_file():
-        raise DataError(f"`data.path` ({path}) is not a file")
-    end = [tokenizer.eos_token_id] if append_eos else []
-    examples = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
-        if line.strip():
-            prompt, completion = _read_line(line, f"{path}:{number}")
-            tokens = tokenizer.encode(completion, add_special_tokens=False)
-            examples.append((tokenizer.encode(prompt), tokens + end))
-    if not examples:
-        raise DataError(f"`data.path` ({path}) has no lines")
-    return examples
-
-
-def _read_line(line: str, where: str) -> tuple[str, str]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where} is not JSON: {error}") from None
-    found = list(row) if isinstance(row, dict) else type(row).__name__
-    if not isinstance(row, dict) or not {"prompt", "completion"} <= row.keys():
-        raise DataError(f"{where}: a line is an object with `prompt` and `completion`; this has {found}")
-    pair = row["prompt"], row["completion"]
-    if not all(isinstance(text, str) for text in pair):
-        raise DataError(f"{where}: `prompt` and `completion` must be strings")
-    return pair

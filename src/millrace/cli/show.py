@@ -11,9 +11,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from millrace.cli import run_directory, views
 from millrace.cli.options import AsJson, Run
 from millrace.ledger.reader import LedgerReader
+from millrace.session import run_directory, views
 
 ROWS_SHOWN = 100
 WORDS = {

@@ -9,15 +9,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from millrace.cli import dry_run, run_directory
-from millrace.cli.interrupt import INTERRUPTED, run_stoppable
 from millrace.cli.options import ConfigFile, Overrides
-from millrace.cli.preflight import preflight
-from millrace.cli.run_directory import RunDirectory
 from millrace.config.load import load
 from millrace.config.resume import check_resume
 from millrace.config.schema import Config
 from millrace.ledger.reader import LedgerReader
+from millrace.session import compose, derived, run_directory
+from millrace.session.interrupt import INTERRUPTED, run_stoppable
+from millrace.session.preflight import preflight
+from millrace.session.run_directory import RunDirectory
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -38,7 +38,7 @@ def command(
     if dry:
         if resume:
             _open(config, config_file.stem, run_dir, resume)  # says what changed, or refuses
-        dry_run.show(config)
+        derived.show(config)
         return
     for warning in preflight(config, run_dir or run_directory.RUNS):
         console.print(f"Warning: {warning}.", style="yellow", markup=False)
@@ -74,8 +74,6 @@ def _is_finished(run: RunDirectory, steps: int) -> bool:
 
 
 def _train(config: Config, run: RunDirectory, again: str) -> bool:
-    from millrace.cli import wire
-
     view = Console(highlight=False)  # the live view's, so that what is said stands above it
 
     def at_once() -> None:
@@ -83,7 +81,7 @@ def _train(config: Config, run: RunDirectory, again: str) -> bool:
         console.print(f"\nStopped at once; what the ledger holds is kept. To go on: {again}", markup=False)
 
     return run_stoppable(
-        lambda stop: wire.train(config, run, stop, console=view), view.print, at_once=at_once
+        lambda stop: compose.train(config, run, stop, console=view), view.print, at_once=at_once
     )
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from millrace.cli.run_directory import RunDirectory
 from millrace.core.errors import MillraceError
 from millrace.core.types import StepRecord, Trajectory
 from millrace.ledger.reader import LedgerReader
+from millrace.session.run_directory import RunDirectory
 
 LAST_STEPS = 10
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from millrace.cli.pass_at_k import mean_pass_at_k
 from millrace.core.types import Score, Scored
+from millrace.evaluation.pass_at_k import mean_pass_at_k
 
 
 @dataclass(frozen=True)

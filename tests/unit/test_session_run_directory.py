@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from ledger_records import make_group
 
-from millrace.cli.run_directory import RunDirectory, create, find, reopen
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError
 from millrace.ledger.sqlite import SqliteLedger
+from millrace.session.run_directory import RunDirectory, create, find, reopen
 
 
 def config() -> Config:

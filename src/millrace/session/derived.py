@@ -8,13 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from millrace.cli.estimate import estimate
-from millrace.cli.preflight import gigabytes
 from millrace.config.freeze import config_digest, dump
 from millrace.config.schema import Config
 from millrace.config.toml import as_toml
 from millrace.core.errors import DataError
 from millrace.schedule.explain import explain
+from millrace.session.estimate import estimate
+from millrace.session.preflight import gigabytes
 
 
 def show(config: Config) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from millrace.cli import preflight as preflight_module
-from millrace.cli.estimate import estimate, kv_token_bytes, num_parameters
-from millrace.cli.preflight import preflight
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError
+from millrace.session import preflight as preflight_module
+from millrace.session.estimate import estimate, kv_token_bytes, num_parameters
+from millrace.session.preflight import preflight
 
 MODEL = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
 

@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from millrace.cli.estimate import Estimate, estimate
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.environments import tokenizer
 from millrace.schedule.presets import build
+from millrace.session.estimate import Estimate, estimate
 
 TEMPORARY_CHECKPOINTS = 1  # written beside the kept ones before the oldest goes
 THREADS = "OMP_NUM_THREADS"

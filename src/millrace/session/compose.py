@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console
 
-from millrace.cli.run_directory import RunDirectory
 from millrace.config.freeze import config_digest, dump
 from millrace.config.schema import Config
 from millrace.controller.controller import Controller, Fleet
@@ -27,6 +26,7 @@ from millrace.observe.summary import Summary
 from millrace.runtime.local import LocalRuntime
 from millrace.runtime.stacks import dump_stacks
 from millrace.schedule.presets import build
+from millrace.session.run_directory import RunDirectory
 
 PRELOAD = (
     "millrace.rollout.replica",

@@ -7,8 +7,8 @@ from itertools import combinations
 
 import pytest
 
-from millrace.cli.pass_at_k import mean_pass_at_k, pass_at_k
 from millrace.core.errors import DataError
+from millrace.evaluation.pass_at_k import mean_pass_at_k, pass_at_k
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from millrace.cli.run_directory import RunDirectory
 from millrace.core.events import Event
 from millrace.runtime import process
+from millrace.session.run_directory import RunDirectory
 
 MARK = "MILLRACE_CHAOS_RUN"
 END_TIMEOUT_S = 15.0

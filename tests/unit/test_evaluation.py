@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from millrace.cli.evaluation import Attempt, powers_of_two, summarize
 from millrace.core.types import Abstain, Failed, Scored
+from millrace.evaluation.evaluation import Attempt, powers_of_two, summarize
 
 
 def attempt(value: float | None, *, truncated: bool = False) -> Attempt:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from millrace.cli.child_run import ChildRun
+from millrace.chaos.child_run import ChildRun
 from millrace.core.errors import DeadlineExceeded, WorkerError
 from millrace.core.events import Event
 from millrace.runtime import sockets

@@ -1,0 +1,1 @@
+"""A run under attack, in real processes: what is done to it, and what must hold afterwards."""

@@ -1,0 +1,94 @@
+"""What a reward says of answers whose worth is known: a right one, none, garbage, and your own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from millrace.config.schema import Config
+from millrace.core.types import Abstain, Failed, Finish, Scored, ScoreRequest
+from millrace.evaluation import scores
+
+GARBAGE = "lorem ipsum 42 )}]"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A completion of a row: `kind` is "reference", "empty", "garbage" or "yours". The reward gets `seen`,
+    what is left of `text` when it has been tokens."""
+
+    group_id: int
+    row_id: str
+    kind: str
+    text: str
+    tokens: list[int]
+    seen: str
+
+
+def run_trials(config: Config, rows: int, own: list[str]) -> list[dict[str, Any]]:
+    """The reward's answer to every trial of the first `rows` usable rows, as JSON types."""
+    trials = list(make_trials(config, rows, own))
+    requests = [
+        ScoreRequest(index, trial.group_id, trial.tokens, Finish.STOP) for index, trial in enumerate(trials)
+    ]
+    timed = scores.scores(config, requests)
+    return [_result(trial, one) for trial, one in zip(trials, timed, strict=True)]
+
+
+def make_trials(config: Config, rows: int, own: list[str]) -> Iterator[Trial]:
+    """The trials of the first `rows` usable rows, in the order that training draws them."""
+    from millrace.environments.order import row_of
+    from millrace.environments.tasks import make_task
+    from millrace.environments.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(config.model.path)
+    task = make_task(config.task, tokenizer)
+    for prompt in scores.prompts(config, rows):
+        columns = task.columns(row_of(prompt.group_id, task.rows, config.seed))
+        texts = [("empty", ""), ("garbage", GARBAGE), *(("yours", text) for text in own)]
+        if task.answer is not None:
+            texts.insert(0, ("reference", str(columns[task.answer])))
+        for kind, text in texts:
+            tokens = tokenizer.encode(text, add_special_tokens=False)
+            seen = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            yield Trial(prompt.group_id, prompt.row_id, kind, text, tokens, seen)
+
+
+def judge(results: list[dict[str, Any]]) -> Iterator[str]:
+    """What would spoil training: one sentence each."""
+    failed = [r for r in results if r["outcome"] == "failed"]
+    if failed:
+        yield f"{len(failed)} of {len(results)} calls failed, the first: {failed[0]['reason']}"
+    changed = [
+        r for r in results if r["kind"] in ("reference", "yours") and r["seen"] != r["completion"].strip()
+    ]
+    if changed:
+        first = changed[0]
+        yield f"the tokenizer cannot write {first['completion']!r}: the reward gets {first['seen']!r}"
+    right = [r["value"] for r in results if r["kind"] == "reference" and r["value"] is not None]
+    wrong = [r["value"] for r in results if r["kind"] in ("empty", "garbage") and r["value"] is not None]
+    if right and wrong and max(wrong) >= min(right):
+        yield f"a wrong completion gets {max(wrong):g}, a reference answer only {min(right):g}"
+    if all(r["kind"] in ("empty", "garbage") for r in results):
+        yield "no right answer was tried, for the task has none: give one with --completion TEXT"
+        return
+    values = {r["value"] for r in results if r["value"] is not None}
+    if len(results) > 1 and len(failed) < len(results) and len(values) < 2:
+        said = f"{values.pop():g}" if values else "no opinion"
+        yield f"every completion gets {said}: nothing can be learned from that"
+
+
+def _result(trial: Trial, timed: Any) -> dict[str, Any]:
+    score = timed.score
+    return {
+        "row": trial.row_id,
+        "kind": trial.kind,
+        "completion": trial.text,
+        "seen": trial.seen.strip(),
+        "outcome": type(score).__name__.lower(),
+        "value": score.value if isinstance(score, Scored) else None,
+        "metrics": score.metrics if isinstance(score, Scored) else {},
+        "reason": score.reason if isinstance(score, (Failed, Abstain)) else "",
+        "seconds": timed.seconds,
+    }

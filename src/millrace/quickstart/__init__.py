@@ -1,0 +1,1 @@
+"""The model, the sabotage and the checks of `millrace quickstart`."""

@@ -1,0 +1,104 @@
+"""What the quickstart claims in the end, and whether it holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from millrace.core.events import Event
+from millrace.core.types import Accounting
+from millrace.evaluation.evaluation import Evaluation
+from millrace.ledger.reader import LedgerReader
+from millrace.observe.jsonl import read_events
+from millrace.quickstart.saboteur import Saboteur
+from millrace.session.run_directory import RunDirectory
+
+GAIN_MIN = 0.15
+GAP_MAX = 1e-4
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    passed: bool
+    detail: str
+
+
+def checks(before: Evaluation, after: Evaluation, run: RunDirectory, saboteur: Saboteur) -> list[Check]:
+    summary = json.loads(run.summary.read_text())
+    events = list(read_events(run.events))
+    return [
+        _learned(before, after),
+        _recovered(events, saboteur),
+        _nothing_lost(run, summary),
+        _digests_equal(events),
+        _gap(summary),
+    ]
+
+
+def _learned(before: Evaluation, after: Evaluation) -> Check:
+    greedy = after.greedy_accuracy - before.greedy_accuracy
+    sampled = after.sampled_accuracy - before.sampled_accuracy
+    detail = f"greedy {greedy:+.3f}, sampled {sampled:+.3f}, at least {GAIN_MIN:+.2f} each"
+    return Check("learned", min(greedy, sampled) >= GAIN_MIN, detail)
+
+
+def _recovered(events: list[Event], saboteur: Saboteur) -> Check:
+    """The killed replica came back, and its trajectories went on from their partial tokens."""
+    died = [e for e in events if e.kind == "worker_died" and e.fields["name"] == saboteur.victim]
+    back = [e for e in events if e.kind == "worker_recovered" and e.fields["name"] == saboteur.victim]
+    if not died or not back:
+        return Check("recovered", False, f"{saboteur.victim}: died {len(died)} times, back {len(back)} times")
+    lost = _lost(events, saboteur)
+    later = [e.fields for e in events if e.kind == "leased" and e.time_s > saboteur.killed_s]
+    tokens = sum(f["resumed_tokens"] for f in later if not lost.isdisjoint(f["trajectory_ids"]))
+    detail = (
+        f"{saboteur.victim} killed, back after {back[0].fields['recovery_s']:.2f} s; "
+        f"the {len(lost)} trajectories it worked on went on from {tokens} partial tokens"
+    )
+    return Check("recovered", True, detail)
+
+
+def _lost(events: list[Event], saboteur: Saboteur) -> set[int]:
+    """What the killed replica was working on."""
+    lost: set[int] = set()
+    for event in events:
+        if event.time_s > saboteur.killed_s:
+            break
+        if event.kind == "leased" and event.fields["replica"] == saboteur.victim:
+            lost.update(event.fields["trajectory_ids"])
+        elif event.kind == "leased":
+            lost.difference_update(event.fields["trajectory_ids"])
+        elif event.kind == "finished":
+            lost.discard(event.fields["trajectory_id"])
+    return lost
+
+
+def _nothing_lost(run: RunDirectory, summary: dict[str, Any]) -> Check:
+    """The ledger's accounts close, and every admitted trajectory ended, once."""
+    accounting = Accounting(**summary["accounting"])
+    with LedgerReader(run.ledger) as reader:
+        trained = [i for step in reader.steps() for i in step.trajectory_ids]
+    passed = accounting.balanced and len(trained) == len(set(trained)) == accounting.trained
+    detail = f"{accounting.admitted} admitted = {accounting.trained} trained (each once)"
+    for name in ("rejected", "stale", "abandoned", "failed", "in_flight"):
+        detail += f" + {getattr(accounting, name)} {name.replace('_', ' ')}"
+    return Check("nothing lost", passed, detail)
+
+
+def _digests_equal(events: list[Event]) -> Check:
+    """What every replica served is what the trainer published, version by version."""
+    published = {e.fields["version"]: e.fields["digest"] for e in events if e.kind == "published"}
+    served = [(e.fields["version"], e.fields["digest"]) for e in events if e.kind == "pulled"]
+    equal = sum(published.get(version) == digest for version, digest in served)
+    return Check("digests equal", bool(served) and equal == len(served), f"{equal} of {len(served)} swaps")
+
+
+def _gap(summary: dict[str, Any]) -> Check:
+    gap = summary["logprob_gap_staleness0"]
+    passed = gap["max"] is not None and gap["max"] < GAP_MAX
+    shown = (
+        "no token at staleness 0" if gap["max"] is None else f"max {gap['max']:.1e}, mean {gap['mean']:.1e}"
+    )
+    return Check("log-prob gap at staleness 0", passed, f"{shown}; limit {GAP_MAX:.0e}")

@@ -1,0 +1,110 @@
+"""The quickstart's start: a small model with its own tokenizer that spells words backwards badly.
+
+It learned from demonstrations of which most are wrong, so it samples a mixture of right and wrong
+behaviour. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from millrace.config.schema import Config, GymTask
+
+NUM_DEMONSTRATIONS = 20_000
+DEMONSTRATION_SEED = 7
+RIGHT, COPIED = 0.3, 0.5  # shares of demonstrations; the rest has two letters swapped
+WARM_START_STEPS = 250
+
+
+def make_start_model(config: Config, directory: Path, console: Console) -> None:
+    """Write it to `config.model.path`, and the untrained one to `directory/base`."""
+    from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
+    from millrace.trainer.sft import SFTStep, sft
+
+    base = directory / "base"
+    base.mkdir()
+    make_character_tokenizer(base, string.ascii_letters + string.digits + " >-'.")
+    tokenizer = load_tokenizer(base)
+    num_parameters = _make_model(base, tokenizer)
+    console.print(f"{num_parameters / 1e6:.2f} M parameters, {len(tokenizer)} tokens in the vocabulary")
+    examples = [
+        (tokenizer.encode(prompt), [*tokenizer.encode(completion), tokenizer.eos_token_id])
+        for prompt, completion in _demonstrations(config)
+    ]
+    progress = iter(track(range(WARM_START_STEPS), "supervised steps", console=console))
+    losses: list[float] = []
+
+    def on_step(step: SFTStep) -> None:
+        next(progress)
+        losses.append(step.loss)
+
+    sft(
+        base,
+        examples,
+        out_dir=config.model.path,
+        steps=WARM_START_STEPS,
+        lr=4e-3,
+        batch_tokens=1500,
+        optimizer="muon",
+        seed=config.seed,
+        on_step=on_step,
+    )
+    next(progress, None)
+    console.print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}")
+
+
+def _make_model(directory: Path, tokenizer: Any) -> int:
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=96,
+            intermediate_size=288,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=256,
+            tie_word_embeddings=True,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+        )
+    )
+    model.save_pretrained(directory)
+    return int(sum(parameter.numel() for parameter in model.parameters()))
+
+
+def _demonstrations(config: Config) -> list[tuple[str, str]]:
+    """(prompt, completion) pairs: 30 % right, 50 % copy the word, 20 % swap two letters."""
+    import reasoning_gym
+
+    task = config.task
+    assert isinstance(task, GymTask)
+    rng = random.Random(DEMONSTRATION_SEED)
+    rows = reasoning_gym.create_dataset(
+        task.name, size=NUM_DEMONSTRATIONS, seed=DEMONSTRATION_SEED, **task.options
+    )
+    return [(task.template.format(**row), _demonstration(row, rng)) for row in rows]
+
+
+def _demonstration(row: dict[str, Any], rng: random.Random) -> str:
+    draw, answer = rng.random(), row["answer"]
+    if draw < RIGHT:
+        return str(answer)
+    if draw < RIGHT + COPIED:
+        return str(row["metadata"]["word"])
+    at = rng.randrange(len(answer) - 1)
+    return str(answer[:at] + answer[at + 1] + answer[at] + answer[at + 2 :])
