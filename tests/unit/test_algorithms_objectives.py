@@ -119,6 +119,15 @@ def test_an_objective_means_the_same_in_every_namespace(name, config):
     np.testing.assert_allclose(np.asarray(loss(xp)), loss(np), rtol=1e-5)
 
 
+@pytest.mark.parametrize("difference", [90.0, 1e4, -1e4])
+def test_the_kl_estimate_stays_finite_however_far_the_policies_are_apart(difference):
+    current = torch.tensor([-1.0], requires_grad=True)
+    estimate = kl_k3(torch, current, current.detach() + difference)
+    estimate.backward()
+    assert 0 < estimate.item() < 5e8
+    assert current.grad.item() == 0.0
+
+
 def test_only_a_kl_penalty_needs_a_reference():
     assert build(GRPO(kl=0.1)).needs_reference
     assert not any(build(config).needs_reference for config in (GRPO(), DrGRPO(), AIPO()))

@@ -7,7 +7,13 @@ import torch
 from trainer_doubles import make_batch, make_trainer, tiny_model, weights_of
 
 from millrace.core.errors import DataError
-from millrace.trainer.checkpoint import atomic_directory, load_checkpoint, prune_checkpoints, save_checkpoint
+from millrace.trainer.checkpoint import (
+    atomic_directory,
+    load_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+    sweep,
+)
 
 
 def trained(steps, tmp_path, start=0, trainer=None):
@@ -109,3 +115,40 @@ def test_a_directory_of_something_else_is_never_replaced(tmp_path):
     ):
         pass
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_what_a_dead_trainer_left_half_written_is_swept(tmp_path):
+    half = tmp_path / ".v00000003.building"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+    assert sweep(tmp_path) == [half]
+    assert not half.exists()
+
+
+def test_what_a_dead_trainer_had_set_aside_is_put_back_unless_its_successor_is_there(tmp_path):
+    path = save_checkpoint(make_trainer(), tmp_path)
+    aside = path.with_name(f".{path.name}.replaced")
+    path.rename(aside)
+    sweep(tmp_path)
+    assert (path / "manifest.json").is_file()
+    aside.mkdir()
+    sweep(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_sweep_follows_no_link(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".v00000001.building").symlink_to(elsewhere)
+    sweep(tmp_path / "run")
+    assert elsewhere.is_dir()
+
+
+def test_a_checkpoint_with_a_weight_that_is_not_finite_is_refused(tmp_path):
+    trainer = make_trainer()
+    with torch.no_grad():
+        trainer.model.get_input_embeddings().weight[3, 1] = float("nan")
+    path = save_checkpoint(trainer, tmp_path)
+    with pytest.raises(DataError, match=r"not finite: \['model.embed_tokens.weight'\]"):
+        load_checkpoint(make_trainer(), path)

@@ -205,3 +205,12 @@ def test_a_command_before_the_weights_are_loaded_is_refused(make_role):
 def test_a_missing_model_directory_is_named(make_role):
     with pytest.raises(DataError, match=r"nowhere\) is not a model directory"):
         asyncio.run(make_role(model={"path": "/nowhere"}).load(None))
+
+
+def test_loading_sweeps_what_a_dead_trainer_was_writing(make_role, tmp_path):
+    role = make_role()
+    halves = [tmp_path / "run/checkpoints/.v00000003.building", tmp_path / "run/.model.building"]
+    for half in halves:
+        half.mkdir(parents=True)
+    asyncio.run(role.load(None))
+    assert not any(half.exists() for half in halves)

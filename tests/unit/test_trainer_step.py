@@ -120,10 +120,10 @@ def test_masked_tokens_are_context_and_nothing_else():
 
 
 def test_what_is_not_finite_never_reaches_the_optimizer(tmp_path):
-    algorithm = GRPO(correction=math.inf)
+    algorithm = GRPO(scale="none", correction=1e6)
     trainer, good = make_trainer(algorithm), make_batch()
     before, length = weights_of(trainer), len(good.groups[0].sequences[0].tokens)
-    batch = replaced(good, logprobs=[-1e4] * length, mask=[True] * length)  # exp(1e4) overflows
+    batch = replaced(good, reward=1e36, logprobs=[-1e4] * length, mask=[True] * length)
     with pytest.raises(TrainingError, match=r"step 0 -> 1: the loss is (nan|inf|-inf).*bad_batch_v0"):
         trainer.step(batch, quarantine=tmp_path)
     assert msgspec.msgpack.decode((tmp_path / "bad_batch_v0.msgpack").read_bytes(), type=Batch) == batch

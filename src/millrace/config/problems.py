@@ -67,7 +67,8 @@ def _message(
             )
         case "value_error":
             return str(detail["ctx"]["error"])
-    must = "is not a type it can have" if _free_form(field) else detail["msg"].replace("Input should", "must")
+    told = re.sub(r"^(Input|String) should", "must", detail["msg"])
+    must = "is not a type it can have" if _free_form(field) else told
     return f"`{key}` ({detail['input']!r}) {must}.{_meaning(field)}"
 
 

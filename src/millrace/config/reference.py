@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -20,6 +20,8 @@ from millrace.config.simulated import SimulatedConfig
 from millrace.config.supervised import SupervisedConfig
 from millrace.config.toml import as_toml
 from millrace.config.tree import default_kind, plain_table, union_kinds
+
+ABSURD = 1_000_000
 
 SCHEMAS: dict[str, type[Section]] = {
     "millrace.config.schema": Config,
@@ -80,26 +82,33 @@ def _default(field: FieldInfo) -> str:
 
 
 def _type(field: FieldInfo) -> str:
-    bounds = [_bound(item) for item in field.metadata]
-    return " ".join([_name(field.annotation), *[bound for bound in bounds if bound]])
+    name, off, rest = _name(field.annotation).partition(" or ")
+    return name + _bounds(field.metadata) + off + rest
 
 
-def _bound(item: Any) -> str:
+def _bounds(metadata: Iterable[Any]) -> str:
+    """Limits that a run may come near; those against absurd numbers are not listed."""
+    constraints = [inner for item in metadata for inner in getattr(item, "metadata", [item])]
     signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
-    return ", ".join(f"{sign} {getattr(item, name)}" for name, sign in signs.items() if hasattr(item, name))
+    found = [
+        (sign, getattr(c, name)) for c in constraints for name, sign in signs.items() if hasattr(c, name)
+    ]
+    limits = " and ".join(f"{sign} {limit:g}" for sign, limit in found if limit < ABSURD)
+    return f" {limits}" if limits else ""
 
 
 def _name(annotation: Any) -> str:
     origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _name(args[0]) + _bounds(args[1:])
     if origin is Literal:
         return " or ".join(f"`{as_toml(arg)}`" for arg in args)
     if origin in (Union, types.UnionType):
         return " or ".join('`"none"`' if arg is type(None) else _name(arg) for arg in args)
     if origin is tuple:
-        inner = [arg for arg in args if arg is not Ellipsis]
-        return (
-            f"list of {_name(inner[0])}s" if len(args) != 2 or Ellipsis in args else f"two {_name(args[0])}s"
-        )
+        name, space, bounds = _name(args[0]).partition(" ")
+        count = "list of" if len(args) != 2 or Ellipsis in args else "two"
+        return f"{count} {name}s{space}{bounds}"
     if origin is dict:
         return "table"
     names = {int: "integer", float: "number", str: "string", bool: "boolean"}

@@ -1,6 +1,7 @@
 """Every configuration key, with its meaning and default. Frozen once loaded.
 
-Alternatives are tagged unions on `kind`. `None` means off. Derived numbers are properties.
+Alternatives are tagged unions on `kind`. `None` means off. Derived numbers are properties. Every number is
+finite and has a range: outside it a run would learn nothing, unlearn, or never begin.
 """
 
 from __future__ import annotations
@@ -11,7 +12,20 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+COUNT_MAX = 2**31 - 1
+"""Of whatever is counted: what numpy, torch and SQLite all hold."""
+SECONDS_MAX = 30 * 86_400.0
+"""Of a deadline or an interval: a month."""
+
+Count = Annotated[int, Field(ge=1, le=COUNT_MAX)]
+CountOrZero = Annotated[int, Field(ge=0, le=COUNT_MAX)]
+Seconds = Annotated[float, Field(gt=0, le=SECONDS_MAX)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+StopString = Annotated[str, Field(min_length=1)]
 
 
 # ---------------------------------------------------------------- model and task
@@ -35,9 +49,9 @@ class GymTask(Section):
     """A reasoning-gym data set, for example `chain_sum`."""
     options: dict[str, int | float | str | bool | list[str] | list[int]] = {}
     """Passed to `reasoning_gym.create_dataset`."""
-    size: int = Field(default=100_000, ge=1)
+    size: Count = 100_000
     """How many distinct rows to generate (lazily)."""
-    data_seed: int = 1
+    data_seed: Seed = 1
     """Held-out evaluation uses another seed."""
     template: str = "{question}\n"
     """Prompt text, unless `chat` is true."""
@@ -78,11 +92,11 @@ Task = Annotated[GymTask | FileTask | FunctionTask, Field(discriminator="kind")]
 
 
 class RewardLimits(Section):
-    timeout_s: float = Field(default=10.0, gt=0)
+    timeout_s: Seconds = 10.0
     """One scoring call may take this long; then its worker is killed and the trajectory fails."""
-    memory_mb: int = Field(default=2048, ge=64)
+    memory_mb: int = Field(default=2048, ge=64, le=2**24)
     """Memory a reward worker may use beyond what it starts with."""
-    workers: int = Field(default=1, ge=1)
+    workers: int = Field(default=1, ge=1, le=1024)
     """Reward processes."""
 
 
@@ -91,7 +105,7 @@ class GymReward(RewardLimits):
     """The scorer of the gym task's own data set."""
     extract: str | None = None
     """Regular expression with one group that finds the answer in the completion; None: all of it."""
-    threshold: float = 0.5
+    threshold: float = Field(default=0.5, ge=0, le=1)
     """Scores below become 0: some scorers give small credit for anything."""
 
 
@@ -118,56 +132,57 @@ Reward = Annotated[GymReward | MathReward | ExactReward | FunctionReward, Field(
 
 
 class BatchShape(Section):
-    prompts: int = Field(default=8, ge=1)
+    prompts: Count = 8
     """Groups per optimizer step."""
-    group_size: int = Field(default=8, ge=2)
+    group_size: int = Field(default=8, ge=2, le=COUNT_MAX)
     """Trajectories per group."""
-    token_budget: int = Field(default=8192, ge=64)
+    token_budget: int = Field(default=8192, ge=64, le=COUNT_MAX)
     """Tokens per packed micro-batch in the trainer; changes speed and memory, never a gradient."""
 
 
 class SamplingConfig(Section):
-    max_tokens: int = Field(default=128, ge=1)
+    max_tokens: Count = 128
     """Longest completion; one that reaches it is truncated."""
-    temperature: float = Field(default=1.0, ge=0)
-    """Above 0 in training."""
+    temperature: float = Field(default=1.0, ge=0, le=100)
+    """0.01 to 100 in training; 0, the most probable token, in evaluation only."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Sample from the smallest set of tokens with this probability; 1 is off."""
-    top_k: int = Field(default=0, ge=0)
+    top_k: CountOrZero = 0
     """Sample from this many most probable tokens; 0 is off."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[StopString, ...] = ()
     """Stop strings, beside the tokenizer's end-of-sequence token."""
 
 
 class GRPO(Section):
     kind: Literal["grpo"] = "grpo"
-    clip_low: float = Field(default=0.2, gt=0)
+    clip_low: float = Field(default=0.2, gt=0, le=1)
     """The ratio current/proximal is clipped below at 1 - clip_low ..."""
-    clip_high: float = Field(default=0.2, gt=0)
+    clip_high: float = Field(default=0.2, gt=0, le=100)
     """... and above at 1 + clip_high."""
     scale: Literal["std", "none"] = "std"
     """Divide centred rewards by the group's standard deviation, or not."""
     normalize: Literal["sequence", "token", "max_tokens"] = "token"
     """Mean per sequence then over sequences (GRPO), over all tokens (DAPO), or over the budget."""
-    correction: float | None = 2.0
-    """Cap of the truncated importance weight proximal/behavior (TIS); None: no correction."""
-    kl: float = Field(default=0.0, ge=0)
+    correction: float | None = Field(default=2.0, ge=1, le=1e6)
+    """Cap of the truncated importance weight proximal/behavior (TIS), at least 1, the weight of a token
+    that is not stale; None: no correction."""
+    kl: float = Field(default=0.0, ge=0, le=1000)
     """Weight of the KL penalty towards the reference (the initial model)."""
 
 
 class DrGRPO(Section):
     kind: Literal["dr_grpo"] = "dr_grpo"
-    clip_low: float = Field(default=0.2, gt=0)
+    clip_low: float = Field(default=0.2, gt=0, le=1)
     """The ratio current/proximal is clipped below at 1 - clip_low ..."""
-    clip_high: float = Field(default=0.2, gt=0)
+    clip_high: float = Field(default=0.2, gt=0, le=100)
     """... and above at 1 + clip_high."""
-    correction: float | None = 2.0
+    correction: float | None = Field(default=2.0, ge=1, le=1e6)
     """As in `grpo`."""
 
 
 class AIPO(Section):
     kind: Literal["aipo"] = "aipo"
-    rho: float = Field(default=4.0, ge=1.0)
+    rho: float = Field(default=4.0, ge=1, le=1e6)
     """Upper clip of the importance weight current/behavior; the paper's range is 2 to 10."""
 
 
@@ -182,17 +197,17 @@ Algorithm = Annotated[GRPO | DrGRPO | AIPO | FunctionAlgorithm, Field(discrimina
 
 
 class Optimizer(Section):
-    lr: float = Field(default=1e-6, ge=0)
-    """Learning rate after warm-up; constant."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    lr: float = Field(default=1e-6, ge=0, le=1)
+    """Learning rate after warm-up; constant. 0 trains nothing, which is of use for measurements only."""
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     """AdamW's decay of the first and second moment."""
-    eps: float = Field(default=1e-8, gt=0)
+    eps: float = Field(default=1e-8, ge=1e-30, le=1)
     """AdamW's epsilon."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
     """Decoupled, on every parameter."""
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: CountOrZero = 0
     """Optimizer steps over which the learning rate rises linearly."""
-    grad_clip: float | None = 1.0
+    grad_clip: float | None = Field(default=1.0, ge=1e-6, le=1e6)
     """Largest global gradient norm; None: no clipping."""
 
 
@@ -205,50 +220,50 @@ class Synchronous(Section):
 
 class LlamaRL(Section):
     kind: Literal["llamarl"] = "llamarl"
-    lag: int = Field(default=1, ge=0)
+    lag: CountOrZero = 1
     """Batches that generation may run ahead; also the staleness bound."""
-    iteration_tokens: int | None = None
+    iteration_tokens: Count | None = None
     """Partial rollout: decode steps under one version before newer weights may be taken with
     trajectories in flight. None: derive max_tokens / (lag + 1)."""
 
 
 class AReaL(Section):
     kind: Literal["areal"] = "areal"
-    eta: int = Field(default=4, ge=0)
+    eta: CountOrZero = 4
     """Largest staleness."""
 
 
 class Laminar(Section):
     kind: Literal["laminar"] = "laminar"
-    staleness_max: int | None = 4
+    staleness_max: CountOrZero | None = 4
     """Bound on staleness; None: unbounded, as in the paper."""
-    round_groups: int | None = None
+    round_groups: Count | None = None
     """Groups a replica starts under one version; None: derive batch.prompts / replicas."""
     repack: bool = True
     """Move the last trajectories of nearly idle replicas together, so that the others can refresh."""
-    repack_interval_s: float = Field(default=5.0, gt=0)
+    repack_interval_s: Seconds = 5.0
     """Time between two such looks, beside the one after each update."""
     kv_fraction_max: float = Field(default=0.9, gt=0, le=1)
     """C_max: KV use, as a fraction of capacity, up to which a destination is filled."""
-    batch_max: int | None = None
+    batch_max: Count | None = None
     """B: the roofline decode batch; None: the replica's slots."""
 
 
 class Millrace(Section):
     kind: Literal["millrace"] = "millrace"
-    staleness_max: int | None = 4
+    staleness_max: CountOrZero | None = 4
     """Bound on staleness; None: unbounded."""
-    repack_interval_s: float = Field(default=5.0, gt=0)
+    repack_interval_s: Seconds = 5.0
     """Time between two looks for replicas to empty, beside the one after each update."""
-    batch_max: int | None = None
+    batch_max: Count | None = None
     """Trajectories up to which a replica takes others' in; None: what it surely runs, at most 48."""
 
 
 class RLAX(Section):
     kind: Literal["rlax"] = "rlax"
-    reload_staleness: int = Field(default=0, ge=0)
+    reload_staleness: CountOrZero = 0
     """A replica further behind the newest version than this must refresh (discarding partials)."""
-    acceptance_staleness: int = Field(default=0, ge=0)
+    acceptance_staleness: CountOrZero = 0
     """Oldest rollout the trainer accepts."""
 
     @model_validator(mode="after")
@@ -267,7 +282,7 @@ class FunctionSchedule(Section):
     path: str
     """`package.module:name` or `file.py:name`: a function of the whole configuration that returns a
     `millrace.schedule.Schedule`. See examples/schedule.py."""
-    staleness_max: int | None = 4
+    staleness_max: CountOrZero | None = 4
     """Bound on staleness, for the function to use; None: unbounded."""
 
 
@@ -279,49 +294,49 @@ Schedule = Annotated[
 
 
 class Rollout(Section):
-    replicas: int = Field(default=2, ge=1)
+    replicas: int = Field(default=2, ge=1, le=1024)
     """Inference processes."""
-    slots: int = Field(default=32, ge=1)
+    slots: int = Field(default=32, ge=1, le=65_536)
     """Trajectories that one replica decodes at the same time."""
-    max_sequence_tokens: int = Field(default=512, ge=16)
+    max_sequence_tokens: int = Field(default=512, ge=16, le=COUNT_MAX)
     """Prompt and completion together at most; longer prompts are skipped and counted."""
-    prefill_chunk: int = Field(default=512, ge=16)
+    prefill_chunk: int = Field(default=512, ge=16, le=COUNT_MAX)
     """Prompt tokens computed between two decode steps."""
-    report_interval_s: float = Field(default=0.1, gt=0)
+    report_interval_s: float = Field(default=0.1, gt=0, le=60)
     """How often a replica streams new tokens."""
 
 
 class Weights(Section):
-    slots: int | None = Field(default=None, ge=2)
+    slots: int | None = Field(default=None, ge=2, le=1024)
     """Versions the relay holds; None: derive from the staleness bound, at most 8."""
 
 
 class Supervision(Section):
-    lease_s: float = Field(default=10.0, gt=0)
+    lease_s: float = Field(default=10.0, ge=0.1, le=SECONDS_MAX)
     """A worker that does not answer a heartbeat within this is killed and restarted; one that hears
     nothing from the controller for three times as long stops itself."""
-    restarts: int = Field(default=5, ge=0)
+    restarts: CountOrZero = 5
     """Restarts per worker within `restart_window_s`, after which the run stops."""
-    restart_window_s: float = Field(default=300.0, gt=0)
+    restart_window_s: Seconds = 300.0
     """See `restarts`."""
-    backoff_s: float = Field(default=0.1, ge=0)
+    backoff_s: float = Field(default=0.1, ge=0, le=10)
     """Before the first restart; doubles with each, up to 10 s."""
-    attempts: int = Field(default=3, ge=1)
+    attempts: Count = 3
     """Leases of a trajectory lost to crashes before its prompt is quarantined."""
-    stall_s: float = Field(default=300.0, gt=0)
+    stall_s: float = Field(default=300.0, ge=1, le=SECONDS_MAX)
     """Without any progress for this long, the run stops and says who waits for whom. It says so, and
     goes on, from 20 s on."""
-    step_timeout_s: float = Field(default=600.0, gt=0)
+    step_timeout_s: float = Field(default=600.0, ge=1, le=SECONDS_MAX)
     """One command may take this long; after the first of its kind, ten times the longest so far. One whose
     process does nothing at all is given up after 20 s."""
-    spawn_timeout_s: float = Field(default=120.0, gt=0)
+    spawn_timeout_s: float = Field(default=120.0, ge=1, le=SECONDS_MAX)
     """A worker must be ready within this long of its start."""
 
 
 class Checkpoints(Section):
-    every: int = Field(default=20, ge=1)
+    every: Count = 20
     """Optimizer steps between checkpoints; one is always made at the end."""
-    keep: int = Field(default=2, ge=1)
+    keep: Count = 2
     """Newest checkpoints that stay."""
 
 
@@ -337,9 +352,9 @@ class Observe(Section):
 class Config(Section):
     """A run."""
 
-    steps: int = Field(default=100, ge=1)
+    steps: Count = 100
     """Optimizer steps."""
-    seed: int = 0
+    seed: Seed = 0
     """Of everything random in the run: prompt order and sampling noise."""
     model: Model
     task: Task
@@ -392,6 +407,9 @@ class Config(Section):
             )
         if self.reward.kind == "gym" and self.task.kind != "gym":
             raise ValueError('`reward.kind` "gym" needs `task.kind` "gym": use "exact", "math" or "function"')
-        if self.sampling.temperature == 0:
-            raise ValueError("`sampling.temperature` must be above 0: greedy trajectories are all equal")
+        if self.sampling.temperature < 0.01:
+            raise ValueError(
+                f"`sampling.temperature` ({self.sampling.temperature}) must be 0.01 or more in training: "
+                "greedy trajectories are all equal"
+            )
         return self

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from millrace.config.schema import Section
+from millrace.config.schema import COUNT_MAX, Count, Section, Seed
 
 
 class WarmStartModel(Section):
@@ -28,17 +28,17 @@ class Demonstrations(Section):
 class SupervisedConfig(Section):
     """A warm start: the mean negative log-prob of completion tokens, prompts not trained on."""
 
-    steps: int = Field(default=100, ge=1)
+    steps: Count = 100
     """Optimizer steps; examples are drawn without replacement and reshuffled every epoch."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the order of the examples."""
-    lr: float = Field(default=1e-5, ge=0)
+    lr: float = Field(default=1e-5, gt=0, le=1)
     """Peak learning rate: warms up over the first 5 % of the steps, then falls to zero."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon`: Muon for the matrices of the layers, AdamW for the rest; often faster from scratch."""
-    batch_tokens: int = Field(default=4096, ge=64)
+    batch_tokens: int = Field(default=4096, ge=64, le=COUNT_MAX)
     """Tokens per optimizer step, prompts included."""
-    token_budget: int = Field(default=8192, ge=64)
+    token_budget: int = Field(default=8192, ge=64, le=COUNT_MAX)
     """Tokens per packed micro-batch; changes speed and memory, never a gradient."""
     model: WarmStartModel
     data: Demonstrations

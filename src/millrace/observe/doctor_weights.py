@@ -1,7 +1,8 @@
 """Four readings of one measurement: the gap between the trainer's and the engine's log-prob of a token.
 
 At staleness 0 both hold the same weights, so the gap there is only the difference of two computations: in
-float32 some 1e-6 nats, in bfloat16 some 1e-2, and the same in every step. What else moves it:
+float32 some 1e-6 nats, in bfloat16 some 1e-2 (0.05 in sequences of 2,048 tokens), and the same in every
+step. What else moves it:
 
     wrong weights    it differs from version to version, or is large in all of them
     stale cache      it is large for tokens after a swap only: those read keys and values made before it
@@ -16,7 +17,7 @@ from statistics import fmean
 from millrace.observe.doctor_evidence import Evidence, Step
 from millrace.observe.doctor_finding import Finding, few
 
-EXPECTED = {"float32": 1e-3, "bfloat16": 3e-2}  # nats: what rounding explains, with room
+EXPECTED = {"float32": 1e-3, "bfloat16": 1e-1}  # nats: what rounding explains, with room
 HARMFUL = 3e-3  # an importance weight is off by 0.3 %, where it should be 1
 LARGE = 0.2  # as large as a clip range, between two policies that should be one
 TIMES = 10.0  # a rise that rounding does not explain

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from millrace.core.errors import DataError, boundary, writing
-from millrace.trainer.model import named_weights
+from millrace.trainer.model import named_weights, not_finite
 from millrace.trainer.parallel import whole
 from millrace.trainer.trainer import PolicyTrainer
 
@@ -70,8 +70,8 @@ def load_checkpoint(trainer: PolicyTrainer, path: str | Path) -> None:
     """Restore weights, optimizer, version and generators into `trainer`.
 
     Raises:
-        DataError: it is incomplete or damaged, or belongs to another model; `trainer` is untouched
-            unless the tensors themselves disagree.
+        DataError: it is incomplete or damaged, holds a weight that is not finite, or belongs to another
+            model; `trainer` is untouched unless the tensors themselves disagree.
     """
     path = Path(path)
     manifest = _verified(path)
@@ -85,6 +85,24 @@ def load_checkpoint(trainer: PolicyTrainer, path: str | Path) -> None:
         if torch.cuda.is_available() and "cuda" in generators:
             torch.cuda.set_rng_state(generators["cuda"])
     trainer.version = manifest.version
+
+
+def sweep(directory: str | Path) -> list[Path]:
+    """Put right what a process left that died while it filled or replaced a directory in `directory`.
+
+    What was half filled is removed. What was set aside for a new one that never came is put back. Returns
+    the paths found. Call it only where no other process writes there.
+    """
+    found = sorted(p for end in ("building", "replaced") for p in Path(directory).glob(f".*.{end}"))
+    for path in found:
+        target = path.with_name(path.name[1 : -len(path.suffix)])
+        if path.is_symlink() or not path.is_dir():
+            continue
+        if path.suffix == ".replaced" and not target.exists():
+            path.rename(target)
+        else:
+            shutil.rmtree(path)
+    return found
 
 
 def prune_checkpoints(directory: str | Path, *, newest: int, keep: int) -> list[Path]:
@@ -197,6 +215,8 @@ def _restore_optimizer(trainer: PolicyTrainer, tensors: dict[str, torch.Tensor])
 
 
 def _restore_weights(trainer: PolicyTrainer, saved: dict[str, torch.Tensor], path: Path) -> None:
+    if broken := not_finite(saved):
+        raise DataError(f"{path} holds weights that are not finite: {broken[:5]}.\n{_EARLIER}")
     present: dict[str, Any] = named_weights(trainer.model)
     wrong = sorted(saved.keys() ^ present.keys())
     wrong += sorted(n for n in saved.keys() & present.keys() if saved[n].shape != present[n].shape)

@@ -42,13 +42,14 @@ def flatten(batch: Batch, algorithm: Algorithm, *, max_tokens: int) -> FlatBatch
     if num_trained == 0:
         raise DataError(f"the batch of version {batch.version} has no token to train on: every mask is empty")
     rewards = [np.asarray([s.reward for s in group.sequences]) for group in batch.groups]
-    advantages = np.concatenate([algorithm.advantages(group) for group in rewards])
+    with np.errstate(over="ignore"):  # of an absurd reward; the loss shows it
+        advantages = np.concatenate([algorithm.advantages(g) for g in rewards]).astype(np.float32)
     weights = token_weights(masks, algorithm.normalize, max_tokens=max_tokens)
     lengths = [len(mask) for mask in masks]
     return FlatBatch(
         trees=_trees(batch, masks),
         behavior_C=np.concatenate([np.asarray(s.logprobs, dtype=np.float32) for s in sequences]),
-        advantages_C=np.repeat(advantages, lengths).astype(np.float32),
+        advantages_C=np.repeat(advantages, lengths),
         weights_C=np.concatenate(weights).astype(np.float32),
         staleness_C=batch.version - np.concatenate([np.asarray(s.versions, np.int64) for s in sequences]),
         after_swap_C=np.concatenate([np.asarray(s.versions) != s.versions[:1] for s in sequences]),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def _check_whole(model: PreTrainedModel, loaded: dict[str, Any], path: str | Pat
         "missing": loaded["missing_keys"],
         "left over": loaded["unexpected_keys"],
         "of another shape": [key[0] if isinstance(key, tuple) else key for key in loaded["mismatched_keys"]],
-        "not finite": [name for name, weight in named_weights(model).items() if not weight.isfinite().all()],
+        "not finite": not_finite(named_weights(model)),
     }
     found = [f"{what}: {', '.join(sorted(names)[:4])}" for what, names in faults.items() if names]
     if found:
@@ -156,6 +157,13 @@ def named_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Every weight once, under its name in the Hugging Face state dict; tied copies are left out."""
     tied = set(model.all_tied_weights_keys) if model.config.tie_word_embeddings else set()
     return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+
+
+def not_finite(weights: Mapping[str, torch.Tensor]) -> list[str]:
+    """Names of the tensors that hold a NaN or an infinity. A sum shows either, and costs no memory."""
+    sums = {name: weight.detach().sum() for name, weight in weights.items()}
+    suspects = [name for name, total in sums.items() if not math.isfinite(total.item())]
+    return [name for name in suspects if not weights[name].isfinite().all()]  # a sum can also overflow
 
 
 def save_model(model: PreTrainedModel, source: str | Path, directory: str | Path, dtype: torch.dtype) -> None:

@@ -19,7 +19,13 @@ from millrace.core.errors import DataError, WeightsError, WorkerError, boundary,
 from millrace.core.objects import find_object
 from millrace.core.protocols import WeightsWriter
 from millrace.core.types import Batch, CheckpointInfo, Endpoint, Published, StepResult, TrainerState
-from millrace.trainer.checkpoint import atomic_directory, load_checkpoint, prune_checkpoints, save_checkpoint
+from millrace.trainer.checkpoint import (
+    atomic_directory,
+    load_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+    sweep,
+)
 from millrace.trainer.model import (
     load_model,
     named_weights,
@@ -31,6 +37,8 @@ from millrace.trainer.publish import PublishBuffers
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 T = TypeVar("T")
+
+CHECKPOINTS = "checkpoints"  # beside the exported model, in the run directory
 
 
 class TorchTrainer:
@@ -80,6 +88,8 @@ class TorchTrainer:
     def _load(self, checkpoint: str | None) -> TrainerState:
         self._trainer = self._buffers = None  # free the old weights before the new ones
         self._last = self._published = None
+        for directory in (self._run_dir, self._run_dir / CHECKPOINTS):
+            sweep(directory)
         trainer = _policy_trainer(self._config)
         if checkpoint is not None:
             load_checkpoint(trainer, checkpoint)
