@@ -1,0 +1,291 @@
+"""Workers that compute nothing and speak the real protocol: many of them played by a few processes.
+
+The controller's side is real (`LocalHandle`, its socketpair), and so is the worker's (`Worker`, its lease
+and streams); only the forkserver is replaced: a `Troupe` hands each socket to one of its processes.
+No torch here: 256 replicas take a second to start.
+
+    python benchmarks/players.py FD    # one process of a troupe; FD is the socket that hands it its parts
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millrace.core.types import (
+    Batch,
+    CheckpointInfo,
+    Endpoint,
+    Finish,
+    Progress,
+    Prompt,
+    Published,
+    ReplicaLoad,
+    Report,
+    Scored,
+    ScoreRequest,
+    Served,
+    Staged,
+    StepResult,
+    TrainerState,
+    Work,
+)
+from millrace.runtime.handle import LocalHandle
+from millrace.runtime.launcher import Child, Ward
+from millrace.runtime.worker import Worker
+
+VOCABULARY = 150_000
+_PACKET = 4096
+
+# ---------------------------------------------------------------- the controller's side
+
+
+class Troupe:
+    """A `Runtime`: worker `name` is played by process `seat(name)` of `size`."""
+
+    def __init__(self, size: int, *, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._processes = [_Process() for _ in range(size)]
+        self._handles: list[LocalHandle] = []
+
+    async def spawn(
+        self, name: str, target: str, kwargs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
+    ) -> LocalHandle:
+        process = self._processes[seat(name) % len(self._processes)]
+        handle = LocalHandle(name, 1, process)  # type: ignore[arg-type]
+        self._handles.append(handle)
+        async with asyncio.timeout(timeout_s):
+            await handle.start(self._lease_s, None)
+            await handle.construct(target, kwargs or {}, None)
+        return handle
+
+    async def close(self) -> None:
+        for handle in self._handles:
+            handle.kill()
+        await asyncio.wait([handle.dead for handle in self._handles], timeout=10.0)
+
+
+def seat(name: str) -> int:
+    """Replicas, the trainer, and all others sit apart: none holds up another kind's answers."""
+    return {"replica": 0, "trainer": 1}.get(name.partition("-")[0], 2)
+
+
+class _Process:
+    """In the forkserver's place for `LocalHandle`."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+        with theirs:
+            self._popen = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": path},
+            )
+
+    async def fork(self, ward: Ward, fds: Sequence[int], *, epoch: int, lease_s: float | None) -> None:
+        part = json.dumps([ward.name, epoch, lease_s]).encode()
+        socket.send_fds(self._control, [part], list(fds))
+        ward.forked(Child(self._popen.pid, os.pidfd_open(self._popen.pid)))
+
+    def drain(self) -> None:
+        """Nobody reports how a player ended."""
+
+
+# ---------------------------------------------------------------- the players' side
+
+
+async def _play(control: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    control.setblocking(False)
+    ended = loop.create_future()
+    async with asyncio.TaskGroup() as tasks:
+
+        def take_part() -> None:
+            packet, fds, _, _ = socket.recv_fds(control, _PACKET, 1)
+            if not packet:
+                loop.remove_reader(control)
+                ended.set_result(None)
+                return
+            worker = Worker(*json.loads(packet), tasks)
+            connection = socket.socket(fileno=fds[0])
+            tasks.create_task(loop.create_unix_connection(lambda: worker.wire, sock=connection))
+
+        loop.add_reader(control, take_part)
+        await ended
+        os._exit(0)
+
+
+# ---------------------------------------------------------------- the roles
+
+
+@dataclass(frozen=True)
+class Text:
+    """What every completion is cut from: token ids and log-probs distributed like a model's."""
+
+    tokens: list[int]
+    logprobs: list[float]
+
+    @classmethod
+    def sampled(cls, size: int = 1 << 20) -> Text:
+        rng = np.random.default_rng(0)
+        tokens = (VOCABULARY * rng.random(size) ** 4).astype(np.int32)
+        logprobs = -rng.exponential(0.5, size).astype(np.float32)
+        return cls(tokens.tolist(), logprobs.tolist())
+
+    def start(self, trajectory_id: int, length: int) -> int:
+        return trajectory_id * 7919 % (len(self.tokens) - length)
+
+
+_TEXTS: list[Text] = []
+
+
+def text() -> Text:
+    if not _TEXTS:
+        _TEXTS.append(Text.sampled())
+    return _TEXTS[0]
+
+
+class _Completion:
+    __slots__ = ("end", "start", "told", "work")
+
+    def __init__(self, work: Work, end: int, start: int) -> None:
+        self.work, self.end, self.start = work, end, start
+        self.told = len(work.tokens)
+
+
+class PlayedReplica:
+    """Every running trajectory gains `rate` tokens a second, told in one report a second."""
+
+    def __init__(self, index: float, slots: int, rate: float, median: float, sigma: float) -> None:
+        self._index, self._slots, self._rate = index, slots, rate
+        self._median, self._sigma = median, sigma
+        self._works: dict[int, _Completion] = {}
+        self._version, self._carry, self._generated = -1, 0.0, 0
+        self._text = text()
+
+    async def reports(self) -> AsyncIterator[Report]:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + self._index
+        while True:
+            await asyncio.sleep(max(0.0, due_s - loop.time()))
+            due_s += 1.0
+            progress = self._advance()
+            running = min(self._slots, len(self._works))
+            yield Report(
+                progress,
+                ReplicaLoad(
+                    self._version,
+                    running=running,
+                    waiting=len(self._works) - running,
+                    kv_used_tokens=sum(c.told for c in self._works.values()),
+                    kv_capacity_tokens=self._slots * 20_000,
+                    generated_tokens=self._generated,
+                ),
+            )
+
+    def _advance(self) -> list[Progress]:
+        if self._version < 0:
+            return []
+        self._carry += self._rate
+        count = int(self._carry)
+        self._carry -= count
+        running = list(self._works.values())[: self._slots]
+        return [self._grow(completion, count) for completion in running]
+
+    def _grow(self, completion: _Completion, count: int) -> Progress:
+        start, work = completion.told, completion.work
+        completion.told = min(start + count, completion.end)
+        finished = completion.told == completion.end
+        if finished:
+            del self._works[work.trajectory_id]
+        self._generated += completion.told - start
+        piece = slice(completion.start + start, completion.start + completion.told)
+        return Progress(
+            work.trajectory_id,
+            work.lease,
+            start,
+            self._text.tokens[piece],
+            self._text.logprobs[piece],
+            self._version,
+            Finish.STOP if finished else None,
+        )
+
+    async def submit(self, works: list[Work]) -> None:
+        for work in works:
+            draw = np.random.default_rng(work.trajectory_id).standard_normal()
+            length = min(work.sampling.max_tokens, max(1, int(self._median * np.exp(self._sigma * draw))))
+            start = self._text.start(work.trajectory_id, work.sampling.max_tokens)
+            self._works[work.trajectory_id] = _Completion(work, max(length, len(work.tokens) + 1), start)
+
+    async def release(self, trajectory_ids: list[int]) -> list[Progress]:
+        held = (self._works.pop(trajectory_id, None) for trajectory_id in trajectory_ids)
+        return [Progress(c.work.trajectory_id, c.work.lease, c.told, [], [], -1) for c in held if c]
+
+    async def pull(self, version: int, endpoint: Endpoint) -> Served:
+        await asyncio.sleep(0.5)
+        self._version = version
+        return Served(version, str(version), pull_s=0.5, swap_s=0.0)
+
+
+class PlayedTrainer:
+    def __init__(self, step_s: float) -> None:
+        self._version, self._step_s = 0, step_s
+
+    async def load(self, checkpoint: str | None) -> TrainerState:
+        return TrainerState(0, slot_bytes=1)
+
+    async def step(self, batch: Batch) -> StepResult:
+        await asyncio.sleep(self._step_s)
+        self._version = batch.version + 1
+        num_tokens = sum(len(s.tokens) for g in batch.groups for s in g.sequences)
+        return StepResult(self._version, {"loss": 0.0}, {}, num_tokens, self._step_s)
+
+    async def publish(self, endpoint: Endpoint) -> Published:
+        return Published(self._version, str(self._version), weights_bytes=1, stall_s=0.0)
+
+    async def checkpoint(self, directory: str) -> CheckpointInfo:
+        return CheckpointInfo(self._version, f"{directory}/v{self._version:08d}", save_s=0.0)
+
+
+class PlayedRelay:
+    def __init__(self, slots: int) -> None:
+        self._slots, self._held = slots, list[int]()
+
+    async def open(self, slot_bytes: int) -> Endpoint:
+        return Endpoint("played", "nowhere", self._slots, slot_bytes)
+
+    async def stage(self, version: int, digest: str) -> Staged:
+        self._held = [*self._held, version][-self._slots :]
+        return Staged(version, digest, self._held, stage_s=0.0)
+
+
+class PlayedEnvironment:
+    def __init__(self, prompt_tokens: int) -> None:
+        self._prompt_tokens, self._text = prompt_tokens, text()
+
+    async def prompts(self, group_ids: list[int]) -> list[Prompt]:
+        return [self._prompt(group_id) for group_id in group_ids]
+
+    def _prompt(self, group_id: int) -> Prompt:
+        start = self._text.start(group_id, self._prompt_tokens)
+        tokens = self._text.tokens[start : start + self._prompt_tokens]
+        return Prompt(group_id, f"row-{group_id}", tokens, "a prompt")
+
+    async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Scored]]:
+        for request in requests:
+            yield request.trajectory_id, Scored(float(request.trajectory_id % 2))
+
+
+if __name__ == "__main__":
+    asyncio.run(_play(socket.socket(fileno=int(sys.argv[1]))))
