@@ -34,8 +34,8 @@ from millrace.schedule.deadlines import groups_room
 from millrace.schedule.repack import BestFit
 from millrace.schedule.repack_demand import PACKED_MAX, replicas_wanted
 from millrace.schedule.take import FirstReady
-from millrace.sim.cluster import ClusterCosts
-from millrace.sim.measure import Result, measure
+from millrace.sim.costs.cluster import ClusterCosts
+from millrace.sim.report.measure import Result, measure
 from millrace.sim.setup import scenario
 from millrace.sim.simulation import Scenario
 

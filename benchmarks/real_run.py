@@ -18,7 +18,7 @@ from pathlib import Path
 from common import cache_directory, train
 from peers.start import TASKS, make_start, write_prompts
 
-from millrace.sim.calibrate import compare, largest_error
+from millrace.sim.calibrate.learn import compare, largest_error
 
 SCHEDULES = {
     "synchronous": '{ kind = "synchronous" }',

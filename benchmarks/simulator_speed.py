@@ -26,10 +26,10 @@ from millrace.config.simulated import ClusterSection, LogNormalLengths, Simulate
 from millrace.controller.state import RunState
 from millrace.core.errors import DeadlineExceeded
 from millrace.core.events import Event
-from millrace.sim.loop import VirtualLoop
-from millrace.sim.measure import Measure
+from millrace.sim.report.measure import Measure
 from millrace.sim.setup import scenario
 from millrace.sim.simulation import Scenario, simulate
+from millrace.sim.virtual.loop import VirtualLoop
 
 
 class Meter(Measure):

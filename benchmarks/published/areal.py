@@ -18,7 +18,7 @@ from pathlib import Path
 from millrace.config.schema import BatchShape, Config, FunctionSchedule
 from millrace.config.simulated import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from millrace.schedule import Schedule, View, presets
-from millrace.sim.measure import measure
+from millrace.sim.report.measure import measure
 from millrace.sim.setup import scenario
 from published.row import Row
 

@@ -2,7 +2,7 @@
 1024 H800, 512 prompts x 16 a batch, 16 k tokens of completion, p99 about ten times the median. The paper's
 text gives averages; the same averages are taken here over 64, 256 and 1024 devices for each model.
 
-verl, one-step and stream are pipelines (`sim/pipelines.py`), AReaL and Laminar the real controller with
+verl, one-step and stream are pipelines (`published/pipelines.py`), AReaL and Laminar the real controller with
 their presets (Laminar unbounded, AReaL with eta 4). Everybody gets the split of the devices that suits it
 best, of eighths. Clusters are simulated at a fraction of their size, batch and devices alike, which leaves
 every device its load. Nothing is calibrated: lengths are the paper's, everything else is the default of the
@@ -16,16 +16,16 @@ from statistics import fmean
 
 from millrace.config.schema import AReaL, BatchShape, Laminar, Schedule
 from millrace.config.simulated import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
-from millrace.sim.cluster import Cluster
-from millrace.sim.generation import Generation
-from millrace.sim.hardware import device
-from millrace.sim.lengths import LogNormal
-from millrace.sim.measure import measure
-from millrace.sim.models import model
-from millrace.sim.pipelines import Batch, Pipelines
+from millrace.sim.costs.cluster import Cluster
+from millrace.sim.costs.generation import Generation
+from millrace.sim.costs.hardware import device
+from millrace.sim.costs.lengths import LogNormal
+from millrace.sim.costs.models import model
+from millrace.sim.costs.training import Training
+from millrace.sim.costs.workload import Workload
+from millrace.sim.report.measure import measure
 from millrace.sim.setup import scenario
-from millrace.sim.training import Training
-from millrace.sim.workload import Workload
+from published.pipelines import Batch, Pipelines
 from published.row import Row
 
 DEVICE = device("H800")

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from itertools import product
 
-from millrace.sim.cluster import Cluster
-from millrace.sim.generation import Generation
-from millrace.sim.hardware import device
-from millrace.sim.lengths import LogNormal
-from millrace.sim.models import model
-from millrace.sim.pipelines import Batch, Pipelines
-from millrace.sim.training import Training
-from millrace.sim.workload import Workload
+from millrace.sim.costs.cluster import Cluster
+from millrace.sim.costs.generation import Generation
+from millrace.sim.costs.hardware import device
+from millrace.sim.costs.lengths import LogNormal
+from millrace.sim.costs.models import model
+from millrace.sim.costs.training import Training
+from millrace.sim.costs.workload import Workload
+from published.pipelines import Batch, Pipelines
 from published.row import Row
 
 MODEL, DEVICE = model("Qwen2.5-7B"), device("H20")

@@ -19,7 +19,7 @@ from millrace.core.types import Batch, Endpoint, Served, TrainGroup, TrainSequen
 from millrace.rollout.replica import TorchReplica
 from millrace.session import compose, run_directory
 from millrace.sim import roles
-from millrace.sim.explore_worlds import small_config
+from millrace.sim.explore.worlds import small_config
 from millrace.sim.simulation import Scenario, simulate
 from millrace.trainer.role import TorchTrainer
 from millrace.weights.relay import Relay

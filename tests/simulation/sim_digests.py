@@ -11,7 +11,7 @@ import json
 
 from millrace.config.schema import BatchShape
 from millrace.config.simulated import ClusterSection, SimulatedConfig
-from millrace.sim.explore import try_seed
+from millrace.sim.explore.verdicts import try_seed
 from millrace.sim.setup import scenario
 from millrace.sim.simulation import simulate
 

@@ -19,9 +19,9 @@ from millrace.config.schema import (
 from millrace.core.errors import DataError
 from millrace.core.events import Event
 from millrace.sim import Costs, Workload
-from millrace.sim.calibrate import Calibration, calibrate, largest_error, learn
-from millrace.sim.calibrate_measure import Achieved
-from millrace.sim.lengths import LogNormal
+from millrace.sim.calibrate.achieved import Achieved
+from millrace.sim.calibrate.learn import Calibration, calibrate, largest_error, learn
+from millrace.sim.costs.lengths import LogNormal
 from millrace.sim.simulation import Scale, Scenario, simulate
 
 TRUE = Costs(

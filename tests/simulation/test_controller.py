@@ -7,11 +7,11 @@ import pytest
 from millrace.config.schema import Laminar, Synchronous
 from millrace.controller.run import Run
 from millrace.core.errors import LedgerError
-from millrace.sim.costs import Costs
-from millrace.sim.explore_worlds import SCHEDULES, small_config
-from millrace.sim.faults import ClockJump, Crash, Faults, Lag, Slow
-from millrace.sim.invariants import Invariants
+from millrace.sim.costs.interface import Costs
+from millrace.sim.explore.invariants import Invariants
+from millrace.sim.explore.worlds import SCHEDULES, small_config
 from millrace.sim.simulation import Observer, Scale, Scenario, simulate
+from millrace.sim.virtual.faults import ClockJump, Crash, Faults, Lag, Slow
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)

@@ -10,12 +10,15 @@ import pytest
 
 from millrace.config.schema import BatchShape, Laminar
 from millrace.controller.state import RunState
-from millrace.sim.explore import explore, try_seed
-from millrace.sim.explore_worlds import random_world, small_config
+from millrace.sim.explore.verdicts import explore, try_seed
+from millrace.sim.explore.worlds import random_world, small_config
 
 SEEDS, CHUNK = 1000, 20
 HARD = range(102, 110)  # between them: every kind of fault
-PROGRAM = "from millrace.sim.explore import try_seed; print(*(try_seed(i).digest for i in range(102, 110)))"
+PROGRAM = (
+    "from millrace.sim.explore.verdicts import try_seed; "
+    "print(*(try_seed(i).digest for i in range(102, 110)))"
+)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))

@@ -9,11 +9,11 @@ import pytest
 from millrace.config.schema import Checkpoints, Supervision, Synchronous
 from millrace.controller.patience import FACTOR, FLOOR_S, Patience
 from millrace.core.errors import DeadlineExceeded
-from millrace.sim import explore
-from millrace.sim.costs import Costs
-from millrace.sim.explore_worlds import small_config
-from millrace.sim.faults import Failures, Fate, Faults, Slow, Stuck
+from millrace.sim.costs.interface import Costs
+from millrace.sim.explore.verdicts import try_seed
+from millrace.sim.explore.worlds import small_config
 from millrace.sim.simulation import Scenario, simulate
+from millrace.sim.virtual.faults import Failures, Fate, Faults, Slow, Stuck
 
 STUCK = 1e9
 LIMIT_S = 600.0
@@ -72,7 +72,7 @@ def test_a_first_call_that_is_lost_is_noticed_although_its_worker_computes(fate,
 @pytest.mark.parametrize("seed", [2163, 2477])
 def test_a_call_whose_answer_heartbeats_overtake_is_not_taken_for_lost(seed):
     """Worlds that end only if workers are not given up for that."""
-    assert not explore.try_seed(seed).problem
+    assert not try_seed(seed).problem
 
 
 def test_a_quiet_run_says_who_waits_for_whom_long_before_it_ends():

@@ -8,7 +8,7 @@ import pytest
 from millrace.core.errors import DigestMismatchError
 from millrace.core.types import Served
 from millrace.sim import roles
-from millrace.sim.explore_worlds import SCHEDULES, small_config
+from millrace.sim.explore.worlds import SCHEDULES, small_config
 from millrace.sim.simulation import Scenario, simulate
 
 LIES = {

@@ -19,10 +19,11 @@ from millrace.schedule import schedule
 from millrace.schedule.deadlines import Deadlines
 from millrace.schedule.schedule import Schedule
 from millrace.schedule.view import View
-from millrace.sim import explore, roles
-from millrace.sim.relay import SimRelay
-from millrace.sim.replica import SimReplica
-from millrace.sim.trainer import SimTrainer, _result
+from millrace.sim import roles
+from millrace.sim.explore.verdicts import try_seed
+from millrace.sim.roles.sim_relay import SimRelay
+from millrace.sim.roles.sim_replica import SimReplica
+from millrace.sim.roles.sim_trainer import SimTrainer, _result
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -272,10 +273,10 @@ MUTATIONS: dict[Plant, int] = {
 @pytest.mark.parametrize("plant", MUTATIONS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    found = next((seed for seed in range(MUTATIONS[plant]) if explore.try_seed(seed).problem), None)
+    found = next((seed for seed in range(MUTATIONS[plant]) if try_seed(seed).problem), None)
     assert found is not None
 
 
 def test_replicas_that_repeat_themselves_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roles, "SimReplica", Echo)
-    assert not any(explore.try_seed(seed).problem for seed in range(10))
+    assert not any(try_seed(seed).problem for seed in range(10))

@@ -3,9 +3,9 @@
 import pytest
 
 from millrace.config.schema import Millrace
-from millrace.sim.explore import try_seed
-from millrace.sim.explore_worlds import crowded, small_config
-from millrace.sim.invariants import Invariants
+from millrace.sim.explore.invariants import Invariants
+from millrace.sim.explore.verdicts import try_seed
+from millrace.sim.explore.worlds import crowded, small_config
 from millrace.sim.simulation import Scenario, simulate
 
 

@@ -6,6 +6,7 @@ import json
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from benchmarks.published.pipelines import Batch, Pipelines, streamed_s
 from typer.testing import CliRunner
 
 from millrace.cli.app import app
@@ -13,16 +14,15 @@ from millrace.config.schema import AReaL, BatchShape, Laminar, Synchronous
 from millrace.config.simulated import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from millrace.core.errors import ConfigError
 from millrace.core.types import Sampling, Work
-from millrace.sim.compare import Estimate, compare, schedules
-from millrace.sim.costs import Costs
-from millrace.sim.decode import Decoder
-from millrace.sim.lengths import LogNormal
-from millrace.sim.measure import measure
-from millrace.sim.page import page
-from millrace.sim.pipelines import Batch, Pipelines, streamed_s
+from millrace.sim.costs.interface import Costs
+from millrace.sim.costs.lengths import LogNormal
+from millrace.sim.costs.workload import Workload
+from millrace.sim.report.compare import Estimate, compare, schedules
+from millrace.sim.report.measure import measure
+from millrace.sim.report.page import page
+from millrace.sim.report.svg import Scale, bars
+from millrace.sim.roles.batching import Decoder
 from millrace.sim.setup import check_memory, cluster_of, scenario
-from millrace.sim.svg import Scale, bars
-from millrace.sim.workload import Workload
 
 
 def config(schedule=Laminar(), *, steps=9, **cluster) -> SimulatedConfig:

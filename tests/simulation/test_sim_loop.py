@@ -111,7 +111,7 @@ def test_a_run_past_its_time_limit_says_who_waits() -> None:
 
 
 def test_polling_without_sleeping_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace.sim.loop.SPIN_MAX", 1000)
+    monkeypatch.setattr("millrace.sim.virtual.loop.SPIN_MAX", 1000)
 
     async def poll() -> None:
         while True:  # noqa: ASYNC110 - the point of the test
@@ -170,7 +170,7 @@ def test_sets_of_tasks_and_futures_have_the_same_order_in_every_run() -> None:
 def test_an_abandoned_generator_is_finalized_at_the_same_point_of_every_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("millrace.sim.loop.COLLECT_EVERY", 1000)
+    monkeypatch.setattr("millrace.sim.virtual.loop.COLLECT_EVERY", 1000)
 
     async def main() -> list[float]:
         closed: list[float] = []

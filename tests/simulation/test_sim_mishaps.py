@@ -12,9 +12,9 @@ import pytest
 from millrace import sim
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, WorkerDied
-from millrace.runtime.sim import SimRuntime
-from millrace.sim.faults import ClockJump, Fate, Mishaps, Partitions
-from millrace.sim.seeded import stream
+from millrace.sim.virtual.faults import ClockJump, Fate, Mishaps, Partitions
+from millrace.sim.virtual.seeded import stream
+from millrace.sim.virtual.workers import SimRuntime
 
 PROBE = "millrace.runtime.probe:Probe"
 STILL = sim.Latency(base_s=0.001, jitter_s=0.0)

@@ -8,12 +8,12 @@ import pytest
 
 from millrace.config.schema import Config, FunctionSchedule, Laminar
 from millrace.schedule import Move, Schedule, View, presets
-from millrace.sim.explore_worlds import crowded, small_config
-from millrace.sim.faults import Faults, Lag
-from millrace.sim.invariants import Invariants
-from millrace.sim.lengths import LogNormal
+from millrace.sim.costs.lengths import LogNormal
+from millrace.sim.costs.workload import Workload
+from millrace.sim.explore.invariants import Invariants
+from millrace.sim.explore.worlds import crowded, small_config
 from millrace.sim.simulation import Scenario, simulate
-from millrace.sim.workload import Workload
+from millrace.sim.virtual.faults import Faults, Lag
 
 
 @dataclass(frozen=True)

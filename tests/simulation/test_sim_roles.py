@@ -31,9 +31,9 @@ from millrace.core.types import (
     TrainSequence,
     Work,
 )
-from millrace.runtime.sim import SimRuntime
-from millrace.sim.decode import Decoder
-from millrace.sim.environment import SimEnvironment
+from millrace.sim.roles.batching import Decoder
+from millrace.sim.roles.sim_environment import SimEnvironment
+from millrace.sim.virtual.workers import SimRuntime
 
 ROLES = "millrace.sim.roles"
 SAMPLING = Sampling(max_tokens=64)

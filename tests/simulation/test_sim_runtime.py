@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from millrace import sim
-from millrace.runtime.sim import SimRuntime
+from millrace.sim.virtual.workers import SimRuntime
 from tests.conformance import SCENARIOS, Scenario
 
 

@@ -20,7 +20,7 @@ BANNED_CALLS = (
 )
 OWNERLESS = ("ensure_future", "get_event_loop", "run_coroutine_threadsafe")
 OWNS_ITS_TASKS = {
-    "millrace.runtime.sim": "a simulated worker's tasks end with it, as a process's would",
+    "millrace.sim.virtual.workers": "a simulated worker's tasks end with it, as a process's would",
 }
 
 

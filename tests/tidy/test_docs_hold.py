@@ -18,7 +18,7 @@ from millrace.config.schema import Config, Section
 from millrace.config.simulated import SimulatedConfig
 from millrace.config.supervised import SupervisedConfig
 from millrace.config.tree import leaves
-from millrace.sim.plan_config import PlanConfig
+from millrace.sim.plan.config import PlanConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

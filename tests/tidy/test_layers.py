@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-from tests.tidy.sources import PACKAGE, SOURCE, Module, imports, modules
+from tests.tidy.sources import PACKAGE, ROOT, SOURCE, Module, imports, modules
 
-ROLES = {"environments", "ledger", "weights", "rollout", "trainer"}
-SHELL = {"runtime", "sim", "observe"}
-BELOW_SESSION = {"core", "config", "schedule", "algorithms", "controller"} | ROLES | SHELL
-BELOW_ROLES = {"core", "config", "schedule", "algorithms"}
 
-MAY_IMPORT: dict[str, set[str]] = {
-    "core": set(),
-    "config": {"core"},
-    "schedule": {"core", "config"},
-    "algorithms": {"core", "config"},
-    **{role: BELOW_ROLES for role in ROLES},
-    "controller": {"core", "config", "schedule"},
-    **{layer: BELOW_ROLES | ROLES | {"controller"} | (SHELL - {layer}) for layer in SHELL},
-    "session": BELOW_SESSION,
-    "evaluation": BELOW_SESSION | {"session"},
-    "chaos": BELOW_SESSION | {"session"},
-    "quickstart": BELOW_SESSION | {"session", "evaluation"},
-    "cli": BELOW_SESSION | {"session", "evaluation", "chaos", "quickstart"},
-}
+def layer_table() -> dict[str, set[str]]:
+    """The layers of AGENTS.md: what each may import. "all above" is every layer of the rows before."""
+    text = (ROOT / "AGENTS.md").read_text()
+    rows = text.split("| layer | holds | may import |", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+    allowed: dict[str, set[str]] = {}
+    for row in rows:
+        layers, _, targets = (cell.strip() for cell in row.strip("|").split("|"))
+        found = set(allowed) if targets == "all above" else quoted(targets)
+        allowed |= dict.fromkeys(quoted(layers), found)
+    return allowed
+
+
+def quoted(cell: str) -> set[str]:
+    return set(re.findall(r"`(\w+)`", cell))
+
+
+MAY_IMPORT = layer_table()
 WITHOUT_TORCH = (
     "core",
     "config",
@@ -56,6 +56,12 @@ def own_imports(module: Module, *, run_time_only: bool = False) -> dict[str, str
         if target in names and target != PACKAGE:
             found[target] = module.at(node)
     return found
+
+
+def package(name: str) -> str:
+    """The folder that holds the module `name`."""
+    paths = {module.name: module.path for module in modules()}
+    return name if paths[name].stem == "__init__" else name.rpartition(".")[0]
 
 
 def test_every_package_has_its_place_among_the_layers() -> None:
@@ -91,6 +97,17 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail("import cycle: " + " <- ".join(error.args[1]))
+
+
+def test_no_packages_import_each_other_in_a_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for module in modules():
+        targets = {package(target) for target in own_imports(module)}
+        graph.setdefault(package(module.name), set()).update(targets - {package(module.name)})
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail("import cycle among packages: " + " <- ".join(error.args[1]))
 
 
 def test_no_module_of_the_control_plane_names_torch() -> None:

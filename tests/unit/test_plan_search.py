@@ -5,16 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from millrace.config import schema
 from millrace.config.load import load, load_as
 from millrace.core.errors import ConfigError
-from millrace.sim import plan as planning
-from millrace.sim.hardware import device
-from millrace.sim.measure import Result, Sample, Span, Timeline
-from millrace.sim.models import model
-from millrace.sim.plan_config import PlanConfig
-from millrace.sim.plan_layouts import Demand, layouts
-from millrace.sim.plan_search import Candidate, Simulated, search, simulated_config
-from millrace.sim.plan_timeline import timeline_lines
+from millrace.sim.costs.hardware import device
+from millrace.sim.costs.models import model
+from millrace.sim.plan import ranking
+from millrace.sim.plan.config import PlanConfig
+from millrace.sim.plan.layouts import Demand, layouts
+from millrace.sim.plan.search import Candidate, Simulated, search, simulated_config
+from millrace.sim.report.measure import Result, Sample, Span, Timeline
+from millrace.sim.report.timeline import timeline_lines
 
 DEMAND = Demand(samples=256, prompt_tokens=512, completion_tokens=1000, longest=4096)
 QUESTION = PlanConfig.model_validate(
@@ -102,7 +103,7 @@ def test_nothing_that_fits_is_an_error():
 def test_a_large_plan_is_simulated_in_proportion():
     layout = replace(found()[0], replicas=64)
     layout = replace(layout, training=replace(layout.training, devices=64))
-    config, scale = simulated_config(QUESTION, Candidate(layout, 256, planning.plan_search.schema.Laminar()))
+    config, scale = simulated_config(QUESTION, Candidate(layout, 256, schema.Laminar()))
     assert (scale, config.cluster.replicas, config.cluster.trainer_devices, config.batch.prompts) == (
         4, 16, 16, 64,
     )  # fmt: skip
@@ -114,7 +115,7 @@ def test_a_large_plan_is_simulated_in_proportion():
 )
 def test_the_bottleneck_is_the_side_that_the_other_waits_for(waits, busy, says):
     result = replace(RESULT, trainer_waits=waits, replica_busy=busy)
-    assert planning.bottleneck(result).startswith(says)
+    assert ranking.bottleneck(result).startswith(says)
 
 
 def test_one_more_device_helps_only_where_it_is_short():
@@ -125,9 +126,9 @@ def test_one_more_device_helps_only_where_it_is_short():
         if (one.training.device.name, one.generation.device.name) == ("H800", "H20")
         and one.generate_s > 1.5 * one.train_s
     )
-    candidate = Candidate(layout, 16, planning.plan_search.schema.Laminar())
+    candidate = Candidate(layout, 16, schema.Laminar())
     best = Simulated(candidate, RESULT, Timeline(), scale=1)
-    told = {gain.device: gain for gain in planning.gains(devices, DEMAND, QUESTION, best)}
+    told = {gain.device: gain for gain in ranking.gains(devices, DEMAND, QUESTION, best)}
     generators = layout.replicas * layout.generation.tensor_parallel
     assert told["H20"].throughput == pytest.approx(1 / generators, rel=0.01)
     assert told["H800"].throughput == 0
@@ -147,17 +148,15 @@ def test_a_timeline_shows_steps_waits_and_busy_replicas():
 
 def test_the_example_is_a_valid_question():
     config = load_as(PlanConfig, Path(__file__).parents[2] / "examples" / "plan.toml")
-    assert planning.devices_of(config)
+    assert ranking.devices_of(config)
 
 
 def test_the_planned_configuration_is_one_that_train_accepts(tmp_path):
     from millrace.cli.plan import PLACEHOLDERS, _configuration
 
     layout = found()[0]
-    best = Simulated(
-        Candidate(layout, 32, planning.plan_search.schema.AReaL(eta=3)), RESULT, Timeline(), scale=1
-    )
-    answer = planning.Plan(QUESTION, DEMAND, [], 1, [best], "the trainer", [])
+    best = Simulated(Candidate(layout, 32, schema.AReaL(eta=3)), RESULT, Timeline(), scale=1)
+    answer = ranking.Plan(QUESTION, DEMAND, [], 1, [best], "the trainer", [])
     file = tmp_path / "planned.toml"
     file.write_text(_configuration(answer, PLACEHOLDERS))
     config = load(file)

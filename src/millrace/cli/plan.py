@@ -16,11 +16,11 @@ from millrace.cli.options import AsJson, Overrides
 from millrace.config.freeze import dump
 from millrace.config.load import load, load_as
 from millrace.session.derived import resolved_lines
-from millrace.sim.generation import Generation
-from millrace.sim.plan import Plan, Theory, plan, training_config
-from millrace.sim.plan_config import PlanConfig
-from millrace.sim.plan_search import Simulated
-from millrace.sim.plan_timeline import timeline_lines
+from millrace.sim.costs.generation import Generation
+from millrace.sim.plan.config import PlanConfig
+from millrace.sim.plan.ranking import Plan, Theory, plan, training_config
+from millrace.sim.plan.search import Simulated
+from millrace.sim.report.timeline import timeline_lines
 
 PLACEHOLDERS: dict[str, Any] = {
     "model": {"path": "path/to/model"},

@@ -17,10 +17,10 @@ from millrace.config.load import load, load_as
 from millrace.config.schema import Schedule
 from millrace.config.simulated import SimulatedConfig
 from millrace.core.errors import ConfigError
-from millrace.sim.calibrate import calibrate
-from millrace.sim.compare import QUANTITIES, Comparison, compare, schedules
-from millrace.sim.explore import Report, Verdict, explore
-from millrace.sim.page import page
+from millrace.sim.calibrate.learn import calibrate
+from millrace.sim.explore.verdicts import Report, Verdict, explore
+from millrace.sim.report.compare import QUANTITIES, Comparison, compare, schedules
+from millrace.sim.report.page import page
 from millrace.sim.setup import check_memory, scenario
 from millrace.sim.simulation import Scenario
 

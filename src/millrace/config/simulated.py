@@ -11,9 +11,9 @@ from millrace.config.schema import BatchShape, Laminar, Schedule, Section
 
 class ClusterSection(Section):
     model: str
-    """A name of `sim/models.py` (`Qwen2.5-7B`), or a directory with a Hugging Face `config.json`."""
+    """A name of `sim/costs/models.py` (`Qwen2.5-7B`), or a directory with a Hugging Face `config.json`."""
     device: str = "H100"
-    """A name of `sim/hardware.py`."""
+    """A name of `sim/costs/hardware.py`."""
     replica_device: str | None = None
     """Where generation runs on other devices than training; None: the same."""
     trainer_devices: int = Field(default=8, ge=1)

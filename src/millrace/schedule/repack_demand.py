@@ -24,7 +24,7 @@ from millrace.schedule.view import Move, ReplicaView, View
 
 PACKED_MAX = 48
 """Trajectories on a replica that takes others' in: about where the KV of long ones makes a decode step twice
-as long as that of a single one (7B to 72B on H800, `sim/generation.py`). See benchmarks/policies.py."""
+as long as that of a single one (7B to 72B on H800, `sim/costs/generation.py`). See benchmarks/policies.py."""
 
 
 @dataclass(frozen=True, slots=True)

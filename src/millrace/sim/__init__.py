@@ -1,11 +1,21 @@
-"""Simulation: virtual time, faults and costs as data, and roles without hardware."""
+"""A whole run without hardware: the real controller, schedule and ledger, in virtual time.
 
-from millrace.sim.costs import Costs
-from millrace.sim.faults import Crash, Failures, Faults, Lag, Latency, Slow
-from millrace.sim.loop import DeadlockError, VirtualLoop, run
-from millrace.sim.trace import TraceDigest
-from millrace.sim.workload import Workload
-from millrace.sim.world import World
+virtual      the event loop of virtual time, workers, messages, seeded faults
+costs        what simulated work takes: devices, models, lengths, transports
+roles        the simulated trainer, replica, relay and environment, and the world that they share
+simulation   one run; `setup` makes it from a configuration, `pool` shares many among processes
+report       what a run achieved, as numbers, text and pages
+explore      seeded worlds full of faults, and what must hold in each
+calibrate    costs learnt from a real run
+plan         the best layout for a model and devices
+"""
+
+from millrace.sim.costs.interface import Costs
+from millrace.sim.costs.workload import Workload
+from millrace.sim.roles.world import World
+from millrace.sim.virtual.faults import Crash, Failures, Faults, Lag, Latency, Slow
+from millrace.sim.virtual.loop import DeadlockError, VirtualLoop, run
+from millrace.sim.virtual.trace_digest import TraceDigest
 
 __all__ = [
     "Costs",

@@ -10,14 +10,14 @@ from millrace.config.simulated import SimulatedConfig
 from millrace.core.errors import ConfigError
 from millrace.core.types import State
 from millrace.ledger.reader import LedgerReader
-from millrace.sim import hardware, models
-from millrace.sim.cluster import Cluster
-from millrace.sim.faults import Failures, Faults
-from millrace.sim.generation import Generation
-from millrace.sim.lengths import Drift, Empirical, Lengths, LogNormal, Mixture, Turns
+from millrace.sim.costs import hardware, models
+from millrace.sim.costs.cluster import Cluster
+from millrace.sim.costs.generation import Generation
+from millrace.sim.costs.lengths import Drift, Empirical, Lengths, LogNormal, Mixture, Turns
+from millrace.sim.costs.training import Training
+from millrace.sim.costs.workload import Workload
 from millrace.sim.simulation import Scale, Scenario
-from millrace.sim.training import Training
-from millrace.sim.workload import Workload
+from millrace.sim.virtual.faults import Failures, Faults
 
 UNITS_MAX = 256
 """A completion of the longest length has about this many units of tokens."""

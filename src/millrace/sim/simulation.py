@@ -19,15 +19,15 @@ from millrace.ledger.buffer import Buffer
 from millrace.ledger.records import read_counts
 from millrace.ledger.recovery import CheckpointOk, Recovery, last_version
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.runtime.sim import SimRuntime
 from millrace.schedule.presets import build
-from millrace.sim import loop
-from millrace.sim.costs import CostModel, Costs
-from millrace.sim.faults import Faults, Latency
-from millrace.sim.seeded import stream
-from millrace.sim.trace import TraceDigest
-from millrace.sim.workload import Workload
-from millrace.sim.world import World
+from millrace.sim.costs.interface import CostModel, Costs
+from millrace.sim.costs.workload import Workload
+from millrace.sim.roles.world import World
+from millrace.sim.virtual import loop
+from millrace.sim.virtual.faults import Faults, Latency
+from millrace.sim.virtual.seeded import stream
+from millrace.sim.virtual.trace_digest import TraceDigest
+from millrace.sim.virtual.workers import SimRuntime
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""The costs of a simulation, learnt from the directory of a real run."""

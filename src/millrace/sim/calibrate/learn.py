@@ -1,0 +1,225 @@
+"""The costs and the workload of a real run, taken from its directory: what the next run will be like.
+
+    replicas   `replica_costs`
+    messages   half of what passes from a publish to its staging, without the staging
+    trainer    seconds from a taken batch to its commit = a + b tokens, without messages     least squares
+    publish, stage, pull, swap, score, load, save, spawn                                     means
+    lengths    whole groups of the ledger, as observed
+
+Everything shares the machine it ran on: on few cores the times of one schedule contain its contention.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, pstdev
+
+from millrace.config.freeze import restore
+from millrace.config.schema import Config
+from millrace.core.errors import DataError
+from millrace.core.events import Event
+from millrace.ledger.reader import LedgerReader
+from millrace.observe.jsonl import read_events
+from millrace.sim.calibrate.achieved import WARM_UP_STEPS, Achieved
+from millrace.sim.calibrate.fit import fit
+from millrace.sim.calibrate.observed import ObservedGroups
+from millrace.sim.calibrate.replica_costs import decode_costs, handover_s
+from millrace.sim.costs.interface import Costs
+from millrace.sim.costs.workload import Workload
+from millrace.sim.simulation import Scale, Scenario, simulate
+from millrace.sim.virtual.faults import Faults, Latency
+
+SLICE_S = 0.02
+"""Of decoding in a real replica, between which it takes commands and tells what finished."""
+NUM_PROMPTS = 256
+"""Prompts read from the ledger for their lengths."""
+NUM_SCORES_MIN = 20
+"""Scores from a full queue that are enough to go by them alone."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A run, ready to be simulated: under its own configuration, or under another (`scenario`)."""
+
+    config: Config
+    costs: Costs
+    workload: Workload
+    faults: Faults  # how long workers take to start; nothing fails
+    latency: Latency
+    achieved: Achieved
+
+    def scenario(self, config: Config | None = None, *, seed: int = 0) -> Scenario:
+        return Scenario(
+            config or self.config,
+            seed=seed,
+            costs=self.costs,
+            workload=self.workload,
+            faults=self.faults,
+            latency=self.latency,
+            scale=Scale(slice_s=SLICE_S),
+        )
+
+
+def calibrate(run_dir: Path | str) -> Calibration:
+    """Read `config.json`, `events.jsonl` and `ledger.sqlite` of a run that has trained some steps.
+
+    Raises: DataError, LedgerError: something is missing or too short to measure; it says what.
+    """
+    path = Path(run_dir)
+    try:
+        config = restore(json.loads((path / "config.json").read_bytes()), str(path / "config.json"))
+        events = list(read_events(path / "events.jsonl"))
+    except OSError as error:
+        raise DataError(f"{path} is not a run directory: {error}") from error
+    with LedgerReader(path / "ledger.sqlite") as ledger:
+        return learn(events, config, lengths=ledger.lengths(), prompts=_prompt_lengths(ledger))
+
+
+def learn(
+    events: Sequence[Event], config: Config, *, lengths: Sequence[int], prompts: Sequence[int]
+) -> Calibration:
+    """`calibrate` on what the files hold: completion lengths by trajectory id, and some prompt lengths.
+
+    Raises: DataError.
+    """
+    spawns = [e.fields["spawn_s"] for e in events if e.kind == "worker_started" and e.fields["epoch"] == 1]
+    message_s = _message_s(events)
+    return Calibration(
+        config=config,
+        costs=_costs(events, config, fmean(prompts), call_s=2 * message_s),
+        workload=Workload(
+            prompt_tokens=_uniform_like(prompts),
+            completion=ObservedGroups.of(lengths, config.batch.group_size),
+        ),
+        faults=replace(Faults(), spawn_s=(min(spawns), max(spawns))),
+        latency=Latency(base_s=message_s / 2, jitter_s=message_s / 2),
+        achieved=Achieved.of(events),
+    )
+
+
+def compare(run_dir: Path | str) -> dict[str, tuple[float, float]]:
+    """Simulate a run under its own configuration. Returns quantity -> (real, simulated)."""
+    calibration = calibrate(run_dir)
+    simulated = Achieved.of(simulate(calibration.scenario()).events).as_dict()
+    return {name: (real, simulated[name]) for name, real in calibration.achieved.as_dict().items()}
+
+
+FRACTIONS = ("trainer_idle", "replica_idle")
+
+
+def largest_error(rows: dict[str, tuple[float, float]]) -> float:
+    """Of `compare`: relative errors; of fractions of time the difference: 1 % idle is close to 2 %."""
+    return max(
+        abs(simulated - real) / (1.0 if name in FRACTIONS or not real else abs(real))
+        for name, (real, simulated) in rows.items()
+    )
+
+
+# ---------------------------------------------------------------- costs
+
+
+def _message_s(events: Sequence[Event]) -> float:
+    """Mean seconds of a message: half of what passes from a publish to its staging, without the staging."""
+    published = {e.fields["version"]: e.time_s for e in events if e.kind == "published"}
+    staged = [e for e in events if e.kind == "staged" and e.fields["version"] in published]
+    gaps = [e.time_s - published[e.fields["version"]] - e.fields["stage_s"] for e in staged]
+    return max(0.0, _mean(gaps)) / 2
+
+
+def _costs(events: Sequence[Event], config: Config, prompt_tokens: float, *, call_s: float) -> Costs:
+    base_s, token_s, prefill_s, contention = decode_costs(events)
+    step_base_s, train_token_s = _training(events, config, prompt_tokens)
+    published = [e.fields for e in events if e.kind == "published"]
+    if not published:
+        raise DataError("the run published no version: nothing about weights can be learned from it")
+    return Costs(
+        decode_base_s=base_s,
+        decode_per_sequence_s=token_s,
+        contention=contention,
+        handover_s=handover_s(events, call_s),
+        prefill_per_token_s=prefill_s,
+        pull_s=_mean([e.fields["pull_s"] for e in events if e.kind == "pulled"]),
+        swap_s=_mean([e.fields["swap_s"] for e in events if e.kind == "pulled"]),
+        step_base_s=max(0.0, step_base_s - call_s),
+        train_per_token_s=train_token_s,
+        publish_s=max(0.0, _mean(list(_publish_s(events))) - call_s),
+        stage_s=_mean([e.fields["stage_s"] for e in events if e.kind == "staged"]),
+        save_s=_mean([e.fields["save_s"] for e in events if e.kind == "checkpoint"]),
+        score_s=_score_s(events, config.reward.workers),
+        weights_bytes=published[-1]["weights_bytes"],
+    )
+
+
+def _training(events: Sequence[Event], config: Config, prompt_tokens: float) -> list[float]:
+    """Seconds of a step whatever its size, and of a token in it (prompts are trained with each completion).
+
+    A slope that explains less than the noise comes out as 0 or near it, and the base has the rest.
+    """
+    rows, seconds = [], []
+    free_s: float | None = None
+    for event in events:
+        if event.kind in ("published", "checkpoint"):
+            free_s = event.time_s
+        elif event.kind == "step" and free_s is not None and _counts(event):
+            prompts = prompt_tokens * config.trajectories_per_step
+            rows.append((1.0, event.fields["trained_tokens"] + prompts))
+            seconds.append(event.time_s - free_s - event.fields["wait_s"])
+    if len(rows) < 3:
+        raise DataError(
+            f"{len(rows)} steps after the first {WARM_UP_STEPS}: 3 are the least to fit the time of one"
+        )
+    return fit(rows, seconds)
+
+
+def _counts(step: Event) -> bool:
+    """The first steps warm up allocators and caches; replayed ones did not wait for anything."""
+    return not step.fields["replayed"] and step.fields["version"] > WARM_UP_STEPS
+
+
+def _publish_s(events: Sequence[Event]) -> Iterator[float]:
+    """Seconds from a step to the publish that comes right after it in the trainer."""
+    trainer = [e for e in events if e.kind in ("step", "published", "checkpoint")]
+    for before, now in pairwise(trainer):
+        if before.kind == "step" and now.kind == "published":
+            yield now.time_s - before.time_s
+
+
+def _score_s(events: Sequence[Event], workers: int) -> float:
+    """Mean seconds of a score in a queue that `workers` serve in order.
+
+    From one score to the next while completions wait, which leaves the messages out; where hardly any ever
+    waited, from completion to score.
+    """
+    finished: dict[int, float] = {}
+    scored: list[float] = []
+    queued: list[float] = []
+    alone: list[float] = []
+    for event in events:
+        if event.kind == "finished":
+            finished[event.fields["trajectory_id"]] = event.time_s
+        elif event.kind == "scored" and event.fields["trajectory_id"] in finished:
+            ready_s = finished.pop(event.fields["trajectory_id"])
+            free_s = scored[-workers] if len(scored) >= workers else 0.0
+            (queued if ready_s <= free_s else alone).append(event.time_s - max(ready_s, free_s))
+            scored.append(event.time_s)
+    return _mean(queued if len(queued) >= NUM_SCORES_MIN else alone + queued)
+
+
+def _prompt_lengths(ledger: LedgerReader) -> list[int]:
+    ids = [group_id for step in ledger.steps() for group_id in step.group_ids][:NUM_PROMPTS]
+    return [len(ledger.group(group_id).prompt) for group_id in ids] or [1]
+
+
+def _uniform_like(lengths: Sequence[int]) -> tuple[int, int]:
+    """The range whose uniform distribution has the mean and about the deviation of `lengths`."""
+    mean = fmean(lengths)
+    low = max(1, round(mean - 3**0.5 * pstdev(lengths)))
+    return low, max(low, round(2 * mean - low))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0

@@ -1,0 +1,1 @@
+"""What simulated work takes: devices, models, lengths, generation, training and transport."""

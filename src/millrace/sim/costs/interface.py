@@ -1,0 +1,97 @@
+"""What simulated work takes: the one interface between the simulated roles and a model of their hardware.
+
+`Costs` is the plain instance, constants that resemble a small model on a few cores; `cluster` derives one
+from a model, devices and a layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class CostModel(Protocol):
+    """Seconds, unless the name says otherwise. Pure: equal arguments give equal times.
+
+    A decode step of `batch` sequences that hold `kv_tokens` together takes
+    `decode_step_s(batch) + kv_tokens * kv_token_s`: affine in the KV cache, so that a replica can add up a
+    whole stretch of steps at once.
+    """
+
+    @property
+    def kv_token_s(self) -> float: ...
+    @property
+    def handover_s(self) -> float:
+        """To write a report with news; nothing decodes meanwhile, and it is not counted as busy."""
+
+    @property
+    def contention(self) -> float:
+        """How many times longer decode steps and prefills take while the trainer computes: shared cores."""
+
+    @property
+    def pull_s(self) -> float:
+        """Copying a version into standby, while decoding goes on."""
+
+    @property
+    def swap_s(self) -> float:
+        """Between two decode steps; nothing decodes."""
+
+    @property
+    def publish_s(self) -> float:
+        """The trainer stands still for it."""
+
+    @property
+    def stage_s(self) -> float:
+        """From published to pullable."""
+
+    @property
+    def load_s(self) -> float: ...
+    @property
+    def save_s(self) -> float: ...
+    @property
+    def prompts_s(self) -> float: ...
+    @property
+    def score_s(self) -> float:
+        """Mean of an exponential, per completion."""
+
+    @property
+    def weights_bytes(self) -> int: ...
+    def decode_step_s(self, batch: int) -> float: ...
+    def prefill_s(self, tokens: int, context: int) -> float:
+        """KV of `tokens` new tokens of one sequence after `context` known ones."""
+
+    def train_s(self, lengths: Sequence[int]) -> float:
+        """An optimizer step on sequences of these lengths, prompts included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Constants. Reading the weights is shared by the batch; a sequence adds its KV and its sampling."""
+
+    decode_base_s: float = 0.008
+    decode_per_sequence_s: float = 0.0005
+    kv_token_s: float = 0.0
+    handover_s: float = 0.0
+    contention: float = 1.0
+    prefill_per_token_s: float = 0.00002
+    pull_s: float = 0.05
+    swap_s: float = 0.01
+    step_base_s: float = 0.2
+    train_per_token_s: float = 0.0001
+    publish_s: float = 0.03
+    stage_s: float = 0.02
+    load_s: float = 0.5
+    save_s: float = 0.2
+    prompts_s: float = 0.002
+    score_s: float = 0.02
+    weights_bytes: int = 4_000_000
+
+    def decode_step_s(self, batch: int) -> float:
+        return self.decode_base_s + self.decode_per_sequence_s * batch
+
+    def prefill_s(self, tokens: int, context: int) -> float:
+        return tokens * self.prefill_per_token_s
+
+    def train_s(self, lengths: Sequence[int]) -> float:
+        return self.step_base_s + self.train_per_token_s * sum(lengths)

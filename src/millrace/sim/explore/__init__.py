@@ -1,0 +1,1 @@
+"""Many seeded worlds full of faults, and the promises that hold in each."""

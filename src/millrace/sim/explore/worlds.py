@@ -1,0 +1,181 @@
+"""Seeded random worlds: a small run of a random schedule, and everything that goes wrong in it."""
+
+from __future__ import annotations
+
+import random
+
+from millrace.config.schema import (
+    RLAX,
+    AReaL,
+    BatchShape,
+    Checkpoints,
+    Config,
+    GymReward,
+    GymTask,
+    Laminar,
+    LlamaRL,
+    Millrace,
+    Model,
+    Rollout,
+    SamplingConfig,
+    Schedule,
+    Supervision,
+    Synchronous,
+)
+from millrace.sim.costs.interface import Costs
+from millrace.sim.costs.lengths import LogNormal
+from millrace.sim.costs.workload import Workload
+from millrace.sim.simulation import Scenario
+from millrace.sim.virtual.faults import (
+    ClockJump,
+    Corruption,
+    Failures,
+    Faults,
+    Latency,
+    Mishaps,
+    Partitions,
+    Slow,
+)
+
+SCHEDULES: tuple[Schedule, ...] = (
+    Synchronous(),
+    LlamaRL(lag=1),
+    LlamaRL(lag=3),
+    AReaL(eta=0),
+    AReaL(eta=2),
+    RLAX(),
+    RLAX(reload_staleness=1, acceptance_staleness=3),
+    Laminar(),
+    Laminar(staleness_max=1, repack_interval_s=1.0),
+    Laminar(staleness_max=None, repack_interval_s=0.5),
+    Millrace(repack_interval_s=0.5),
+    Millrace(staleness_max=1, repack_interval_s=0.2, batch_max=3),
+)
+STEPS_MAX = 12  # of a user's own configuration: promises break early or not at all
+TIME_MAX_S = 5_000.0
+LEASE_S = 4.0
+RESTART_WINDOW_S = 15.0  # short, so that back-offs are: where all die all the time, a long one takes for ever
+
+
+def small_config(
+    schedule: Schedule, *, steps: int = 8, replicas: int = 3, seed: int = 0, **changes: object
+) -> Config:
+    """A run small enough for thousands of them. `changes` are sections of the configuration."""
+    values: dict[str, object] = {
+        "steps": steps,
+        "seed": seed,
+        "model": Model(path="simulated"),
+        "task": GymTask(name="chain_sum"),
+        "reward": GymReward(workers=2),
+        "batch": BatchShape(prompts=2, group_size=3),
+        "sampling": SamplingConfig(max_tokens=160),
+        "schedule": schedule,
+        "rollout": Rollout(replicas=replicas, slots=4, max_sequence_tokens=256, report_interval_s=0.15),
+        "checkpoints": Checkpoints(every=3),
+        "supervision": Supervision(
+            restarts=100_000,
+            restart_window_s=RESTART_WINDOW_S,
+            lease_s=LEASE_S,
+            backoff_s=0.05,
+            stall_s=1200.0,
+            step_timeout_s=30.0,
+        ),
+    }
+    return Config.model_validate({**values, **changes})
+
+
+def random_world(seed: int, config: Config | None = None) -> Scenario:
+    """World number `seed`. `config`: a user's own run, shortened, in place of a random one.
+
+    Each kind of fault is present in some of the worlds only, so that a failing seed tells something.
+    """
+    rng = random.Random(seed)
+    run = _random_config(rng, seed)
+    if config is not None:
+        run = _hardened(config, seed)
+    return Scenario(
+        run,
+        seed=seed,
+        costs=Costs(step_base_s=rng.uniform(0.02, 0.5)),
+        workload=Workload(
+            completion=LogNormal(rng.choice((20.0, 60.0)), rng.uniform(0.3, 1.3)),
+            failed_fraction=rng.choice((0.0, 0.05)),
+            abstained_fraction=rng.choice((0.0, 0.05)),
+            bad_prompt_fraction=rng.choice((0.0, 0.1)),
+        ),
+        faults=_random_faults(rng),
+        latency=Latency(spike_probability=rng.choice((0.0, 0.02, 0.1)), spike_s=0.5),
+        time_max_s=TIME_MAX_S,
+    )
+
+
+def _random_config(rng: random.Random, seed: int) -> Config:
+    schedule, steps, replicas = rng.choice(SCHEDULES), rng.randint(3, 8), rng.randint(1, 4)
+    config = small_config(schedule, steps=steps, replicas=replicas, seed=seed)
+    return crowded(config) if rng.random() < 0.15 else config
+
+
+def crowded(config: Config) -> Config:
+    """With so much in flight that what one replica has left does not always fit onto one other."""
+    rollout = config.rollout.model_copy(update={"slots": 8})
+    return config.model_copy(update={"batch": BatchShape(prompts=8, group_size=3), "rollout": rollout})
+
+
+def _hardened(config: Config, seed: int) -> Config:
+    """Few steps, and no end because too many workers died: here they die all the time."""
+    supervision = config.supervision
+    patient = supervision.model_copy(
+        update={
+            "restarts": 100_000,
+            "restart_window_s": RESTART_WINDOW_S,
+            "step_timeout_s": min(supervision.step_timeout_s, supervision.stall_s / 4),
+        }
+    )
+    changes = {"seed": seed, "steps": min(config.steps, STEPS_MAX), "supervision": patient}
+    return config.model_copy(update=changes)
+
+
+def _random_faults(rng: random.Random) -> Faults:
+    return Faults(
+        failures=tuple(
+            Failures(workers, rng.uniform(low, 4 * low))
+            for workers, low in (("replica-*", 4.0), ("trainer", 8.0), ("relay", 8.0), ("environment-*", 4.0))
+            if rng.random() < 0.4
+        ),
+        slow=tuple(
+            Slow(workers, rng.uniform(2, 8))
+            for workers in ("replica-0", "relay", "trainer", "environment-0")
+            if rng.random() < 0.15
+        ),
+        partitions=tuple(
+            Partitions(workers, rng.uniform(4.0, 20.0), rng.choice(((0.5, 3.0), (3.0, 30.0), (1e6, 2e6))))
+            for workers, share in (
+                ("replica-*", 0.3),
+                ("trainer", 0.1),
+                ("relay", 0.1),
+                ("environment-*", 0.1),
+            )
+            if rng.random() < share
+        ),
+        mishaps=(_random_mishaps(rng),) if rng.random() < 0.4 else (),
+        corruption=Corruption(written=0.05, read=0.02) if rng.random() < 0.1 else Corruption(),
+        clock_jumps=tuple(
+            ClockJump(rng.uniform(0.5, 20.0), rng.choice((0.5, 3.0, 20.0)))
+            for _ in range(rng.choice((0, 0, 0, 1, 2)))
+        ),
+        controller_crashes=tuple(rng.uniform(0.5, 12.0) for _ in range(rng.choice((0, 0, 0, 1, 2, 4)))),
+    )
+
+
+def _random_mishaps(rng: random.Random) -> Mishaps:
+    def sometimes(probability: float) -> float:
+        return rng.choice((0.0, probability))
+
+    return Mishaps(
+        "*",
+        lost=sometimes(0.005),
+        unanswered=sometimes(0.005),
+        doubled=sometimes(0.1),
+        overtaken=sometimes(0.3),
+        overtaken_s=rng.choice((0.2, 1.0, 1.5 * LEASE_S)),
+    )

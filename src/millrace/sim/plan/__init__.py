@@ -1,0 +1,1 @@
+"""From a model, devices and a staleness budget to the best layout and its configuration."""

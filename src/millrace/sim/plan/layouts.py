@@ -1,0 +1,136 @@
+"""Every layout that fits in memory, with the step time that roofline and memory alone predict.
+
+A layout says which devices train and which generate, in which parallel shape. Of a kind of device some train,
+some generate, the rest of a mixed cluster stays idle: replicas are equal, and so are the trainer's devices.
+The prediction is LlamaRL's max(train, generate) with the lengths' means; the simulator adds what that leaves
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from millrace.sim.costs.generation import Generation
+from millrace.sim.costs.hardware import Device
+from millrace.sim.costs.models import ModelShape
+from millrace.sim.costs.training import Training
+
+TENSOR_PARALLEL = (1, 2, 4, 8, 16)
+MODEL_PARALLEL = (1, 2, 4, 8, 16, 32)
+SLOTS = (32, 64, 128, 256)
+SPLITS = 24
+"""Splits looked at between one trainer rank and all devices but one replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one optimizer step needs. Tokens are means of a sample; `longest` is the longest sequence."""
+
+    samples: int
+    prompt_tokens: float
+    completion_tokens: float
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`train_s` and `generate_s`: predicted seconds of a step, each side alone."""
+
+    training: Training
+    generation: Generation
+    replicas: int
+    slots: int
+    train_s: float
+    generate_s: float
+
+    @property
+    def step_s(self) -> float:
+        return max(self.train_s, self.generate_s)
+
+    def used(self) -> dict[str, int]:
+        """Devices by kind."""
+        used = {self.training.device.name: self.training.devices}
+        name = self.generation.device.name
+        used[name] = used.get(name, 0) + self.replicas * self.generation.tensor_parallel
+        return used
+
+    def describe(self) -> str:
+        training, generation = self.training, self.generation
+        return (
+            f"{training.devices} {training.device.name} train (model parallel {training.model_parallel}), "
+            f"{self.replicas} x {generation.tensor_parallel} {generation.device.name} generate in "
+            f"{generation.dtype}, {self.slots} slots"
+        )
+
+
+def layouts(
+    model: ModelShape, devices: Mapping[Device, int], demand: Demand, dtypes: Sequence[str] = ("bf16",)
+) -> list[Layout]:
+    """All of them, the best prediction first; empty where the model does not fit."""
+    found = [
+        layout
+        for train_on, trainers in devices.items()
+        for generate_on, generators in devices.items()
+        for training in _trainings(model, train_on, trainers, demand)
+        for generation in _generations(model, generate_on, generators, demand, dtypes)
+        for layout in _splits(training, generation, trainers, generators, demand)
+    ]
+    return sorted(found, key=lambda layout: (layout.step_s, layout.train_s + layout.generate_s))
+
+
+def train_s(training: Training, demand: Demand) -> float:
+    """A step of equal sequences of the mean length."""
+    length = round(demand.prompt_tokens + demand.completion_tokens)
+    work = demand.samples * training.sequence_flops(length)
+    seconds = work / (training.device.bf16_flops * training.mfu * training.devices)
+    return max(seconds, training.traffic_s()) + training.optimizer_s()
+
+
+def generate_s(generation: Generation, replicas: int, slots: int, demand: Demand) -> float:
+    """Seconds to decode the samples of a step with `slots` of them always in flight on each replica."""
+    sample_s = generation.sample_s(slots, demand.prompt_tokens, demand.completion_tokens)
+    prompts_s = generation.prefill_s(round(demand.prompt_tokens))
+    return demand.samples / replicas * (sample_s + prompts_s / 2)
+
+
+def slots_that_fit(generation: Generation, demand: Demand) -> list[int]:
+    """Powers of two, and at most what KV holds if every sequence grows to the longest."""
+    most = generation.kv_capacity_tokens // demand.longest
+    return [slots for slots in SLOTS if slots <= most] or ([most] if most else [])
+
+
+def _trainings(model: ModelShape, device: Device, count: int, demand: Demand) -> Iterator[Training]:
+    """The trainer's shape with the least model parallelism that fits, for each number of devices."""
+    step = max(1, count // SPLITS)
+    for devices in range(step, count + 1, step):
+        for size in MODEL_PARALLEL:
+            if devices % size == 0:
+                training = Training(model, device, devices, model_parallel=size)
+                if training.fits(demand.longest):
+                    yield training
+                    break
+
+
+def _generations(
+    model: ModelShape, device: Device, count: int, demand: Demand, dtypes: Sequence[str]
+) -> Iterator[Generation]:
+    for size in TENSOR_PARALLEL:
+        for dtype in dtypes:
+            generation = Generation(model, device, size, dtype)
+            if size <= count and generation.fits and slots_that_fit(generation, demand):
+                yield generation
+
+
+def _splits(
+    training: Training, generation: Generation, trainers: int, generators: int, demand: Demand
+) -> Iterator[Layout]:
+    shared = training.device == generation.device
+    left = generators - training.devices if shared else generators
+    replicas = left // generation.tensor_parallel
+    if replicas < 1 or training.devices > trainers:
+        return
+    needed_s = train_s(training, demand)
+    for slots in slots_that_fit(generation, demand):
+        seconds = generate_s(generation, replicas, slots, demand)
+        yield Layout(training, generation, replicas, slots, needed_s, seconds)

@@ -1,0 +1,215 @@
+"""`millrace plan`: from a model, devices, lengths and a staleness budget to a ranking and a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from millrace.core.errors import ConfigError
+from millrace.sim.costs import hardware, models
+from millrace.sim.costs.generation import Generation
+from millrace.sim.costs.hardware import Device
+from millrace.sim.costs.models import ModelShape
+from millrace.sim.costs.training import MEMORY_FRACTION, Training
+from millrace.sim.plan.config import PlanConfig
+from millrace.sim.plan.layouts import Demand, layouts
+from millrace.sim.plan.search import Candidate, Simulated, for_batch, search, simulate_candidate
+from millrace.sim.plan.theory import (
+    Asynchronous,
+    Problem,
+    Synchronous,
+    solve_asynchronous,
+    solve_synchronous,
+)
+from millrace.sim.report.measure import Result
+from millrace.sim.setup import lengths_of
+
+LENGTH_DRAWS = 4096
+BUSY = 0.9
+"""A side that works this share of the time is a bottleneck."""
+
+
+@dataclass(frozen=True)
+class Theory:
+    """LlamaRL's optima on one kind of device."""
+
+    device: str
+    synchronous: Synchronous | None  # None: it does not fit
+    asynchronous: Asynchronous | None
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What one more device of a kind would bring: relative throughput, and where it would go."""
+
+    device: str
+    throughput: float
+    role: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`ranking` is of simulated candidates, the fastest first; `num_layouts` fitted in memory."""
+
+    config: PlanConfig
+    demand: Demand
+    theory: list[Theory]
+    num_layouts: int
+    ranking: list[Simulated]
+    bottleneck: str
+    gains: list[Gain]
+
+    @property
+    def best(self) -> Simulated:
+        return self.ranking[0]
+
+
+def plan(config: PlanConfig, on_simulated: Callable[[Simulated], None] = lambda one: None) -> Plan:
+    """Answer the question. `on_simulated` hears of each simulated candidate.
+
+    Raises: ConfigError: an unknown model or device, or nothing fits.
+    """
+    model, devices, demand = models.model(config.model), devices_of(config), demand_of(config)
+    found = layouts(model, devices, demand, config.search.dtypes)
+
+    def run(candidate: Candidate) -> Simulated:
+        one = simulate_candidate(config, candidate)
+        on_simulated(one)
+        return one
+
+    ranking = search(config, demand, found, run)
+    best = ranking[0]
+    return Plan(
+        config=config,
+        demand=demand,
+        theory=[_theory(model, device, count, demand) for device, count in devices.items()],
+        num_layouts=len(found),
+        ranking=ranking,
+        bottleneck=bottleneck(best.result),
+        gains=gains(devices, demand, config, best),
+    )
+
+
+def bottleneck(result: Result) -> str:
+    """Which side holds the others up, and what would help."""
+    times = (
+        f"the trainer waits {result.trainer_waits:.0%} of the time, replicas work {result.replica_busy:.0%}"
+    )
+    if result.trainer_waits < 1 - BUSY:
+        return f"the trainer ({times})"
+    if result.replica_busy >= BUSY:
+        return f"generation ({times})"
+    return (
+        f"the long tail under the staleness bound ({times}): a looser bound, shorter completions or fewer "
+        "trajectories at a time on a replica help, more devices do not"
+    )
+
+
+def gains(devices: dict[Device, int], demand: Demand, config: PlanConfig, best: Simulated) -> list[Gain]:
+    """By prediction: with one device more the shapes stay and the split is made anew.
+
+    Continuous: a tenth of a replica counts. Where both sides are on one kind of device, the step is
+    (train + generate device-seconds) / devices; where each has its own kind, only the slower side gains.
+    """
+    layout = for_batch(best.candidate.layout, best.candidate.prompts, config, demand)
+    trainer, generator = layout.training.device, layout.generation.device
+    found = []
+    for device, count in devices.items():
+        if device not in (trainer, generator):
+            found.append(Gain(device.name, 0.0, "idle in this plan"))
+        elif trainer == generator:
+            found.append(Gain(device.name, 1 / count, "both, at the best split"))
+        else:
+            mine, other = layout.train_s, layout.generate_s
+            used, role = layout.training.devices, "training"
+            if device == generator:
+                mine, other = other, mine
+                used, role = layout.replicas * layout.generation.tensor_parallel, "generation"
+            after = max(mine * used / (used + 1), other)
+            found.append(Gain(device.name, layout.step_s / after - 1, role))
+    return found
+
+
+# ---------------------------------------------------------------- the question
+
+
+def devices_of(config: PlanConfig) -> dict[Device, int]:
+    """Raises: ConfigError: none, or an unknown kind."""
+    counts = {hardware.device(name): count for name, count in config.devices.items() if count > 0}
+    if not counts:
+        raise ConfigError("`devices` is empty: say how many of which kind there are, as in `H800 = 64`")
+    return counts
+
+
+def demand_of(config: PlanConfig) -> Demand:
+    """Means over `LENGTH_DRAWS` completions, cut at `max_tokens`."""
+    lengths, most = lengths_of(config.lengths), config.workload.max_tokens
+    completion = fmean(min(most, max(1.0, lengths.draw(config.seed, i))) for i in range(LENGTH_DRAWS))
+    shortest, longest = config.workload.prompt_tokens
+    samples = config.batch.prompts[0] * config.batch.group_size
+    return Demand(samples, (shortest + longest) / 2, completion, longest + most)
+
+
+# ---------------------------------------------------------------- theory
+
+
+def _theory(model: ModelShape, device: Device, count: int, demand: Demand) -> Theory:
+    problem = problem_of(model, device, count, demand)
+
+    def solved(solve: Callable[[Problem], Any]) -> Any:
+        try:
+            return solve(problem)
+        except ConfigError:
+            return None
+
+    return Theory(device.name, solved(solve_synchronous), solved(solve_asynchronous))
+
+
+def problem_of(model: ModelShape, device: Device, count: int, demand: Demand) -> Problem:
+    """Problems (6) and (7) with this cost model: W0 in bf16, K_g of a sample at its mean length, activations
+    of a whole sample with recomputation."""
+    length = round(demand.prompt_tokens + demand.completion_tokens)
+    training = Training(model, device, 1)
+
+    def train(batch: int, size: int) -> float:
+        return replace(training, devices=size, model_parallel=size).sample_s(batch, length)
+
+    def generate(batch: int, size: int) -> float:
+        return Generation(model, device, size).sample_s(batch, demand.prompt_tokens, demand.completion_tokens)
+
+    return Problem(
+        samples=demand.samples,
+        devices=count,
+        memory=MEMORY_FRACTION * device.memory_bytes,
+        weights=float(model.weights_bytes()),
+        activations=training.activation_bytes(length),
+        kv=float(length * model.kv_token_bytes()),
+        train_s=train,
+        generate_s=generate,
+    )
+
+
+def training_config(plan: Plan, base: dict[str, Any]) -> dict[str, Any]:
+    """The best candidate as the keys of a training configuration, laid over `base`.
+
+    What the configuration has no key for (which device does what, tensor parallelism, transport) is the
+    launcher's, and stands in the plan's table.
+    """
+    best = plan.best.candidate
+    workload = plan.config.workload
+    chosen: dict[str, dict[str, Any]] = {
+        "batch": {"prompts": best.prompts, "group_size": plan.config.batch.group_size},
+        "sampling": {"max_tokens": workload.max_tokens},
+        "rollout": {
+            "replicas": best.layout.replicas,
+            "slots": best.layout.slots,
+            "max_sequence_tokens": plan.demand.longest,
+        },
+    }
+    tree = dict(base)
+    for section, keys in chosen.items():
+        tree[section] = {**tree.get(section, {}), **keys}
+    tree["schedule"] = best.schedule.model_dump(mode="json")
+    return tree

@@ -1,0 +1,1 @@
+"""What a simulated run achieved: numbers, comparisons of schedules, text and pages."""

@@ -1,0 +1,14 @@
+"""The simulated roles, to be spawned by `sim.virtual.workers.SimRuntime` under the real controller.
+
+All take the run's `World` (the environment does not need it), `Costs` and, where work is drawn,
+`Workload`. Targets read `millrace.sim.roles:SimReplica` and so on.
+"""
+
+from __future__ import annotations
+
+from millrace.sim.roles.sim_environment import SimEnvironment
+from millrace.sim.roles.sim_relay import SimRelay
+from millrace.sim.roles.sim_replica import SimReplica
+from millrace.sim.roles.sim_trainer import SimTrainer
+
+__all__ = ["SimEnvironment", "SimRelay", "SimReplica", "SimTrainer"]

@@ -1,0 +1,152 @@
+"""A simulated replica: the shell around a `Decoder` that gives it time, reports and weights."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from millrace.core import clock
+from millrace.core.errors import DigestMismatchError, TornVersionError, UnknownVersionError
+from millrace.core.types import Endpoint, Progress, Report, Served, Work
+from millrace.sim.costs.interface import CostModel, Costs
+from millrace.sim.costs.workload import Workload
+from millrace.sim.roles.batching import Decoder
+from millrace.sim.roles.world import World
+from millrace.sim.virtual.faults import pace
+
+ROUNDING_S = 1e-6
+"""Behind a computed instant, so that what was to happen has happened."""
+QUIET_REPORT_S = 1.0
+"""A replica with nothing to do reports this often, or with every report of a busy one if those are rarer."""
+
+
+class SimReplica:
+    """One engine's worth of simulated decoding. One timer per report, none per token.
+
+    `progress_interval_s`: how often reports tell of unfinished trajectories; None: each does.
+    `slice_s`: decode in slices of this length, as real replicas do: commands take effect between two, and
+    what completed is reported at the end of one, whose pace was settled at its beginning. 0: commands take
+    effect at once, and completions are reported with the next report.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        slots: int,
+        kv_capacity_tokens: int,
+        report_interval_s: float = 0.1,
+        progress_interval_s: float | None = None,
+        slice_s: float = 0.0,
+        paged: bool = False,
+        costs: CostModel = Costs(),
+        workload: Workload = Workload(),
+    ) -> None:
+        self._world, self._costs = world, costs
+        self._report_interval_s = report_interval_s
+        self._slice_s, self._contention = slice_s, 1.0
+        self._between_slices = asyncio.Event()
+        self._between_slices.set()
+        self._progress_interval_s, self._told_s = progress_interval_s or 0.0, 0.0
+        self._decoder = Decoder(
+            slots=slots, kv_capacity_tokens=kv_capacity_tokens, costs=costs, workload=workload, paged=paged
+        )
+        self._digest = ""
+        self._pulling = asyncio.Lock()
+        self._submitted = asyncio.Event()
+
+    async def reports(self) -> AsyncIterator[Report]:
+        while True:
+            await self._until_report()
+            now_s = clock.now()
+            unfinished = now_s >= self._told_s + self._progress_interval_s
+            self._told_s = now_s if unfinished else self._told_s
+            progress = self._decoder.collect(now_s, self._slowdown(), unfinished=unfinished)
+            if progress:
+                await self._hand_over()
+            yield Report(progress, self._decoder.load())
+
+    async def _hand_over(self) -> None:
+        """A report with news is written; nothing decodes meanwhile."""
+        if self._costs.handover_s:
+            handover_s = self._costs.handover_s * pace.get()()
+            self._decoder.stall(handover_s)
+            await asyncio.sleep(handover_s)
+
+    async def _until_report(self) -> None:
+        if self._decoder.quiet:
+            self._submitted.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, QUIET_REPORT_S - self._report_interval_s)):
+                    await self._submitted.wait()
+        if self._slice_s:
+            await self._slices()
+        else:
+            await asyncio.sleep(self._report_interval_s)
+
+    async def _slices(self) -> None:
+        """Until a report is due at the end of a slice, or something has completed."""
+        due_s = clock.now() + self._report_interval_s
+        while True:
+            self._between_slices.clear()
+            try:
+                await self._slice()
+            finally:
+                self._between_slices.set()
+            if self._decoder.has_finished or clock.now() >= due_s:
+                return
+            if not self._decoder.decoding:
+                await asyncio.sleep(due_s - clock.now())
+                return
+
+    async def _slice(self) -> None:
+        """Ends early where nothing is left to decode."""
+        self._decoder.advance(clock.now(), self._slowdown())
+        self._contention = self._costs.contention if self._world.training else 1.0
+        end_s = clock.now() + self._slice_s
+        while (now_s := clock.now()) < end_s:
+            self._decoder.advance(now_s, self._slowdown())
+            completes_s = self._decoder.completes_s(self._slowdown())
+            if completes_s == math.inf:
+                return
+            await asyncio.sleep(min(end_s - now_s, max(0.0, completes_s - now_s) + ROUNDING_S))
+
+    async def submit(self, works: list[Work]) -> None:
+        await self._between_slices.wait()
+        self._decoder.submit(works, clock.now(), self._slowdown())
+        self._submitted.set()
+
+    async def release(self, trajectory_ids: list[int]) -> list[Progress]:
+        await self._between_slices.wait()
+        return self._decoder.release(trajectory_ids, clock.now(), self._slowdown())
+
+    async def pull(self, version: int, endpoint: Endpoint) -> Served:
+        async with self._pulling:
+            if version == self._decoder.version:
+                return Served(version, self._digest, pull_s=0.0, swap_s=0.0)
+            started = clock.now()
+            digest = await self._copy(version, endpoint)
+            read_s = clock.now() - started
+            await self._between_slices.wait()
+            pulled = clock.now()
+            swapped = self._decoder.swap(version, pulled, self._slowdown())
+            self._digest = digest
+            await asyncio.sleep(swapped - pulled)
+            return Served(version, digest, pull_s=read_s, swap_s=swapped - pulled)
+
+    def _slowdown(self) -> float:
+        return pace.get()() * self._contention
+
+    async def _copy(self, version: int, endpoint: Endpoint) -> str:
+        """Read a slot that may be overwritten meanwhile."""
+        staged = self._world.shelf(endpoint.path).staged(version)
+        await asyncio.sleep(self._costs.pull_s * pace.get()())
+        try:
+            copied = self._world.read(self._world.shelf(endpoint.path).staged(version))
+        except UnknownVersionError as error:
+            raise TornVersionError(f"version {version} was overwritten while it was read: {error}") from error
+        if copied != staged:
+            raise DigestMismatchError(f"version {version}: the copy is {copied}, the slot held {staged}")
+        return copied

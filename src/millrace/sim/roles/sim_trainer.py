@@ -1,0 +1,117 @@
+"""A simulated trainer: a version counter, and the time that its work takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from millrace.core import clock
+from millrace.core.errors import DataError, TrainingError
+from millrace.core.types import (
+    Batch,
+    CheckpointInfo,
+    Endpoint,
+    Published,
+    StepResult,
+    TrainerState,
+    TrainSequence,
+)
+from millrace.sim.costs.interface import CostModel, Costs
+from millrace.sim.roles.world import Weights, World
+from millrace.sim.virtual.faults import pace
+
+
+class SimTrainer:
+    """Applies batches in order. Only what it saved in `world` survives it."""
+
+    def __init__(self, world: World, *, costs: CostModel = Costs()) -> None:
+        self._world, self._costs = world, costs
+        self._weights: Weights | None = None
+        self._last: StepResult | None = None
+        self._published: tuple[Endpoint, Published] | None = None
+        self._turn = asyncio.Lock()  # one command at a time, as in a process with one model
+
+    async def load(self, checkpoint: str | None) -> TrainerState:
+        async with self._turn:
+            await self._spend(self._costs.load_s)
+            if checkpoint is not None and checkpoint not in self._world.checkpoints:
+                raise DataError(f"no checkpoint at {checkpoint}; saved: {sorted(self._world.checkpoints)}")
+            self._weights = Weights() if checkpoint is None else self._world.checkpoints[checkpoint]
+            self._last = self._published = None
+            return TrainerState(self._weights.version, slot_bytes=self._costs.weights_bytes)
+
+    async def step(self, batch: Batch) -> StepResult:
+        async with self._turn:
+            if self._last is not None and batch.version == self._last.version - 1:
+                return self._last
+            weights = self._loaded()
+            if batch.version != weights.version:
+                raise TrainingError(
+                    f"a batch for version {batch.version}, but the trainer is at {weights.version}"
+                )
+            started = clock.now()
+            self._world.training = True
+            try:
+                await self._spend(self._costs.train_s(_lengths(batch)))
+            finally:
+                self._world.training = False
+            self._weights = weights.after(batch)
+            self._last = _result(batch, step_s=clock.now() - started)
+            return self._last
+
+    async def publish(self, endpoint: Endpoint) -> Published:
+        async with self._turn:
+            weights = self._loaded()
+            if self._published is not None and self._is_repeat(endpoint, *self._published):
+                return self._published[1]
+            shelf = self._world.shelf(endpoint.path)
+            shelf.begin_write(weights.version)
+            await self._spend(self._costs.publish_s)
+            shelf.write(weights.version, self._world.written(weights.digest))
+            published = Published(
+                weights.version, weights.digest, self._costs.weights_bytes, self._costs.publish_s
+            )
+            self._published = endpoint, published
+            return published
+
+    def _is_repeat(self, endpoint: Endpoint, earlier: Endpoint, published: Published) -> bool:
+        """Writing a slot again would tear it under those who read it."""
+        return endpoint == earlier and published.version == self._loaded().version
+
+    async def checkpoint(self, directory: str) -> CheckpointInfo:
+        async with self._turn:
+            weights = self._loaded()
+            path = f"{directory}/v{weights.version:08d}"
+            await self._spend(self._costs.save_s)
+            self._world.checkpoints[path] = weights
+            return CheckpointInfo(weights.version, path, self._costs.save_s)
+
+    async def export(self, directory: str) -> None:
+        async with self._turn:
+            await self._spend(self._costs.save_s)
+            self._world.exports[directory] = self._loaded()
+
+    def _loaded(self) -> Weights:
+        if self._weights is None:
+            raise TrainingError("the trainer has no weights yet: `load` must come first")
+        return self._weights
+
+    async def _spend(self, seconds: float) -> None:
+        await asyncio.sleep(seconds * pace.get()())
+
+
+def _lengths(batch: Batch) -> list[int]:
+    return [len(group.prompt) + len(s.tokens) for group in batch.groups for s in group.sequences]
+
+
+def _result(batch: Batch, step_s: float) -> StepResult:
+    sequences: list[TrainSequence] = [s for group in batch.groups for s in group.sequences]
+    staleness = Counter(batch.version - version for s in sequences for version in s.versions)
+    reward = sum(s.reward for s in sequences) / len(sequences) if sequences else 0.0
+    return StepResult(
+        version=batch.version + 1,
+        metrics={"loss": 0.0, "grad_norm": 1.0, "reward": reward},
+        logprob_gap={behind: (0.0, 0.0, count) for behind, count in sorted(staleness.items())},
+        trained_tokens=sum(sum(s.mask) for s in sequences),
+        step_s=step_s,
+    )

@@ -1,0 +1,119 @@
+"""What outlives a simulated process: the host's weight slots and its disk.
+
+One `World` is shared by all roles of a run, passed to each as a constructor argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import xxhash
+
+from millrace.core.errors import UnknownVersionError
+from millrace.core.types import Batch
+from millrace.sim.virtual.faults import Corruption
+from millrace.sim.virtual.seeded import stream
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Simulated weights are all that they were trained on: equal histories, equal digests.
+
+    `trained` has the trajectory ids of each step.
+    """
+
+    version: int = 0
+    digest: str = "sim-0"
+    trained: tuple[tuple[int, ...], ...] = ()
+
+    def after(self, batch: Batch) -> Weights:
+        """One optimizer step later."""
+        sequences = [s for group in batch.groups for s in group.sequences]
+        learned = [(s.trajectory_id, len(s.tokens), s.versions[-1:], s.reward) for s in sequences]
+        history = xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode((self.digest, learned)))
+        ids = tuple(s.trajectory_id for s in sequences)
+        return Weights(self.version + 1, f"sim-{self.version + 1}-{history}", (*self.trained, ids))
+
+
+class Shelf:
+    """The slots of one relay. A version is written into a slot, then staged, later overwritten."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._written: dict[int, str] = {}  # version -> digest, oldest first
+        self._staged: set[int] = set()
+
+    @property
+    def held(self) -> list[int]:
+        """Complete versions, oldest first."""
+        return sorted(self._staged)
+
+    def begin_write(self, version: int) -> None:
+        """The slot of `version`, or else the one written longest ago, is torn if none is free."""
+        if version not in self._written and len(self._written) == self._slots:
+            self._tear(next(iter(self._written)))
+        self._tear(version)
+
+    def write(self, version: int, digest: str) -> None:
+        self._written[version] = digest
+
+    def _tear(self, version: int) -> None:
+        self._written.pop(version, None)
+        self._staged.discard(version)
+
+    def written(self, version: int) -> str:
+        """Raises: UnknownVersionError."""
+        if version not in self._written:
+            raise UnknownVersionError(f"version {version} was not written; slots hold {list(self._written)}")
+        return self._written[version]
+
+    def stage(self, version: int) -> None:
+        self._staged.add(version)
+
+    def staged(self, version: int) -> str:
+        """Raises: UnknownVersionError."""
+        if version not in self._staged:
+            raise UnknownVersionError(f"version {version} is not held; held: {self.held}")
+        return self._written[version]
+
+
+class World:
+    """Shelves by endpoint path, checkpoints and exports by path. `num_corrupted`: what `corruption` hit.
+    `training`: a trainer computes."""
+
+    def __init__(self, *, seed: int = 0, corruption: Corruption = Corruption()) -> None:
+        self.shelves: dict[str, Shelf] = {}
+        self.checkpoints: dict[str, Weights] = {}
+        self.exports: dict[str, Weights] = {}
+        self.num_corrupted = 0
+        self.training = False
+        self._opened = 0
+        self._corruption, self._rng = corruption, stream(seed, "corruption")
+
+    def written(self, digest: str) -> str:
+        """What lies in a slot into which weights with this digest were copied."""
+        return self._perhaps_corrupted(digest, self._corruption.written)
+
+    def read(self, digest: str) -> str:
+        """What a replica holds that copied a slot with this digest."""
+        return self._perhaps_corrupted(digest, self._corruption.read)
+
+    def _perhaps_corrupted(self, digest: str, probability: float) -> str:
+        if not probability or self._rng.random() >= probability:
+            return digest
+        self.num_corrupted += 1
+        return f"{digest} with a flipped bit"
+
+    def open_shelf(self, slots: int) -> str:
+        """A new shelf's path; never the path of an earlier one."""
+        self._opened += 1
+        path = f"sim/slots-{self._opened}"
+        self.shelves[path] = Shelf(slots)
+        return path
+
+    def shelf(self, path: str) -> Shelf:
+        """Raises: UnknownVersionError when its relay is gone."""
+        if path not in self.shelves:
+            raise UnknownVersionError(f"nothing is open at {path}: the relay that opened it is gone")
+        return self.shelves[path]
