@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 import torch
 from trainer_doubles import WRITERS, make_batch, save_tiny_model
@@ -9,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from millrace.core.digest import digest_buffers
 from millrace.core.errors import DataError, WorkerError
-from millrace.core.types import Endpoint
+from millrace.core.types import Batch, Endpoint, StepRejected
 from millrace.trainer.model import named_weights
 from millrace.trainer.publish import PublishBuffers
 from millrace.trainer.role import TorchTrainer
@@ -214,3 +215,45 @@ def test_loading_sweeps_what_a_dead_trainer_was_writing(make_role, tmp_path):
         half.mkdir(parents=True)
     asyncio.run(role.load(None))
     assert not any(half.exists() for half in halves)
+
+
+def test_a_bad_batch_is_rejected_however_often_and_the_next_one_is_trained(make_role, tmp_path):
+    async def scenario():
+        role = make_role(algorithm={"kind": "grpo", "scale": "none"})
+        await role.load(None)
+        before, good = weights(role), make_batch(0)
+        bad = Batch(0, [_with_reward(good.groups[0], 1e300), *good.groups[1:]])
+        rejected = await role.step(bad)
+        assert rejected == await role.step(bad)
+        assert isinstance(rejected, StepRejected)
+        assert rejected.trajectory_ids == [s.trajectory_id for s in bad.groups[0].sequences]
+        assert len(list((tmp_path / "run").glob("rejected_v0_*.msgpack"))) == 1
+        assert all(torch.equal(before[name], tensor) for name, tensor in weights(role).items())
+        assert (await role.step(good)).version == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_trainer_whose_weights_broke_wants_to_load_again(make_role):
+    async def scenario():
+        role = make_role()
+        await role.load(None)
+
+        def breaks():
+            with torch.no_grad():
+                role._trainer.model.get_input_embeddings().weight[0, 0] = float("inf")
+
+        role._trainer.optimizer.step = breaks
+        rejected = await role.step(make_batch(0))
+        assert (rejected.weights_lost, len(rejected.trajectory_ids)) == (True, 12)
+        with pytest.raises(WorkerError, match="`load` must come first"):
+            await role.publish(HERE)
+        await role.load(None)
+        assert (await role.step(make_batch(0))).version == 1
+
+    asyncio.run(scenario())
+
+
+def _with_reward(group, reward):
+    first = msgspec.structs.replace(group.sequences[0], reward=reward)
+    return msgspec.structs.replace(group, sequences=[first, *group.sequences[1:]])

@@ -10,11 +10,12 @@ from trainer_doubles import make_batch, make_trainer, sequence_logprobs, tiny_mo
 
 from millrace.algorithms import build
 from millrace.config.schema import AIPO, GRPO, DrGRPO, Optimizer
-from millrace.core.errors import DataError, TrainingError
+from millrace.core.errors import DataError, TrainingError, WeightsError
 from millrace.core.types import Batch
 from millrace.trainer.flat_batch import flatten
 from millrace.trainer.model import recompute_layers, row_logprobs
 from millrace.trainer.packing import pack
+from millrace.trainer.trainer import SAVED_MAX, save_rejected
 
 
 def replaced(batch, **changes):
@@ -124,9 +125,10 @@ def test_what_is_not_finite_never_reaches_the_optimizer(tmp_path):
     trainer, good = make_trainer(algorithm), make_batch()
     before, length = weights_of(trainer), len(good.groups[0].sequences[0].tokens)
     batch = replaced(good, reward=1e36, logprobs=[-1e4] * length, mask=[True] * length)
-    with pytest.raises(TrainingError, match=r"step 0 -> 1: the loss is (nan|inf|-inf).*bad_batch_v0"):
+    with pytest.raises(TrainingError, match=r"step 0 -> 1: the loss is (nan|inf|-inf).*saved as rejected_v0"):
         trainer.step(batch, quarantine=tmp_path)
-    assert msgspec.msgpack.decode((tmp_path / "bad_batch_v0.msgpack").read_bytes(), type=Batch) == batch
+    (saved,) = tmp_path.glob("rejected_v0_*.msgpack")
+    assert msgspec.msgpack.decode(saved.read_bytes(), type=Batch) == batch
     assert trainer.version == 0
     assert not trainer.optimizer.state
     for one, other in zip(before, weights_of(trainer), strict=True):
@@ -141,6 +143,26 @@ def test_a_gradient_that_is_not_finite_is_refused(tmp_path):
     with pytest.raises(TrainingError, match="gradient norm is"):
         trainer.step(make_batch(), quarantine=tmp_path)
     assert trainer.version == 0
+
+
+def test_weights_that_a_step_broke_are_noticed_at_once(tmp_path):
+    trainer = make_trainer()
+
+    def breaks():
+        with torch.no_grad():
+            trainer.model.get_input_embeddings().weight[0, 0] = math.nan
+
+    trainer.optimizer.step = breaks
+    with pytest.raises(WeightsError, match=r"step 0 -> 1: the weights \['model.embed_tokens.weight'\]"):
+        trainer.step(make_batch(), quarantine=tmp_path)
+    assert trainer.version == 0
+
+
+def test_a_run_keeps_the_first_rejected_batches_only(tmp_path):
+    told = [save_rejected(make_batch(version), tmp_path) for version in range(SAVED_MAX + 1)]
+    assert "not saved" in told[-1]
+    assert save_rejected(make_batch(0), tmp_path) == told[0]
+    assert len(list(tmp_path.iterdir())) == SAVED_MAX
 
 
 def test_the_gap_is_measured_before_the_update_and_told_by_staleness(tmp_path):

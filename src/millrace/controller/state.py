@@ -32,6 +32,8 @@ from millrace.core.types import (
 )
 from millrace.schedule.view import GroupView, ReplicaView, View
 
+NO_BASELINE = "the only scored member of its group: no baseline"
+
 
 class GroupRecord:
     """A live group, and what decisions see of it. `birth` never decreases; see `schedule.view`."""
@@ -375,7 +377,7 @@ class RunState:
         if any(m.state not in (State.SCORED, State.BUFFERED) for m in live):
             return
         if len(live) == 1:
-            self.end(live[0], State.REJECTED, "the only scored member of its group: no baseline")
+            self.end(live[0], State.REJECTED, NO_BASELINE)
         elif not live:
             del self.groups[group_id]
         else:
@@ -389,6 +391,19 @@ class RunState:
     def batch(self) -> Batch:
         """The batch that was taken."""
         return make_batch(self.version, [self.groups[i].group for i in self.taken])
+
+    def reject(self, trajectory_ids: Iterable[int], reason: str) -> None:
+        """The batch that was taken cannot be trained on because of these. They end; what is left of it is
+        ready again, but for groups that have no baseline any more."""
+        taken, self.taken = self.taken, ()
+        at_fault = set(trajectory_ids)
+        for group_id in taken:
+            live = [m for m in self.groups[group_id].group.members if m.live]
+            named = [m for m in live if m.trajectory_id in at_fault]
+            for member in named:
+                self._end(member, State.REJECTED, reason)
+            if named and len(live) - len(named) < 2:
+                self.end_group(group_id, State.REJECTED, NO_BASELINE)
 
     def committed(self, version: int) -> None:
         """The step of the batch that was taken is committed."""

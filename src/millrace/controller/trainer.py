@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from millrace.controller.run import Run
 from millrace.controller.state import make_batch
 from millrace.core import clock
-from millrace.core.errors import DeadlineExceeded, UnknownVersionError
+from millrace.core.errors import DeadlineExceeded, TrainingError, UnknownVersionError
 from millrace.core.protocols import Handle
 from millrace.core.types import (
     Batch,
@@ -23,11 +23,17 @@ from millrace.core.types import (
     Endpoint,
     Published,
     StepRecord,
+    StepRejected,
     StepResult,
     TrainerState,
 )
 
 TICK_S = 1.0
+REJECTED_MAX = 3  # batches in a row, after which the weights are suspected and not the data
+GO_BACK = (
+    "`--resume` tries other trajectories; `--resume --from-version N` goes back to version N and takes "
+    "another way from there"
+)
 
 
 class TrainerSession:
@@ -38,6 +44,7 @@ class TrainerSession:
         self._loaded: TrainerState | None = None
         self._published_to: tuple[object, int] | None = None  # (endpoint, version) last published
         self._checkpointed = -1
+        self._rejected_in_a_row = 0
         self._catching_up = False  # still true at the next catch-up where the trainer died in it
         self._call = run.patience.call
 
@@ -61,6 +68,10 @@ class TrainerSession:
                 break
             waited = clock.now() - waited
             result = await self._step(handle, batch)
+            if isinstance(result, StepRejected):
+                await self._reject(handle, result)
+                continue
+            self._rejected_in_a_row = 0
             record = self._commit(batch, result)
             self._emit_step(batch, record, result, wait_s=waited, replayed=False)
             run.repack_due = True
@@ -91,6 +102,11 @@ class TrainerSession:
         for record, groups in recovered.replay:
             batch = make_batch(record.version - 1, groups)
             result = await self._step(handle, batch)
+            if isinstance(result, StepRejected):
+                raise TrainingError(
+                    f"step {record.version} was committed, and now its batch is rejected: {result.reason}."
+                    f"\n  The machine computes otherwise than before. {GO_BACK}"
+                )
             self._emit_step(batch, record, result, wait_s=0.0, replayed=True)
             if died_in_it:
                 await self._checkpoint(handle, record.version)
@@ -121,11 +137,35 @@ class TrainerSession:
         bound, histogram = self._run.schedule.staleness_max, staleness_histogram(batch)
         assert bound is None or max(histogram, default=0) <= bound, (batch.version, histogram, bound)
 
-    async def _step(self, handle: Handle, batch: Batch) -> StepResult:
+    async def _step(self, handle: Handle, batch: Batch) -> StepResult | StepRejected:
         with self._run.waits.waiting("trainer", f"its step from version {batch.version}"):
-            result: StepResult = await self._call(handle, "step", batch)
+            result: StepResult | StepRejected = await self._call(handle, "step", batch)
         self._run.waits.progress()
         return result
+
+    async def _reject(self, handle: Handle, rejected: StepRejected) -> None:
+        """What is at fault ends, durably, before another try: a resumed run does not take it again.
+
+        Raises TrainingError: REJECTED_MAX batches in a row were not fit to be trained on.
+        """
+        run, self._rejected_in_a_row = self._run, self._rejected_in_a_row + 1
+        run.state.reject(rejected.trajectory_ids, f"not finite at {rejected.reason}")
+        run.flush()
+        run.events.emit(
+            "step_rejected",
+            version=rejected.version,
+            trajectory_ids=rejected.trajectory_ids,
+            reason=rejected.reason,
+            in_a_row=self._rejected_in_a_row,
+        )
+        if self._rejected_in_a_row >= REJECTED_MAX:
+            raise TrainingError(
+                f"{REJECTED_MAX} batches in a row were rejected at version {rejected.version}, the last at "
+                f"{rejected.reason}.\n  The weights may be at fault. {GO_BACK}"
+            )
+        run.pulse.fire()
+        if rejected.weights_lost:
+            await self._catch_up(handle)
 
     def _commit(self, batch: Batch, result: StepResult) -> StepRecord:
         """The step happened: one durable transaction, before anybody can see its version."""

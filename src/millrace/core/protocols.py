@@ -27,6 +27,7 @@ from millrace.core.types import (
     Served,
     Staged,
     StepRecord,
+    StepRejected,
     StepResult,
     TrainerState,
     Trajectory,
@@ -116,9 +117,9 @@ class Trainer(Protocol):
     async def load(self, checkpoint: str | None) -> TrainerState:
         """Initial weights (version 0) or a checkpoint directory."""
 
-    async def step(self, batch: Batch) -> StepResult:
-        """One optimizer step. A repeat of the last applied batch version returns its result again.
-        Raises: TrainingError (not finite; weights untouched, the batch saved)."""
+    async def step(self, batch: Batch) -> StepResult | StepRejected:
+        """One optimizer step. A repeat of the last applied batch version returns its result again. What is
+        not finite is rejected, with what is at fault: a repeat of that batch is rejected again."""
 
     async def publish(self, endpoint: Endpoint) -> Published:
         """Write the current version into a slot of `endpoint`."""

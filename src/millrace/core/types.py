@@ -198,6 +198,16 @@ class StepResult(msgspec.Struct, frozen=True):
     step_s: float
 
 
+class StepRejected(msgspec.Struct, frozen=True):
+    """The batch cannot be trained on; the version is as it was. `trajectory_ids` are at fault: all of the
+    batch's where none can be named. `weights_lost`: the trainer must load again before its next step."""
+
+    version: int
+    trajectory_ids: list[int]
+    reason: str
+    weights_lost: bool = False
+
+
 # ---------------------------------------------------------------- weights
 
 

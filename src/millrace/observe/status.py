@@ -65,6 +65,8 @@ class Status:
                 self.last_trouble = f"{fields['name']} is back after {fields['recovery_s']:.2f} s"
             case "stalled":
                 self.last_trouble = f"{_STALLED}: {'; '.join(fields['waits'])}"
+            case "step_rejected":
+                self.last_trouble = f"batch rejected at {fields['reason'].partition(';')[0]}"
             case "run_ended":
                 self.ended = fields["reason"] if fields["ok"] else "by an error"
 

@@ -153,6 +153,7 @@ class Summary:
             "discarded_tokens": self._counts["discarded tokens"],
             "skipped": self._counts["skipped"],
             "quarantined": self._counts["quarantined"],
+            "rejected_batches": self._counts["step_rejected"],
             "checkpoints": self._counts["checkpoint"],
             "replicas": self.replicas.details(),
         }

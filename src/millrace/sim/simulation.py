@@ -142,7 +142,8 @@ class _Simulation:
 
     def __init__(self, scenario: Scenario, observer: Observer) -> None:
         self._scenario, self._observer = scenario, observer
-        self._world = World(seed=scenario.seed, corruption=scenario.faults.corruption)
+        faults = scenario.faults
+        self._world = World(seed=scenario.seed, corruption=faults.corruption, poisonous=faults.poisonous)
         self._outcome, self._trace = Outcome(), TraceDigest()
         self._crashed = False
 

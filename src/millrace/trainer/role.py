@@ -15,10 +15,26 @@ import torch
 
 from millrace.algorithms import build
 from millrace.config.schema import Config
-from millrace.core.errors import DataError, WeightsError, WorkerError, boundary, needing_memory
+from millrace.core.errors import (
+    DataError,
+    TrainingError,
+    WeightsError,
+    WorkerError,
+    boundary,
+    needing_memory,
+)
 from millrace.core.objects import find_object
 from millrace.core.protocols import WeightsWriter
-from millrace.core.types import Batch, CheckpointInfo, Endpoint, Published, StepResult, TrainerState
+from millrace.core.types import (
+    Batch,
+    CheckpointInfo,
+    Endpoint,
+    Published,
+    StepRejected,
+    StepResult,
+    TrainerState,
+)
+from millrace.trainer.blame import blame
 from millrace.trainer.checkpoint import (
     atomic_directory,
     load_checkpoint,
@@ -62,7 +78,7 @@ class TorchTrainer:
     async def load(self, checkpoint: str | None) -> TrainerState:
         return await self._run(lambda: self._load(checkpoint), "the model and its optimizer")
 
-    async def step(self, batch: Batch) -> StepResult:
+    async def step(self, batch: Batch) -> StepResult | StepRejected:
         num_tokens = sum(len(g.prompt) + len(s.tokens) for g in batch.groups for s in g.sequences)
         what = f"its step from version {batch.version} ({num_tokens} tokens)"
         return await self._run(lambda: self._step(batch), what)
@@ -97,7 +113,7 @@ class TorchTrainer:
         self._buffers = PublishBuffers(named_weights(trainer.model), _dtype(self._config))
         return TrainerState(trainer.version, self._buffers.slot_bytes)
 
-    def _step(self, batch: Batch) -> StepResult:
+    def _step(self, batch: Batch) -> StepResult | StepRejected:
         trainer = self._ready()
         if self._last is not None and batch.version == self._last.version - 1:
             return self._last
@@ -106,7 +122,14 @@ class TorchTrainer:
                 f"a batch for version {batch.version} cannot be applied to the trainer's version "
                 f"{trainer.version}: load the checkpoint it belongs to"
             )
-        self._last = trainer.step(batch, quarantine=self._run_dir)
+        try:
+            self._last = trainer.step(batch, quarantine=self._run_dir)
+        except TrainingError as error:
+            return StepRejected(batch.version, blame(trainer, batch), str(error))
+        except WeightsError as error:
+            self._trainer = self._last = None  # nothing may be published or saved of it
+            ids = [s.trajectory_id for group in batch.groups for s in group.sequences]
+            return StepRejected(batch.version, ids, str(error), weights_lost=True)
         return self._last
 
     def _publish(self, endpoint: Endpoint) -> Published:

@@ -14,18 +14,21 @@ from typing import Any
 
 import msgspec
 import torch
+import xxhash
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from millrace.algorithms import Algorithm, TokenLogprobs
 from millrace.config.schema import Optimizer
-from millrace.core.errors import TrainingError
+from millrace.core.errors import TrainingError, WeightsError, writing
 from millrace.core.types import Batch, StepResult
 from millrace.trainer.flat_batch import FlatBatch, flatten
 from millrace.trainer.metrics import TokenStatistics, batch_metrics
-from millrace.trainer.model import row_logprobs
+from millrace.trainer.model import named_weights, not_finite, row_logprobs
 from millrace.trainer.packing import Row, pack
 from millrace.trainer.parallel import clip_gradients, grad_norm
+
+SAVED_MAX = 8  # rejected batches that a run directory keeps, the first ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +91,19 @@ class PolicyTrainer:
 
         Raises:
             TrainingError: the loss or the gradient is not finite. Weights, optimizer and version are
-                untouched; the batch is saved as `quarantine`/bad_batch_v{version}.msgpack.
+                untouched; the batch is saved in `quarantine`.
+            WeightsError: the step made weights that are not finite. They, and the optimizer, are lost: load
+                a checkpoint. The batch is saved in `quarantine`.
             DataError: the batch is malformed.
         """
         began = time.perf_counter()
         try:
-            gradient = self.accumulate(batch)
-            norm = self._clip()
-        except TrainingError as error:
-            saved = _save_bad_batch(batch, quarantine)
-            raise TrainingError(
-                f"trainer: step {self.version} -> {self.version + 1}: {error}. The weights are untouched; "
-                f"the batch is saved as {saved}"
-            ) from None
-        else:
+            gradient, norm = self.measure(batch)
+            self._clip(norm)
             lr = self._apply()
+        except (TrainingError, WeightsError) as error:
+            saved = save_rejected(batch, quarantine)
+            raise type(error)(f"step {batch.version} -> {batch.version + 1}: {error}; {saved}") from None
         finally:
             self.optimizer.zero_grad(set_to_none=False)
         metrics = gradient.statistics.metrics() | gradient.statistics.swap_gap() | batch_metrics(batch)
@@ -118,6 +119,17 @@ class PolicyTrainer:
             trained_tokens=gradient.trained_tokens,
             step_s=time.perf_counter() - began,
         )
+
+    def measure(self, batch: Batch) -> tuple[Gradient, float]:
+        """Accumulate the batch's gradient, and its norm.
+
+        Raises: TrainingError (loss or norm not finite), DataError (malformed).
+        """
+        gradient = self.accumulate(batch)
+        norm = grad_norm(self.model.parameters()).item()
+        if not math.isfinite(norm):
+            raise TrainingError(f"the gradient norm is {norm}")
+        return gradient, norm
 
     def accumulate(self, batch: Batch) -> Gradient:
         """Add the gradient of the batch's loss to the parameters' `.grad`, one row at a time.
@@ -157,30 +169,36 @@ class PolicyTrainer:
         statistics.add(logprobs, entropy_N, flat.staleness_C[row.flat_N], flat.after_swap_C[row.flat_N])
         return value
 
-    def _clip(self) -> float:
-        """Clip the gradients and return their norm before that."""
+    def _clip(self, norm: float) -> None:
         parameters = list(self.model.parameters())
-        norm = grad_norm(parameters)
-        value = norm.item()
-        if not math.isfinite(value):
-            raise TrainingError(f"the gradient norm is {value}")
         if self.settings.optimizer.grad_clip is not None:
-            clip_gradients(parameters, norm, self.settings.optimizer.grad_clip)
-        return value
+            whole = torch.tensor(norm, device=parameters[0].device)
+            clip_gradients(parameters, whole, self.settings.optimizer.grad_clip)
 
     def _apply(self) -> float:
-        """Make the optimizer step and return its learning rate, a pure function of the version."""
+        """Make the optimizer step and return its learning rate, a pure function of the version.
+
+        Raises: WeightsError (a weight is not finite after it).
+        """
         config = self.settings.optimizer
         lr = config.lr * min(1.0, (self.version + 1) / max(config.warmup_steps, 1))
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
+        if broken := not_finite(named_weights(self.model)):
+            raise WeightsError(f"the weights {broken[:4]} are not finite after it")
         self.version += 1
         return lr
 
 
-def _save_bad_batch(batch: Batch, directory: Path) -> Path:
-    path = directory / f"bad_batch_v{batch.version}.msgpack"
-    directory.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.msgpack.encode(batch))
-    return path
+def save_rejected(batch: Batch, directory: Path) -> str:
+    """Save a batch that cannot be trained on, and say where. A repeat is the same file; at most SAVED_MAX."""
+    ids = [s.trajectory_id for group in batch.groups for s in group.sequences]
+    name = f"rejected_v{batch.version}_{xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(ids))}.msgpack"
+    others = [path for path in directory.glob("rejected_v*.msgpack") if path.name != name]
+    if len(others) >= SAVED_MAX:
+        return f"the batch is not saved: {SAVED_MAX} are"
+    with writing(directory / name):
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(msgspec.msgpack.encode(batch))
+    return f"the batch is saved as {name}"

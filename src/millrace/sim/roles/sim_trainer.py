@@ -12,6 +12,7 @@ from millrace.core.types import (
     CheckpointInfo,
     Endpoint,
     Published,
+    StepRejected,
     StepResult,
     TrainerState,
     TrainSequence,
@@ -40,7 +41,7 @@ class SimTrainer:
             self._last = self._published = None
             return TrainerState(self._weights.version, slot_bytes=self._costs.weights_bytes)
 
-    async def step(self, batch: Batch) -> StepResult:
+    async def step(self, batch: Batch) -> StepResult | StepRejected:
         async with self._turn:
             if self._last is not None and batch.version == self._last.version - 1:
                 return self._last
@@ -55,6 +56,8 @@ class SimTrainer:
                 await self._spend(self._costs.train_s(_lengths(batch)))
             finally:
                 self._world.training = False
+            if poison := [s.trajectory_id for s in _sequences(batch) if self._world.poisons(s.trajectory_id)]:
+                return StepRejected(batch.version, poison, f"step {batch.version}: the loss is nan")
             self._weights = weights.after(batch)
             self._last = _result(batch, step_s=clock.now() - started)
             return self._last
@@ -100,12 +103,16 @@ class SimTrainer:
         await asyncio.sleep(seconds * pace.get()())
 
 
+def _sequences(batch: Batch) -> list[TrainSequence]:
+    return [s for group in batch.groups for s in group.sequences]
+
+
 def _lengths(batch: Batch) -> list[int]:
     return [len(group.prompt) + len(s.tokens) for group in batch.groups for s in group.sequences]
 
 
 def _result(batch: Batch, step_s: float) -> StepResult:
-    sequences: list[TrainSequence] = [s for group in batch.groups for s in group.sequences]
+    sequences = _sequences(batch)
     staleness = Counter(batch.version - version for s in sequences for version in s.versions)
     reward = sum(s.reward for s in sequences) / len(sequences) if sequences else 0.0
     return StepResult(

@@ -82,13 +82,16 @@ class World:
     """Shelves by endpoint path, checkpoints and exports by path. `num_corrupted`: what `corruption` hit.
     `training`: a trainer computes."""
 
-    def __init__(self, *, seed: int = 0, corruption: Corruption = Corruption()) -> None:
+    def __init__(
+        self, *, seed: int = 0, corruption: Corruption = Corruption(), poisonous: float = 0.0
+    ) -> None:
         self.shelves: dict[str, Shelf] = {}
         self.checkpoints: dict[str, Weights] = {}
         self.exports: dict[str, Weights] = {}
         self.num_corrupted = 0
         self.training = False
         self._opened = 0
+        self._seed, self._poisonous = seed, poisonous
         self._corruption, self._rng = corruption, stream(seed, "corruption")
 
     def written(self, digest: str) -> str:
@@ -104,6 +107,12 @@ class World:
             return digest
         self.num_corrupted += 1
         return f"{digest} with a flipped bit"
+
+    def poisons(self, trajectory_id: int) -> bool:
+        """Whether no batch with this trajectory can be trained on."""
+        if not self._poisonous:
+            return False
+        return stream(self._seed, "poison", trajectory_id).random() < self._poisonous
 
     def open_shelf(self, slots: int) -> str:
         """A new shelf's path; never the path of an earlier one."""

@@ -160,6 +160,7 @@ class Faults:
     partitions: tuple[Partitions, ...] = ()
     mishaps: tuple[Mishaps, ...] = ()
     corruption: Corruption = Corruption()
+    poisonous: float = 0.0  # of the trajectories: a batch with one of them is rejected by the trainer
     clock_jumps: tuple[ClockJump, ...] = ()
     controller_crashes: tuple[float, ...] = ()  # when the controller dies, and every worker with it
     spawn_s: tuple[float, float] = (0.02, 0.1)  # range of a worker's start

@@ -1,0 +1,47 @@
+"""Which trajectories of a batch make its loss or gradient not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from millrace.core.errors import TrainingError
+from millrace.core.types import Batch, TrainGroup
+from millrace.trainer.trainer import PolicyTrainer
+
+
+def blame(trainer: PolicyTrainer, batch: Batch) -> list[int]:
+    """Ids of the trajectories that cannot be trained on alone, against the rest of their group; where every
+    one of them can, those of the whole batch.
+
+    A pure function of weights and batch: a repeat names the same. It costs a forward and backward pass over
+    the batch, and one over the group for each trajectory of a group that fails.
+    """
+    groups = [group for group in batch.groups if not _trains(trainer, batch, group)]
+    named = [
+        sequence.trajectory_id
+        for group in groups
+        for sequence, alone in zip(group.sequences, _alone(group), strict=True)
+        if any(sequence.mask) and not _trains(trainer, batch, alone)
+    ]
+    return named or [s.trajectory_id for group in batch.groups for s in group.sequences]
+
+
+def _alone(group: TrainGroup) -> Iterator[TrainGroup]:
+    """The group once for each sequence, all others masked: they still make its baseline."""
+    for alone in group.sequences:
+        sequences = [s if s is alone else replace(s, mask=[False] * len(s.mask)) for s in group.sequences]
+        yield replace(group, sequences=sequences)
+
+
+def _trains(trainer: PolicyTrainer, batch: Batch, group: TrainGroup) -> bool:
+    if not any(any(sequence.mask) for sequence in group.sequences):
+        return True
+    try:
+        trainer.measure(Batch(batch.version, [group]))
+    except TrainingError:
+        return False
+    finally:
+        trainer.optimizer.zero_grad(set_to_none=False)
+    return True
