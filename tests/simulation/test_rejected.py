@@ -9,10 +9,10 @@ import pytest
 from millrace.config.schema import Synchronous
 from millrace.controller.trainer import REJECTED_MAX
 from millrace.core.errors import TrainingError
-from millrace.sim.explore_worlds import SCHEDULES, small_config
-from millrace.sim.faults import Crash, Failures, Faults
-from millrace.sim.invariants import Invariants
+from millrace.sim.explore.invariants import Invariants
+from millrace.sim.explore.worlds import SCHEDULES, small_config
 from millrace.sim.simulation import Scenario, simulate
+from millrace.sim.virtual.faults import Crash, Failures, Faults
 
 
 class NothingPoisonous(Invariants):
