@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 
+import runtime_ways  # noqa: F401 (it says how workers are started)
+
 from millrace.runtime.local import LocalRuntime
 
 PROCESS = "runtime_workers:Process"

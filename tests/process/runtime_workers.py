@@ -32,6 +32,9 @@ class Process:
             "main": getattr(sys.modules["__main__"], "__file__", ""),
         }
 
+    async def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
     async def exit(self, code: int) -> None:
         raise SystemExit(code)
 

@@ -1,4 +1,4 @@
-"""The local runtime passes the scenarios that every runtime passes."""
+"""The local runtime passes the scenarios that every runtime passes, however it starts its workers."""
 
 import asyncio
 
@@ -8,6 +8,7 @@ from conformance import SCENARIOS, Scenario
 from millrace.runtime.local import LocalRuntime
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_the_local_runtime_conforms(scenario: Scenario) -> None:
     asyncio.run(scenario(LocalRuntime))

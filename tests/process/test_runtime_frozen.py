@@ -27,6 +27,7 @@ def forkservers() -> list[int]:
     ]
 
 
+@pytest.mark.usefixtures("way")
 def test_a_worker_frozen_while_it_is_made_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_a_worker_that_outlives_its_kill_is_named_when_the_runtime_closes(
     asyncio.run(run())
 
 
+@pytest.mark.usefixtures("way")
 def test_a_worker_killed_from_outside_tells_its_signal() -> None:
     async def use(worker: LocalHandle) -> None:
         assert worker.pid is not None
@@ -76,6 +77,7 @@ def test_a_worker_killed_from_outside_tells_its_signal() -> None:
     with_worker(use)
 
 
+@pytest.mark.usefixtures("way")
 def test_a_worker_that_exits_tells_its_code() -> None:
     async def use(worker: LocalHandle) -> None:
         with pytest.raises(WorkerDied, match="exited with code 3"):
@@ -86,6 +88,7 @@ def test_a_worker_that_exits_tells_its_code() -> None:
 
 
 @pytest.mark.parametrize("state", ["stopped", "spinning"])
+@pytest.mark.usefixtures("way")
 def test_a_worker_that_cannot_answer_can_be_killed(state: str) -> None:
     async def use(worker: LocalHandle) -> None:
         assert worker.pid is not None
@@ -102,6 +105,7 @@ def test_a_worker_that_cannot_answer_can_be_killed(state: str) -> None:
     with_worker(use)
 
 
+@pytest.mark.usefixtures("way")
 def test_sigint_and_sigterm_are_left_to_the_controller() -> None:
     async def use(worker: LocalHandle) -> None:
         assert worker.pid is not None
@@ -113,6 +117,7 @@ def test_sigint_and_sigterm_are_left_to_the_controller() -> None:
     with_worker(use)
 
 
+@pytest.mark.usefixtures("way")
 def test_a_worker_that_hears_nothing_for_its_lease_stops_itself() -> None:
     async def use(worker: LocalHandle) -> None:
         assert "lease" in await cause_of_death(worker)
@@ -120,6 +125,7 @@ def test_a_worker_that_hears_nothing_for_its_lease_stops_itself() -> None:
     with_worker(use, LocalRuntime(lease_s=0.05))
 
 
+@pytest.mark.usefixtures("way")
 def test_a_worker_busy_for_longer_than_its_lease_hears_what_waited_for_it(tmp_path: Path) -> None:
     asked, lease_s = tmp_path / "asked", 1.5
 
@@ -138,6 +144,7 @@ def test_a_worker_busy_for_longer_than_its_lease_hears_what_waited_for_it(tmp_pa
 # ---------------------------------------------------------------- messages
 
 
+@pytest.mark.usefixtures("way")
 def test_what_cannot_be_pickled_fails_its_own_call_only() -> None:
     async def use(worker: LocalHandle) -> None:
         with pytest.raises(DataError, match=r"number.*cannot be pickled"):
@@ -151,6 +158,7 @@ def test_what_cannot_be_pickled_fails_its_own_call_only() -> None:
     with_worker(use)
 
 
+@pytest.mark.usefixtures("way")
 def test_calls_and_streams_are_not_mixed_up() -> None:
     async def use(worker: LocalHandle) -> None:
         with pytest.raises(WorkerError, match="plain is not an async method"):
@@ -163,6 +171,7 @@ def test_calls_and_streams_are_not_mixed_up() -> None:
     with_worker(use)
 
 
+@pytest.mark.usefixtures("way")
 def test_a_message_larger_than_any_buffer_arrives_whole() -> None:
     async def use(worker: LocalHandle) -> None:
         value = os.urandom(8_000_000)
@@ -190,6 +199,7 @@ def test_preloaded_modules_are_shared_and_the_environment_is_ours(monkeypatch: p
     asyncio.run(run())
 
 
+@pytest.mark.usefixtures("way")
 def test_the_number_of_threads_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
 
@@ -209,6 +219,7 @@ def test_a_module_that_cannot_be_preloaded_is_named() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.usefixtures("way")
 def test_a_class_of_the_users_script_is_refused() -> None:
     async def run() -> None:
         runtime = LocalRuntime()
@@ -219,6 +230,7 @@ def test_a_class_of_the_users_script_is_refused() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.usefixtures("way")
 def test_output_goes_to_a_private_file_for_each_incarnation(tmp_path: Path) -> None:
     async def run() -> None:
         runtime = LocalRuntime(log_dir=tmp_path / "logs")
@@ -235,6 +247,7 @@ def test_output_goes_to_a_private_file_for_each_incarnation(tmp_path: Path) -> N
     asyncio.run(run())
 
 
+@pytest.mark.usefixtures("way")
 def test_many_workers_start_at_once_and_two_runtimes_live_side_by_side() -> None:
     async def run() -> None:
         runtimes = [LocalRuntime(), LocalRuntime()]

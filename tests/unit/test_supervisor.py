@@ -26,7 +26,7 @@ class DeadOnArrival:
 
     starts = 0
 
-    async def spawn(self, name, target, kwargs, *, timeout_s):
+    async def spawn(self, name, target, kwargs, *, place, timeout_s):
         self.starts += 1
         raise WorkerDied(f"{name} (epoch {self.starts}): the worker is gone: killed by signal 11 (SIGSEGV)")
 
@@ -50,7 +50,7 @@ class Killed:
 
     name, epoch = "trainer", 1
 
-    async def spawn(self, name, target, kwargs, *, timeout_s):
+    async def spawn(self, name, target, kwargs, *, place, timeout_s):
         self.dead = asyncio.get_running_loop().create_future()
         return self
 
@@ -80,7 +80,7 @@ class LostAtTheEnd:
 
     name, epoch, starts = "trainer", 1, 0
 
-    async def spawn(self, name, target, kwargs, *, timeout_s):
+    async def spawn(self, name, target, kwargs, *, place, timeout_s):
         self.starts += 1
         self.dead = asyncio.get_running_loop().create_future()
         return self

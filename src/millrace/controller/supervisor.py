@@ -18,6 +18,7 @@ from millrace.controller.pulse import Waits
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, OutOfMemory, RemoteError, WorkerDied, WorkerError, leaves
 from millrace.core.events import Events
+from millrace.core.placement import HERE, Place
 from millrace.core.protocols import Handle, Runtime
 from millrace.core.types import Vitals
 
@@ -27,12 +28,13 @@ DEATH_GRACE_S = 0.02  # a session that was in a call learns of the death there, 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What to spawn: worker `name` of `role`, an instance of `target` made with `kwargs`."""
+    """What to spawn: worker `name` of `role`, an instance of `target` made with `kwargs`, at `place`."""
 
     role: str
     name: str
     target: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    place: Place = HERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,11 @@ class Supervisor:
         started = clock.now()
         with self._waits.waiting(spec.name, "its start"):
             handle = await self._runtime.spawn(
-                spec.name, spec.target, spec.kwargs, timeout_s=self._policy.spawn_timeout_s
+                spec.name,
+                spec.target,
+                spec.kwargs,
+                place=spec.place,
+                timeout_s=self._policy.spawn_timeout_s,
             )
         self._epochs[spec.name] = handle.epoch
         fields = {"role": spec.role, "name": spec.name, "epoch": handle.epoch}

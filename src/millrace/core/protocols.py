@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from millrace.core.digest import NamedBuffer
+from millrace.core.placement import HERE, Place
 from millrace.core.types import (
     Accounting,
     BadPrompt,
@@ -76,9 +77,10 @@ class Runtime(Protocol):
         target: str,
         kwargs: Mapping[str, Any] | None = None,
         *,
+        place: Place = HERE,
         timeout_s: float = 60.0,
     ) -> Handle:
-        """Start `target` ("package.module:Class"), constructed with `kwargs`, as worker `name`.
+        """Start `target` ("package.module:Class"), constructed with `kwargs`, as worker `name` at `place`.
 
         Raises: what the constructor raised (as `Handle.call` does); DeadlineExceeded; WorkerDied.
         """

@@ -2,6 +2,8 @@
 
 Importing torch takes more than a second; a fork of a process that has done it takes tens of
 milliseconds and shares its memory. The user's script is never run again.
+A worker with a Python of its own is forked in the same way, and then becomes that Python by exec: everything
+below holds for both.
 
 Nothing outlives the controller, however that ends:
 - The forkserver sees its end through a pidfd and the closed control socket. It then kills every
@@ -23,7 +25,6 @@ and Exited.
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import importlib
 import os
@@ -31,7 +32,8 @@ import selectors
 import signal
 import socket
 import sys
-import traceback
+from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -39,6 +41,7 @@ from millrace.core.errors import WorkerError
 from millrace.runtime import process, stacks, worker
 
 MAX_PACKET = 128 * 1024
+SPAWNED = str(Path(__file__).with_name("spawned.py"))
 
 
 class Setup(msgspec.Struct, tag=True):
@@ -51,13 +54,18 @@ class Setup(msgspec.Struct, tag=True):
 
 
 class Fork(msgspec.Struct, tag=True):
-    """Make a worker. Comes with its socket, and a log file if `logs`."""
+    """Make a worker. Comes with its socket, and a log file if `logs`.
+
+    `variables` are added to its environment. With `python` it is this interpreter's from its first line on.
+    """
 
     fork_id: int
     name: str
     epoch: int
     lease_s: float | None
     logs: bool
+    variables: dict[str, str]
+    python: str | None
 
 
 class Forked(msgspec.Struct, tag=True):
@@ -133,25 +141,19 @@ class Forkserver:
         os.close(pidfd)
         return True
 
-    def _be_worker(self, command: Fork, fds: list[int]) -> None:
-        status = 1
-        try:
+    def _be_worker(self, command: Fork, fds: list[int]) -> NoReturn:
+        with process.ending_at_once():
             self._detach()
+            os.environ.update(command.variables)
             process.set_title(command.name)
             if command.logs:
                 os.dup2(fds[1], 1)
                 os.dup2(fds[1], 2)
                 os.close(fds[1])
-            for stream in (sys.stdout, sys.stderr):
-                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-            faulthandler.enable()
+            if command.python is not None:
+                _become(command.python, command, fds[0])
             worker.main(socket.socket(fileno=fds[0]), command.name, command.epoch, command.lease_s)
-        except SystemExit as error:
-            status = error.code if isinstance(error.code, int) else int(error.code is not None)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status & 0xFF)
+        raise AssertionError("it has ended")
 
     def _detach(self) -> None:
         """Own process group, own orphans, none of the forkserver's descriptors."""
@@ -160,7 +162,7 @@ class Forkserver:
         process.adopt_orphans()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.register_at_fork(after_in_child=_default_signals)
+        process.fork_ordinary_processes()
         for inherited in self._inherited:
             inherited.close()
         os.close(self._pidfd)
@@ -207,11 +209,18 @@ def hear(control: socket.socket) -> tuple[bytes, list[int]]:
     return packet, fds
 
 
-def _default_signals() -> None:
-    """A process that a worker forks is an ordinary one: `terminate()` ends it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def _become(python: str, command: Fork, fd: int) -> NoReturn:
+    """Run `spawned` in this process by another interpreter. The process stays what `_detach` made of it:
+    its group, its parent-death signal and its orphans outlast the change."""
+    os.set_inheritable(fd, True)
+    for number in process.ENDING:  # until the new program can say so itself
+        signal.signal(number, signal.SIG_IGN)
+    arguments = [str(fd), command.name, str(command.epoch), str(command.lease_s or 0)]
+    try:
+        os.execv(python, [python, SPAWNED, *arguments])
+    except OSError as error:
+        sys.stderr.write(f"{python} cannot be started for {command.name}: {error.strerror}\n")
+        raise SystemExit(process.UNSUITABLE_PYTHON) from error
 
 
 def _preload(modules: list[str]) -> None:
@@ -230,8 +239,7 @@ def main() -> None:
     process.die_with_parent(setup.controller_pid)
     process.adopt_orphans()
     process.set_title("forkserver")
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
+    process.leave_signals()
     signal.signal(stacks.DUMP_STACKS, signal.SIG_IGN)
     sys.path[:] = setup.sys_path
     os.environ.pop("PYTHONPATH", None)

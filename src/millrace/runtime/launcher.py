@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from millrace.core.errors import DeadlineExceeded, WorkerDied, WorkerError
+from millrace.core.placement import Place
 from millrace.runtime import forkserver, process
 
 FORKS_IN_FLIGHT = 16
@@ -78,7 +79,9 @@ class Launcher:
         self._loop.add_reader(self._control, self.drain)
         self._loop.add_reader(self._pidfd, self._ended)
 
-    async def fork(self, ward: Ward, fds: Sequence[int], *, epoch: int, lease_s: float | None) -> None:
+    async def fork(
+        self, ward: Ward, fds: Sequence[int], *, epoch: int, lease_s: float | None, place: Place
+    ) -> None:
         """Fork a worker for `ward`, which gets `fds` (its socket, maybe a log file).
 
         Raises: WorkerError (a module of the preload cannot be imported), WorkerDied (the forkserver).
@@ -87,7 +90,15 @@ class Launcher:
             if self.gone.done():
                 raise self._failure()
             fork_id = next(self._ids)
-            command = forkserver.Fork(fork_id, ward.name, epoch, lease_s, logs=len(fds) > 1)
+            command = forkserver.Fork(
+                fork_id,
+                ward.name,
+                epoch,
+                lease_s,
+                logs=len(fds) > 1,
+                variables=place.variables,
+                python=place.python,
+            )
             forkserver.tell(self._control, command, list(fds))
             self._wards[fork_id] = ward
             answer = self._forks[fork_id] = self._loop.create_future()

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from millrace.core.errors import DeadlineExceeded, WorkerError
+from millrace.core.placement import HERE, THIS_HOST, Place
 from millrace.runtime.handle import LocalHandle
 from millrace.runtime.launcher import Launcher
-from millrace.runtime.seam import late
+from millrace.runtime.seam import PING, late
 
 CLOSE_TIMEOUT_S = 10.0
 
@@ -59,14 +60,22 @@ class LocalRuntime:
         target: str,
         kwargs: Mapping[str, Any] | None = None,
         *,
+        place: Place = HERE,
         timeout_s: float = 60.0,
     ) -> LocalHandle:
-        """Start a worker; see `core.protocols.Runtime`. One that fails leaves no process behind."""
+        """Start a worker; see `core.protocols.Runtime`. One that fails leaves no process behind.
+
+        With `place.python` that interpreter starts afresh, which takes longer than a fork, and what it
+        imports is its own; see `runtime.spawned`. All else is the same.
+        """
+        _check_place(name, place)
         handle = self._new_handle(name)
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 with self._log_file(handle) as log_fd:
-                    await handle.start(self._lease_s, log_fd)
+                    await handle.start(place, self._lease_s, log_fd)
+                if place.python is not None:
+                    await handle.call(PING, timeout_s=timeout_s)
                 await handle.construct(target, kwargs or {}, self._answer_s)
         except BaseException as error:
             await handle.end()
@@ -117,3 +126,10 @@ class LocalRuntime:
             yield fd
         finally:
             os.close(fd)
+
+
+def _check_place(name: str, place: Place) -> None:
+    if place.host != THIS_HOST:
+        raise WorkerError(f"cannot spawn {name} on {place.host!r}: this runtime starts workers here only")
+    if place.ranks != 1:
+        raise WorkerError(f"cannot spawn {name} with {place.ranks} ranks: here a worker is one process")

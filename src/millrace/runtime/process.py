@@ -5,21 +5,29 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from contextlib import suppress
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 LEASE_LOST = 70
 """Exit status of a worker that stopped itself because its controller had fallen silent."""
 CONTROLLER_LOST = 71
 """Exit status of a worker whose controller has closed their socket."""
 
+UNSUITABLE_PYTHON = 72
+"""Exit status of a worker whose own Python cannot be started, or cannot import what the wire needs."""
+
 _EXIT_MEANINGS = {
     LEASE_LOST: "stopped itself: no message from the controller within its lease",
     CONTROLLER_LOST: "stopped itself: the controller is gone",
+    UNSUITABLE_PYTHON: "its Python cannot run it: the worker's log says why",
 }
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -47,6 +55,39 @@ def outlive_parent() -> None:
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def leave_signals() -> None:
+    """Do nothing at what asks a process to end: the controller ends this one by SIGKILL."""
+    for number in ENDING:
+        signal.signal(number, lambda *_: None)
+
+
+def fork_ordinary_processes() -> None:
+    """What this process forks from now on is ended by `terminate()`, as any process is."""
+    os.register_at_fork(after_in_child=_default_signals)
+
+
+def _default_signals() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """However the block ends, this process ends with it, without Python's shutdown: that would close its
+    sockets first, and its controller would take it for a worker that can no longer be commanded."""
+    status = 1
+    try:
+        yield
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status & 0xFF)
 
 
 def set_title(title: str) -> None:

@@ -8,9 +8,11 @@ need the loop to turn; a worker stuck in C code is ended from outside, by the fo
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import pickle
 import socket
+import sys
 from contextlib import aclosing
 from typing import Any
 
@@ -24,6 +26,9 @@ from millrace.runtime.wire import Kind, Wire
 
 def main(connection: socket.socket, name: str, epoch: int, lease_s: float | None) -> None:
     """Serve until the process is stopped."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable()
     asyncio.run(_serve(connection, name, epoch, lease_s))
 
 

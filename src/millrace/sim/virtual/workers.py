@@ -27,6 +27,7 @@ from contextvars import copy_context
 from typing import Any
 
 from millrace.core.errors import MillraceError, StaleEpochError, WorkerDied, WorkerError
+from millrace.core.placement import HERE, Place
 from millrace.core.types import Vitals
 from millrace.runtime.seam import (
     CREDIT_STEP,
@@ -374,6 +375,7 @@ class SimRuntime:
         target: str,
         kwargs: Mapping[str, Any] | None = None,
         *,
+        place: Place = HERE,
         timeout_s: float = 60.0,
     ) -> SimHandle:
         if self._closed:

@@ -1,0 +1,43 @@
+"""Where workers run: plain data that a decision writes and a runtime reads."""
+
+from __future__ import annotations
+
+import msgspec
+
+THIS_HOST = "localhost"
+"""The controller's own host."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where one worker runs.
+
+    A role never names a device. Its process sees the devices of its place and no others, so the first of
+    them is the first that any library counts: torch, JAX, NCCL or an engine of its own. A library that
+    opens "the" GPU by itself cannot open one that belongs to another worker.
+
+    host     a name; `THIS_HOST` is the controller's
+    devices  GPUs there, by their number in `nvidia-smi`; (): none; None: those that the controller may use
+    share    of the memory of each device, above 0 and at most 1, what this worker may take
+    python   path of an interpreter; None: a fork of a process that has imported the roles already
+    environ  variables that it gets beside the controller's
+    ranks    processes that make up the worker
+    """
+
+    host: str = THIS_HOST
+    devices: tuple[int, ...] | None = None
+    share: float = 1.0
+    python: str | None = None
+    environ: dict[str, str] = {}
+    ranks: int = 1
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What is set in the worker's environment. CUDA is told to count as `nvidia-smi` does."""
+        if self.devices is None:
+            return dict(self.environ)
+        visible = ",".join(map(str, self.devices))
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible, **self.environ}
+
+
+HERE = Place()
+"""In the controller's surroundings: its host, whatever devices it may use, its Python."""

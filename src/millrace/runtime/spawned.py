@@ -1,0 +1,55 @@
+"""The first file that a worker runs whose place names a Python of its own.
+
+That Python needs msgspec, and what the worker's class imports; nothing else of ours. `millrace` is the
+controller's own, from this very directory, so that both ends of the wire agree. Everything else comes from
+the interpreter and from PYTHONPATH, as for any program that this interpreter runs.
+
+Run by `runtime.forkserver` as `PYTHON spawned.py FD NAME EPOCH LEASE_S`, with FD the worker's socket and
+LEASE_S 0 for none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import sys
+from pathlib import Path
+
+PYTHON_MIN = (3, 11)
+
+
+def main() -> None:
+    fd, name, epoch, lease_s = sys.argv[1:]
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # this directory: its modules would hide others of the same names
+    _carry_package(Path(__file__).resolve().parents[1])
+    from millrace.runtime import process
+
+    process.set_title(name)
+    process.leave_signals()
+    process.fork_ordinary_processes()
+    try:
+        if sys.version_info < PYTHON_MIN:
+            raise ImportError(f"this is Python {sys.version.split()[0]}, and Millrace needs 3.11 or newer")
+        from millrace.runtime import worker
+    except ImportError as error:
+        sys.stderr.write(f"{sys.executable} cannot run the worker {name}: {error}\n")
+        raise SystemExit(process.UNSUITABLE_PYTHON) from error
+    with process.ending_at_once():
+        worker.main(socket.socket(fileno=int(fd)), name, int(epoch), float(lease_s) or None)
+
+
+def _carry_package(directory: Path) -> None:
+    """Have `import millrace` mean the package in `directory`, whatever this interpreter has installed."""
+    places = [str(directory)]
+    spec = importlib.util.spec_from_file_location(
+        directory.name, directory / "__init__.py", submodule_search_locations=places
+    )
+    assert spec is not None and spec.loader is not None, directory
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[directory.name] = package
+    spec.loader.exec_module(package)
+
+
+if __name__ == "__main__":
+    main()
