@@ -20,7 +20,6 @@ from millrace.core.errors import ConfigError
 from millrace.sim.calibrate.learn import calibrate
 from millrace.sim.explore.verdicts import Report, Verdict, explore
 from millrace.sim.report.compare import QUANTITIES, Comparison, compare, schedules
-from millrace.sim.report.page import page
 from millrace.sim.setup import check_memory, scenario
 from millrace.sim.simulation import Scenario
 
@@ -60,7 +59,9 @@ def command(
     compared = compare(base, names, seeds=seeds, jobs=jobs)
     rows = [HEADING, *(_row(comparison) for comparison in compared)]
     if html is not None:
-        html.write_text(page(_title(config_file, from_run), compared, rows), encoding="utf-8")
+        from millrace.sim.report.page import page
+
+        html.write_text(page(_title(config_file, from_run), base, compared, rows), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps({comparison.name: _as_dict(comparison) for comparison in compared}))
         return

@@ -34,6 +34,13 @@ class Cluster:
     transport: Kind = "relay"
     score_s: float = 0.1
 
+    def __str__(self) -> str:
+        generation, training = self.generation, self.training
+        return (
+            f"{training.devices} {training.device.name} for training and {self.replicas} replicas of "
+            f"{generation.tensor_parallel} {generation.device.name} for generation of {generation.model.name}"
+        )
+
     @property
     def devices(self) -> int:
         return self.training.devices + self.replicas * self.generation.tensor_parallel
