@@ -54,7 +54,7 @@ TARGET = 400_000
 SIGMA = math.log(10) / 2.326  # of a log-normal whose 99th percentile is ten times its median
 
 
-def configuration(lease_s: float) -> Config:
+def configuration(heartbeat_timeout_s: float) -> Config:
     return Config.model_validate(
         {
             "steps": 1_000_000,
@@ -69,7 +69,7 @@ def configuration(lease_s: float) -> Config:
                 "max_sequence_tokens": PROMPT_TOKENS + MAX_TOKENS,
             },
             "checkpoints": {"every": 1_000_000},
-            "supervision": {"lease_s": lease_s},
+            "supervision": {"heartbeat_timeout_s": heartbeat_timeout_s},
         }
     )
 
@@ -195,10 +195,10 @@ def _p99(values: list[float]) -> float:
 
 async def one(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """A run at one rate in this process, which is the controller."""
-    config, meter = configuration(options.lease_s), Meter()
+    config, meter = configuration(options.heartbeat_s), Meter()
     events = Events(clock.now, clock.wall)
     ledger = SqliteLedger(directory / "ledger.sqlite", run={})
-    troupe = Troupe(3, lease_s=3 * options.lease_s)
+    troupe = Troupe(3, silence_s_max=3 * options.heartbeat_s)
     mean = options.median * math.exp(SIGMA**2 / 2)
     warm_up = int(options.warm_up * REPLICAS * SLOTS * mean)
     with open_sinks(events, config.observe, directory, {}):
@@ -234,7 +234,14 @@ def rates(options: argparse.Namespace) -> dict[str, Any]:
     for rate in options.rates:
         say(f"{rate:,} tokens/s")
         words = [sys.executable, __file__, "--one", rate, "--median", options.median]
-        words += ["--lease-s", options.lease_s, "--seconds", options.seconds, "--warm-up", options.warm_up]
+        words += [
+            "--heartbeat-s",
+            options.heartbeat_s,
+            "--seconds",
+            options.seconds,
+            "--warm-up",
+            options.warm_up,
+        ]
         done = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, check=True, text=True)
         found[f"{rate:,}"] = json.loads(done.stdout.splitlines()[-1])
         say(f"  {found[f'{rate:,}']['shares']}")
@@ -253,7 +260,7 @@ def main() -> None:
     parser.add_argument("--median", type=float, default=400.0, help="of a completion, in tokens")
     parser.add_argument("--seconds", type=float, default=30.0, help="of tokens at the rate, to measure")
     parser.add_argument("--warm-up", type=float, default=1.0, help="times that every trajectory is replaced")
-    parser.add_argument("--lease-s", type=float, default=10.0, help="`supervision.lease_s`")
+    parser.add_argument("--heartbeat-s", type=float, default=10.0, help="`supervision.heartbeat_timeout_s`")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="the result as one JSON object on the last line")
     options = parser.parse_args()

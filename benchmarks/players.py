@@ -53,8 +53,8 @@ _PACKET = 4096
 class Troupe:
     """A `Runtime`: worker `name` is played by process `seat(name)` of `size`."""
 
-    def __init__(self, size: int, *, lease_s: float) -> None:
-        self._lease_s = lease_s
+    def __init__(self, size: int, *, silence_s_max: float) -> None:
+        self._silence_s_max = silence_s_max
         self._processes = [_Process() for _ in range(size)]
         self._handles: list[LocalHandle] = []
 
@@ -65,7 +65,7 @@ class Troupe:
         handle = LocalHandle(name, 1, process)  # type: ignore[arg-type]
         self._handles.append(handle)
         async with asyncio.timeout(timeout_s):
-            await handle.start(self._lease_s, None)
+            await handle.start(self._silence_s_max, None)
             await handle.construct(target, kwargs or {}, None)
         return handle
 
@@ -93,8 +93,8 @@ class _Process:
                 env={**os.environ, "PYTHONPATH": path},
             )
 
-    async def fork(self, ward: Ward, fds: Sequence[int], *, epoch: int, lease_s: float | None) -> None:
-        part = json.dumps([ward.name, epoch, lease_s]).encode()
+    async def fork(self, ward: Ward, fds: Sequence[int], *, epoch: int, silence_s_max: float | None) -> None:
+        part = json.dumps([ward.name, epoch, silence_s_max]).encode()
         socket.send_fds(self._control, [part], list(fds))
         ward.forked(Child(self._popen.pid, os.pidfd_open(self._popen.pid)))
 

@@ -28,7 +28,7 @@ from common import say
 from millrace.config import schema
 from millrace.config.schema import BatchShape, Config
 from millrace.config.simulated import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
-from millrace.schedule import Move, Schedule, View, presets
+from millrace.schedule import RepackOrder, Schedule, View, presets
 from millrace.schedule.admit import KVRoom
 from millrace.schedule.deadlines import groups_room
 from millrace.schedule.repack import BestFit
@@ -105,18 +105,18 @@ def _laminar(config: Config, shares: int) -> Schedule:
 
 def whole(config: Config) -> Schedule:
     """`millrace`, but all that a replica has goes to one other."""
-    return replace(presets.build(_millrace(config)), repack=_Whole())
+    return replace(presets.build(_millrace(config)), repack_rule=_Whole())
 
 
 @dataclass(frozen=True)
 class _Whole:
     interval_s: float = 5.0
 
-    def moves(self, view: View) -> list[Move]:
+    def moves(self, view: View) -> list[RepackOrder]:
         wanted = replicas_wanted(view, groups_room(view, BOUND))
         behind = {r.replica_id: r for r in view.replicas if r.serving and r.version < view.newest and r.load}
         load = {name: replica.load for name, replica in behind.items()}
-        moves: list[Move] = []
+        moves: list[RepackOrder] = []
         received = set[str]()
         for source in sorted(behind, key=lambda name: behind[name].load):
             num = load.pop(source)
@@ -131,7 +131,7 @@ class _Whole:
                 best = min(fits, key=lambda name: load[name])
                 load[best] += num
                 received.add(best)
-                moves.append(Move(source, {best: num}))
+                moves.append(RepackOrder(source, {best: num}))
             else:
                 load[source] = num
         return moves
@@ -147,12 +147,12 @@ ABLATION = ("rounds", "best_fit", "half", "densest", "first_ready", "no_repack",
 def rounds(config: Config) -> Schedule:
     """Laminar's admission: rounds, each begun on an empty replica."""
     share = -(-config.batch.prompts // config.rollout.replicas)
-    return replace(presets.build(_millrace(config)), admit=KVRoom(2 * share))
+    return replace(presets.build(_millrace(config)), admit_rule=KVRoom(2 * share))
 
 
 def best_fit(config: Config) -> Schedule:
     """Laminar's repack, within the same limit."""
-    return replace(presets.build(_millrace(config)), repack=BestFit(5.0, 0.9, PACKED_MAX))
+    return replace(presets.build(_millrace(config)), repack_rule=BestFit(5.0, 0.9, PACKED_MAX))
 
 
 def half(config: Config) -> Schedule:
@@ -168,17 +168,17 @@ def densest(config: Config) -> Schedule:
 
 
 def first_ready(config: Config) -> Schedule:
-    return replace(presets.build(_millrace(config)), take_order=FirstReady())
+    return replace(presets.build(_millrace(config)), take_rule=FirstReady())
 
 
 def no_repack(config: Config) -> Schedule:
-    return replace(presets.build(_millrace(config)), repack=None)
+    return replace(presets.build(_millrace(config)), repack_rule=None)
 
 
 def just_in_time(config: Config) -> Schedule:
     """No new group while a batch and more is ready: fresher, if generation is ahead."""
     made = presets.build(_millrace(config))
-    return replace(made, admit=_JustInTime(made.admit))
+    return replace(made, admit_rule=_JustInTime(made.admit_rule))
 
 
 @dataclass(frozen=True)

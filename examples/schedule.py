@@ -32,7 +32,7 @@ class NewestOnly:
 
     def rank(self, view: View, replica: ReplicaView, load: int) -> float | None:
         # None: not here. Lower goes first. A replica that is pulling right now is shown as it will be,
-        # so with this line it keeps its share of new groups; `if replica.busy_pulling` would not wait.
+        # so with this line it keeps its share of new groups; `if replica.busy` would not wait.
         return None if replica.version < view.newest else load / replica.slots
 
     def describe(self) -> str:
@@ -45,10 +45,10 @@ def newest_only(*, staleness_max: int) -> Schedule:
         kind="newest_only",
         staleness_max=staleness_max,
         mixes_versions=False,  # WhenEmpty never swaps weights under a trajectory
-        admit=WithinBound(rounds_max=2),
-        route=NewestOnly(),
-        refresh=WhenEmpty(),
-        take_order=FirstReady(),
+        admit_rule=WithinBound(rounds_max=2),
+        route_rule=NewestOnly(),
+        refresh_rule=WhenEmpty(),
+        take_rule=FirstReady(),
     )
 
 

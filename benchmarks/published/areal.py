@@ -47,10 +47,10 @@ def published_rule(config: Config) -> Schedule:
         kind="areal",
         staleness_max=None,
         mixes_versions=True,
-        admit=ours.admit,
-        route=ours.route,
-        refresh=ours.refresh,
-        take_order=ours.take_order,
+        admit_rule=ours.admit_rule,
+        route_rule=ours.route_rule,
+        refresh_rule=ours.refresh_rule,
+        take_rule=ours.take_rule,
         eta=eta,
     )
 

@@ -213,13 +213,13 @@ def test_a_run_is_stopped_by_a_signal_and_resumed_to_its_end(project: Path, tmp_
     assert first.returncode == INTERRUPTED, said
     assert "--resume" in said
     with LedgerReader(directory.ledger) as reader:
-        stopped = reader.run_state()
+        stopped = reader.overview()
     assert stopped.checkpoint is not None
     assert stopped.checkpoint.version == stopped.version
     again = [*command, *arguments, f"steps={stopped.version + 2}", "--resume"]
     subprocess.run(again, check=True, timeout=100, env=environment, capture_output=True)
     with LedgerReader(directory.ledger) as reader:
-        done, trained = reader.run_state(), [i for step in reader.steps() for i in step.trajectory_ids]
+        done, trained = reader.overview(), [i for step in reader.steps() for i in step.trajectory_ids]
     assert done.version == stopped.version + 2
     assert done.accounting.balanced
     assert len(trained) == len(set(trained)) == done.accounting.trained

@@ -116,7 +116,7 @@ def test_a_run_can_be_read_while_it_is_written(path: Path) -> None:
             versions = []
             for _ in range(20):
                 promised(process, 5)
-                state = reader.run_state()
+                state = reader.overview()
                 assert state.accounting.balanced
                 versions.append(state.version)
         assert versions == sorted(versions) and versions[0] < versions[-1]
@@ -147,7 +147,7 @@ def stop_between_writes(process: subprocess.Popen[str], path: Path) -> None:
 def unchanged_by_reading(path: Path, version: int) -> None:
     before = files(path.parent)
     with LedgerReader(path) as reader:
-        assert reader.run_state().version >= version
+        assert reader.overview().version >= version
         assert reader.trajectory(0).tokens
     assert files(path.parent) == before
 

@@ -118,19 +118,19 @@ def test_sigint_and_sigterm_are_left_to_the_controller() -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_a_worker_that_hears_nothing_for_its_lease_stops_itself() -> None:
+def test_a_worker_that_hears_nothing_for_too_long_stops_itself() -> None:
     async def use(worker: LocalHandle) -> None:
-        assert "lease" in await cause_of_death(worker)
+        assert "fell silent" in await cause_of_death(worker)
 
-    with_worker(use, LocalRuntime(lease_s=0.05))
+    with_worker(use, LocalRuntime(silence_s_max=0.05))
 
 
 @pytest.mark.usefixtures("way")
-def test_a_worker_busy_for_longer_than_its_lease_hears_what_waited_for_it(tmp_path: Path) -> None:
-    asked, lease_s = tmp_path / "asked", 1.5
+def test_a_worker_busy_for_too_long_hears_what_waited_for_it(tmp_path: Path) -> None:
+    asked, silence_s_max = tmp_path / "asked", 1.5
 
     async def use(worker: LocalHandle) -> None:
-        words = worker.stream("block", 1.1 * lease_s, str(asked))
+        words = worker.stream("block", 1.1 * silence_s_max, str(asked))
         assert await anext(words) == "blocking"
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(call(worker, "number"))
@@ -138,7 +138,7 @@ def test_a_worker_busy_for_longer_than_its_lease_hears_what_waited_for_it(tmp_pa
             asked.touch()
         assert waiting.result() == 1 and await anext(words) == "blocked"
 
-    with_worker(use, LocalRuntime(lease_s=lease_s))
+    with_worker(use, LocalRuntime(silence_s_max=silence_s_max))
 
 
 # ---------------------------------------------------------------- messages

@@ -15,7 +15,7 @@ from millrace.core.events import Event, Events
 from millrace.core.protocols import Handle
 from millrace.runtime.local import LocalRuntime
 
-POLICY = RestartPolicy(lease_s=3.0, restarts=3, window_s=60.0, backoff_s=0.0, spawn_timeout_s=60.0)
+POLICY = RestartPolicy(heartbeat_timeout_s=3.0, restarts=3, window_s=60.0, backoff_s=0, spawn_timeout_s=60)
 SPEC = WorkerSpec("replica", "replica-0", "runtime_workers:Process")
 FLOOR_S = 2.0
 

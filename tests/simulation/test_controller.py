@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from millrace.config.schema import Laminar, Synchronous
-from millrace.controller.run import Run
+from millrace.controller.context import RunContext
+from millrace.controller.pace import Pace
 from millrace.core.errors import LedgerError
 from millrace.sim.costs.interface import Costs
 from millrace.sim.explore.invariants import Invariants
@@ -68,8 +69,8 @@ def test_a_run_whose_last_write_to_the_ledger_fails_says_so_at_its_end(monkeypat
             raise LedgerError("the disk is full")
         flush(run)
 
-    reasons, flush = [], Run.flush
-    monkeypatch.setattr(Run, "flush", refuse_the_last)
+    reasons, flush = [], RunContext.flush
+    monkeypatch.setattr(RunContext, "flush", refuse_the_last)
     with pytest.raises(LedgerError):
-        simulate(Scenario(small_config(Synchronous(), steps=1), scale=Scale(flush_interval_s=1e9)), Ends())
+        simulate(Scenario(small_config(Synchronous(), steps=1), scale=Scale(pace=Pace(flush_s=1e9))), Ends())
     assert reasons == ["LedgerError: the disk is full"]

@@ -11,7 +11,7 @@ import pytest
 from millrace.controller import supervisor
 from millrace.controller.lineage import Lineage
 from millrace.controller.state import RunState
-from millrace.controller.trainer import TrainerSession
+from millrace.controller.trainer_session import TrainerSession
 from millrace.core.types import Batch, Finish, Progress, Report, Served, Staged, State, StepResult, Trajectory
 from millrace.ledger.recovery import Recovery
 from millrace.ledger.sqlite import SqliteLedger
@@ -117,7 +117,7 @@ def served_version_not_compared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Lineage, "check_served", lambda lineage, replica, asked, served: None)
 
 
-def lease_never_expires(patch: pytest.MonkeyPatch) -> None:
+def heartbeat_never_asked_for(patch: pytest.MonkeyPatch) -> None:
     async def heartbeat(keeper: supervisor.Supervisor, handle: Any) -> None:
         await supervisor.asyncio.sleep(1e9)
 
@@ -255,7 +255,7 @@ MUTATIONS: dict[Plant, int] = {
     digest_not_compared: 100,
     stale_version_served: 5,
     served_version_not_compared: 20,
-    lease_never_expires: 100,
+    heartbeat_never_asked_for: 100,
     cancel_swallowed: 20,
     step_applied_twice: 60,
     replay_forgotten: 30,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from millrace.config.schema import Synchronous
-from millrace.controller.trainer import REJECTED_MAX
+from millrace.controller.trainer_session import REJECTED_MAX
 from millrace.core.errors import TrainingError
 from millrace.sim.explore.invariants import Invariants
 from millrace.sim.explore.worlds import SCHEDULES, small_config

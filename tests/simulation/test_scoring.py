@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from millrace import sim
+from millrace.controller.environment_pool import EnvironmentPool
 from millrace.controller.pulse import Pulse, Waits
-from millrace.controller.scoring import EnvironmentPool
 from millrace.core import clock
 from millrace.core.errors import WorkerDied
 from millrace.core.types import Prompt

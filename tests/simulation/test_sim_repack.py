@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from millrace.config.schema import Config, FunctionSchedule, Laminar
-from millrace.schedule import Move, Schedule, View, presets
+from millrace.schedule import RepackOrder, Schedule, View, presets
 from millrace.sim.costs.lengths import LogNormal
 from millrace.sim.costs.workload import Workload
 from millrace.sim.explore.invariants import Invariants
@@ -22,19 +22,19 @@ class Gather:
 
     interval_s: float = 0.2
 
-    def moves(self, view: View) -> list[Move]:
+    def moves(self, view: View) -> list[RepackOrder]:
         at_work = [replica for replica in view.replicas if replica.serving and replica.load]
         if len(at_work) < 3 or len({replica.version for replica in at_work}) > 1:
             return []
         first = at_work[0].replica_id
-        return [Move(replica.replica_id, {first: replica.load}) for replica in at_work[1:]]
+        return [RepackOrder(replica.replica_id, {first: replica.load}) for replica in at_work[1:]]
 
     def describe(self) -> str:
         return "everything to the first"
 
 
 def gather(config: Config) -> Schedule:
-    return replace(presets.build(config.model_copy(update={"schedule": Laminar()})), repack=Gather())
+    return replace(presets.build(config.model_copy(update={"schedule": Laminar()})), repack_rule=Gather())
 
 
 @pytest.mark.parametrize(("length", "lag_s", "seed"), [(40.0, 0.4, 6), (60.0, 0.5, 8)])

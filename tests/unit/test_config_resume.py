@@ -27,10 +27,10 @@ def test_an_unchanged_configuration_has_no_difference(path: Path) -> None:
 
 
 def test_how_far_where_and_how_watched_may_change(path: Path) -> None:
-    overrides = ["steps=500", "rollout.replicas=4", "supervision.lease_s=9", "observe.wandb=p"]
+    overrides = ["steps=500", "rollout.replicas=4", "supervision.heartbeat_timeout_s=9", "observe.wandb=p"]
     changes = check_resume(load(path), load(path, overrides))
     assert [change.key for change in changes] == [
-        "steps", "rollout.replicas", "supervision.lease_s", "observe.wandb",
+        "steps", "rollout.replicas", "supervision.heartbeat_timeout_s", "observe.wandb",
     ]  # fmt: skip
     assert all(change.allowed for change in changes)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from millrace.controller.state import RunState, Shape
+from millrace.controller.state import RunState
+from millrace.controller.trajectories import RunNumbers
 from millrace.core.types import Finish, Progress, Prompt, Sampling, Scored, State
 
-SHAPE = Shape(
+NUMBERS = RunNumbers(
     steps=4,
     batch_groups=1,
     group_size=3,
@@ -24,9 +25,9 @@ def complete(state: RunState, trajectory_id: int) -> None:
 
 
 def test_a_group_that_ends_while_two_of_it_are_scored_leaves_nothing_to_train() -> None:
-    state = RunState(SHAPE, ["replica-0"])
-    state.replica_up("replica-0", 1)
-    state.replicas["replica-0"].version = 0
+    state = RunState(NUMBERS, ["replica-0"])
+    state.replicas.up("replica-0", 1)
+    state.replicas.served("replica-0", 0)
     state.admit(Prompt(0, "row-0", [1, 2], "text"), "replica-0")
     complete(state, 1)
     complete(state, 2)
@@ -37,23 +38,23 @@ def test_a_group_that_ends_while_two_of_it_are_scored_leaves_nothing_to_train() 
 
 
 def test_a_destination_of_two_moves_is_busy_until_both_have_ended() -> None:
-    state = RunState(SHAPE, ["a", "b", "c"])
+    state = RunState(NUMBERS, ["a", "b", "c"])
     for name in "abc":
-        state.replica_up(name, 1)
-    state.begin_move("a", ["c"])
-    state.begin_move("b", ["c"])
-    assert state.end_move("a", ["c"]) == ["c"]
+        state.replicas.up(name, 1)
+    state.replicas.begin_move("a", ["c"])
+    state.replicas.begin_move("b", ["c"])
+    assert state.replicas.end_move("a", ["c"]) == ["c"]
     assert [state.replicas[name].busy for name in "abc"] == [False, True, True]
-    assert state.end_move("b", ["c"]) == ["c"]
+    assert state.replicas.end_move("b", ["c"]) == ["c"]
     assert not any(replica.busy for replica in state.replicas.values())
 
 
 def test_a_destination_that_died_meanwhile_is_none_any_more() -> None:
-    state = RunState(SHAPE, ["a", "b", "c"])
+    state = RunState(NUMBERS, ["a", "b", "c"])
     for name in "abc":
-        state.replica_up(name, 1)
-    state.begin_move("a", ["b", "c"])
+        state.replicas.up(name, 1)
+    state.replicas.begin_move("a", ["b", "c"])
     state.replica_down("b")
-    state.replica_up("b", 2)
-    assert state.end_move("a", ["b", "c"]) == ["c"]
-    assert state.end_move("a", ["b", "c"]) == [], "it has ended"
+    state.replicas.up("b", 2)
+    assert state.replicas.end_move("a", ["b", "c"]) == ["c"]
+    assert state.replicas.end_move("a", ["b", "c"]) == [], "it has ended"

@@ -25,13 +25,13 @@ def files(directory: Path) -> dict[str, tuple[str, int]]:
 def test_a_run_that_goes_on_can_be_read(path: Path) -> None:
     ledger = SqliteLedger(path, run={"seed": 7})
     with LedgerReader(path) as reader:
-        assert reader.run_state().accounting == Accounting()
+        assert reader.overview().accounting == Accounting()
         groups = [ready_group(0), ready_group(1, version=1)]
         ledger.admit(groups)
         ledger.skip([BadPrompt(2, "row-2", "too long")])
         ledger.commit_step(step_of(1, groups[0]))
         ledger.commit_checkpoint(CheckpointInfo(1, "/v1", 0.5))
-        state = reader.run_state()
+        state = reader.overview()
     assert (state.about, state.version, state.num_tokens) == ({"seed": 7}, 1, 16)
     assert (state.num_groups, state.num_skipped) == (2, 1)
     assert state.accounting == Accounting(admitted=4, trained=2, in_flight=2)
@@ -46,7 +46,7 @@ def test_reading_a_run_that_has_ended_changes_no_file(path: Path) -> None:
     ledger.close()
     before = files(path.parent)
     with LedgerReader(path) as reader:
-        assert reader.run_state().version == 1
+        assert reader.overview().version == 1
         assert reader.group(0).members[0].tokens
     assert files(path.parent) == before
 

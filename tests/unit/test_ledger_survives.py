@@ -22,7 +22,7 @@ def test_a_moved_run_directory_keeps_its_checkpoints(tmp_path: Path) -> None:
     ledger.close()
     here.rename(there)
     with LedgerReader(there / "ledger.sqlite") as reader:
-        shown = reader.run_state().checkpoint
+        shown = reader.overview().checkpoint
     moved = SqliteLedger(there / "ledger.sqlite", run={})
     recovered = moved.recover().checkpoint
     moved.close()

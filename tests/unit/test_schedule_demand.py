@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.schedule import GroupView, Move, ReplicaView, View
+from millrace.schedule import GroupView, RepackOrder, ReplicaView, View
 from millrace.schedule.admit import WhileNewest
 from millrace.schedule.repack_demand import PACKED_MAX, OnDemand, plan_demand, replicas_wanted
 
@@ -41,25 +41,25 @@ def planned(replicas, *, wanted, limit):
 
 def test_the_least_loaded_moves_onto_the_emptiest_others():
     assert planned([replica("a", 3), replica("b", 1), replica("c", 2)], wanted=1, limit=8) == [
-        Move("b", {"c": 1})
+        RepackOrder("b", {"c": 1})
     ]
     # b (2) goes to c (2 -> 3), then to whichever of c and a (3) comes first.
     assert planned([replica("a", 3), replica("b", 2), replica("c", 2)], wanted=1, limit=8) == [
-        Move("b", {"c": 1, "a": 1})
+        RepackOrder("b", {"c": 1, "a": 1})
     ]
 
 
 def test_a_replica_that_fits_nowhere_as_a_whole_is_spread():
     loads = [replica("a", 4), replica("b", 3), replica("c", 4)]
-    assert planned(loads, wanted=1, limit=6) == [Move("b", {"a": 2, "c": 1})]
+    assert planned(loads, wanted=1, limit=6) == [RepackOrder("b", {"a": 2, "c": 1})]
     assert planned(loads, wanted=1, limit=5) == [], "three do not fit into two places"
-    assert plan_demand(loads, [4, 6, 7], wanted=1) == [Move("b", {"c": 3})], "each has its own limit"
+    assert plan_demand(loads, [4, 6, 7], wanted=1) == [RepackOrder("b", {"c": 3})], "each has its own limit"
 
 
 def test_a_move_stays_within_the_limit():
     loads = [replica("a", 3), replica("b", 2)]
     assert planned(loads, wanted=1, limit=4) == []
-    assert planned(loads, wanted=1, limit=5) == [Move("b", {"a": 2})]
+    assert planned(loads, wanted=1, limit=5) == [RepackOrder("b", {"a": 2})]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_limit_is_what_a_replica_surely_runs_and_not_more_than_packs_well(sl
 
 def test_a_limit_that_is_given_is_the_limit():
     pair = [replica(name, 3, kv_capacity_tokens=5) for name in "ab"]
-    assert OnDemand(5, 1, batch_max=6).moves(view(*pair)) == [Move("a", {"b": 3})]
+    assert OnDemand(5, 1, batch_max=6).moves(view(*pair)) == [RepackOrder("a", {"b": 3})]
     assert OnDemand(5, 1, batch_max=5).moves(view(*pair)) == []
 
 
@@ -135,14 +135,14 @@ def test_replicas_are_wanted_only_for_groups_that_the_others_cannot_start():
 def test_nothing_moves_where_the_bound_leaves_no_room_for_new_groups():
     behind = (replica("a", 1), replica("b", 1))
     repack = OnDemand(interval_s=5, staleness_max=1)
-    assert repack.moves(view(*behind)) == [Move("a", {"b": 1})]
+    assert repack.moves(view(*behind)) == [RepackOrder("a", {"b": 1})]
     full = [GroupView(i, birth=1) for i in range(8)]
     assert repack.moves(view(*behind, groups=full)) == [], "(1 + 1) x 4 groups are live"
 
 
 def test_replicas_on_the_newest_weights_and_busy_ones_are_left_alone():
     repack = OnDemand(interval_s=5, staleness_max=1)
-    busy = replica("b", 1, busy_pulling=True, pulling_version=0)
+    busy = replica("b", 1, busy=True, pulling_version=0)
     assert repack.moves(view(replica("a", 1), busy)) == []
     assert repack.moves(view(replica("a", 1, version=1), replica("b", 1, version=1))) == []
 

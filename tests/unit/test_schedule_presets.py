@@ -43,24 +43,24 @@ def test_each_kind_builds_its_preset_with_the_bound_of_the_configuration(schedul
 
 def test_laminar_derives_its_round_from_the_batch_and_the_replicas():
     built = build(config({"kind": "laminar"}, rollout={"replicas": 2}))
-    assert built.admit == KVRoom(round_groups=3)
-    assert build(config({"kind": "laminar", "round_groups": 1})).admit == KVRoom(round_groups=1)
+    assert built.admit_rule == KVRoom(round_groups=3)
+    assert build(config({"kind": "laminar", "round_groups": 1})).admit_rule == KVRoom(round_groups=1)
 
 
 def test_llamarl_derives_its_iteration_from_the_token_budget_and_the_lag():
     built = build(config({"kind": "llamarl", "lag": 2}, sampling={"max_tokens": 100}))
-    assert built.refresh == BetweenIterations(34)
-    assert build(config({"kind": "llamarl", "iteration_tokens": 8})).refresh == BetweenIterations(8)
+    assert built.refresh_rule == BetweenIterations(34)
+    assert build(config({"kind": "llamarl", "iteration_tokens": 8})).refresh_rule == BetweenIterations(8)
 
 
 def test_rlax_reads_both_knobs():
     built = build(config({"kind": "rlax", "reload_staleness": 1, "acceptance_staleness": 2}))
-    assert built.refresh == BeyondReload(1)
+    assert built.refresh_rule == BeyondReload(1)
 
 
 def test_millrace_takes_its_bound_into_its_repack():
     built = build(config({"kind": "millrace", "staleness_max": 2, "batch_max": 6, "repack_interval_s": 1}))
-    assert built.repack == OnDemand(interval_s=1, staleness_max=2, batch_max=6)
+    assert built.repack_rule == OnDemand(interval_s=1, staleness_max=2, batch_max=6)
 
 
 def test_laminar_repacks_only_if_asked_to():

@@ -135,7 +135,7 @@ class TakesFirstReady(Schedule):
 class AdmitsByCount(Schedule):
     """Limits how many groups are live and not what they were born at."""
 
-    def admissions(self, view):
+    def admit(self, view):
         allowed = view.batch_groups * (self.staleness_max + 1)
         left = min(allowed, view.steps_left * view.batch_groups) - len(view.groups)
         serving = [replica.replica_id for replica in view.replicas if replica.serving]
@@ -171,12 +171,12 @@ class Never:
 
 def test_a_rehearsal_finds_a_schedule_that_gets_stuck():
     with pytest.raises(BrokenPromise, match="stuck before step 0"):
-        rehearse(replace(presets.synchronous(), admit=Never()), Scene(), seed=0)
+        rehearse(replace(presets.synchronous(), admit_rule=Never()), Scene(), seed=0)
 
 
 def test_an_own_composition_of_rules_is_rehearsed_like_a_preset():
     own = replace(presets.laminar(staleness_max=3, round_groups=2, batch_max=None, repack=None), kind="own")
-    mixing = replace(own, refresh=AtOnce(), mixes_versions=True)
+    mixing = replace(own, refresh_rule=AtOnce(), mixes_versions=True)
     for seed in range(5):
         assert len(rehearse(mixing, Scene(), seed=seed).batches) == Scene().steps
 

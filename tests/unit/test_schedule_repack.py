@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.schedule.repack import BestFit, plan
-from millrace.schedule.view import Move, ReplicaView
+from millrace.schedule.view import RepackOrder, ReplicaView
 
 
 def replica(name, kv, load, *, previous=10_000, version=3, busy=False, capacity=100, slots=8):
     return ReplicaView(
         replica_id=name,
         version=version,
-        busy_pulling=busy,
+        busy=busy,
         running=load,
         slots=slots,
         kv_used_tokens=kv,
@@ -74,7 +74,7 @@ def test_the_rule_reads_the_view_of_all_replicas():
     rule = BestFit(interval_s=5, kv_fraction_max=0.9)
     assert "5 s" in rule.describe()
     pair = [replica("a", 10, 1), replica("b", 20, 1)]
-    assert plan(pair, kv_max_tokens_fraction=0.9, batch_max=None) == [Move("a", {"b": 1})]
+    assert plan(pair, kv_max_tokens_fraction=0.9, batch_max=None) == [RepackOrder("a", {"b": 1})]
 
 
 fleets = st.lists(
@@ -108,7 +108,7 @@ def test_every_plan_keeps_the_guarantees(fleet, fraction, batch_max):
         assert move.shares == {name: source.load}
         assert source.version == destination.version >= 0
         for end in (source, destination):
-            assert not end.busy_pulling and end.load > 0
+            assert not end.busy and end.load > 0
             assert end.kv_used_tokens < end.kv_used_tokens_previous, "ramping up"
         kv[name] += kv.pop(move.source)
         load[name] += load.pop(move.source)

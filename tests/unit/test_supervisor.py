@@ -14,7 +14,7 @@ from millrace.core.errors import WorkerDied, WorkerError
 from millrace.core.events import Events
 from millrace.core.types import Vitals
 
-POLICY = RestartPolicy(lease_s=1.0, restarts=3, window_s=60.0, backoff_s=0.0, spawn_timeout_s=1.0)
+POLICY = RestartPolicy(heartbeat_timeout_s=1.0, restarts=3, window_s=60.0, backoff_s=0.0, spawn_timeout_s=1.0)
 
 
 def heard(handle, vitals, asked_s):
@@ -67,7 +67,7 @@ def test_of_a_worker_that_was_killed_is_told_how_much_memory_it_held():
         await asyncio.sleep(60.0)
 
     async def run():
-        policy = replace(POLICY, lease_s=0.01, restarts=0)
+        policy = replace(POLICY, heartbeat_timeout_s=0.01, restarts=0)
         supervisor = Supervisor(Killed(), Events(clock.now, clock.wall), policy, Waits(), heard)
         with pytest.raises(WorkerError, match=r"SIGKILL\).*for want of memory \(123 MB were resident\)"):
             await supervisor.keep(WorkerSpec("trainer", "trainer", "a:B"), session)
@@ -102,7 +102,7 @@ def test_a_worker_that_is_lost_as_its_session_ends_is_made_anew_and_cancels_noth
         await asyncio.sleep(0.05)
 
     async def run():
-        runtime, policy = LostAtTheEnd(), replace(POLICY, lease_s=0.03)
+        runtime, policy = LostAtTheEnd(), replace(POLICY, heartbeat_timeout_s=0.03)
         supervisor = Supervisor(runtime, Events(clock.now, clock.wall), policy, Waits(), heard)
         await supervisor.keep(WorkerSpec("trainer", "trainer", "a:B"), session)
         return runtime.starts, asyncio.current_task().cancelling()

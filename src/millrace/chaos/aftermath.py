@@ -26,7 +26,7 @@ class Check:
 def check_ledger(ledger: Path, config: Config) -> list[Check]:
     """Prompts, training and accounts of a run that reached its last step."""
     with LedgerReader(ledger) as reader:
-        state, steps = reader.run_state(), reader.steps()
+        state, steps = reader.overview(), reader.steps()
         skipped = {skip.group_id for skip in reader.skipped()}
         groups = reader.group_ids()
         unexplained = [key for key in reader.reasons() if _unexplained(*key)]

@@ -27,7 +27,7 @@ ACTS = {"kill": 6, "pause": 2, "freeze": 2}
 supervises the process must notice (a frozen controller has nobody, so it is paused)."""
 
 SUPERVISION = (
-    "supervision.lease_s=3",
+    "supervision.heartbeat_timeout_s=3",
     "supervision.restarts=1000000",
     "supervision.restart_window_s=5",
     "supervision.attempts=1000000",

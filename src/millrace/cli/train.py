@@ -70,7 +70,7 @@ def _is_finished(run: RunDirectory, steps: int) -> bool:
     if not ((run.model / "config.json").exists() and run.summary.exists() and run.ledger.exists()):
         return False
     with LedgerReader(run.ledger) as reader:
-        return reader.run_state().version >= steps
+        return reader.overview().version >= steps
 
 
 def _train(config: Config, run: RunDirectory, again: str) -> bool:

@@ -312,7 +312,7 @@ class Weights(Section):
 
 
 class Supervision(Section):
-    lease_s: float = Field(default=10.0, ge=0.1, le=SECONDS_MAX)
+    heartbeat_timeout_s: float = Field(default=10.0, ge=0.1, le=SECONDS_MAX)
     """A worker that does not answer a heartbeat within this is killed and restarted; one that hears
     nothing from the controller for three times as long stops itself."""
     restarts: CountOrZero = 5

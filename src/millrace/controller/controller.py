@@ -1,10 +1,10 @@
 """A run: its workers kept alive, its loops kept going, its end.
 
-decide       on any news: refreshes, placements, admissions, repacks          decide.py
-replica      one per replica: its reports in, its orders out                  replica.py
-environment  one per reward worker: prompts and scores                        scoring.py
-trainer      replay, then take, step, commit, publish, checkpoint; ends the run   trainer.py
-relay        opens the slots, stages what the trainer published               relay.py
+decide       on any news: the schedule's decisions and safeguards     decide.py
+replica      one per replica: its reports in, its orders out          replica_session.py
+environment  one per reward worker: prompts and scores                environment_pool.py
+trainer      replay, then take, step, commit, publish, checkpoint; ends the run   trainer_session.py
+relay        opens the slots, stages what the trainer published       relay_session.py
 flush        hands what changed to the ledger
 watch        ends a run that makes no progress and says who waits for whom
 """
@@ -16,20 +16,20 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from millrace.config.schema import Config
-from millrace.controller.decide import DECISION_INTERVAL_S, Decisions
-from millrace.controller.relay import RelaySession
-from millrace.controller.replica import ReplicaSession
-from millrace.controller.run import Run
+from millrace.controller.context import RunContext
+from millrace.controller.decide import Decisions
+from millrace.controller.pace import PACE, Pace
+from millrace.controller.relay_session import RelaySession
+from millrace.controller.replica_session import ReplicaSession
 from millrace.controller.state import RunState
 from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
-from millrace.controller.trainer import TrainerSession
+from millrace.controller.trainer_session import TrainerSession
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, MillraceError, leaves
 from millrace.core.events import Events
 from millrace.core.protocols import Ledger, Runtime
 from millrace.schedule.schedule import Schedule
 
-FLUSH_INTERVAL_S = 0.2
 QUIET_S = 20.0  # without progress: the first notice of who waits for whom; each doubles the next
 
 
@@ -47,9 +47,7 @@ class Controller:
     """Takes a run from the ledger's position to `config.steps`.
 
     `checkpoints` and `export` are directories (export None: off). `check` sees the state after every
-    round of decisions; `on_stall` is called when the run makes no progress. Decisions are at least
-    `decision_interval_s` apart, looks for a batch or for completions to score `look_interval_s`, writes to
-    the ledger `flush_interval_s`: a simulation of a large cluster has no use for more.
+    round of decisions; `on_stall` is called when the run makes no progress.
     """
 
     def __init__(
@@ -65,32 +63,29 @@ class Controller:
         export: str | None,
         check: Callable[[RunState], None] = lambda state: None,
         on_stall: Callable[[], None] = lambda: None,
-        decision_interval_s: float = DECISION_INTERVAL_S,
-        look_interval_s: float = 0.0,
-        flush_interval_s: float = FLUSH_INTERVAL_S,
+        pace: Pace = PACE,
     ) -> None:
         self._fleet, self._on_stall = fleet, on_stall
         names = [spec.name for spec in fleet.replicas]
-        self._run = Run(
+        self._run = RunContext(
             config,
             replicas=names,
             ledger=ledger,
             schedule=schedule,
             events=events,
-            look_interval_s=look_interval_s,
+            pace=pace,
         )
         limits = config.supervision
         policy = RestartPolicy(
-            limits.lease_s,
+            limits.heartbeat_timeout_s,
             limits.restarts,
             limits.restart_window_s,
             limits.backoff_s,
             limits.spawn_timeout_s,
         )
         self._supervisor = Supervisor(runtime, events, policy, self._run.waits, self._run.patience.heard)
-        self._decisions = Decisions(self._run, check, decision_interval_s)
+        self._decisions = Decisions(self._run, check)
         self._trainer = TrainerSession(self._run, checkpoints=checkpoints, export=export)
-        self._flush_interval_s = flush_interval_s
 
     @property
     def restarts(self) -> int:
@@ -157,7 +152,7 @@ class Controller:
 
     async def _flush(self) -> None:
         while True:
-            await asyncio.sleep(self._flush_interval_s)
+            await asyncio.sleep(self._run.pace.flush_s)
             self._run.flush()
 
     async def _watch(self) -> None:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from millrace.controller.context import RunContext
 from millrace.controller.orders import Move, Pull
-from millrace.controller.run import Run
 from millrace.controller.state import RunState
 from millrace.core import clock
 from millrace.core.types import BadPrompt, Group, Prompt, State, Work
 
-DECISION_INTERVAL_S = 0.005  # decisions are at least this far apart by default: news collects in between
-TICK_S = 1.0  # and at most this
+TICK_S = 1.0  # decisions are at most this far apart
 
 
 class Decisions:
     """Consumes the pulse; produces orders in the replicas' mailboxes. Ends with the run."""
 
-    def __init__(self, run: Run, check: Callable[[RunState], None], interval_s: float) -> None:
-        self._run, self._check, self._interval_s = run, check, interval_s
+    def __init__(self, run: RunContext, check: Callable[[RunState], None]) -> None:
+        self._run, self._check = run, check
         self._repack_at_s = 0.0
 
     async def loop(self) -> None:
@@ -32,12 +31,12 @@ class Decisions:
             self._expire()
             self._check(self._run.state)
             await self._run.pulse.wait(timeout_s=tick_s)
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(self._run.pace.decision_s)
 
     def _refresh(self) -> None:
         state = self._run.state
-        for order in self._run.schedule.refreshes(state.view()):
-            state.replicas[order.replica_id].pulling = order.version
+        for order in self._run.schedule.refresh(state.view()):
+            state.replicas.begin_pull(order.replica_id, order.version)
             self._run.mailboxes[order.replica_id].put(Pull(order.version, order.discard))
 
     def _place(self) -> None:
@@ -45,7 +44,7 @@ class Decisions:
         state, schedule, works = self._run.state, self._run.schedule, _Outbox()
         if not state.queued:
             return
-        lost = set(schedule.lost_for_good(state.view()))
+        lost = set(schedule.restart(state.view()))
         for trajectory in sorted(state.queued.values(), key=lambda t: t.trajectory_id):
             if trajectory.versions and trajectory.versions[-1] in lost:
                 self._run.restart(trajectory, f"version {trajectory.versions[-1]} is no longer held")
@@ -58,7 +57,7 @@ class Decisions:
 
     def _admit(self) -> None:
         run, works, groups = self._run, _Outbox(), list[Group]()
-        for replica in run.schedule.admissions(run.state.view()):
+        for replica in run.schedule.admit(run.state.view()):
             prompt = self._next_prompt()
             if prompt is None:
                 break
@@ -91,16 +90,15 @@ class Decisions:
         run, interval = self._run, self._run.schedule.repack_interval_s
         if interval is None or not (run.repack_due or clock.now() >= self._repack_at_s):
             return
-        for move in run.schedule.moves(run.state.view()):
-            run.state.begin_move(move.source, move.shares)
-            run.mailboxes[move.source].put(Move(move.shares))
+        for order in run.schedule.repack(run.state.view()):
+            run.state.replicas.begin_move(order.source, order.shares)
+            run.mailboxes[order.source].put(Move(order.shares))
         run.repack_due, self._repack_at_s = False, clock.now() + interval
-        for record in run.state.replicas.values():
-            record.kv_used_previous = record.load.kv_used_tokens
+        run.state.replicas.note_kv()
 
     def _expire(self) -> None:
         run = self._run
-        for group_id in run.schedule.overdue(run.state.view()):
+        for group_id in run.schedule.expire(run.state.view()):
             run.end_group(group_id, State.STALE, f"beyond the staleness bound at {run.state.version}")
 
 

@@ -1,6 +1,6 @@
 """Supervision: one coroutine per worker keeps one incarnation of it alive at a time.
 
-    spawn -> session(handle) until the worker dies or loses its lease -> clean up -> back off -> again
+    spawn -> session(handle) until the worker dies or misses a heartbeat -> clean up -> back off -> again
 
 A session is all that the controller does with one incarnation. When the worker dies, whatever its
 session waits for raises `WorkerDied`, so a crash takes the same path as an orderly end.
@@ -39,7 +39,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    lease_s: float
+    heartbeat_timeout_s: float
     restarts: int
     window_s: float
     backoff_s: float
@@ -131,11 +131,11 @@ class Supervisor:
             handle.kill()
 
     async def _heartbeat(self, handle: Handle) -> None:
-        """The lease: an answer within `lease_s`, or the worker is given up (and killed)."""
+        """An answer within `heartbeat_timeout_s`, or the worker is given up (and killed)."""
         while True:
-            await asyncio.sleep(self._policy.lease_s / 3)
+            await asyncio.sleep(self._policy.heartbeat_timeout_s / 3)
             asked_s = clock.now()
-            vitals = await handle.call("__ping__", timeout_s=self._policy.lease_s)
+            vitals = await handle.call("__ping__", timeout_s=self._policy.heartbeat_timeout_s)
             self._resident_bytes[handle.name] = vitals.resident_bytes
             self._heard(handle, vitals, asked_s)
 

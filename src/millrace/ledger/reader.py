@@ -21,7 +21,7 @@ from millrace.ledger.recovery import last_version
 
 
 @dataclass(frozen=True, slots=True)
-class RunState:
+class RunOverview:
     """A run at a glance. `states` counts trajectories."""
 
     about: dict[str, Any]  # what the run was created with
@@ -53,10 +53,10 @@ class LedgerReader:
         self._path = os.path.abspath(path)
         self._db = open_for_reading(self._path)
 
-    def run_state(self) -> RunState:
+    def overview(self) -> RunOverview:
         with self._snapshot("read the run"):
             counts = records.read_counts(self._db)
-            return RunState(
+            return RunOverview(
                 about=read_about(self._db),
                 version=last_version(self._db),
                 accounting=Accounts(counts).accounting(),

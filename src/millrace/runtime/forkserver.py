@@ -62,7 +62,7 @@ class Fork(msgspec.Struct, tag=True):
     fork_id: int
     name: str
     epoch: int
-    lease_s: float | None
+    silence_s_max: float | None
     logs: bool
     variables: dict[str, str]
     python: str | None
@@ -152,7 +152,7 @@ class Forkserver:
                 os.close(fds[1])
             if command.python is not None:
                 _become(command.python, command, fds[0])
-            worker.main(socket.socket(fileno=fds[0]), command.name, command.epoch, command.lease_s)
+            worker.main(socket.socket(fileno=fds[0]), command.name, command.epoch, command.silence_s_max)
         raise AssertionError("it has ended")
 
     def _detach(self) -> None:
@@ -215,7 +215,7 @@ def _become(python: str, command: Fork, fd: int) -> NoReturn:
     os.set_inheritable(fd, True)
     for number in process.ENDING:  # until the new program can say so itself
         signal.signal(number, signal.SIG_IGN)
-    arguments = [str(fd), command.name, str(command.epoch), str(command.lease_s or 0)]
+    arguments = [str(fd), command.name, str(command.epoch), str(command.silence_s_max or 0)]
     try:
         os.execv(python, [python, SPAWNED, *arguments])
     except OSError as error:

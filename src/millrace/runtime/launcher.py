@@ -80,7 +80,7 @@ class Launcher:
         self._loop.add_reader(self._pidfd, self._ended)
 
     async def fork(
-        self, ward: Ward, fds: Sequence[int], *, epoch: int, lease_s: float | None, place: Place
+        self, ward: Ward, fds: Sequence[int], *, epoch: int, silence_s_max: float | None, place: Place
     ) -> None:
         """Fork a worker for `ward`, which gets `fds` (its socket, maybe a log file).
 
@@ -94,7 +94,7 @@ class Launcher:
                 fork_id,
                 ward.name,
                 epoch,
-                lease_s,
+                silence_s_max,
                 logs=len(fds) > 1,
                 variables=place.variables,
                 python=place.python,

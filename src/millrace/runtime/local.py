@@ -31,8 +31,8 @@ class LocalRuntime:
     `preload` must stay on the CPU: a CUDA context does not survive a fork. Workers have our environment, and
     `launcher.DEFAULTS` where that says nothing.
     `log_dir` takes the output of each worker as NAME.EPOCH.log (None: it goes where ours goes). A worker
-    that hears nothing for `lease_s` stops itself; one that does not answer for `answer_s` while it is made
-    is given up (None: off).
+    that hears nothing for `silence_s_max` stops itself; one that does not answer for `answer_s` while it is
+    made is given up (None: off).
 
     The first spawn starts the forkserver and binds the runtime to the running loop.
     """
@@ -42,13 +42,13 @@ class LocalRuntime:
         preload: tuple[str, ...] = (),
         *,
         log_dir: Path | None = None,
-        lease_s: float | None = None,
+        silence_s_max: float | None = None,
         answer_s: float | None = None,
     ) -> None:
         if not hasattr(os, "pidfd_open"):
             raise WorkerError("the local runtime needs Linux 5.3 or newer (pidfd_open)")
         self._preload, self._log_dir = preload, log_dir
-        self._lease_s, self._answer_s = lease_s, answer_s
+        self._silence_s_max, self._answer_s = silence_s_max, answer_s
         self._epochs: dict[str, int] = {}
         self._handles: set[LocalHandle] = set()
         self._launcher: Launcher | None = None
@@ -73,7 +73,7 @@ class LocalRuntime:
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 with self._log_file(handle) as log_fd:
-                    await handle.start(place, self._lease_s, log_fd)
+                    await handle.start(place, self._silence_s_max, log_fd)
                 if place.python is not None:
                     await handle.call(PING, timeout_s=timeout_s)
                 await handle.construct(target, kwargs or {}, self._answer_s)

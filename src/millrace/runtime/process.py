@@ -16,7 +16,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-LEASE_LOST = 70
+CUT_OFF = 70
 """Exit status of a worker that stopped itself because its controller had fallen silent."""
 CONTROLLER_LOST = 71
 """Exit status of a worker whose controller has closed their socket."""
@@ -25,7 +25,7 @@ UNSUITABLE_PYTHON = 72
 """Exit status of a worker whose own Python cannot be started, or cannot import what the wire needs."""
 
 _EXIT_MEANINGS = {
-    LEASE_LOST: "stopped itself: no message from the controller within its lease",
+    CUT_OFF: "stopped itself: its controller fell silent",
     CONTROLLER_LOST: "stopped itself: the controller is gone",
     UNSUITABLE_PYTHON: "its Python cannot run it: the worker's log says why",
 }

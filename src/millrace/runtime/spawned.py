@@ -4,8 +4,8 @@ That Python needs msgspec, and what the worker's class imports; nothing else of 
 controller's own, from this very directory, so that both ends of the wire agree. Everything else comes from
 the interpreter and from PYTHONPATH, as for any program that this interpreter runs.
 
-Run by `runtime.forkserver` as `PYTHON spawned.py FD NAME EPOCH LEASE_S`, with FD the worker's socket and
-LEASE_S 0 for none.
+Run by `runtime.forkserver` as `PYTHON spawned.py FD NAME EPOCH SILENCE_S`, with FD the worker's socket and
+SILENCE_S 0 for none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PYTHON_MIN = (3, 11)
 
 
 def main() -> None:
-    fd, name, epoch, lease_s = sys.argv[1:]
+    fd, name, epoch, silence_s_max = sys.argv[1:]
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # this directory: its modules would hide others of the same names
     _carry_package(Path(__file__).resolve().parents[1])
@@ -36,7 +36,7 @@ def main() -> None:
         sys.stderr.write(f"{sys.executable} cannot run the worker {name}: {error}\n")
         raise SystemExit(process.UNSUITABLE_PYTHON) from error
     with process.ending_at_once():
-        worker.main(socket.socket(fileno=int(fd)), name, int(epoch), float(lease_s) or None)
+        worker.main(socket.socket(fileno=int(fd)), name, int(epoch), float(silence_s_max) or None)
 
 
 def _carry_package(directory: Path) -> None:

@@ -1,7 +1,7 @@
 """The worker's side of the wire: one object, its methods run as tasks of one event loop.
 
 Waits for: messages of the controller. Ends: at once when the controller's socket closes, or when the
-controller has been silent for the lease (a worker cut off from its controller must not go on). Both
+controller has been silent for too long (a worker cut off from its controller must not go on). Both
 need the loop to turn; a worker stuck in C code is ended from outside, by the forkserver.
 """
 
@@ -17,26 +17,26 @@ from contextlib import aclosing
 from typing import Any
 
 from millrace.core.errors import StaleEpochError
-from millrace.runtime.process import CONTROLLER_LOST, LEASE_LOST
+from millrace.runtime.process import CONTROLLER_LOST, CUT_OFF
 from millrace.runtime.seam import PING, begin_call, begin_stream, crossing, load_class, where
 from millrace.runtime.stacks import answer_dumps
 from millrace.runtime.vitals import VitalSigns
 from millrace.runtime.wire import Kind, Wire
 
 
-def main(connection: socket.socket, name: str, epoch: int, lease_s: float | None) -> None:
+def main(connection: socket.socket, name: str, epoch: int, silence_s_max: float | None) -> None:
     """Serve until the process is stopped."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
-    asyncio.run(_serve(connection, name, epoch, lease_s))
+    asyncio.run(_serve(connection, name, epoch, silence_s_max))
 
 
-async def _serve(connection: socket.socket, name: str, epoch: int, lease_s: float | None) -> None:
+async def _serve(connection: socket.socket, name: str, epoch: int, silence_s_max: float | None) -> None:
     loop = asyncio.get_running_loop()
     answer_dumps()
     async with asyncio.TaskGroup() as tasks:
-        worker = Worker(name, epoch, lease_s, tasks)
+        worker = Worker(name, epoch, silence_s_max, tasks)
         await loop.create_unix_connection(lambda: worker.wire, sock=connection)
         await loop.create_future()  # never set: the process ends in `_controller_lost` or by a signal
 
@@ -44,9 +44,9 @@ async def _serve(connection: socket.socket, name: str, epoch: int, lease_s: floa
 class Worker:
     """Answers the commands of one incarnation. `tasks` owns every answer in progress."""
 
-    def __init__(self, name: str, epoch: int, lease_s: float | None, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, name: str, epoch: int, silence_s_max: float | None, tasks: asyncio.TaskGroup) -> None:
         self.wire = Wire(self._receive, lambda: os._exit(CONTROLLER_LOST))
-        self._name, self._epoch, self._lease_s = name, epoch, lease_s
+        self._name, self._epoch, self._silence_s_max = name, epoch, silence_s_max
         self._tasks = tasks
         self._object: Any = None
         self._streams: dict[int, tuple[asyncio.Task[None], asyncio.Semaphore]] = {}
@@ -97,9 +97,9 @@ class Worker:
     async def _construct(self, target: str, kwargs: dict[str, Any]) -> None:
         """In a thread: loading may take minutes, and pings are answered meanwhile."""
         self._object = await asyncio.to_thread(lambda: load_class(target)(**kwargs))
-        if self._lease_s is not None:
+        if self._silence_s_max is not None:
             self._heard_s = asyncio.get_running_loop().time()
-            self._keep_lease(self._lease_s)
+            self._watch_silence(self._silence_s_max)
 
     async def _call(self, method: str, args: tuple[Any, ...]) -> Any:
         if method == PING:
@@ -132,14 +132,14 @@ class Worker:
         for _ in range(num_items):
             credit.release()
 
-    def _keep_lease(self, lease_s: float) -> None:
-        """Look again when the lease would run out.
+    def _watch_silence(self, silence_s_max: float) -> None:
+        """Look again when the silence would be too long.
 
         The loop reads sockets before it runs timers, so a worker that was itself busy for longer than
-        its lease sees the messages that waited for it first.
+        that sees the messages that waited for it first.
         """
         loop = asyncio.get_running_loop()
-        left_s = self._heard_s + lease_s - loop.time()
+        left_s = self._heard_s + silence_s_max - loop.time()
         if left_s <= 0:
-            os._exit(LEASE_LOST)
-        loop.call_later(left_s, self._keep_lease, lease_s)
+            os._exit(CUT_OFF)
+        loop.call_later(left_s, self._watch_silence, silence_s_max)

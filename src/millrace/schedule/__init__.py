@@ -2,12 +2,12 @@
 
 from millrace.schedule.presets import build
 from millrace.schedule.schedule import Schedule
-from millrace.schedule.view import GroupView, Move, RefreshOrder, ReplicaView, View
+from millrace.schedule.view import GroupView, RefreshOrder, RepackOrder, ReplicaView, View
 
 __all__ = [
     "GroupView",
-    "Move",
     "RefreshOrder",
+    "RepackOrder",
     "ReplicaView",
     "Schedule",
     "View",

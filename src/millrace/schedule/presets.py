@@ -78,10 +78,10 @@ def synchronous() -> Schedule:
         kind="synchronous",
         staleness_max=0,
         mixes_versions=False,
-        admit=WithinBound(),
-        route=LeastLoaded(),
-        refresh=WhenEmpty(),
-        take_order=FirstReady(),
+        admit_rule=WithinBound(),
+        route_rule=LeastLoaded(),
+        refresh_rule=WhenEmpty(),
+        take_rule=FirstReady(),
     )
 
 
@@ -95,10 +95,10 @@ def llamarl(*, lag: int, iteration_tokens: int) -> Schedule:
         kind="llamarl",
         staleness_max=lag,
         mixes_versions=True,
-        admit=WithinBound(QUEUE_ROUNDS),
-        route=LeastLoaded(),
-        refresh=BetweenIterations(iteration_tokens),
-        take_order=FirstReady(),
+        admit_rule=WithinBound(QUEUE_ROUNDS),
+        route_rule=LeastLoaded(),
+        refresh_rule=BetweenIterations(iteration_tokens),
+        take_rule=FirstReady(),
     )
 
 
@@ -113,10 +113,10 @@ def areal(*, eta: int) -> Schedule:
         kind="areal",
         staleness_max=eta,
         mixes_versions=True,
-        admit=WithinBound(QUEUE_ROUNDS),
-        route=LeastLoaded(),
-        refresh=AtOnce(),
-        take_order=OldestFirst(),
+        admit_rule=WithinBound(QUEUE_ROUNDS),
+        route_rule=LeastLoaded(),
+        refresh_rule=AtOnce(),
+        take_rule=OldestFirst(),
     )
 
 
@@ -130,10 +130,10 @@ def rlax(*, reload_staleness: int, acceptance_staleness: int) -> Schedule:
         kind="rlax",
         staleness_max=acceptance_staleness,
         mixes_versions=False,
-        admit=WithinBound(QUEUE_ROUNDS),
-        route=LeastLoaded(),
-        refresh=BeyondReload(reload_staleness),
-        take_order=FirstReady(),
+        admit_rule=WithinBound(QUEUE_ROUNDS),
+        route_rule=LeastLoaded(),
+        refresh_rule=BeyondReload(reload_staleness),
+        take_rule=FirstReady(),
     )
 
 
@@ -149,11 +149,11 @@ def laminar(
         kind="laminar",
         staleness_max=staleness_max,
         mixes_versions=False,
-        admit=KVRoom(round_groups, batch_max),
-        route=Local(),
-        refresh=WhenEmpty(),
-        take_order=FirstReady(),
-        repack=repack,
+        admit_rule=KVRoom(round_groups, batch_max),
+        route_rule=Local(),
+        refresh_rule=WhenEmpty(),
+        take_rule=FirstReady(),
+        repack_rule=repack,
     )
 
 
@@ -169,9 +169,9 @@ def millrace(*, staleness_max: int | None, repack_interval_s: float, batch_max: 
         kind="millrace",
         staleness_max=staleness_max,
         mixes_versions=False,
-        admit=WhileNewest(),
-        route=Local(),
-        refresh=WhenEmpty(),
-        take_order=OldestFirst(),
-        repack=OnDemand(repack_interval_s, staleness_max, batch_max),
+        admit_rule=WhileNewest(),
+        route_rule=Local(),
+        refresh_rule=WhenEmpty(),
+        take_rule=OldestFirst(),
+        repack_rule=OnDemand(repack_interval_s, staleness_max, batch_max),
     )

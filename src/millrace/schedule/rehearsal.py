@@ -148,7 +148,7 @@ class _Stage:
         return ReplicaView(
             replica_id=replica.replica_id,
             version=replica.version,
-            busy_pulling=replica.pulling >= 0,
+            busy=replica.pulling >= 0,
             pulling_version=replica.pulling,
             running=len(running),
             waiting=len(members) - len(running),
@@ -179,7 +179,7 @@ class _Stage:
         return any(acts)
 
     def _give_up(self) -> bool:
-        late = self.schedule.overdue(self.view())
+        late = self.schedule.expire(self.view())
         if late and self.outcome.crashes == 0:
             raise BrokenPromise(
                 f"{self.schedule.kind}: groups {late} cannot be trained in time, without any fault"
@@ -188,14 +188,14 @@ class _Stage:
         for group_id in late:
             for member in self.groups.pop(group_id).members:
                 self._put(member, None)
-        gone = set(self.schedule.lost_for_good(self.view()))
+        gone = set(self.schedule.restart(self.view()))
         restarted = [member for _, member in self._lost() if member.tokens and member.last in gone]
         for member in restarted:
             self._restart(member)
         return bool(late or restarted)
 
     def _refresh(self) -> bool:
-        orders = self.schedule.refreshes(self.view())
+        orders = self.schedule.refresh(self.view())
         for order in orders:
             replica = self.replicas[order.replica_id]
             self._require(order.version in self.held, f"pull of version {order.version}, not held")
@@ -203,7 +203,7 @@ class _Stage:
         return bool(orders)
 
     def _admit(self) -> bool:
-        replica_ids = self.schedule.admissions(self.view())
+        replica_ids = self.schedule.admit(self.view())
         for replica_id in replica_ids:
             replica = self.replicas[replica_id]
             self._require(replica.version >= 0 and replica.pulling < 0, f"admission on busy {replica_id}")
@@ -231,7 +231,7 @@ class _Stage:
     def _repack(self) -> bool:
         if not self._chance(self.scene.repack_probability):
             return False
-        moves = self.schedule.moves(self.view())
+        moves = self.schedule.repack(self.view())
         for move in moves:
             source = self.replicas[move.source]
             self._require(sum(move.shares.values()) == len(source.members), f"{move} does not empty it")

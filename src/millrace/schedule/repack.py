@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from millrace.schedule.view import Move, ReplicaView, View
+from millrace.schedule.view import RepackOrder, ReplicaView, View
 
 
 class Repack(Protocol):
@@ -31,7 +31,7 @@ class Repack(Protocol):
     def interval_s(self) -> float:
         """Seconds between two looks; there is one right after each trainer update as well."""
 
-    def moves(self, view: View) -> list[Move]:
+    def moves(self, view: View) -> list[RepackOrder]:
         """Moves to make now. Source and destination serve the same version and are not busy."""
 
     def describe(self) -> str:
@@ -46,7 +46,7 @@ class BestFit:
     kv_fraction_max: float
     batch_max: int | None = None
 
-    def moves(self, view: View) -> list[Move]:
+    def moves(self, view: View) -> list[RepackOrder]:
         return plan(view.replicas, kv_max_tokens_fraction=self.kv_fraction_max, batch_max=self.batch_max)
 
     def describe(self) -> str:
@@ -58,7 +58,7 @@ class BestFit:
 
 def plan(
     replicas: Iterable[ReplicaView], *, kv_max_tokens_fraction: float, batch_max: int | None
-) -> list[Move]:
+) -> list[RepackOrder]:
     """Which replicas hand all of their trajectories to which.
 
     C_max is `kv_max_tokens_fraction` of the replica's own capacity, so replicas may differ in size.
@@ -107,7 +107,7 @@ class _Ramping:
         )
 
 
-def _plan_version(candidates: list[_Ramping]) -> list[Move]:
+def _plan_version(candidates: list[_Ramping]) -> list[RepackOrder]:
     moves = []
     for source in sorted(candidates, key=lambda c: c.kv_tokens):
         if source.receives:
@@ -119,5 +119,5 @@ def _plan_version(candidates: list[_Ramping]) -> list[Move]:
         best.kv_tokens += source.kv_tokens
         best.trajectories += source.trajectories
         best.receives, source.emptied = True, True
-        moves.append(Move(source.replica.replica_id, {best.replica.replica_id: source.replica.load}))
+        moves.append(RepackOrder(source.replica.replica_id, {best.replica.replica_id: source.replica.load}))
     return moves

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from millrace.schedule.deadlines import groups_room
-from millrace.schedule.view import Move, ReplicaView, View
+from millrace.schedule.view import RepackOrder, ReplicaView, View
 
 PACKED_MAX = 48
 """Trajectories on a replica that takes others' in: about where the KV of long ones makes a decode step twice
@@ -36,7 +36,7 @@ class OnDemand:
     staleness_max: int | None
     batch_max: int | None = None
 
-    def moves(self, view: View) -> list[Move]:
+    def moves(self, view: View) -> list[RepackOrder]:
         wanted = replicas_wanted(view, groups_room(view, self.staleness_max))
         behind = [replica for replica in view.replicas if replica.serving and replica.version < view.newest]
         return plan_demand(behind, [self._limit(view, replica) for replica in behind], wanted=wanted)
@@ -66,7 +66,7 @@ def replicas_wanted(view: View, room: int) -> int:
     return max(0, -(-(room - free) * view.group_size // slots))
 
 
-def plan_demand(replicas: Sequence[ReplicaView], limits: Sequence[int], *, wanted: int) -> list[Move]:
+def plan_demand(replicas: Sequence[ReplicaView], limits: Sequence[int], *, wanted: int) -> list[RepackOrder]:
     """At most `wanted` moves. `limits`, one for each of `replicas`: trajectories on it, if it receives any.
 
     Guarantees: same version only; the limits hold with everything already planned; no replica is both source
@@ -80,7 +80,7 @@ def plan_demand(replicas: Sequence[ReplicaView], limits: Sequence[int], *, wante
             emptiest[load.replica.version].append((load.num, index, load))
     for heap in emptiest.values():
         heapify(heap)
-    moves: list[Move] = []
+    moves: list[RepackOrder] = []
     for source in sorted(loads, key=lambda load: load.num):
         version = source.replica.version
         if len(moves) >= wanted:
@@ -89,7 +89,7 @@ def plan_demand(replicas: Sequence[ReplicaView], limits: Sequence[int], *, wante
             room[version] -= source.room + source.num
             source.emptied = True
             shares = Counter(_spread(source.num, emptiest[version]))
-            moves.append(Move(source.replica.replica_id, dict(shares)))
+            moves.append(RepackOrder(source.replica.replica_id, dict(shares)))
     return moves
 
 

@@ -18,7 +18,7 @@ class Route(Protocol):
         """How wanted `replica` is for the next group; None: not at all.
 
         `load` counts its trajectories with those of groups routed in this same decision. Replicas
-        that are about to serve (`busy_pulling`) are asked about as they will be after the pull. To
+        that are about to serve (`busy`) are asked about as they will be after the pull. To
         give one a rank is to keep its share for it: the group waits there until the pull is done.
         """
 
@@ -45,7 +45,7 @@ class Local:
     """Laminar: each serving replica starts its own groups and waits for no other; emptiest first."""
 
     def rank(self, view: View, replica: ReplicaView, load: int) -> float | None:
-        return None if replica.busy_pulling else load / replica.slots
+        return None if replica.busy else load / replica.slots
 
     def describe(self) -> str:
         return "each replica starts its own groups, emptiest first"

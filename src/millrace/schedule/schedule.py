@@ -1,8 +1,14 @@
-"""A schedule: five decisions, and what must hold whichever they are.
+"""A schedule: five decisions that differ between schedules, and three safeguards that do not.
 
-The staleness bound, the end of the run, first pulls and the rescue of lost trajectories are the same for
-all schedules and live here; the five decisions say what differs. Pure: every method is a function of the
-view, so the controller that trains and the one that is simulated decide alike.
+Decisions: `admit` and `route` (one question: where does a new group start now?), `refresh`, `repack`, `take`.
+Each has a rule in a file of its own name. The staleness bound, the end of the run and first pulls hold for
+every rule and live here.
+
+Safeguards, for trajectories and groups that a fault has set back: `place` (on which replica does a queued
+trajectory go on?), `restart` (which ones must begin again?), `expire` (which groups are given up?).
+
+Pure: every method is a function of the view. So the controller that trains and the controller that is
+simulated decide alike.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from millrace.schedule.refresh import Refresh
 from millrace.schedule.repack import Repack
 from millrace.schedule.route import Route
 from millrace.schedule.take import Take
-from millrace.schedule.view import Move, RefreshOrder, ReplicaView, View
+from millrace.schedule.view import RefreshOrder, RepackOrder, ReplicaView, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +38,32 @@ class Schedule:
     kind: str
     staleness_max: int | None
     mixes_versions: bool
-    admit: Admit
-    route: Route
-    refresh: Refresh
-    take_order: Take
-    repack: Repack | None = None
+    admit_rule: Admit
+    route_rule: Route
+    refresh_rule: Refresh
+    take_rule: Take
+    repack_rule: Repack | None = None
 
     @property
     def repack_interval_s(self) -> float | None:
-        """Seconds between two calls of `moves`; None: never."""
-        return None if self.repack is None else self.repack.interval_s
+        """Seconds between two calls of `repack`; None: never."""
+        return None if self.repack_rule is None else self.repack_rule.interval_s
 
-    def admissions(self, view: View) -> list[str]:
+    def admit(self, view: View) -> list[str]:
         """Replica ids: one new group may start now on each entry, in this order (repeats allowed).
 
         A group enters only if it and all live groups can still be trained by their deadlines, and never
-        beyond what the remaining steps will consume. Call it after `refreshes`.
+        beyond what the remaining steps will consume. Call it after `refresh`.
         """
         left = self.groups_max(view) - len(view.groups)
         if left <= 0:
             return []
         replicas = self._after_pulls(view)
-        room = [self.admit.room(view, replica) for replica in replicas]
+        room = [self.admit_rule.room(view, replica) for replica in replicas]
         load = [replica.load for replica in replicas]
         queue: list[tuple[float, int]] = []
         for index, replica in enumerate(replicas):
-            rank = self.route.rank(view, replica, load[index]) if room[index] > 0 else None
+            rank = self.route_rule.rank(view, replica, load[index]) if room[index] > 0 else None
             if rank is not None:
                 queue.append((rank, index))
         heapify(queue)
@@ -69,10 +75,10 @@ class Schedule:
             if not book.room(replica.version):
                 continue
             book.add(replica.version)
-            if not replica.busy_pulling:
+            if not replica.busy:
                 admitted.append(replica.replica_id)
             left, room[index], load[index] = left - 1, room[index] - 1, load[index] + view.group_size
-            rank = self.route.rank(view, replica, load[index]) if room[index] else None
+            rank = self.route_rule.rank(view, replica, load[index]) if room[index] else None
             if rank is not None:
                 heappush(queue, (rank, index))
         return admitted
@@ -101,7 +107,7 @@ class Schedule:
         best = min(serving, key=lambda r: (r.load >= r.slots, -r.version, r.load / r.slots))
         return best.replica_id
 
-    def refreshes(self, view: View) -> list[RefreshOrder]:
+    def refresh(self, view: View) -> list[RefreshOrder]:
         """Which replicas take which version now. Busy replicas are left alone.
 
         A first pull, and an empty replica for lost trajectories that no replica serves the version of,
@@ -112,18 +118,18 @@ class Schedule:
         missing = [version for version in rescuable if version not in present]
         orders = []
         for replica in sorted(view.replicas, key=lambda r: r.version >= 0):
-            if replica.busy_pulling:
+            if replica.busy:
                 continue
             if missing and replica.load == 0:
                 orders.append(RefreshOrder(replica.replica_id, missing.pop(0)))
             elif view.newest > replica.version and self._takes_newest(view, replica, rescuable):
-                discard = self.refresh.discards and replica.load > 0
+                discard = self.refresh_rule.discards and replica.load > 0
                 orders.append(RefreshOrder(replica.replica_id, view.newest, discard))
         return orders
 
-    def moves(self, view: View) -> list[Move]:
+    def repack(self, view: View) -> list[RepackOrder]:
         """Trajectories to move between replicas now."""
-        return [] if self.repack is None else self.repack.moves(view)
+        return [] if self.repack_rule is None else self.repack_rule.moves(view)
 
     def take(self, view: View) -> list[int] | None:
         """Group ids of the next batch in the order to be trained, exactly `view.batch_groups`; None: wait.
@@ -133,18 +139,18 @@ class Schedule:
         """
         if view.steps_left <= 0:
             return None
-        late = frozenset(self.overdue(view))
+        late = frozenset(self.expire(view))
         live = [group for group in view.groups if group.group_id not in late]
-        ready = self.take_order.ranked(view, [group for group in live if group.ready])
+        ready = self.take_rule.ranked(view, [group for group in live if group.ready])
         batch = choose(view, self.staleness_max, live, ready)
         return None if batch is None else sorted(group.group_id for group in batch)
 
-    def overdue(self, view: View) -> list[int]:
+    def expire(self, view: View) -> list[int]:
         """Ids of groups that cannot be trained within the bound any more: they end as `stale`."""
         return overdue(view, self.staleness_max)
 
-    def lost_for_good(self, view: View) -> list[int]:
-        """Versions of orphans that no replica serves and none will: these must restart from scratch."""
+    def restart(self, view: View) -> list[int]:
+        """Versions of orphans that no replica serves and none will: these begin again from their prompts."""
         if self.mixes_versions:
             return []
         present = {replica.version_next for replica in view.replicas}
@@ -154,22 +160,22 @@ class Schedule:
     def describe(self) -> dict[str, str]:
         """The five decisions, one line each."""
         return {
-            "admit": self.admit.describe(),
-            "route": self.route.describe(),
-            "refresh": self.refresh.describe(),
-            "repack": "never" if self.repack is None else self.repack.describe(),
-            "take": self.take_order.describe(),
+            "admit": self.admit_rule.describe(),
+            "route": self.route_rule.describe(),
+            "refresh": self.refresh_rule.describe(),
+            "repack": "never" if self.repack_rule is None else self.repack_rule.describe(),
+            "take": self.take_rule.describe(),
         }
 
     def _after_pulls(self, view: View) -> list[ReplicaView]:
         """Replicas as admission has to see them: those that pull, or will, as they serve afterwards."""
-        orders = {order.replica_id: order.version for order in self.refreshes(view)}
+        orders = {order.replica_id: order.version for order in self.refresh(view)}
         replicas = []
         for replica in view.replicas:
-            if replica.replica_id in orders or replica.busy_pulling:
+            if replica.replica_id in orders or replica.busy:
                 coming = orders.get(replica.replica_id, replica.version_next)
                 started = 0 if coming != replica.version else replica.groups_since_swap
-                replica = replace(replica, version=coming, busy_pulling=True, groups_since_swap=started)
+                replica = replace(replica, version=coming, busy=True, groups_since_swap=started)
             replicas.append(replica)
         return [replica for replica in replicas if replica.version >= 0]
 
@@ -178,7 +184,7 @@ class Schedule:
             return True
         if replica.load == 0 and replica.version in rescuable:
             return False
-        return self.refresh.due(view, replica)
+        return self.refresh_rule.due(view, replica)
 
     def _rescuable(self, view: View) -> list[int]:
         """Versions of orphans that a replica could serve without refreshing away from them at once."""
@@ -189,5 +195,5 @@ class Schedule:
             version
             for version in view.orphans
             if version in served or version in view.held
-            if version >= view.newest or not self.refresh.due(view, ReplicaView("", version, running=1))
+            if version >= view.newest or not self.refresh_rule.due(view, ReplicaView("", version, running=1))
         ]

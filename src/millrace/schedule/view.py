@@ -27,7 +27,7 @@ class ReplicaView(msgspec.Struct, frozen=True):
 
     replica_id: str
     version: int  # being served; -1: none yet
-    busy_pulling: bool = False  # a pull or a move is under way: leave it alone
+    busy: bool = False  # a pull or a move is under way: leave it alone
     pulling_version: int = -1  # what it pulls; -1: nothing
     running: int = 0
     waiting: int = 0
@@ -44,7 +44,7 @@ class ReplicaView(msgspec.Struct, frozen=True):
 
     @property
     def serving(self) -> bool:
-        return self.version >= 0 and not self.busy_pulling
+        return self.version >= 0 and not self.busy
 
     @property
     def version_next(self) -> int:
@@ -80,7 +80,7 @@ class RefreshOrder(msgspec.Struct, frozen=True):
     discard: bool = False
 
 
-class Move(msgspec.Struct, frozen=True):
+class RepackOrder(msgspec.Struct, frozen=True):
     """Empty `source`: its trajectories go to others that serve the same version, `shares` of them to each."""
 
     source: str

@@ -118,9 +118,9 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
 @asynccontextmanager
 async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRuntime]:
     run.logs.mkdir(mode=0o700, exist_ok=True)
-    lease_s = config.supervision.lease_s
+    timeout_s = config.supervision.heartbeat_timeout_s
     preload = (*PRELOAD, *filter(None, (_LIBRARY.get(config.task.kind), _LIBRARY.get(config.reward.kind))))
-    runtime = LocalRuntime(preload, log_dir=run.logs, lease_s=3 * lease_s, answer_s=lease_s)
+    runtime = LocalRuntime(preload, log_dir=run.logs, silence_s_max=3 * timeout_s, answer_s=timeout_s)
     try:
         yield runtime
     finally:

@@ -26,7 +26,7 @@ def examine(run: RunDirectory) -> dict[str, Any]:
         evidence.failures.update(
             {why: num for (state, why), num in reader.reasons().items() if state == "failed"}
         )
-        committed = reader.run_state().version
+        committed = reader.overview().version
     return {
         "run": str(run.path),
         "steps": len(evidence.by_version),

@@ -136,7 +136,7 @@ def _is_barren(ledger: Path) -> bool:
         return True
     try:
         with LedgerReader(ledger) as reader:
-            return reader.run_state().num_groups == 0
+            return reader.overview().num_groups == 0
     except LedgerError:
         return False
 

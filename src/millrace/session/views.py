@@ -18,7 +18,7 @@ View = dict[str, Any]
 
 def run_view(reader: LedgerReader, run: RunDirectory) -> View:
     """A run at a glance."""
-    config, state = run.read_config(), reader.run_state()
+    config, state = run.read_config(), reader.overview()
     last = reader.steps()[-LAST_STEPS:]
     members = {record.version: _members(reader, record) for record in last}
     return {

@@ -7,6 +7,7 @@ from pathlib import Path
 from millrace.config import schema, simulated
 from millrace.config.schema import Config
 from millrace.config.simulated import SimulatedConfig
+from millrace.controller.pace import Pace
 from millrace.core.errors import ConfigError
 from millrace.core.types import State
 from millrace.ledger.reader import LedgerReader
@@ -50,9 +51,7 @@ def scenario(config: SimulatedConfig, *, seed: int | None = None) -> Scenario:
         time_max_s=1e9,
         scale=Scale(
             isolate=False,
-            decision_interval_s=report_s / 4,
-            look_interval_s=report_s / 4,
-            flush_interval_s=8 * report_s,
+            pace=Pace(decision_s=report_s / 4, look_s=report_s / 4, flush_s=8 * report_s),
             progress_interval_s=8 * report_s if mtbf_s else PATIENCE_S,
             kv_capacity_tokens=costs.kv_capacity_units,
             paged=True,
@@ -147,7 +146,7 @@ def run_config(config: SimulatedConfig, quantum: int, report_s: float) -> Config
         ),
         checkpoints=schema.Checkpoints(every=config.steps + 1),
         supervision=schema.Supervision(
-            lease_s=600.0,
+            heartbeat_timeout_s=600.0,
             stall_s=PATIENCE_S,
             step_timeout_s=PATIENCE_S,
             restarts=1_000_000,

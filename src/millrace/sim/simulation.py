@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.config.schema import Config
-from millrace.controller.controller import FLUSH_INTERVAL_S, Controller, Fleet
-from millrace.controller.decide import DECISION_INTERVAL_S
+from millrace.controller.controller import Controller, Fleet
+from millrace.controller.pace import PACE, Pace
 from millrace.controller.state import RunState
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock
@@ -37,9 +37,7 @@ class Scale:
 
     Args:
         isolate              copy every message, as between processes
-        decision_interval_s  the controller's decisions are at least this far apart
-        look_interval_s      after news the sessions of trainer and rewards wait this long before they look
-        flush_interval_s     between two writes to the ledger; a step is committed at once whatever this is
+        pace                 of the controller's loops; a step is committed at once whatever it is
         progress_interval_s  replicas tell of unfinished trajectories this often; None: with every report
         slice_s              replicas decode in slices this long, between which commands take effect; 0: none
         kv_capacity_tokens   of a replica; None: `slots x max_sequence_tokens`
@@ -49,9 +47,7 @@ class Scale:
     """
 
     isolate: bool = True
-    decision_interval_s: float = DECISION_INTERVAL_S
-    look_interval_s: float = 0.0
-    flush_interval_s: float = FLUSH_INTERVAL_S
+    pace: Pace = PACE
     progress_interval_s: float | None = None
     slice_s: float = 0.0
     kv_capacity_tokens: int | None = None
@@ -184,9 +180,7 @@ class _Simulation:
             checkpoints="sim",
             export="sim/final",
             check=self._observer.on_decision,
-            decision_interval_s=scenario.scale.decision_interval_s,
-            look_interval_s=scenario.scale.look_interval_s,
-            flush_interval_s=scenario.scale.flush_interval_s,
+            pace=scenario.scale.pace,
         )
         try:
             return await self._until(crash_s, controller)

@@ -19,8 +19,9 @@ from millrace.ledger.sqlite import SqliteLedger
 from millrace.sim.roles.world import World
 from millrace.sim.simulation import Observer, Scenario
 
-SILENCE_LEASES = 2.0
-"""A replica reports every second, and is given up 4/3 of a lease after it fell silent; and a margin."""
+SILENCE_TIMEOUTS = 2.0
+"""A replica reports every second, and is given up 4/3 of its heartbeat deadline after it fell silent; and a
+margin."""
 
 
 class InvariantBroken(MillraceError, AssertionError):
@@ -256,15 +257,15 @@ class Invariants(Observer):
         self._served[replica.name] = replica.epoch, replica.version
 
     def _check_silence(self, replica: ReplicaRecord) -> None:
-        """Heartbeats are a third of a lease apart, and a lease later at most the replica is given up."""
+        """Heartbeats are a third of their deadline apart; a deadline later the replica is given up."""
         if not replica.alive:
             self._heard_s.pop(replica.name, None)
             return
         silent_s = clock.now() - self._heard_s.setdefault(replica.name, clock.now())
-        limit_s = SILENCE_LEASES * self._config.supervision.lease_s
+        limit_s = SILENCE_TIMEOUTS * self._config.supervision.heartbeat_timeout_s
         require(
             silent_s <= limit_s or not self._steady,
-            "a silent replica is given up when its lease is over",
+            "a silent replica is given up when its heartbeat is late",
             replica=replica.name,
             silent_s=silent_s,
         )

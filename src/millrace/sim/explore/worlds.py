@@ -53,7 +53,7 @@ SCHEDULES: tuple[Schedule, ...] = (
 )
 STEPS_MAX = 12  # of a user's own configuration: promises break early or not at all
 TIME_MAX_S = 5_000.0
-LEASE_S = 4.0
+HEARTBEAT_TIMEOUT_S = 4.0
 RESTART_WINDOW_S = 15.0  # short, so that back-offs are: where all die all the time, a long one takes for ever
 
 
@@ -75,7 +75,7 @@ def small_config(
         "supervision": Supervision(
             restarts=100_000,
             restart_window_s=RESTART_WINDOW_S,
-            lease_s=LEASE_S,
+            heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
             backoff_s=0.05,
             stall_s=1200.0,
             step_timeout_s=30.0,
@@ -177,5 +177,5 @@ def _random_mishaps(rng: random.Random) -> Mishaps:
         unanswered=sometimes(0.005),
         doubled=sometimes(0.1),
         overtaken=sometimes(0.3),
-        overtaken_s=rng.choice((0.2, 1.0, 1.5 * LEASE_S)),
+        overtaken_s=rng.choice((0.2, 1.0, 1.5 * HEARTBEAT_TIMEOUT_S)),
     )

@@ -10,8 +10,8 @@ import asyncio
 
 from msgspec.structs import asdict
 
+from millrace.controller.context import RunContext
 from millrace.controller.orders import Abort, Move, Pull, Submit
-from millrace.controller.run import Run
 from millrace.core.errors import TornVersionError, UnknownVersionError, WorkerDied
 from millrace.core.protocols import Handle
 from millrace.core.types import Report, Served, Trajectory
@@ -20,13 +20,13 @@ from millrace.core.types import Report, Served, Trajectory
 class ReplicaSession:
     """`run` is one incarnation's session; the mailbox is emptied when it ends."""
 
-    def __init__(self, name: str, run: Run) -> None:
+    def __init__(self, name: str, run: RunContext) -> None:
         self.name, self._run = name, run
         self._mailbox = run.mailboxes[name]
 
     async def run(self, handle: Handle) -> None:
         run = self._run
-        run.state.replica_up(self.name, handle.epoch)
+        run.state.replicas.up(self.name, handle.epoch)
         run.pulse.fire()
         try:
             async with asyncio.TaskGroup() as group:
@@ -40,7 +40,7 @@ class ReplicaSession:
         run = self._run
         for order in self._mailbox.orders:
             if isinstance(order, Move):
-                run.state.end_move(self.name, order.shares)
+                run.state.replicas.end_move(self.name, order.shares)
         self._mailbox.orders.clear()
         for trajectory in run.state.replica_down(self.name):
             if trajectory.live:
@@ -58,7 +58,7 @@ class ReplicaSession:
     async def _probe(self, handle: Handle) -> None:
         """An engine stuck in a step leaves its process able to answer heartbeats: ask the engine itself."""
         while True:
-            await asyncio.sleep(self._run.config.supervision.lease_s / 2)
+            await asyncio.sleep(self._run.config.supervision.heartbeat_timeout_s / 2)
             await self._run.patience.call(handle, "release", [])
 
     def _take_in(self, report: Report) -> None:
@@ -104,7 +104,6 @@ class ReplicaSession:
 
     async def _pull(self, handle: Handle, order: Pull) -> None:
         run = self._run
-        record = run.state.replicas[self.name]
         if order.discard:
             for trajectory in await self._release(handle):
                 run.restart(trajectory, f"{self.name} goes to version {order.version}")
@@ -116,9 +115,9 @@ class ReplicaSession:
         except (UnknownVersionError, TornVersionError):
             return  # overwritten meanwhile; the next decision asks for the newest
         finally:
-            record.pulling = -1
+            run.state.replicas.end_pull(self.name)
         run.lineage.check_served(self.name, order.version, served)
-        run.state.served(self.name, served)
+        run.state.replicas.served(self.name, served.version)
         run.waits.progress()
         run.events.emit(
             "pulled",
@@ -127,14 +126,14 @@ class ReplicaSession:
             digest=served.digest,
             pull_s=served.pull_s,
             swap_s=served.swap_s,
-            in_flight=len(record.leased),
+            in_flight=len(run.state.replicas[self.name].leased),
         )
 
     async def _move(self, handle: Handle, order: Move) -> None:
         """Each destination gets its share. What is over, or was for one that is gone, waits for a replica."""
         run, state = self._run, self._run.state
         moved = await self._release(handle)
-        for destination in state.end_move(self.name, order.shares):
+        for destination in state.replicas.end_move(self.name, order.shares):
             num = order.shares[destination]
             share, moved = moved[:num], moved[num:]
             if share:

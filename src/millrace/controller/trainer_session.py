@@ -12,8 +12,8 @@ import dataclasses
 
 from msgspec.structs import asdict
 
-from millrace.controller.run import Run
-from millrace.controller.state import make_batch
+from millrace.controller.context import RunContext
+from millrace.controller.groups import make_batch
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, TrainingError, UnknownVersionError
 from millrace.core.protocols import Handle
@@ -39,7 +39,7 @@ GO_BACK = (
 class TrainerSession:
     """`checkpoints` and `export` are directories (export None: off)."""
 
-    def __init__(self, run: Run, *, checkpoints: str, export: str | None) -> None:
+    def __init__(self, run: RunContext, *, checkpoints: str, export: str | None) -> None:
         self._run, self._checkpoints, self._export = run, checkpoints, export
         self._loaded: TrainerState | None = None
         self._published_to: tuple[object, int] | None = None  # (endpoint, version) last published
@@ -122,14 +122,14 @@ class TrainerSession:
             while not run.stopping:
                 await self._publish(handle)
                 if not state.taken and state.num_ready >= run.config.batch.prompts:
-                    state.taken = tuple(run.schedule.take(state.view()) or ())
+                    state.take(run.schedule.take(state.view()) or ())
                 if state.taken:
                     batch = state.batch()
                     self._assert_bound(batch)
                     return batch
                 await run.pulse.wait(timeout_s=TICK_S)
-                if run.look_interval_s:
-                    await asyncio.sleep(run.look_interval_s)
+                if run.pace.look_s:
+                    await asyncio.sleep(run.pace.look_s)
         return None
 
     def _assert_bound(self, batch: Batch) -> None:
@@ -202,7 +202,7 @@ class TrainerSession:
         """The slots are gone, so the relay is: its death will be known in a moment."""
         run = self._run
         with run.waits.waiting("trainer", f"a relay other than {endpoint.path}"):
-            deadline_s = clock.now() + run.config.supervision.lease_s
+            deadline_s = clock.now() + run.config.supervision.heartbeat_timeout_s
             while run.endpoint == endpoint:
                 if clock.now() > deadline_s:
                     raise DeadlineExceeded(f"the slots at {endpoint.path} are gone, yet their relay answers")

@@ -1,5 +1,5 @@
-"""What the sessions of a run share: its records, its wake-ups, and the few operations on them that
-more than one session needs. No loops here."""
+"""What the sessions of a run share: its state, its wake-ups, and the few operations on them that more than
+one session needs. No loops here."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections import deque
 from collections.abc import Iterable
 
 from millrace.config.schema import Config
+from millrace.controller.environment_pool import EnvironmentPool
 from millrace.controller.lineage import Lineage
 from millrace.controller.orders import Abort, Mailbox, Submit
+from millrace.controller.pace import Pace
 from millrace.controller.patience import Patience
 from millrace.controller.pulse import Pulse, Waits
-from millrace.controller.scoring import EnvironmentPool
-from millrace.controller.state import RunState, Shape
+from millrace.controller.state import RunState
+from millrace.controller.trajectories import RunNumbers
 from millrace.core.events import Events
 from millrace.core.protocols import Ledger
 from millrace.core.types import (
@@ -29,9 +31,8 @@ from millrace.core.types import (
 from millrace.schedule.schedule import Schedule
 
 
-class Run:
-    """One run, from the ledger's position on. Sessions of trainer and rewards that are woken wait
-    `look_interval_s` before they look."""
+class RunContext:
+    """One run, from the ledger's position on."""
 
     def __init__(
         self,
@@ -41,14 +42,14 @@ class Run:
         ledger: Ledger,
         schedule: Schedule,
         events: Events,
-        look_interval_s: float,
+        pace: Pace,
     ) -> None:
         self.config, self.ledger, self.schedule, self.events = config, ledger, schedule, events
-        self.look_interval_s = look_interval_s
+        self.pace = pace
         self.pulse, self.waits = Pulse(), Waits()
         self.patience = Patience(config.supervision.step_timeout_s)
         self.mailboxes = {name: Mailbox() for name in replicas}
-        self.state = RunState(_shape(config), self.mailboxes)
+        self.state = RunState(_numbers(config), self.mailboxes)
         self.endpoint: Endpoint | None = None  # of the relay that is up
         self.published: deque[Published] = deque()  # written into its slots, not yet staged
         self.to_stage = Pulse()  # for the relay alone: `pulse` fires with every completion
@@ -56,8 +57,8 @@ class Run:
         self.stopping = False
         self.repack_due = False
         recovered = ledger.recover()
-        self.resumed_version = self.state.version = recovered.version
-        self.state.quarantined.update(recovered.quarantined)
+        self.resumed_version = recovered.version
+        self.state.resume(recovered.version, recovered.quarantined)
         self.pool = EnvironmentPool(
             self.pulse,
             self.waits,
@@ -65,10 +66,10 @@ class Run:
             next_group_id=recovered.next_group_id,
             prefetch=2 * config.batch.prompts,
             timeout_s=config.reward.timeout_s,
-            look_interval_s=look_interval_s,
+            look_s=pace.look_s,
         )
         for group in recovered.groups:
-            self.request_scores(self.state.adopt(group))
+            self.request_scores(self.state.adopt(group, birth=recovered.version))
 
     # ------------------------------------------------------------ leases
 
@@ -126,8 +127,8 @@ class Run:
     def poisoned(self, trajectory: Trajectory, replica: str) -> None:
         """Too many replicas died of it: give up the group and never draw its row again."""
         row_id = self.state.groups[trajectory.group_id].group.row_id
-        reason = f"{self.state.shape.attempts} replicas died before its next token, last {replica}"
-        self.state.quarantined.add(row_id)
+        reason = f"{self.state.numbers.attempts} replicas died before its next token, last {replica}"
+        self.state.quarantine(row_id)
         self.events.emit("quarantined", row_id=row_id, reason=reason)
         self.end_group(trajectory.group_id, State.ABANDONED, reason)
 
@@ -153,19 +154,17 @@ class Run:
 
     def flush(self) -> None:
         """Hand what changed to the ledger, and tell of what ended."""
-        state = self.state
-        if state.dirty:
-            self.ledger.update(list(state.dirty.values()))
-            state.dirty.clear()
-        for t in state.ended:
+        changed, ended = self.state.changes()
+        if changed:
+            self.ledger.update(changed)
+        for t in ended:
             self.events.emit("ended", trajectory_id=t.trajectory_id, state=t.state.value, reason=t.reason)
-        state.ended.clear()
         self.ledger.flush()
 
 
-def _shape(config: Config) -> Shape:
+def _numbers(config: Config) -> RunNumbers:
     s = config.sampling
-    return Shape(
+    return RunNumbers(
         steps=config.steps,
         batch_groups=config.batch.prompts,
         group_size=config.batch.group_size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from millrace.controller.run import Run
+from millrace.controller.context import RunContext
 from millrace.core.errors import TornVersionError, UnknownVersionError
 from millrace.core.protocols import Handle
 from millrace.core.types import Staged
@@ -16,7 +16,7 @@ class RelaySession:
     """Consumes `run.published`; produces pullable versions. When the relay dies its slots are no longer
     offered; a new one gets the current version from the trainer again."""
 
-    def __init__(self, run: Run, slot_bytes: Callable[[], Awaitable[int]]) -> None:
+    def __init__(self, run: RunContext, slot_bytes: Callable[[], Awaitable[int]]) -> None:
         self._run, self._slot_bytes = run, slot_bytes
         self._call = run.patience.call
 
@@ -31,7 +31,8 @@ class RelaySession:
                 else:
                     await run.to_stage.wait(timeout_s=TICK_S)
         finally:
-            run.endpoint, run.state.newest, run.state.held = None, -1, ()
+            run.endpoint = None
+            run.state.relay_holds(())
             run.published.clear()
             run.pulse.fire()
 
@@ -45,7 +46,7 @@ class RelaySession:
             # one again: either is told to `run.published` when it is whole.
             run.events.emit("stage_missed", version=item.version, reason=str(error))
             return
-        run.state.newest, run.state.held = max(staged.held), tuple(staged.held)
+        run.state.relay_holds(staged.held)
         run.waits.progress()
         run.events.emit("staged", version=staged.version, digest=staged.digest, stage_s=staged.stage_s)
         run.pulse.fire()

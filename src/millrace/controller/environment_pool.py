@@ -31,7 +31,7 @@ GRACE_S = 2.0  # beyond the reward's own deadline, for the message to arrive
 class EnvironmentPool:
     """Consumes score requests and prompt demand; produces `on_score(trajectory_id, score)` and a
     buffer of prompts in the order of their group ids. Fires `pulse` when either has news. A worker's session
-    that is woken waits `look_interval_s` before it looks for work."""
+    that is woken waits `look_s` before it looks for work."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class EnvironmentPool:
         next_group_id: int,
         prefetch: int,
         timeout_s: float,
-        look_interval_s: float = 0.0,
+        look_s: float = 0.0,
     ) -> None:
         self._pulse, self._waits, self._on_score = pulse, waits, on_score
         self._work = Pulse()
-        self._timeout_s, self._look_interval_s = timeout_s, look_interval_s
+        self._timeout_s, self._look_s = timeout_s, look_s
         self._requests: deque[ScoreRequest] = deque()
         self._deaths: dict[int, int] = {}
         self._failures = self._bad = 0
@@ -93,8 +93,8 @@ class EnvironmentPool:
                 await self._score(handle, [self._requests.popleft() for _ in range(count)])
             else:
                 await self._work.wait(timeout_s=TICK_S)
-                if self._look_interval_s:
-                    await asyncio.sleep(self._look_interval_s)
+                if self._look_s:
+                    await asyncio.sleep(self._look_s)
 
     async def _fetch(self, handle: Handle) -> None:
         ids = list(range(self._next_group_id, self._next_group_id + PROMPT_BATCH))

@@ -1,0 +1,55 @@
+"""A live group as the controller keeps it, and the batch that ready groups make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from millrace.core.types import Batch, Finish, Group, State, TrainGroup, TrainSequence
+from millrace.schedule.view import GroupView
+
+
+class GroupRecord:
+    """A live group, and what decisions see of it. `birth` never decreases; see `schedule.view`."""
+
+    __slots__ = ("group", "view")
+
+    def __init__(self, group: Group, birth: int) -> None:
+        self.group, self.view = group, GroupView(group.group_id, birth)
+
+    @property
+    def birth(self) -> int:
+        return self.view.birth
+
+    @birth.setter
+    def birth(self, birth: int) -> None:
+        if birth != self.view.birth:
+            self.view = GroupView(self.view.group_id, birth, self.view.ready_rank)
+
+    @property
+    def ready_rank(self) -> int | None:
+        return self.view.ready_rank
+
+    @ready_rank.setter
+    def ready_rank(self, rank: int) -> None:
+        self.view = GroupView(self.view.group_id, self.view.birth, rank)
+
+
+def make_batch(version: int, groups: Iterable[Group]) -> Batch:
+    """What the trainer gets to go from `version` to `version + 1`: the scored members."""
+    return Batch(version, [TrainGroup(g.group_id, g.prompt, _sequences(g)) for g in groups])
+
+
+def _sequences(group: Group) -> list[TrainSequence]:
+    return [
+        TrainSequence(
+            trajectory_id=m.trajectory_id,
+            tokens=m.tokens,
+            logprobs=m.logprobs,
+            versions=m.versions,
+            mask=[True] * len(m.tokens),
+            reward=m.reward,
+            truncated=m.finish is Finish.LENGTH,
+        )
+        for m in group.members
+        if m.state in (State.BUFFERED, State.TRAINED) and m.reward is not None
+    ]

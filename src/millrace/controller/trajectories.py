@@ -1,0 +1,284 @@
+"""Trajectories and their groups: every legal transition of them.
+
+Synchronous and pure of I/O. Trajectories that changed collect in `dirty` until the shell hands them to the
+ledger, those that ended also in `ended`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+
+from millrace.controller.groups import GroupRecord
+from millrace.controller.replicas import Replicas
+from millrace.core.errors import DataError
+from millrace.core.types import (
+    Abstain,
+    Failed,
+    Finish,
+    Group,
+    Progress,
+    Prompt,
+    Sampling,
+    Score,
+    Scored,
+    State,
+    Trajectory,
+    Work,
+)
+
+NO_BASELINE = "the only scored member of its group: no baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class RunNumbers:
+    """The numbers of a run that its state needs."""
+
+    steps: int
+    batch_groups: int
+    group_size: int
+    slots: int
+    max_sequence_tokens: int
+    sampling: Sampling
+    seed: int
+    attempts: int
+
+
+class Trajectories:
+    """The live ones. Those that ended leave it; the ledger keeps them."""
+
+    def __init__(self, numbers: RunNumbers, replicas: Replicas) -> None:
+        self.numbers, self.replicas = numbers, replicas
+        self.groups: dict[int, GroupRecord] = {}
+        self.trajectories: dict[int, Trajectory] = {}
+        self.queued: dict[int, Trajectory] = {}  # admitted, on no replica
+        self.dirty: dict[int, Trajectory] = {}
+        self.ended: list[Trajectory] = []  # since the shell last looked
+        self._fruitless: dict[int, int] = {}  # trajectory -> leases lost without a single new token
+        self._lease_start: dict[int, tuple[int, int]] = {}  # (tokens, replica's version) at the lease
+        self._ready = 0  # groups that became ready, ever
+        self._ready_gone = 0  # of them, those that were trained or ended
+
+    @property
+    def num_ready(self) -> int:
+        """Groups that could be trained on: while fewer than a batch, a look at which is not worth it."""
+        return self._ready - self._ready_gone
+
+    def changes(self) -> tuple[list[Trajectory], list[Trajectory]]:
+        """What changed, and what of it ended, since the last call."""
+        changed, ended = list(self.dirty.values()), self.ended
+        self.dirty.clear()
+        self.ended = []
+        return changed, ended
+
+    # ------------------------------------------------------------ admission and leases
+
+    def admit(self, prompt: Prompt, replica: str) -> tuple[Group, list[Work]]:
+        """A new group, all of it leased to `replica`."""
+        first = prompt.group_id * self.numbers.group_size
+        members = [Trajectory(first + k, prompt.group_id) for k in range(self.numbers.group_size)]
+        group = Group(prompt.group_id, prompt.row_id, prompt.tokens, prompt.text, members)
+        record = self.replicas[replica]
+        self.groups[group.group_id] = GroupRecord(group, birth=record.version)
+        record.groups_since_swap += 1
+        for member in members:
+            self.trajectories[member.trajectory_id] = member
+            self.queued[member.trajectory_id] = member
+        return group, [self.lease(member, replica) for member in members]
+
+    def adopt(self, group: Group, *, birth: int) -> list[Trajectory]:
+        """A live group found in the ledger, born at `birth` where it has no token. Returns its members that
+        still need a score."""
+        born = [m.versions[0] for m in group.members if m.versions]
+        self.groups[group.group_id] = GroupRecord(group, birth=min(born, default=birth))
+        unscored = []
+        for member in group.members:
+            if not member.live:
+                continue
+            self.trajectories[member.trajectory_id] = member
+            if member.state is State.QUEUED:
+                self.queued[member.trajectory_id] = member
+            elif member.state is State.GENERATED:
+                unscored.append(member)
+        self._settle(group.group_id)
+        return unscored
+
+    def lease(self, trajectory: Trajectory, replica: str) -> Work:
+        """Let `replica` work on a queued trajectory, from the tokens it has."""
+        record, tid = self.replicas[replica], trajectory.trajectory_id
+        del self.queued[tid]
+        trajectory.state, trajectory.replica, trajectory.epoch = State.LEASED, replica, record.epoch
+        trajectory.lease += 1
+        record.leased[tid] = trajectory
+        self._lease_start[tid] = len(trajectory.tokens), record.version
+        self.dirty[tid] = trajectory
+        owner = self.groups[trajectory.group_id]
+        self._recompute_birth(owner)
+        return Work(
+            tid,
+            trajectory.group_id,
+            trajectory.lease,
+            owner.group.prompt,
+            list(trajectory.tokens),
+            self.numbers.sampling,
+            self.numbers.seed,
+        )
+
+    def unlease(self, trajectory: Trajectory) -> None:
+        """Take a trajectory back from its replica; it keeps its partial tokens."""
+        self.replicas[trajectory.replica].leased.pop(trajectory.trajectory_id)
+        trajectory.state = State.QUEUED
+        self.queued[trajectory.trajectory_id] = trajectory
+        self.dirty[trajectory.trajectory_id] = trajectory
+
+    def restart(self, trajectory: Trajectory) -> int:
+        """Forget a queued trajectory's partial tokens (its noise stays). Returns how many."""
+        discarded = len(trajectory.tokens)
+        trajectory.tokens, trajectory.logprobs, trajectory.versions = [], [], []
+        self.dirty[trajectory.trajectory_id] = trajectory
+        return discarded
+
+    def lose(self, name: str) -> list[Trajectory]:
+        """Replica `name` is gone: its trajectories wait for another. Returns those abandoned because
+        `attempts` leases in a row were lost without a single new token: their prompt is suspect."""
+        poisoned = []
+        for trajectory in list(self.replicas[name].leased.values()):
+            tid = trajectory.trajectory_id
+            fruitless = len(trajectory.tokens) == self._lease_start[tid][0]
+            self._fruitless[tid] = self._fruitless.get(tid, 0) + 1 if fruitless else 0
+            self.unlease(trajectory)
+            if self._fruitless[tid] >= self.numbers.attempts:
+                poisoned.append(trajectory)
+        return poisoned
+
+    def _recompute_birth(self, record: GroupRecord) -> None:
+        """Oldest version among the members' tokens, or that their replica served at the lease: tokens
+        sampled before a swap can be reported after it. It never falls, so one member that old settles it."""
+        birth, births = record.birth, []
+        for member in record.group.members:
+            if member.versions:
+                born = member.versions[0]
+            elif member.state is State.LEASED:
+                born = self._lease_start[member.trajectory_id][1]
+            elif member.state is State.QUEUED:
+                return
+            else:
+                continue
+            if born <= birth:
+                return
+            births.append(born)
+        record.birth = min(births, default=birth)
+
+    # ------------------------------------------------------------ tokens
+
+    def progress(self, name: str, parts: Iterable[Progress]) -> list[Trajectory]:
+        """Append new tokens; what is known already, or belongs to another lease, changes nothing.
+
+        Raises: DataError on a gap, which a lossless stream cannot have.
+        """
+        leased, finished = self.replicas[name].leased, []
+        for part in parts:
+            trajectory = leased.get(part.trajectory_id)
+            if trajectory is None or part.lease != trajectory.lease:
+                continue
+            known = len(trajectory.tokens) - part.start
+            if known < 0:
+                raise DataError(
+                    f"trajectory {part.trajectory_id}: {name} reports tokens from {part.start}, "
+                    f"but only {len(trajectory.tokens)} are known: {-known} are missing"
+                )
+            fresh, first = part.tokens[known:], not trajectory.tokens
+            trajectory.tokens += fresh
+            trajectory.logprobs += part.logprobs[known:]
+            trajectory.versions += [part.version] * len(fresh)
+            self.dirty[part.trajectory_id] = trajectory
+            if first and fresh:
+                self._recompute_birth(self.groups[trajectory.group_id])
+            if part.finish is not None:
+                self._complete(trajectory, part.finish)
+                finished.append(trajectory)
+        return finished
+
+    def _complete(self, trajectory: Trajectory, finish: Finish) -> None:
+        trajectory.state, trajectory.finish = State.GENERATED, finish
+        self.replicas[trajectory.replica].leased.pop(trajectory.trajectory_id)
+
+    # ------------------------------------------------------------ scores and ends
+
+    def score(self, trajectory_id: int, score: Score) -> Trajectory | None:
+        """A reward is known. None: nobody waits for it any more."""
+        trajectory = self.trajectories.get(trajectory_id)
+        if trajectory is None or trajectory.state is not State.GENERATED:
+            return None
+        match score:
+            case Scored(value, metrics):
+                trajectory.state, trajectory.reward, trajectory.metrics = State.SCORED, value, metrics
+                self.dirty[trajectory_id] = trajectory
+                self._settle(trajectory.group_id)
+            case Failed(reason):
+                self.end(trajectory, State.FAILED, reason)
+            case Abstain(reason):
+                self.end(trajectory, State.REJECTED, reason)
+        return trajectory
+
+    def end(self, trajectory: Trajectory, state: State, reason: str) -> None:
+        """A live trajectory ends without being trained on."""
+        self._end(trajectory, state, reason)
+        self._settle(trajectory.group_id)
+
+    def _end(self, trajectory: Trajectory, state: State, reason: str) -> None:
+        tid = trajectory.trajectory_id
+        if trajectory.state is State.LEASED:
+            self.replicas[trajectory.replica].leased.pop(tid)
+        trajectory.state, trajectory.reason = state, reason
+        self.dirty[tid] = trajectory
+        self.ended.append(trajectory)
+        self._forget(tid)
+
+    def end_group(self, group_id: int, state: State, reason: str) -> None:
+        """All of it at once: the last members are no group of their own in between."""
+        record = self.groups.pop(group_id)
+        self._ready_gone += record.ready_rank is not None
+        for member in record.group.members:
+            if member.live:
+                self._end(member, state, reason)
+
+    def _forget(self, tid: int) -> None:
+        self.trajectories.pop(tid, None)
+        self.queued.pop(tid, None)
+        self._fruitless.pop(tid, None)
+        self._lease_start.pop(tid, None)
+
+    def _settle(self, group_id: int) -> None:
+        """A group with nothing left to wait for becomes ready, or ends if it has no baseline."""
+        record = self.groups.get(group_id)
+        if record is None or record.ready_rank is not None:
+            return
+        live = [m for m in record.group.members if m.live]
+        if any(m.state not in (State.SCORED, State.BUFFERED) for m in live):
+            return
+        if len(live) == 1:
+            self.end(live[0], State.REJECTED, NO_BASELINE)
+        elif not live:
+            del self.groups[group_id]
+        else:
+            for member in live:
+                member.state = State.BUFFERED
+                self.dirty[member.trajectory_id] = member
+            record.ready_rank, self._ready = self._ready, self._ready + 1
+
+    def _reject(self, group_id: int, at_fault: Container[int], reason: str) -> None:
+        """Members that cannot be trained on end; the others stay ready unless they have no baseline."""
+        live = [m for m in self.groups[group_id].group.members if m.live]
+        named = [m for m in live if m.trajectory_id in at_fault]
+        for member in named:
+            self._end(member, State.REJECTED, reason)
+        if named and len(live) - len(named) < 2:
+            self.end_group(group_id, State.REJECTED, NO_BASELINE)
+
+    def trained(self, group_ids: Iterable[int]) -> None:
+        """The step that took these groups is committed."""
+        for group_id in group_ids:
+            for member in self.groups.pop(group_id).group.members:
+                self._forget(member.trajectory_id)
+            self._ready_gone += 1
