@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from failure_rows import seen
-from tests.runs import events, make_start, train, weights
+from tests.runs import events, make_start, summary, train, weights
 
 from millrace.cli.app import run
 from millrace.ledger.sqlite import SqliteLedger
@@ -122,3 +122,26 @@ def test_a_healthy_run_gets_a_clean_bill_from_the_doctor_until_a_replica_served_
         )
     assert run(["doctor", str(copy.path), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["findings"][0]["fault"] == "wrong-weights"
+
+
+def test_a_run_goes_back_to_an_earlier_version_and_on_from_it(start, copy, capsys):
+    """From between two checkpoints, to a model of the same number of steps on another way."""
+    before = weights(copy)
+    arguments = ["train", str(start), "--run-dir", str(copy.path), "--resume", "--from-version", "1"]
+    assert run(arguments) == 0, capsys.readouterr().err
+    (told,) = events(copy, "rewound")
+    assert told.fields == {"version": 1, "trajectories": 48}
+    steps = [(event.fields["version"], event.fields["replayed"]) for event in events(copy, "step")]
+    assert steps[4:] == [(1, True), (2, False), (3, False), (4, False)]
+    result = summary(copy)
+    assert (result["steps"], result["ok"]) == (4, True)
+    accounting = result["accounting"]
+    assert (accounting["trained"], accounting["rejected"], accounting["in_flight"]) == (64, 48, 0)
+    assert weights(copy) != before
+
+
+def test_a_version_that_never_was_is_refused(start, copy, capsys):
+    code = run(["train", str(start), "--run-dir", str(copy.path), "--resume", "--from-version", "9"])
+    assert code == 1
+    assert "it has versions 0 to 4" in capsys.readouterr().err
+    assert run(["train", str(start), "--from-version", "1"]) == 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated
 
@@ -31,9 +33,15 @@ def command(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --run-dir, or the newest of CONFIG.")
     ] = False,
+    from_version: Annotated[
+        int | None,
+        typer.Option(min=0, help="With --resume: undo the steps after this version, and go on from it."),
+    ] = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and exit.")] = False,
 ) -> None:
     """Train a model with reinforcement learning. Ctrl-C finishes the step and saves; twice stops at once."""
+    if from_version is not None and not resume:
+        raise typer.BadParameter("--from-version goes with --resume")
     config = load(config_file, overrides or ())
     if dry:
         if resume:
@@ -44,11 +52,11 @@ def command(
         console.print(f"Warning: {warning}.", style="yellow", markup=False)
     run = _open(config, config_file.stem, run_dir, resume)
     console.print(f"Run directory: {run.path}", markup=False)
-    if resume and _is_finished(run, config.steps):
+    if resume and from_version is None and _is_finished(run, config.steps):
         console.print(f"All {config.steps} steps are done. To go on, raise `steps`: --set steps=N")
         return
     again = shlex.join(_resume_arguments(config_file, overrides or [], run.path))
-    if not _train(config, run, again):
+    if not _train(config, run, again, from_version):
         console.print(f"Stopped; nothing is lost. To go on: {again}", markup=False)
         raise typer.Exit(INTERRUPTED)
     console.print(
@@ -73,16 +81,17 @@ def _is_finished(run: RunDirectory, steps: int) -> bool:
         return reader.overview().version >= steps
 
 
-def _train(config: Config, run: RunDirectory, again: str) -> bool:
+def _train(config: Config, run: RunDirectory, again: str, from_version: int | None) -> bool:
     view = Console(highlight=False)  # the live view's, so that what is said stands above it
 
     def at_once() -> None:
         view.show_cursor()  # which the live view hides
         console.print(f"\nStopped at once; what the ledger holds is kept. To go on: {again}", markup=False)
 
-    return run_stoppable(
-        lambda stop: compose.train(config, run, stop, console=view), view.print, at_once=at_once
-    )
+    def training(stop: asyncio.Event) -> Coroutine[None, None, None]:
+        return compose.train(config, run, stop, console=view, from_version=from_version)
+
+    return run_stoppable(training, view.print, at_once=at_once)
 
 
 def _resume_arguments(config_file: Path, overrides: list[str], run_path: Path) -> list[str]:

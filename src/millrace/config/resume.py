@@ -63,7 +63,7 @@ def check_resume(old: Config, new: Config) -> list[Change]:
         raise ConfigError(
             "these keys cannot change when a run is resumed:\n"
             + "\n".join(refused)
-            + "\n  Put them back, or start a new run (from this run's exported model, if you like)"
+            + "\n  Put them back, or start a new run (from the exported model of a finished one, if you like)"
         )
     return changes
 

@@ -40,7 +40,7 @@ def read_recovery(db: sqlite3.Connection, directory: str, checkpoint_ok: Checkpo
     steps = db.execute(f"{SELECT_STEPS} WHERE version > ? ORDER BY version", (covered,)).fetchall()
     replay = [(record, load_groups(db, record.group_ids)) for record in map(to_step, steps)]
     next_group_id, unused = _positions(db)
-    groups = load_groups(db, _live_group_ids(db))
+    groups = load_groups(db, live_group_ids(db))
     live = [(member, member.state) for group in groups for member in group.members if member.live]
     for member, _ in live:
         _give_up_lease(member)
@@ -70,7 +70,8 @@ def _newest_checkpoint(
     return next((info for info in saved if checkpoint_ok(info)), None)
 
 
-def _live_group_ids(db: sqlite3.Connection) -> list[int]:
+def live_group_ids(db: sqlite3.Connection) -> list[int]:
+    """Groups with a member that has not ended, ascending."""
     query = f"SELECT DISTINCT group_id FROM trajectories WHERE state IN {LIVE_STATES} ORDER BY group_id"
     return [row[0] for row in db.execute(query)]
 

@@ -33,6 +33,7 @@ from millrace.ledger.failures import ledger_failures
 from millrace.ledger.lock import RunLock
 from millrace.ledger.opening import MEMORY, open_for_writing, read_about
 from millrace.ledger.recovery import CheckpointOk, Recovery, last_version, read_recovery
+from millrace.ledger.rewind import rewind
 
 _FOLD_CHANGES = 20_000  # rows after which a step folds the write-ahead log back into the file
 
@@ -122,6 +123,18 @@ class SqliteLedger:
         with self._transaction(f"commit checkpoint {info.version}", durable=True):
             row = (info.version, records.relative(info.path, self._directory), info.save_s, wall())
             self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", row)
+
+    def rewind(self, version: int) -> int:
+        """Go back to a committed version, durably. Returns how many trajectories ended by it. Meant for the
+        start of a run, before `recover`.
+
+        Raises LedgerError: there is no such version, or something is recorded already.
+        """
+        with self._transaction(f"go back to version {version}", durable=True):
+            ended = rewind(self._db, version)
+        self._accounts = Accounts(records.read_counts(self._db))
+        self._buffer, self._version = Buffer(self._accounts), version
+        return ended
 
     # ------------------------------------------------------------ reading
 

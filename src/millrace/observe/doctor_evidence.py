@@ -47,6 +47,8 @@ class Evidence:
         match event.kind:
             case "run_started":
                 self.end = ""
+            case "rewound":
+                self.by_version = {v: s for v, s in self.by_version.items() if v <= fields["version"]}
             case "step":
                 self.by_version[fields["version"]] = _step(fields)
             case "published":

@@ -8,7 +8,7 @@ every worker that died one line; all else is sums.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
 from statistics import fmean, median
@@ -111,6 +111,11 @@ class Summary:
 
     def _on_published(self, _: Event, fields: dict[str, Any]) -> None:
         self._stalls.append(fields["stall_s"])
+
+    def _on_rewound(self, _: Event, fields: dict[str, Any]) -> None:
+        """The steps after it are undone; that they were computed stays true."""
+        kept = bisect_right(self._versions, fields["version"])
+        del self._versions[kept:], self._rewards[kept:]
 
     def _on_restarted(self, _: Event, fields: dict[str, Any]) -> None:
         self._counts["discarded tokens"] += fields["discarded_tokens"]

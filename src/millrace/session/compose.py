@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
@@ -41,9 +42,15 @@ _LIBRARY = {"gym": "reasoning_gym", "math": "math_verify"}
 
 
 async def train(
-    config: Config, run: RunDirectory, stop: asyncio.Event, *sinks: Sink, console: Console | None = None
+    config: Config,
+    run: RunDirectory,
+    stop: asyncio.Event,
+    *sinks: Sink,
+    console: Console | None = None,
+    from_version: int | None = None,
 ) -> None:
-    """Run, or go on with, the run in `run`. Setting `stop` ends it after the step under way.
+    """Run, or go on with, the run in `run`, first back to `from_version` if that is given. Setting `stop`
+    ends it after the step under way.
 
     The live view is drawn on `console`, by default on stdout. What is printed there meanwhile stands
     above it; on another one it would be drawn over.
@@ -64,6 +71,8 @@ async def train(
             events.subscribe(sink)
         ledger = SqliteLedger(run.ledger, run={"config_digest": config_digest(config), "seed": config.seed})
         stack.callback(ledger.close)
+        if from_version is not None:
+            _go_back(run, ledger, events, from_version)
         async with _runtime(config, run) as runtime, asyncio.TaskGroup() as group:
             controller = Controller(
                 config,
@@ -79,6 +88,15 @@ async def train(
             stopper = group.create_task(_stop_when(stop, controller), name="stop")
             await controller.run()
             stopper.cancel()
+
+
+def _go_back(run: RunDirectory, ledger: SqliteLedger, events: Events, version: int) -> None:
+    """The ledger first: a checkpoint that it does not know of is not resumed from, and is replaced later."""
+    ended = ledger.rewind(version)
+    for checkpoint in run.checkpoints.glob("v????????"):
+        if int(checkpoint.name[1:]) > version and not checkpoint.is_symlink():
+            shutil.rmtree(checkpoint)
+    events.emit("rewound", version=version, trajectories=ended)
 
 
 def fleet(config: Config, run: RunDirectory) -> Fleet:

@@ -1,0 +1,51 @@
+"""Going back to an earlier version: the later steps are undone, and what came of them ends.
+
+The steps after `version` leave the record. Their trajectories are `rejected`, and so is every live group with
+a token sampled under one of their versions: those weights are no ancestors of the run's any more. Groups that
+were skipped or ended stay as they are, and the data stream goes on where it was, so no prompt comes twice.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from millrace.core.errors import LedgerError
+from millrace.core.types import State
+from millrace.ledger.records import load_groups
+from millrace.ledger.recovery import last_version, live_group_ids
+from millrace.ledger.schema import LIVE_STATES
+
+
+def rewind(db: sqlite3.Connection, version: int) -> int:
+    """Inside a transaction. Returns how many trajectories ended by it.
+
+    Raises LedgerError: `version` was never committed.
+    """
+    newest = last_version(db)
+    if not 0 <= version <= newest:
+        raise LedgerError(
+            f"the run cannot go back to version {version}: it has versions 0 to {newest}\n"
+            "  Give one of them with --from-version."
+        )
+    reason = f"undone: the run went back from version {newest} to {version}"
+    ended = db.execute(
+        f"UPDATE trajectories SET state = '{State.REJECTED}', reason = ?, trained_version = NULL"
+        " WHERE trained_version > ?",
+        (reason, version),
+    ).rowcount
+    for group in load_groups(db, live_group_ids(db)):
+        if any(v > version for member in group.members for v in member.versions):
+            ended += _end(db, group.group_id, reason)
+    db.execute("DELETE FROM steps WHERE version > ?", (version,))
+    db.execute("DELETE FROM checkpoints WHERE version > ?", (version,))
+    return ended
+
+
+def _end(db: sqlite3.Connection, group_id: int, reason: str) -> int:
+    """End the live members. What they have of tokens is all they will ever have."""
+    counted = "(SELECT ifnull(sum(c.num_tokens), 0) FROM chunks c WHERE c.trajectory_id = t.trajectory_id)"
+    return db.execute(
+        f"UPDATE trajectories AS t SET state = '{State.REJECTED}', reason = ?, num_tokens = {counted}"
+        f" WHERE group_id = ? AND state IN {LIVE_STATES}",
+        (reason, group_id),
+    ).rowcount
