@@ -25,7 +25,7 @@ from statistics import fmean
 from millrace.core.types import Sampling, Work
 from millrace.sim.costs.cluster import ClusterCosts
 from millrace.sim.costs.workload import Workload
-from millrace.sim.roles.batching import Decoder
+from millrace.sim.roles.batching import BatchingEngine
 
 ROUNDING_S = 1e-6
 PARTS = 16
@@ -71,7 +71,7 @@ class Rollout:
     def __init__(self, costs: ClusterCosts, replicas: int, slots: int, batch: Batch) -> None:
         self._batch = batch
         self._engines = [
-            Decoder(slots=slots, kv_capacity_tokens=KV_UNLIMITED, costs=costs, workload=batch.workload)
+            BatchingEngine(slots=slots, kv_capacity_tokens=KV_UNLIMITED, costs=costs, workload=batch.workload)
             for _ in range(replicas)
         ]
         for engine in self._engines:

@@ -17,10 +17,10 @@ from millrace.core.types import Sampling, Work
 from millrace.sim.costs.interface import Costs
 from millrace.sim.costs.lengths import LogNormal
 from millrace.sim.costs.workload import Workload
-from millrace.sim.report.compare import Estimate, compare, schedules
+from millrace.sim.report.compare import Interval, compare, schedules
 from millrace.sim.report.measure import measure
 from millrace.sim.report.page import page
-from millrace.sim.roles.batching import Decoder
+from millrace.sim.roles.batching import BatchingEngine
 from millrace.sim.setup import check_memory, cluster_of, scenario
 
 
@@ -89,9 +89,11 @@ def work(tid: int, tokens: int) -> Work:
     return Work(tid, tid, 1, [0] * 10, [], Sampling(tokens), seed=0)
 
 
-def paged(capacity: int) -> Decoder:
+def paged(capacity: int) -> BatchingEngine:
     workload = Workload(completion=LogNormal(80.0, 0.0))
-    engine = Decoder(slots=8, kv_capacity_tokens=capacity, costs=Costs(), workload=workload, paged=True)
+    engine = BatchingEngine(
+        slots=8, kv_capacity_tokens=capacity, costs=Costs(), workload=workload, paged=True
+    )
     engine.swap(0, 0.0, 1.0)
     return engine
 
@@ -152,10 +154,10 @@ def test_a_window_that_starts_more_waits_less():
 
 
 def test_an_interval_over_seeds_is_students():
-    estimate = Estimate.of([1.0, 2.0, 3.0])
+    estimate = Interval.of([1.0, 2.0, 3.0])
     assert estimate.mean == 2.0
     assert estimate.half_width == pytest.approx(4.303 / 3**0.5, rel=1e-3)
-    assert Estimate.of([5.0]) == Estimate(5.0, 0.0)
+    assert Interval.of([5.0]) == Interval(5.0, 0.0)
 
 
 def test_presets_are_compared_on_the_same_seeds_and_shown_on_one_page():

@@ -31,7 +31,7 @@ from millrace.core.types import (
     TrainSequence,
     Work,
 )
-from millrace.sim.roles.batching import Decoder
+from millrace.sim.roles.batching import BatchingEngine
 from millrace.sim.roles.sim_environment import SimEnvironment
 from millrace.sim.virtual.workers import SimRuntime
 
@@ -45,8 +45,10 @@ def work(tid: int, *, lease: int = 1, tokens: Iterable[int] = (), prompt: int = 
     return Work(tid, tid // 4, lease, list(range(prompt)), list(tokens), SAMPLING, seed=7)
 
 
-def decoder(*, slots: int = 4, kv_capacity_tokens: int = 10_000, version: int = 0) -> Decoder:
-    engine = Decoder(slots=slots, kv_capacity_tokens=kv_capacity_tokens, costs=COSTS, workload=WORKLOAD)
+def decoder(*, slots: int = 4, kv_capacity_tokens: int = 10_000, version: int = 0) -> BatchingEngine:
+    engine = BatchingEngine(
+        slots=slots, kv_capacity_tokens=kv_capacity_tokens, costs=COSTS, workload=WORKLOAD
+    )
     if version >= 0:
         engine.swap(version, 0.0, 1.0)
     return engine

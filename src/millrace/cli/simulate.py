@@ -18,7 +18,7 @@ from millrace.config.schema import Schedule
 from millrace.config.simulated import SimulatedConfig
 from millrace.core.errors import ConfigError
 from millrace.sim.calibrate.learn import calibrate
-from millrace.sim.explore.verdicts import Report, Verdict, explore
+from millrace.sim.explore.verdicts import Exploration, Verdict, explore
 from millrace.sim.report.compare import QUANTITIES, Comparison, compare, schedules
 from millrace.sim.setup import check_memory, scenario
 from millrace.sim.simulation import Scenario
@@ -143,7 +143,7 @@ def _explore(
     raise typer.Exit(0 if report.ok else 1)
 
 
-def _summary(report: Report) -> str:
+def _summary(report: Exploration) -> str:
     last = report.first_seed + report.count - 1
     return (
         f"Seeds {report.first_seed} to {last}: {len(report.failures)} failed. {report.restarts:,} restarts, "

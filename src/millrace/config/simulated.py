@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from millrace.config.schema import BatchShape, Laminar, Schedule, Section
 
+Transport = Literal["relay", "ddma", "collective", "disk", "delta"]
+
 
 class ClusterSection(Section):
     model: str
@@ -28,7 +30,7 @@ class ClusterSection(Section):
     """Of generation."""
     slots: int = Field(default=64, ge=1)
     """Trajectories that one replica decodes at the same time."""
-    transport: Literal["relay", "ddma", "collective", "disk", "delta"] = "relay"
+    transport: Transport = "relay"
     """How weights reach the replicas."""
     mfu: float = Field(default=0.4, gt=0, le=1)
     """Model FLOP/s utilisation of training."""

@@ -14,7 +14,7 @@ from millrace.sim.calibrate.fit import fit
 NUM_STRETCHES_MIN = 20
 NUM_TURNS = 5
 
-Span = tuple[float, float]
+Period = tuple[float, float]
 """From, to, in seconds."""
 
 
@@ -22,7 +22,7 @@ Span = tuple[float, float]
 class Stretch:
     """Between two consecutive reports of one incarnation of a replica."""
 
-    span: Span
+    span: Period
     steps: int | None  # decode steps; None: not known, for it swapped meanwhile
     tokens: int
     prefilled: int
@@ -90,7 +90,7 @@ def decode_costs(events: Sequence[Event]) -> tuple[float, float, float, float]:
     return step_s * alone, token_s * alone, prefill_s * alone, contention
 
 
-def training_spans(events: Sequence[Event]) -> list[Span]:
+def training_spans(events: Sequence[Event]) -> list[Period]:
     """When the trainer computed."""
     return [
         (e.time_s - e.fields["step_s"], e.time_s)
@@ -99,7 +99,7 @@ def training_spans(events: Sequence[Event]) -> list[Span]:
     ]
 
 
-def _share(span: Span, of: Sequence[Span]) -> float:
+def _share(span: Period, of: Sequence[Period]) -> float:
     """The part of `span` that lies within spans that follow each other."""
     begin, end = span
     first = max(0, bisect_right(of, (begin, begin)) - 1)

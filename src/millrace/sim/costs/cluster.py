@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from millrace.config.simulated import Transport
 from millrace.sim.costs.generation import Generation
 from millrace.sim.costs.training import Training
-from millrace.sim.costs.transport import Kind, Transfer, transfer
+from millrace.sim.costs.transport import Transfer, transfer
 
 LOAD_BYTES_PER_S = 2e9
 """Of a checkpoint's shard, per host, from a shared file system. Assumed."""
@@ -31,7 +32,7 @@ class Cluster:
     generation: Generation
     training: Training
     replicas: int
-    transport: Kind = "relay"
+    transport: Transport = "relay"
     score_s: float = 0.1
 
     def __str__(self) -> str:

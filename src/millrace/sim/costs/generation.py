@@ -16,7 +16,7 @@ from functools import cached_property
 
 from millrace.core.errors import ConfigError
 from millrace.sim.costs.hardware import Device
-from millrace.sim.costs.models import DTYPE_BYTES, ModelShape
+from millrace.sim.costs.models import DTYPE_BYTES, ModelSizes
 
 COMPUTE_EFFICIENCY = 0.7
 """Achieved fraction of peak in large matrix products. Assumed: published cuBLAS timings in bf16 on H100 lie
@@ -49,7 +49,7 @@ class Generation:
         kv_dtype    of the KV cache
     """
 
-    model: ModelShape
+    model: ModelSizes
     device: Device
     tensor_parallel: int = 1
     dtype: str = "bf16"

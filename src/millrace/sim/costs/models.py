@@ -14,7 +14,7 @@ DTYPE_BYTES = {"float32": 4, "bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
+class ModelSizes:
     """A decoder-only transformer with gated MLPs. `active_parameters`: what one token is multiplied with."""
 
     name: str
@@ -48,7 +48,7 @@ class ModelShape:
         return 4.0 * self.layers * self.query_width * context
 
 
-def from_hf_config(config: Mapping[str, Any], name: str = "model", source: str = "") -> ModelShape:
+def from_hf_config(config: Mapping[str, Any], name: str = "model", source: str = "") -> ModelSizes:
     """Count parameters from `config.json` (Llama, Qwen2/3, Mixtral and Qwen-MoE families; no biases or norms,
     which are below 0.1 %).
 
@@ -72,7 +72,7 @@ def from_hf_config(config: Mapping[str, Any], name: str = "model", source: str =
     stack = layers * (attention + experts * expert + shared + router) + vocabulary * (1 if tied else 2)
     active = layers * (attention + routed * expert + shared + router) + vocabulary
     fraction = routed / experts
-    return ModelShape(name, stack, active, layers, hidden, query_width, kv_width, fraction, source)
+    return ModelSizes(name, stack, active, layers, hidden, query_width, kv_width, fraction, source)
 
 
 def _experts(config: Mapping[str, Any]) -> tuple[int, int]:
@@ -89,7 +89,7 @@ def _named(
     intermediate: int,
     vocabulary: int,
     **more: Any,
-) -> ModelShape:
+) -> ModelSizes:
     config = {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
@@ -127,7 +127,7 @@ _ALL = (
 MODELS = {entry.name: entry for entry in _ALL}
 
 
-def model(name: str) -> ModelShape:
+def model(name: str) -> ModelSizes:
     """A model of the table, or that of a directory with a Hugging Face `config.json`.
 
     Raises: ConfigError: it is neither. DataError: the file is not such a configuration.

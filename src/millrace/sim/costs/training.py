@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from millrace.sim.costs.hardware import Device
-from millrace.sim.costs.models import ModelShape
+from millrace.sim.costs.models import ModelSizes
 
 MFU = 0.40
 """Model FLOP/s utilisation of dense training without full recomputation: 38 to 43 % in bf16 on H100s
@@ -45,7 +45,7 @@ class Training:
         log_prob_pass  the trainer first computes the log-probs of the batch with the weights it has
     """
 
-    model: ModelShape
+    model: ModelSizes
     device: Device
     devices: int
     model_parallel: int = 1

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
+from millrace.config.simulated import Transport
 from millrace.sim.costs.hardware import Device
-from millrace.sim.costs.models import ModelShape
-
-Kind = Literal["relay", "ddma", "collective", "disk", "delta"]
+from millrace.sim.costs.models import ModelSizes
 
 PUSH_BYTES_PER_S = 103e9
 """Trainer to master relay. Calibrated on Laminar's two stalls, 0.64 s for 32B and 1.40 s for 72B in bf16
@@ -46,8 +44,8 @@ class Transfer:
 
 
 def transfer(
-    kind: Kind,
-    model: ModelShape,
+    kind: Transport,
+    model: ModelSizes,
     device: Device,
     *,
     trainer_devices: int,
@@ -100,7 +98,7 @@ def ddma_s(size: float, link: float, trainer_devices: int, replicas: int, tensor
     return max(receive_s, send_s)
 
 
-def collective_s(model: ModelShape, size: float, link: float) -> float:
+def collective_s(model: ModelSizes, size: float, link: float) -> float:
     """Gather each tensor on one rank, then broadcast it to all replicas: two passes of the whole model
     through one device's link, and a set-up for every tensor."""
     return 2 * size / link + model.layers * TENSORS_PER_LAYER * COLLECTIVE_TENSOR_S

@@ -37,7 +37,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Exploration:
     """What became of `count` seeds. The sums are over all of them."""
 
     first_seed: int
@@ -63,7 +63,7 @@ def explore(
     on_seed: Callable[[Verdict], None] | None = None,
     config: Config | None = None,
     command: str = "millrace simulate",
-) -> Report:
+) -> Exploration:
     """Run `count` worlds from `first_seed` on.
 
     `jobs` processes share them (a script that asks for more than one needs an `if __name__ == "__main__"`).
@@ -76,7 +76,7 @@ def explore(
         verdicts.append(verdict)
         if on_seed is not None:
             on_seed(verdict)
-    return Report(
+    return Exploration(
         first_seed,
         count,
         failures=tuple(v for v in verdicts if v.problem),

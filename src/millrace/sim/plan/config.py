@@ -7,9 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from millrace.config.schema import Section
-from millrace.config.simulated import LengthsSection, LogNormalLengths, WorkloadSection
-
-Transport = Literal["relay", "ddma", "collective", "disk", "delta"]
+from millrace.config.simulated import LengthsSection, LogNormalLengths, Transport, WorkloadSection
 
 
 class PlanBatch(Section):

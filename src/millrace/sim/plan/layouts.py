@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from millrace.sim.costs.generation import Generation
 from millrace.sim.costs.hardware import Device
-from millrace.sim.costs.models import ModelShape
+from millrace.sim.costs.models import ModelSizes
 from millrace.sim.costs.training import Training
 
 TENSOR_PARALLEL = (1, 2, 4, 8, 16)
@@ -65,7 +65,7 @@ class Layout:
 
 
 def layouts(
-    model: ModelShape, devices: Mapping[Device, int], demand: Demand, dtypes: Sequence[str] = ("bf16",)
+    model: ModelSizes, devices: Mapping[Device, int], demand: Demand, dtypes: Sequence[str] = ("bf16",)
 ) -> list[Layout]:
     """All of them, the best prediction first; empty where the model does not fit."""
     found = [
@@ -100,7 +100,7 @@ def slots_that_fit(generation: Generation, demand: Demand) -> list[int]:
     return [slots for slots in SLOTS if slots <= most] or ([most] if most else [])
 
 
-def _trainings(model: ModelShape, device: Device, count: int, demand: Demand) -> Iterator[Training]:
+def _trainings(model: ModelSizes, device: Device, count: int, demand: Demand) -> Iterator[Training]:
     """The trainer's shape with the least model parallelism that fits, for each number of devices."""
     step = max(1, count // SPLITS)
     for devices in range(step, count + 1, step):
@@ -113,7 +113,7 @@ def _trainings(model: ModelShape, device: Device, count: int, demand: Demand) ->
 
 
 def _generations(
-    model: ModelShape, device: Device, count: int, demand: Demand, dtypes: Sequence[str]
+    model: ModelSizes, device: Device, count: int, demand: Demand, dtypes: Sequence[str]
 ) -> Iterator[Generation]:
     for size in TENSOR_PARALLEL:
         for dtype in dtypes:

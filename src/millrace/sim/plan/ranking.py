@@ -11,15 +11,15 @@ from millrace.core.errors import ConfigError
 from millrace.sim.costs import hardware, models
 from millrace.sim.costs.generation import Generation
 from millrace.sim.costs.hardware import Device
-from millrace.sim.costs.models import ModelShape
+from millrace.sim.costs.models import ModelSizes
 from millrace.sim.costs.training import MEMORY_FRACTION, Training
 from millrace.sim.plan.config import PlanConfig
 from millrace.sim.plan.layouts import Demand, layouts
 from millrace.sim.plan.search import Candidate, Simulated, for_batch, search, simulate_candidate
 from millrace.sim.plan.theory import (
-    Asynchronous,
+    BestAsynchronous,
+    BestSynchronous,
     Problem,
-    Synchronous,
     solve_asynchronous,
     solve_synchronous,
 )
@@ -36,8 +36,8 @@ class Theory:
     """LlamaRL's optima on one kind of device."""
 
     device: str
-    synchronous: Synchronous | None  # None: it does not fit
-    asynchronous: Asynchronous | None
+    synchronous: BestSynchronous | None  # None: it does not fit
+    asynchronous: BestAsynchronous | None
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def demand_of(config: PlanConfig) -> Demand:
 # ---------------------------------------------------------------- theory
 
 
-def _theory(model: ModelShape, device: Device, count: int, demand: Demand) -> Theory:
+def _theory(model: ModelSizes, device: Device, count: int, demand: Demand) -> Theory:
     problem = problem_of(model, device, count, demand)
 
     def solved(solve: Callable[[Problem], Any]) -> Any:
@@ -167,7 +167,7 @@ def _theory(model: ModelShape, device: Device, count: int, demand: Demand) -> Th
     return Theory(device.name, solved(solve_synchronous), solved(solve_asynchronous))
 
 
-def problem_of(model: ModelShape, device: Device, count: int, demand: Demand) -> Problem:
+def problem_of(model: ModelSizes, device: Device, count: int, demand: Demand) -> Problem:
     """Problems (6) and (7) with this cost model: W0 in bf16, K_g of a sample at its mean length, activations
     of a whole sample with recomputation."""
     length = round(demand.prompt_tokens + demand.completion_tokens)

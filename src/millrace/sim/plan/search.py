@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from millrace.config import schema
 from millrace.config.schema import BatchShape
-from millrace.config.simulated import ClusterSection, SimulatedConfig
+from millrace.config.simulated import ClusterSection, SimulatedConfig, Transport
 from millrace.core.errors import ConfigError
-from millrace.sim.plan.config import PlanConfig, Transport
+from millrace.sim.plan.config import PlanConfig
 from millrace.sim.plan.layouts import Demand, Layout, generate_s, slots_that_fit, train_s
 from millrace.sim.report.measure import Result, Timeline, measure
 from millrace.sim.setup import scenario

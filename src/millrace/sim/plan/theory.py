@@ -53,7 +53,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Synchronous:
+class BestSynchronous:
     step_s: float
     train_batch: int
     generate_batch: int
@@ -61,7 +61,7 @@ class Synchronous:
 
 
 @dataclass(frozen=True, slots=True)
-class Asynchronous:
+class BestAsynchronous:
     """`theta` is the trainer's share of the devices."""
 
     step_s: float
@@ -70,9 +70,9 @@ class Asynchronous:
     generate: Side
 
 
-def solve_synchronous(problem: Problem) -> Synchronous:
+def solve_synchronous(problem: Problem) -> BestSynchronous:
     """Problem (6). Raises: ConfigError: nothing fits."""
-    best: Synchronous | None = None
+    best: BestSynchronous | None = None
     for m in _sizes(problem):
         for train_batch in _powers(_batch_that_fits(problem, m, 5 * problem.weights, problem.activations)):
             held = 5 * problem.weights + problem.activations * train_batch
@@ -80,13 +80,13 @@ def solve_synchronous(problem: Problem) -> Synchronous:
                 seconds = problem.train_s(train_batch, m) + problem.generate_s(generate_batch, m)
                 step_s = problem.samples / problem.devices * m * seconds
                 if best is None or step_s < best.step_s:
-                    best = Synchronous(step_s, train_batch, generate_batch, m)
+                    best = BestSynchronous(step_s, train_batch, generate_batch, m)
     if best is None:
         raise ConfigError(_nothing_fits(problem, "5 copies of the weights"))
     return best
 
 
-def solve_asynchronous(problem: Problem) -> Asynchronous:
+def solve_asynchronous(problem: Problem) -> BestAsynchronous:
     """Problem (7). Raises: ConfigError: nothing fits."""
     train = _best_side(problem, 4 * problem.weights, problem.activations, problem.train_s)
     generate = _best_side(problem, problem.weights, problem.kv, problem.generate_s)
@@ -94,7 +94,7 @@ def solve_asynchronous(problem: Problem) -> Asynchronous:
         raise ConfigError(_nothing_fits(problem, "the trainer's 4 copies of the weights"))
     theta = theta_star(train.cost, generate.cost)
     step_s = problem.samples / problem.devices * (train.cost + generate.cost)
-    return Asynchronous(step_s, theta, train, generate)
+    return BestAsynchronous(step_s, theta, train, generate)
 
 
 def theta_star(train_cost: float, generate_cost: float) -> float:

@@ -38,14 +38,14 @@ QUANTITIES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class Interval:
     """A mean over seeds and half the width of its 95 % confidence interval (0 for one seed: unknown)."""
 
     mean: float
     half_width: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Estimate:
+    def of(cls, values: Sequence[float]) -> Interval:
         n = len(values)
         if n < 2:
             return cls(fmean(values), 0.0)
@@ -61,8 +61,8 @@ class Comparison:
     results: tuple[Result, ...]
     timeline: Timeline
 
-    def estimate(self, quantity: str) -> Estimate:
-        return Estimate.of([getattr(result, quantity) for result in self.results])
+    def estimate(self, quantity: str) -> Interval:
+        return Interval.of([getattr(result, quantity) for result in self.results])
 
 
 def schedules(names: Iterable[str]) -> dict[str, Schedule]:

@@ -22,7 +22,7 @@ from bokeh.models import (
 from bokeh.models.text import BaseText
 from bokeh.plotting import figure
 
-from millrace.sim.report.compare import Estimate
+from millrace.sim.report.compare import Interval
 from millrace.sim.report.measure import Sample, Timeline
 
 SCHEDULE_COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#8c564b")
@@ -35,7 +35,7 @@ WIDTH = 960
 ZOOM = "xpan,xwheel_zoom,reset"
 
 
-def estimates(found: Mapping[str, Estimate], unit: str) -> figure:
+def estimates(found: Mapping[str, Interval], unit: str) -> figure:
     """A bar for each schedule, with the mean in figures and a line as long as the interval."""
     names = list(found)
     plot = _plot(60 + 34 * len(names), unit, FactorRange(factors=names[::-1]))

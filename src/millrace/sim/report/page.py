@@ -21,7 +21,7 @@ table { border-collapse: collapse; } td, th { padding: .2em .9em .2em 0; text-al
 td:first-child, th:first-child { text-align: left; } th { border-bottom: 1px solid #bbb; }
 """
 
-Section = tuple[str, str, figure]
+Part = tuple[str, str, figure]
 """Heading, explanation, plot."""
 
 
@@ -52,7 +52,7 @@ def _about(base: Scenario, compared: Sequence[Comparison]) -> str:
     )
 
 
-def _sections(compared: Sequence[Comparison]) -> list[Section]:
+def _sections(compared: Sequence[Comparison]) -> list[Part]:
     timelines = {one.name: one.timeline for one in compared}
     rates = {one.name: one.estimate("trained_tokens_per_s") for one in compared}
     steps = {one.name: one.estimate("step_s") for one in compared}

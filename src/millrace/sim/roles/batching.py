@@ -24,7 +24,7 @@ HEADROOM = 0.05
 in."""
 
 
-class _Sequence:
+class _Request:
     """One trajectory on this engine. While it runs it holds `origin` + (steps the engine has made) tokens."""
 
     __slots__ = ("end", "finish", "held", "mark", "origin", "running", "spans", "told", "work")
@@ -71,7 +71,7 @@ class _Sequence:
             )
 
 
-class Decoder:
+class BatchingEngine:
     """An engine with `slots` decode slots and room for `kv_capacity_tokens`.
 
     A sequence enters a slot when its largest possible KV fits. Its prompt is prefilled once for all
@@ -92,10 +92,10 @@ class Decoder:
         self._slots, self._kv_capacity, self._paged = slots, kv_capacity_tokens, paged
         self._costs, self._workload = costs, workload
         self._leases: dict[int, int] = {}
-        self._waiting: dict[int, _Sequence] = {}
-        self._running: dict[int, _Sequence] = {}
-        self._finished: list[_Sequence] = []
-        self._ends: list[tuple[int, int, _Sequence]] = []  # (step that ends it, order, sequence), a heap
+        self._waiting: dict[int, _Request] = {}
+        self._running: dict[int, _Request] = {}
+        self._finished: list[_Request] = []
+        self._ends: list[tuple[int, int, _Request]] = []  # (step that ends it, order, sequence), a heap
         self._entered = 0
         self._groups: Counter[int] = Counter()  # running members
         self._kv_tokens = self._kv_reserved = 0
@@ -131,7 +131,7 @@ class Decoder:
             self._leases[tid] = work.lease
             self._take_out(tid)
             end, finish = self._workload.completion_length(work.seed, tid, work.sampling.max_tokens)
-            self._waiting[tid] = _Sequence(work, end, finish)
+            self._waiting[tid] = _Request(work, end, finish)
         self._refill(slowdown)
 
     def release(self, trajectory_ids: Iterable[int], now_s: float, slowdown: float) -> list[Progress]:
@@ -266,7 +266,7 @@ class Decoder:
             self._enter(sequence, slowdown)
         self._retire()
 
-    def _has_room(self, sequence: _Sequence) -> bool:
+    def _has_room(self, sequence: _Request) -> bool:
         if not self._paged:
             return self._kv_reserved + sequence.kv_tokens_max <= self._kv_capacity
         held = len(sequence.work.prompt) + sequence.held
@@ -280,7 +280,7 @@ class Decoder:
         trajectory_id = next(reversed(self._running))
         self._waiting = {trajectory_id: self._leave(trajectory_id), **self._waiting}
 
-    def _enter(self, sequence: _Sequence, slowdown: float) -> None:
+    def _enter(self, sequence: _Request, slowdown: float) -> None:
         """Into a slot, its KV computed: all of it, or without the prompt that a running member has."""
         work = sequence.work
         shared = len(work.prompt) if self._groups[work.group_id] else 0
@@ -297,7 +297,7 @@ class Decoder:
         self._entered += 1
         heappush(self._ends, (sequence.end - sequence.origin, self._entered, sequence))
 
-    def _leave(self, trajectory_id: int) -> _Sequence:
+    def _leave(self, trajectory_id: int) -> _Request:
         """Out of its slot. Its entry in the heap is dropped when it comes up."""
         sequence = self._running.pop(trajectory_id)
         work = sequence.work
@@ -309,7 +309,7 @@ class Decoder:
             del self._groups[work.group_id]
         return sequence
 
-    def _take_out(self, trajectory_id: int) -> _Sequence | None:
+    def _take_out(self, trajectory_id: int) -> _Request | None:
         if trajectory_id in self._running:
             return self._leave(trajectory_id)
         return self._waiting.pop(trajectory_id, None)

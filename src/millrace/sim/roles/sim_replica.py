@@ -1,4 +1,4 @@
-"""A simulated replica: the shell around a `Decoder` that gives it time, reports and weights."""
+"""A simulated replica: the shell around a `BatchingEngine` that gives it time, reports and weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millrace.core.errors import DigestMismatchError, TornVersionError, UnknownV
 from millrace.core.types import Endpoint, Progress, Report, Served, Work
 from millrace.sim.costs.interface import CostModel, Costs
 from millrace.sim.costs.workload import Workload
-from millrace.sim.roles.batching import Decoder
+from millrace.sim.roles.batching import BatchingEngine
 from millrace.sim.roles.world import World
 from millrace.sim.virtual.faults import pace
 
@@ -50,7 +50,7 @@ class SimReplica:
         self._between_slices = asyncio.Event()
         self._between_slices.set()
         self._progress_interval_s, self._told_s = progress_interval_s or 0.0, 0.0
-        self._decoder = Decoder(
+        self._engine = BatchingEngine(
             slots=slots, kv_capacity_tokens=kv_capacity_tokens, costs=costs, workload=workload, paged=paged
         )
         self._digest = ""
@@ -63,20 +63,20 @@ class SimReplica:
             now_s = clock.now()
             unfinished = now_s >= self._told_s + self._progress_interval_s
             self._told_s = now_s if unfinished else self._told_s
-            progress = self._decoder.collect(now_s, self._slowdown(), unfinished=unfinished)
+            progress = self._engine.collect(now_s, self._slowdown(), unfinished=unfinished)
             if progress:
                 await self._hand_over()
-            yield Report(progress, self._decoder.load())
+            yield Report(progress, self._engine.load())
 
     async def _hand_over(self) -> None:
         """A report with news is written; nothing decodes meanwhile."""
         if self._costs.handover_s:
             handover_s = self._costs.handover_s * pace.get()()
-            self._decoder.stall(handover_s)
+            self._engine.stall(handover_s)
             await asyncio.sleep(handover_s)
 
     async def _until_report(self) -> None:
-        if self._decoder.quiet:
+        if self._engine.quiet:
             self._submitted.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, QUIET_REPORT_S - self._report_interval_s)):
@@ -95,43 +95,43 @@ class SimReplica:
                 await self._slice()
             finally:
                 self._between_slices.set()
-            if self._decoder.has_finished or clock.now() >= due_s:
+            if self._engine.has_finished or clock.now() >= due_s:
                 return
-            if not self._decoder.decoding:
+            if not self._engine.decoding:
                 await asyncio.sleep(due_s - clock.now())
                 return
 
     async def _slice(self) -> None:
         """Ends early where nothing is left to decode."""
-        self._decoder.advance(clock.now(), self._slowdown())
+        self._engine.advance(clock.now(), self._slowdown())
         self._contention = self._costs.contention if self._world.training else 1.0
         end_s = clock.now() + self._slice_s
         while (now_s := clock.now()) < end_s:
-            self._decoder.advance(now_s, self._slowdown())
-            completes_s = self._decoder.completes_s(self._slowdown())
+            self._engine.advance(now_s, self._slowdown())
+            completes_s = self._engine.completes_s(self._slowdown())
             if completes_s == math.inf:
                 return
             await asyncio.sleep(min(end_s - now_s, max(0.0, completes_s - now_s) + ROUNDING_S))
 
     async def submit(self, works: list[Work]) -> None:
         await self._between_slices.wait()
-        self._decoder.submit(works, clock.now(), self._slowdown())
+        self._engine.submit(works, clock.now(), self._slowdown())
         self._submitted.set()
 
     async def release(self, trajectory_ids: list[int]) -> list[Progress]:
         await self._between_slices.wait()
-        return self._decoder.release(trajectory_ids, clock.now(), self._slowdown())
+        return self._engine.release(trajectory_ids, clock.now(), self._slowdown())
 
     async def pull(self, version: int, endpoint: Endpoint) -> Served:
         async with self._pulling:
-            if version == self._decoder.version:
+            if version == self._engine.version:
                 return Served(version, self._digest, pull_s=0.0, swap_s=0.0)
             started = clock.now()
             digest = await self._copy(version, endpoint)
             read_s = clock.now() - started
             await self._between_slices.wait()
             pulled = clock.now()
-            swapped = self._decoder.swap(version, pulled, self._slowdown())
+            swapped = self._engine.swap(version, pulled, self._slowdown())
             self._digest = digest
             await asyncio.sleep(swapped - pulled)
             return Served(version, digest, pull_s=read_s, swap_s=swapped - pulled)

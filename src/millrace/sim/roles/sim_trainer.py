@@ -18,7 +18,7 @@ from millrace.core.types import (
     TrainSequence,
 )
 from millrace.sim.costs.interface import CostModel, Costs
-from millrace.sim.roles.world import Weights, World
+from millrace.sim.roles.world import History, World
 from millrace.sim.virtual.faults import pace
 
 
@@ -27,7 +27,7 @@ class SimTrainer:
 
     def __init__(self, world: World, *, costs: CostModel = Costs()) -> None:
         self._world, self._costs = world, costs
-        self._weights: Weights | None = None
+        self._weights: History | None = None
         self._last: StepResult | None = None
         self._published: tuple[Endpoint, Published] | None = None
         self._turn = asyncio.Lock()  # one command at a time, as in a process with one model
@@ -37,7 +37,7 @@ class SimTrainer:
             await self._spend(self._costs.load_s)
             if checkpoint is not None and checkpoint not in self._world.checkpoints:
                 raise DataError(f"no checkpoint at {checkpoint}; saved: {sorted(self._world.checkpoints)}")
-            self._weights = Weights() if checkpoint is None else self._world.checkpoints[checkpoint]
+            self._weights = History() if checkpoint is None else self._world.checkpoints[checkpoint]
             self._last = self._published = None
             return TrainerState(self._weights.version, slot_bytes=self._costs.weights_bytes)
 
@@ -94,7 +94,7 @@ class SimTrainer:
             await self._spend(self._costs.save_s)
             self._world.exports[directory] = self._loaded()
 
-    def _loaded(self) -> Weights:
+    def _loaded(self) -> History:
         if self._weights is None:
             raise TrainingError("the trainer has no weights yet: `load` must come first")
         return self._weights

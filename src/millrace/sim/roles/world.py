@@ -17,7 +17,7 @@ from millrace.sim.virtual.seeded import stream
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class History:
     """Simulated weights are all that they were trained on: equal histories, equal digests.
 
     `trained` has the trajectory ids of each step.
@@ -27,13 +27,13 @@ class Weights:
     digest: str = "sim-0"
     trained: tuple[tuple[int, ...], ...] = ()
 
-    def after(self, batch: Batch) -> Weights:
+    def after(self, batch: Batch) -> History:
         """One optimizer step later."""
         sequences = [s for group in batch.groups for s in group.sequences]
         learned = [(s.trajectory_id, len(s.tokens), s.versions[-1:], s.reward) for s in sequences]
         history = xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode((self.digest, learned)))
         ids = tuple(s.trajectory_id for s in sequences)
-        return Weights(self.version + 1, f"sim-{self.version + 1}-{history}", (*self.trained, ids))
+        return History(self.version + 1, f"sim-{self.version + 1}-{history}", (*self.trained, ids))
 
 
 class Shelf:
@@ -86,8 +86,8 @@ class World:
         self, *, seed: int = 0, corruption: Corruption = Corruption(), poisonous: float = 0.0
     ) -> None:
         self.shelves: dict[str, Shelf] = {}
-        self.checkpoints: dict[str, Weights] = {}
-        self.exports: dict[str, Weights] = {}
+        self.checkpoints: dict[str, History] = {}
+        self.exports: dict[str, History] = {}
         self.num_corrupted = 0
         self.training = False
         self._opened = 0
