@@ -13,7 +13,7 @@ from millrace.core import clock
 from millrace.core.errors import UnknownVersionError, WorkerDied
 from millrace.core.events import Events
 from millrace.core.types import Sampling, Work
-from millrace.sim.virtual.workers import SimRuntime
+from millrace.sim.virtual.sim_runtime import SimRuntime
 
 CHAOS = sim.Faults(
     failures=(sim.Failures("replica-*", mtbf_s=3.0),), slow=(sim.Slow("replica-1", factor=3.0),)

@@ -11,7 +11,7 @@ import pytest
 from millrace import sim
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, WorkerDied, WorkerError
-from millrace.sim.virtual.workers import SimRuntime
+from millrace.sim.virtual.sim_runtime import SimRuntime
 
 PROBE = "millrace.runtime.probe:Probe"
 STILL = sim.Latency(base_s=0.001, jitter_s=0.0)

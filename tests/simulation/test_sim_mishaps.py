@@ -14,7 +14,7 @@ from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, WorkerDied
 from millrace.sim.virtual.faults import ClockJump, Fate, Mishaps, Partitions
 from millrace.sim.virtual.seeded import stream
-from millrace.sim.virtual.workers import SimRuntime
+from millrace.sim.virtual.sim_runtime import SimRuntime
 
 PROBE = "millrace.runtime.probe:Probe"
 STILL = sim.Latency(base_s=0.001, jitter_s=0.0)

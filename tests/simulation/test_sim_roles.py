@@ -33,7 +33,7 @@ from millrace.core.types import (
 )
 from millrace.sim.roles.batching import BatchingEngine
 from millrace.sim.roles.sim_environment import SimEnvironment
-from millrace.sim.virtual.workers import SimRuntime
+from millrace.sim.virtual.sim_runtime import SimRuntime
 
 ROLES = "millrace.sim.roles"
 SAMPLING = Sampling(max_tokens=64)

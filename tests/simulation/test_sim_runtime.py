@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from millrace import sim
-from millrace.sim.virtual.workers import SimRuntime
+from millrace.sim.virtual.sim_runtime import SimRuntime
 from tests.conformance import SCENARIOS, Scenario
 
 

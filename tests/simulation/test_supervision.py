@@ -12,7 +12,7 @@ from millrace.core import clock
 from millrace.core.errors import WorkerDied
 from millrace.core.events import Events
 from millrace.core.protocols import Handle
-from millrace.sim.virtual.workers import SimRuntime
+from millrace.sim.virtual.sim_runtime import SimRuntime
 
 POLICY = RestartPolicy(heartbeat_timeout_s=4.0, restarts=5, window_s=100.0, backoff_s=0.1, spawn_timeout_s=10)
 SPEC = WorkerSpec("probe", "probe", "millrace.runtime.probe:Probe")

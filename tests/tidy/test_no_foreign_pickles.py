@@ -11,7 +11,7 @@ SPEAKS_THE_WIRE = {
     "millrace.runtime.handle",
     "millrace.runtime.worker",
     "millrace.runtime.seam",
-    "millrace.sim.virtual.workers",
+    "millrace.sim.virtual.links",
 }
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 RUNS_CODE = ("torch.load", "numpy.load", "np.load", "pandas.read_pickle", "yaml.load", "torch.hub.load")

@@ -26,8 +26,8 @@ from millrace.sim.roles.world import World
 from millrace.sim.virtual import loop
 from millrace.sim.virtual.faults import Faults, Latency
 from millrace.sim.virtual.seeded import stream
+from millrace.sim.virtual.sim_runtime import SimRuntime
 from millrace.sim.virtual.trace_digest import TraceDigest
-from millrace.sim.virtual.workers import SimRuntime
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The simulated roles, to be spawned by `sim.virtual.workers.SimRuntime` under the real controller.
+"""The simulated roles, to be spawned by `sim.virtual.sim_runtime.SimRuntime` under the real controller.
 
 All take the run's `World` (the environment does not need it), `Costs` and, where work is drawn,
 `Workload`. Targets read `millrace.sim.roles:SimReplica` and so on.
