@@ -192,7 +192,7 @@ def _drain(engine: Engine, wanted: set[int]) -> dict[int, tuple[list[int], list[
 
 def recorded(world: World, path: Path) -> Any:
     """Run `world` into an events.jsonl, and read that as evidence."""
-    from millrace.observe.doctor_evidence import Evidence
+    from millrace.observe.doctor.evidence import Evidence
     from millrace.observe.jsonl import read_events
 
     times = iter(range(1_000_000))

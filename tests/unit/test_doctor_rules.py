@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.observe.doctor import diagnose
-from millrace.observe.doctor_evidence import Evidence, Pull, Step
-from millrace.observe.doctor_finding import few
+from millrace.observe.doctor.evidence import Evidence, Pull, Step
+from millrace.observe.doctor.finding import few
+from millrace.observe.doctor.rules import diagnose
 
 
 def evidence(gaps=(1e-6,) * 8, *, dtype="float32", **metrics):

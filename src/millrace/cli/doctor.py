@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from millrace.cli.options import AsJson, Run
-from millrace.observe.doctor import RULES
+from millrace.observe.doctor.rules import RULES
 from millrace.session import run_directory
 from millrace.session.examine import examine
 

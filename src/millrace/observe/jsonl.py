@@ -20,7 +20,7 @@ _TAIL_BYTES = 65536
 class EventLog:
     """Appends every event as one line: `kind`, `time_s`, `wall_s` and the event's own fields.
 
-    A line is written at once, so a killed run keeps what it told, and `tail -f` follows a live one.
+    A line is written at once: a killed run keeps its lines, and `tail -f` follows a live run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,7 +74,7 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 def _append(path: Path) -> BinaryIO:
-    """Unbuffered, at the end of the last whole line: what a crash cut short goes."""
+    """Unbuffered, at the end of the last whole line. A line that a crash cut short is removed."""
     with writing(path):
         file = open(path, "ab+", buffering=0)  # noqa: SIM115 - closed by the sink's close
     end = file.tell()
@@ -106,7 +106,7 @@ def _write_line(file: BinaryIO, record: dict[str, Any]) -> None:
 
 
 def _write_all(file: BinaryIO, data: bytes) -> None:
-    """A disk that fills up takes a part of what it is given, and refuses the rest."""
+    """A disk that fills up may write only a part."""
     while data:
         data = data[file.write(data) :]
 

@@ -22,7 +22,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 48
 _REWARD_WIDTH = 42  # of the reward's line without its bars, borders included
 _NARROW = 74  # columns, below which facts stand under each other
-_ECHO_WIDTH = 2  # room for the ^C that a terminal echoes: on a line of its own it would tear the panel
+_ECHO_WIDTH = 2  # room for the ^C that a terminal echoes: on a line of its own it would break the panel
 _HEADING_WIDTH = 62  # of the first line without its bar
 
 
@@ -96,7 +96,7 @@ def _progress(status: Status) -> list[str]:
 
 
 def _starting(status: Status) -> str:
-    """Before the first step: who is up, and what is under way."""
+    """Before the first step: which workers run, and what they do."""
     if not status.ready:
         return "starting the workers"
     under_way = f"; in flight {status.in_flight}" if status.in_flight else ""

@@ -1,4 +1,4 @@
-"""How a run is doing right now, from its latest events: what the live view shows. Pure."""
+"""The state of a run from its latest events, for the live view. Pure."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Status:
 
     @property
     def remaining_s(self) -> float | None:
-        """Time left at the pace of the last steps."""
+        """Time left if steps take as long as the last ones."""
         if len(self._steps) < 2:
             return None
         pace_s = (self._steps[-1][0] - self._steps[0][0]) / (len(self._steps) - 1)

@@ -113,7 +113,7 @@ class Summary:
         self._stalls.append(fields["stall_s"])
 
     def _on_rewound(self, _: Event, fields: dict[str, Any]) -> None:
-        """The steps after it are undone; that they were computed stays true."""
+        """The steps after it are undone. Their computation still counts."""
         kept = bisect_right(self._versions, fields["version"])
         del self._versions[kept:], self._rewards[kept:]
 

@@ -1,7 +1,7 @@
 """A run on a timeline: events as a Chrome trace, for Perfetto or chrome://tracing.
 
-Every role is a row. What an event reports as a duration becomes a span that ends when the event was
-told; deaths and moves become marks. Replica rows also have counters of running and waiting.
+Every role is a row. A duration that an event reports becomes a span that ends at the event's time.
+Deaths and moves become marks. Replica rows also have counters of running and waiting.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from typing import Any
 
 from millrace.core.errors import DataError
 from millrace.ledger.reader import LedgerReader
-from millrace.observe.doctor import diagnose
-from millrace.observe.doctor_evidence import Evidence
+from millrace.observe.doctor.evidence import Evidence
+from millrace.observe.doctor.rules import diagnose
 from millrace.observe.jsonl import read_events
 from millrace.session.run_directory import RunDirectory
 

@@ -134,7 +134,7 @@ class _Ledger(SqliteLedger):
 
 
 class _Simulation:
-    """One run: the lives of its controller, one after another, on one ledger."""
+    """One run on one ledger: a controller after the other, each until it crashes or the run ends."""
 
     def __init__(self, scenario: Scenario, observer: Observer) -> None:
         self._scenario, self._observer = scenario, observer
@@ -162,7 +162,7 @@ class _Simulation:
         return outcome
 
     async def _live(self, ledger: SqliteLedger, crash_s: float | None) -> bool:
-        """One life of the controller. False: it died, and all workers with it, before the end."""
+        """One controller, to its end. False: it crashed, and all workers with it, before the run was over."""
         scenario, self._crashed = self._scenario, False
         events = Events(clock.now, clock.wall)
         events.subscribe(self._on_event)
@@ -189,7 +189,7 @@ class _Simulation:
             self._outcome.restarts += controller.restarts
 
     async def _until(self, crash_s: float | None, controller: Controller) -> bool:
-        """True: the run is over. What a dying controller still says on its way down is not heard."""
+        """True: the run is over. Errors of a controller that has crashed do not count."""
         try:
             async with asyncio.timeout_at(crash_s):
                 if crash_s is not None:

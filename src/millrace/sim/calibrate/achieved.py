@@ -56,8 +56,8 @@ def _staleness(steps: Sequence[Event]) -> float:
 
 
 def _idle(reports: Sequence[Event]) -> float:
-    """Idle seconds of busy and idle ones, as the replicas counted them between their first and last report;
-    a restart (counters that fall) begins anew."""
+    """The idle fraction of the replicas' time, from their counters between first and last report.
+    Counters that fall are those of a new incarnation."""
     before: dict[str, dict[str, Any]] = {}
     busy_s = idle_s = 0.0
     for report in reports:

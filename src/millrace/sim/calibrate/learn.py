@@ -34,11 +34,11 @@ from millrace.sim.simulation import Scale, Scenario, simulate
 from millrace.sim.virtual.faults import Faults, Latency
 
 SLICE_S = 0.02
-"""Of decoding in a real replica, between which it takes commands and tells what finished."""
+"""A real replica decodes for this long. Then it takes commands and tells what finished."""
 NUM_PROMPTS = 256
 """Prompts read from the ledger for their lengths."""
 NUM_SCORES_MIN = 20
-"""Scores from a full queue that are enough to go by them alone."""
+"""With this many scores from a full queue, only they count."""
 
 
 @dataclass(frozen=True)

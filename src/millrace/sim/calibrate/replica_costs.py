@@ -1,4 +1,4 @@
-"""What the reports of a real run's replicas tell of their costs."""
+"""The costs of a real run's replicas, from their reports."""
 
 from __future__ import annotations
 

@@ -51,10 +51,10 @@ SCHEDULES: tuple[Schedule, ...] = (
     Millrace(repack_interval_s=0.5),
     Millrace(staleness_max=1, repack_interval_s=0.2, batch_max=3),
 )
-STEPS_MAX = 12  # of a user's own configuration: promises break early or not at all
+STEPS_MAX = 12  # of a user's own configuration: a broken promise shows early
 TIME_MAX_S = 5_000.0
 HEARTBEAT_TIMEOUT_S = 4.0
-RESTART_WINDOW_S = 15.0  # short, so that back-offs are: where all die all the time, a long one takes for ever
+RESTART_WINDOW_S = 15.0  # short, so that waits before restarts are short too: workers die often here
 
 
 def small_config(
@@ -122,7 +122,7 @@ def crowded(config: Config) -> Config:
 
 
 def _hardened(config: Config, seed: int) -> Config:
-    """Few steps, and no end because too many workers died: here they die all the time."""
+    """Few steps, and 100,000 restarts allowed: workers die often here."""
     supervision = config.supervision
     patient = supervision.model_copy(
         update={

@@ -298,7 +298,7 @@ class BatchingEngine:
         heappush(self._ends, (sequence.end - sequence.origin, self._entered, sequence))
 
     def _leave(self, trajectory_id: int) -> _Request:
-        """Out of its slot. Its entry in the heap is dropped when it comes up."""
+        """Out of its slot. The heap keeps its entry until the entry is the first."""
         sequence = self._running.pop(trajectory_id)
         work = sequence.work
         sequence.held, sequence.running = sequence.origin + self._steps, False

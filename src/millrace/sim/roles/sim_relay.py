@@ -1,4 +1,4 @@
-"""A simulated relay: slots on a shelf, and the time that staging takes."""
+"""A simulated relay: slots for versions, and the time that staging takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millrace.sim.virtual.faults import pace
 
 
 class SimRelay:
-    """Holds the last `slots` versions, in memory that is gone with it."""
+    """Holds the last `slots` versions in memory, which is lost with the relay."""
 
     def __init__(self, world: World, *, slots: int, costs: CostModel = Costs()) -> None:
         self._world, self._slots, self._costs = world, slots, costs

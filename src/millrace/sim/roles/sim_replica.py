@@ -17,7 +17,7 @@ from millrace.sim.roles.world import World
 from millrace.sim.virtual.faults import pace
 
 ROUNDING_S = 1e-6
-"""Behind a computed instant, so that what was to happen has happened."""
+"""Added to a computed instant, so that what is due then has happened."""
 QUIET_REPORT_S = 1.0
 """A replica with nothing to do reports this often, or with every report of a busy one if those are rarer."""
 

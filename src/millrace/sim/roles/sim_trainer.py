@@ -78,7 +78,7 @@ class SimTrainer:
             return published
 
     def _is_repeat(self, endpoint: Endpoint, earlier: Endpoint, published: Published) -> bool:
-        """Writing a slot again would tear it under those who read it."""
+        """A slot that is written again would be torn for its readers."""
         return endpoint == earlier and published.version == self._loaded().version
 
     async def checkpoint(self, directory: str) -> CheckpointInfo:

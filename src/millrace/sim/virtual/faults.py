@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Delay of one message: a floor, an exponential tail, and now and then a spike."""
+    """Delay of one message: a constant, an exponential part, and sometimes a spike."""
 
     base_s: float = 0.0005
     jitter_s: float = 0.0005  # mean of the exponential part
@@ -61,7 +61,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """Whichever incarnation is alive at `at_s` gets nowhere from then on, and uses no CPU; it still answers
+    """The incarnation alive at `at_s` makes no progress from then on and uses no CPU. It still answers
     heartbeats."""
 
     workers: str
@@ -86,7 +86,7 @@ class Partitions:
     """Every incarnation is cut off once, after an exponential time with mean `mtbf_s`, for a time drawn
     from `lasts_s`. It keeps running; what it sends and is sent arrives when the cut is over.
 
-    A kill does not reach it either: it is given up at once, and goes on as a zombie until then.
+    A kill does not reach it either: its handle is dead at once, and the incarnation runs on until then.
     """
 
     workers: str
@@ -106,7 +106,7 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Mishaps:
-    """What befalls calls, each with its probability; at most one befalls a call. Streams are reliable.
+    """What happens to calls, each with its probability; at most one thing a call. Streams are reliable.
 
     `overtaken_s` is the longest extra delay of a request or answer that left its queue.
     """
@@ -134,7 +134,7 @@ class Mishaps:
 
 @dataclass(frozen=True, slots=True)
 class ClockJump:
-    """At `at_s` the clock of everybody is `by_s` later, as after a suspended host wakes."""
+    """At `at_s` every clock jumps ahead by `by_s`, as after a host was suspended."""
 
     at_s: float
     by_s: float
@@ -142,7 +142,7 @@ class ClockJump:
 
 @dataclass(frozen=True, slots=True)
 class Corruption:
-    """Bytes change on their way: in a slot as it is `written`, in a replica's copy as it is `read`."""
+    """Bytes change while they are copied: in a slot that is `written`, in a replica's copy that is `read`."""
 
     written: float = 0.0
     read: float = 0.0
@@ -150,7 +150,7 @@ class Corruption:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """All that goes wrong. The default is a calm world in which starting and dying take a moment."""
+    """All that goes wrong. By default nothing does, and starts and deaths take a moment."""
 
     crashes: tuple[Crash, ...] = ()
     failures: tuple[Failures, ...] = ()
@@ -166,25 +166,26 @@ class Faults:
     spawn_s: tuple[float, float] = (0.02, 0.1)  # range of a worker's start
     notice_s: float = 0.005  # from a death until the others know
 
-    def times_of_death(self, name: str, born_s: float, rng: random.Random) -> list[float]:
-        """When an incarnation born at `born_s` would die; the first one counts."""
-        named = [c.at_s for c in self.crashes if fnmatchcase(name, c.workers) and c.at_s > born_s]
+    def times_of_death(self, name: str, began_s: float, rng: random.Random) -> list[float]:
+        """When an incarnation that began at `began_s` would die; the earliest time counts."""
+        named = [c.at_s for c in self.crashes if fnmatchcase(name, c.workers) and c.at_s > began_s]
         drawn = [
-            born_s + rng.expovariate(1.0 / f.mtbf_s) for f in self.failures if fnmatchcase(name, f.workers)
+            began_s + rng.expovariate(1.0 / f.mtbf_s) for f in self.failures if fnmatchcase(name, f.workers)
         ]
         return named + drawn
 
-    def stuck_s(self, name: str, born_s: float) -> float:
-        """From when on an incarnation born at `born_s` gets nowhere."""
+    def stuck_s(self, name: str, began_s: float) -> float:
+        """From when on an incarnation that began at `began_s` makes no progress."""
         return min(
-            (s.at_s for s in self.stuck if fnmatchcase(name, s.workers) and s.at_s > born_s), default=math.inf
+            (s.at_s for s in self.stuck if fnmatchcase(name, s.workers) and s.at_s > began_s),
+            default=math.inf,
         )
 
-    def cut(self, name: str, born_s: float, rng: random.Random) -> tuple[float, float]:
-        """From when until when an incarnation born at `born_s` is cut off; an empty span if never."""
+    def cut(self, name: str, began_s: float, rng: random.Random) -> tuple[float, float]:
+        """From when until when an incarnation that began at `began_s` is cut off; an empty span if never."""
         for partitions in self.partitions:
             if fnmatchcase(name, partitions.workers):
-                start_s = born_s + rng.expovariate(1.0 / partitions.mtbf_s)
+                start_s = began_s + rng.expovariate(1.0 / partitions.mtbf_s)
                 return start_s, start_s + rng.uniform(*partitions.lasts_s)
         return math.inf, math.inf
 

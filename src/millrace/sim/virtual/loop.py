@@ -28,9 +28,9 @@ Ts = TypeVarTuple("Ts")
 COLLECT_EVERY = 1 << 19
 """Callbacks between two runs of the garbage collector."""
 SPIN_MAX = 1_000_000
-"""Loop iterations at one instant before a run is declared to spin."""
+"""Loop iterations at one instant before the run ends with an error."""
 CANCELLED_MIN = 128
-"""Cancelled timers are swept out once there are this many and they are the majority."""
+"""Cancelled timers are removed once there are this many and they are the majority."""
 
 
 class DeadlockError(MillraceError, RuntimeError):
@@ -122,7 +122,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             return
         self._num_cancelled += 1
         if self._num_cancelled >= CANCELLED_MIN and 2 * self._num_cancelled > len(self._timers):
-            # `cancel` marks the handle only after this call, so it stays for the next sweep.
+            # `cancel` marks the handle only after this call, so it stays until the next removal.
             self._timers = [entry for entry in self._timers if not entry[3].cancelled()]
             heapq.heapify(self._timers)
             self._num_cancelled = 1
@@ -213,8 +213,8 @@ _kept = 0  # objects that the last collection between two runs left
 
 
 def _set_aside() -> None:
-    """Take what is there out of the collector's sight, without earlier runs' garbage once that is half of it:
-    no collection of its own ever reaches what was set aside and came back."""
+    """Hide the objects that exist from the collector. Garbage of earlier runs is collected first, once it may
+    be half of them: the collector never looks at hidden objects again."""
     global _kept
     gc.freeze()
     if gc.get_freeze_count() > 2 * _kept:

@@ -9,7 +9,7 @@ from millrace.core.events import Event
 
 
 class TraceDigest:
-    """An event sink. Folds kind, time and sorted fields of every event into one number.
+    """An event sink. Reduces kind, time and sorted fields of every event to one number.
 
     Floats enter exactly, dicts within fields in their own order. Fields must be data (numbers, strings,
     lists, dicts, structs, dataclasses): anything whose text holds an address would differ from run to

@@ -1,6 +1,6 @@
 """One incarnation of a simulated worker: its object, and the tasks that run the object's methods.
 
-A killed worker falls silent at once: nothing it sends leaves it any more. Its tasks are cancelled, so
+A killed worker sends nothing any more. Its tasks are cancelled, so
 their `finally` blocks still run, which those of a killed process would not. A kill does not reach a worker
 that is cut off: its handle is dead at once, and the worker runs on until the cut is over.
 """
@@ -22,7 +22,7 @@ from millrace.sim.virtual.links import END, Channel, Conditions, Link, fail, res
 from millrace.sim.virtual.seeded import stream
 
 STUCK = 1e12
-"""Slowdown of a worker that gets nowhere."""
+"""Slowdown of a worker that makes no progress."""
 
 
 class Worker:
@@ -96,7 +96,7 @@ class Worker:
         self._cut = faults.cut(self.name, self._loop.time(), self._rng)
 
     def kill(self) -> None:
-        """Die; or, cut off, be given up now and die when the cut is over. Idempotent."""
+        """Die now. A worker that is cut off is given up now, and dies when the cut is over. Idempotent."""
         if not (self.alive and self._is_cut_off):
             self.die("was killed")
         elif not self.given_up:
@@ -105,7 +105,7 @@ class Worker:
             self._loop.call_later(self._conditions.faults.notice_s, self.on_death, "was given up")
 
     def die(self, cause: str) -> None:
-        """Fall silent now; the handle learns of it a moment later. Idempotent."""
+        """Send nothing from now on. The handle learns of the death a moment later. Idempotent."""
         if not self.alive:
             return
         self.alive = False
@@ -120,7 +120,7 @@ class Worker:
         self._loop.call_later(self._conditions.faults.notice_s, self.on_death, cause)
 
     async def ended(self) -> None:
-        """Wait until no task of this worker is left and its handle knows."""
+        """Wait until this worker has no task left and its handle knows."""
         await asyncio.gather(*self._tasks, self.dead, return_exceptions=True)
 
     # -------------------------------------------------------- serving

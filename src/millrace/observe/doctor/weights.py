@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from millrace.observe.doctor_evidence import Evidence, Step
-from millrace.observe.doctor_finding import Finding, few
+from millrace.observe.doctor.evidence import Evidence, Step
+from millrace.observe.doctor.finding import Finding, few
 
 EXPECTED = {"float32": 1e-3, "bfloat16": 1e-1}  # nats: what rounding explains, with room
 HARMFUL = 3e-3  # an importance weight is off by 0.3 %, where it should be 1

@@ -1,6 +1,6 @@
 """Which known fault a run has, from its evidence alone. Pure rules, each in the module of its idea.
 
-A cause is told and its consequences are not: with wrong weights every gap is off, and a run that diverged
+Only a cause is told, not its consequences: with wrong weights every gap is off, and a run that diverged
 has no signal in its groups and a policy that moves too far.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millrace.observe.doctor_evidence import Evidence
-from millrace.observe.doctor_finding import Finding
-from millrace.observe.doctor_learning import diverging_optimizer, failing_rewards, no_signal
-from millrace.observe.doctor_weights import numeric_gap, stale_cache, true_staleness, wrong_weights
+from millrace.observe.doctor.evidence import Evidence
+from millrace.observe.doctor.finding import Finding
+from millrace.observe.doctor.learning import diverging_optimizer, failing_rewards, no_signal
+from millrace.observe.doctor.weights import numeric_gap, stale_cache, true_staleness, wrong_weights
 
 Rule = Callable[[Evidence], Finding | None]
 
@@ -32,7 +32,7 @@ EXPLAINS = {
 
 
 def diagnose(evidence: Evidence) -> list[Finding]:
-    """Every fault that nothing else explains, the most basic first; empty: none of them."""
+    """Every fault that no other fault explains, the most basic first. Empty: none."""
     findings = [finding for rule in RULES if (finding := rule(evidence)) is not None]
     explained = {fault for finding in findings for fault in EXPLAINS.get(finding.fault, ())}
     return [finding for finding in findings if finding.fault not in explained]

@@ -1,4 +1,4 @@
-"""What the doctor looks at: a run's events, reduced to plain numbers. A sink; no judgement here."""
+"""What the doctor looks at: a run's events, reduced to plain numbers. A sink that judges nothing."""
 
 from __future__ import annotations
 

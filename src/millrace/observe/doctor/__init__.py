@@ -1,0 +1,1 @@
+"""Which known fault a run has, and what shows it."""
