@@ -29,7 +29,7 @@ from millrace.session import compose, run_directory
 SECRET = "correct-horse-battery-staple"
 
 REWARD = """
-import os, time
+import os, re, time
 from pathlib import Path
 
 
@@ -45,6 +45,8 @@ def reward(completion, answer):
         raise ValueError("bad luck")
     if answer == "hang" and once("hung"):
         time.sleep(60)
+    if answer == "hold" and once("held"):
+        re.match("(a+)+$", "a" * 60 + "b")
     if answer == "exit":
         os._exit(3)
     if answer == "allocate":
@@ -56,9 +58,13 @@ def reward(completion, answer):
     returned = {"nan": float("nan"), "infinite": float("inf"), "text": "0.5", "many": [1.0, 0.0]}
     return returned.get(answer, float(len(completion)))
 """
-KINDS = ("raise", "hang", "exit", "allocate", "fork", "print", "nan", "infinite", "text", "many")
+KINDS = ("raise", "hang", "hold", "exit", "allocate", "fork", "print", "nan", "infinite", "text", "many")
 GOOD = [{"prompt": f"{letter}>", "answer": letter} for letter in "abcdef"]
-BROKEN = ["{", '{"prompt": "", "answer": "x"}', json.dumps({"prompt": "long " * 20, "answer": "x"})]
+BROKEN = [
+    "{",
+    '{"prompt": "", "answer": "x"}',
+    *(json.dumps({"prompt": text, "answer": "x"}) for text in ("long " * 20, "long " * 2**19)),
+]
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +118,17 @@ def open_files(pid: int) -> list[str]:
     return links
 
 
-BROKEN_REWARDS = ("raises", "nan", "infinite", "text", "many", "hangs", "exits", "allocates")
+BROKEN_REWARDS = (
+    "raises",
+    "nan",
+    "infinite",
+    "text",
+    "many",
+    "hangs",
+    "holds-interpreter",
+    "exits",
+    "allocates",
+)
 
 
 @pytest.mark.parametrize("row", [f"reward-{how}" for how in BROKEN_REWARDS])
@@ -121,7 +137,10 @@ def test_a_reward_that_breaks_its_contract_fails_its_trajectory_and_says_why(hos
         seen(row, "\n".join(reason for state, reason in reader.reasons() if state == "failed"))
 
 
-@pytest.mark.parametrize("row", ["data-broken-row", "data-empty-prompt", "data-prompt-too-long"])
+BROKEN_ROWS = ("broken-row", "empty-prompt", "prompt-of-megabytes", "prompt-too-long")
+
+
+@pytest.mark.parametrize("row", [f"data-{what}" for what in BROKEN_ROWS])
 def test_a_row_that_cannot_be_a_prompt_is_skipped_with_its_line(hostile, row):
     seen(row, "\n".join(line for line in hostile[0].events.read_text().splitlines() if "skipped" in line))
     assert summary(hostile[0])["skipped"] >= len(BROKEN)

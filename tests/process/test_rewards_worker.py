@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from millrace.core.errors import WorkerDied
-from millrace.core.types import Failed, Finish, Prompt, Scored, ScoreRequest
+from millrace.core.errors import DeadlineExceeded, OutOfMemory, WorkerDied
+from millrace.core.types import Finish, Prompt, Scored, ScoreRequest
 from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.runtime.handle import LocalHandle
 from millrace.runtime.local import LocalRuntime
 
 TARGET = "millrace.environments.worker:EnvironmentWorker"
 CODE = """
-import os, time
+import os, re, time
 
 def reward(completion, answer):
     match completion:
@@ -29,6 +29,8 @@ def reward(completion, answer):
             return len([bytearray(1 << 20) for _ in range(1 << 14)])
         case "die":
             os._exit(3)
+        case "backtrack":
+            re.match("(a+)+$", "a" * 60 + "b")
         case "print":
             print("noise" * 100_000, flush=True)
     return completion == answer
@@ -74,12 +76,28 @@ def test_a_worker_process_makes_prompts_and_scores_them(config, tmp_path):
 
 
 @pytest.mark.parametrize("greed", ["bomb", "leak"])
-def test_a_reward_that_allocates_without_end_fails_and_its_worker_goes_on(config, tmp_path, greed):
+def test_a_reward_that_allocates_without_end_asks_for_another_worker(config, tmp_path, greed):
     async def run():
         async with environment(config, tmp_path) as worker:
-            scores = [pair async for pair in worker.stream("score", requests(config, greed, "4"))]
-            assert isinstance(scores[0][1], Failed) and "raised MemoryError" in scores[0][1].reason
-            assert scores[1] == (1, Scored(1.0))
+            with pytest.raises(OutOfMemory, match="raised MemoryError"):
+                async for _ in worker.stream("score", requests(config, greed, "4")):
+                    pass
+
+    asyncio.run(run())
+
+
+def test_a_score_arrives_although_the_next_reward_holds_the_interpreter(config, tmp_path):
+    async def run():
+        async with environment(config, tmp_path) as worker:
+            stream = worker.stream("score", requests(config, "4", "5", "backtrack"))
+            async with asyncio.timeout(30.0):
+                assert [await anext(stream), await anext(stream)] == [(0, Scored(1.0)), (1, Scored(0.0))]
+            with pytest.raises(DeadlineExceeded):
+                for _ in range(1000):
+                    await worker.call("__ping__", timeout_s=0.5)
+            worker.kill()
+            with pytest.raises(WorkerDied):
+                await anext(stream)
 
     asyncio.run(run())
 

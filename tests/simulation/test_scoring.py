@@ -1,17 +1,20 @@
-"""The environment pool, when one of its workers dies."""
+"""The environment pool, when a worker is lost: it dies, falls silent or has no memory left."""
 
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 
 import pytest
 
 from millrace import sim
 from millrace.controller.environment_pool import EnvironmentPool
 from millrace.controller.pulse import Pulse, Waits
+from millrace.controller.supervisor import PlannedRestart, RestartPolicy, Supervisor, WorkerSpec
 from millrace.core import clock
-from millrace.core.errors import WorkerDied
-from millrace.core.types import Prompt
+from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, WorkerDied
+from millrace.core.events import Events
+from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Scored, ScoreRequest, Vitals
 
 
 class Dies:
@@ -43,7 +46,168 @@ def test_prompts_that_a_dying_worker_was_asked_for_come_from_another_at_once():
         return clock.now(), pool.next_prompt().group_id
 
     async def _until_dead(pool):
-        with pytest.raises(WorkerDied):
+        with pytest.raises(PlannedRestart):
             await pool.session(Dies())
 
     assert sim.run(main(), seed=0) == (1.0, 0)
+
+
+TIMEOUT_S, HEARTBEAT_S = 30.0, 10.0
+HOLDER, KILLER = 3, 21  # a trajectory, a row
+
+
+class Host:
+    """A runtime whose workers score and make prompts, but for those in `trouble`: {"score": what happens at
+    trajectory HOLDER, "prompts": what happens at row KILLER}, each an async function that never returns."""
+
+    def __init__(self, **trouble):
+        self.trouble, self.epochs, self.asked = trouble, count(1), []
+
+    async def spawn(self, name, target, kwargs, *, timeout_s):
+        return Worker(name, next(self.epochs), self)
+
+
+class Worker:
+    def __init__(self, name, epoch, host):
+        self.name, self.epoch, self._host, self._held = name, epoch, host, False
+        self.dead = asyncio.get_running_loop().create_future()
+
+    async def call(self, method, *args, timeout_s):
+        if method == "row_ids":
+            return [f"rows:{group_id}" for group_id in args[0]]
+        if method == "prompts":
+            return await self._prompts(*args, timeout_s)
+        if self._held:  # no thread but the reward's has its turn
+            await asyncio.sleep(timeout_s)
+            raise DeadlineExceeded("no answer to the heartbeat")
+        return Vitals(cpu_s=0.0, resident_bytes=0, disk=False, calls=[])
+
+    async def _prompts(self, group_ids, timeout_s):
+        self._host.asked.append(group_ids)
+        if KILLER in group_ids and "prompts" in self._host.trouble:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._host.trouble["prompts"]()
+            except TimeoutError:
+                raise DeadlineExceeded("no answer") from None
+        return [Prompt(group_id, "row", [1], "text") for group_id in group_ids]
+
+    async def stream(self, method, requests):
+        for request in requests:
+            if request.trajectory_id == HOLDER and "score" in self._host.trouble:
+                self._held = True
+                await self._host.trouble["score"]()
+            yield request.trajectory_id, Scored(1.0)
+
+    def kill(self):
+        pass
+
+
+async def _serve(host, pool, until):
+    """Keep one worker until `until()`; how many restarts that took."""
+    policy = RestartPolicy(heartbeat_timeout_s=HEARTBEAT_S, restarts=0, window_s=1e6, backoff_s=0.0, spawn_timeout_s=1.0)
+    supervisor = Supervisor(host, Events(clock.now, clock.wall), policy, Waits(), lambda *heard: None)
+    async with asyncio.TaskGroup() as group:
+        spec = WorkerSpec("environment", "environment-0", "a:B")
+        keeper = group.create_task(supervisor.keep(spec, pool.session, pool.is_scoring))
+        while not until():  # noqa: ASYNC110 - virtual time
+            await asyncio.sleep(1.0)
+        keeper.cancel()
+    return supervisor.restarts
+
+
+def _scores(trouble, trajectories=6):
+    """Every trajectory's score, and the restarts they took."""
+
+    async def main():
+        found = {}
+        pool = _pool(found.__setitem__, prefetch=0)
+        for trajectory_id in range(trajectories):
+            pool.request(ScoreRequest(trajectory_id, trajectory_id, [], Finish.STOP))
+        return found, await _serve(Host(score=trouble), pool, lambda: len(found) == trajectories)
+
+    return sim.run(main(), seed=0)
+
+
+def _prompts(trouble, wanted=40):
+    """The stream's first prompts, the calls that they took, and the restarts."""
+
+    async def main():
+        found, host = [], Host(prompts=trouble)
+        pool = _pool(lambda *score: None, prefetch=4)
+
+        def enough():
+            while (prompt := pool.next_prompt()) is not None:
+                found.append(prompt)
+            return len(found) >= wanted
+
+        restarts = await _serve(host, pool, enough)
+        return found, host.asked, restarts
+
+    return sim.run(main(), seed=0)
+
+
+def _pool(on_score, *, prefetch):
+    return EnvironmentPool(
+        Pulse(), Waits(), on_score, next_group_id=0, prefetch=prefetch, timeout_s=TIMEOUT_S
+    )
+
+
+async def _for_ever():
+    await asyncio.sleep(1e9)
+
+
+async def _dies():
+    raise WorkerDied("killed by signal 9 (SIGKILL)")
+
+
+async def _lacks_memory():
+    raise OutOfMemory("raised MemoryError")
+
+
+async def _slowly():
+    await asyncio.sleep(TIMEOUT_S - 1.0)
+
+
+def test_a_reward_that_keeps_heartbeats_from_being_answered_fails_alone_at_its_own_deadline():
+    scores, restarts = _scores(_for_ever)
+    assert scores.pop(HOLDER) == Failed("the reward did not answer within 30 s")
+    assert all(score == Scored(1.0) for score in scores.values()) and restarts == 1
+
+
+def test_a_worker_is_not_lost_while_its_reward_is_within_its_deadline():
+    scores, restarts = _scores(_slowly)
+    assert all(score == Scored(1.0) for score in scores.values()) and restarts == 0
+
+
+@pytest.mark.parametrize(("trouble", "told"), [(_dies, "SIGKILL"), (_lacks_memory, "raised MemoryError")])
+def test_a_trajectory_whose_scoring_costs_two_workers_fails_and_no_other(trouble, told):
+    scores, restarts = _scores(trouble)
+    assert told in scores.pop(HOLDER).reason
+    assert all(score == Scored(1.0) for score in scores.values()) and restarts == 2
+
+
+@pytest.mark.parametrize("trouble", [_for_ever, _dies, _lacks_memory])
+def test_a_row_that_costs_two_workers_alone_is_skipped_and_no_other(trouble):
+    prompts, asked, restarts = _prompts(trouble)
+    assert [prompt.group_id for prompt in prompts] == list(range(len(prompts)))
+    skipped = [prompt for prompt in prompts if isinstance(prompt, BadPrompt)]
+    assert [(bad.group_id, bad.row_id) for bad in skipped] == [(KILLER, f"rows:{KILLER}")]
+    assert "cost 2 reward workers" in skipped[0].reason
+    assert restarts == 3 and asked.count([KILLER]) == 2 and len(asked[-1]) > 1
+
+
+def test_rows_that_all_cost_their_workers_end_the_run_with_the_reason():
+    class Killing(Host):
+        async def spawn(self, name, target, kwargs, *, timeout_s):
+            worker = await super().spawn(name, target, kwargs, timeout_s=timeout_s)
+            worker._prompts = lambda *args: _dies()
+            return worker
+
+    async def main():
+        await _serve(Killing(), _pool(lambda *score: None, prefetch=99), lambda: False)
+
+    with pytest.raises(ExceptionGroup) as raised:
+        sim.run(main(), seed=0)
+    (error,) = raised.value.exceptions
+    assert isinstance(error.exceptions[0], DataError) and "8 rows in a row" in str(error.exceptions[0])

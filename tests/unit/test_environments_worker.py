@@ -6,7 +6,7 @@ import string
 
 import pytest
 
-from millrace.core.errors import ConfigError, DataError, RewardError
+from millrace.core.errors import ConfigError, DataError, OutOfMemory, RewardError
 from millrace.core.types import Abstain, BadPrompt, Failed, Finish, Prompt, Scored, ScoreRequest
 from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.environments.worker import EnvironmentWorker
@@ -88,6 +88,23 @@ def test_a_prompt_may_use_all_of_its_room(model, tmp_path):
     assert isinstance(setup.prompts(0)[0], Prompt)
 
 
+def test_a_prompt_of_megabytes_is_skipped_before_it_is_tokenized(model, tmp_path, monkeypatch):
+    lines = [json.dumps({"prompt": text, "answer": ""}) for text in ("fine", "x" * 2**22)]
+    setup = Setup(model, tmp_path, lines=lines)
+    tokenizer = setup.worker._tokenizer
+    monkeypatch.setattr(type(tokenizer), "encode", lambda self, text, **_: [1] if len(text) < 99 else 1 / 0)
+    kinds = {type(prompt): prompt for prompt in setup.prompts(0, 1)}
+    assert kinds.keys() == {Prompt, BadPrompt} and "4,194,304 characters" in kinds[BadPrompt].reason
+
+
+def test_whatever_goes_wrong_with_one_row_is_that_row_s(model, tmp_path):
+    lines = [json.dumps({"prompt": "fine", "answer": ""}), '{"prompt": ' + "[" * 99_999]
+    setup = Setup(model, tmp_path, lines=lines)
+    assert sorted(type(prompt).__name__ for prompt in setup.prompts(0, 1)) == ["BadPrompt", "Prompt"]
+    setup.worker._tokenizer.encode = lambda *args, **kwargs: 1 / 0
+    assert "ZeroDivisionError" in setup.prompts(0)[0].reason + setup.prompts(1)[0].reason
+
+
 # ---------------------------------------------------------------- scores
 
 
@@ -145,6 +162,21 @@ def test_none_abstains_and_a_dict_carries_metrics(model, tmp_path):
 def test_printing_breaks_nothing(model, tmp_path, capfd):
     code = "def reward(completion):\n    print('noise' * 10_000)\n    return 1\n"
     assert Setup(model, tmp_path, code=code).scores("x") == [(100, Scored(1.0))]
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_worker_without_memory_says_so_and_scores_no_more(model, tmp_path, kind):
+    code = f"{kind} reward(completion):\n    if completion == 'ok': return 1\n    raise MemoryError\n"
+    setup = Setup(model, tmp_path, code=code)
+
+    async def collect():
+        found = []
+        with pytest.raises(OutOfMemory, match=r"raised MemoryError.*own.py:3.*reward\.memory_mb"):
+            async for trajectory_id, _ in setup.worker.score(setup.requests("ok", "greedy", "ok")):
+                found.append(trajectory_id)
+        return found
+
+    assert asyncio.run(collect()) == [100]
 
 
 # ---------------------------------------------------------------- async functions

@@ -137,7 +137,10 @@ class Controller:
         async with asyncio.TaskGroup() as group:
             loops = [
                 group.create_task(keep(fleet.relay, relay.run), name="relay"),
-                *(group.create_task(keep(s, run.pool.session), name=s.name) for s in fleet.environments),
+                *(
+                    group.create_task(keep(s, run.pool.session, run.pool.is_scoring), name=s.name)
+                    for s in fleet.environments
+                ),
                 *(
                     group.create_task(keep(s, ReplicaSession(s.name, run).run), name=s.name)
                     for s in fleet.replicas

@@ -1,8 +1,9 @@
-"""The environment pool: prompts ahead of need, and scores with a deadline each.
+"""The environment pool: prompts ahead of need (prompts.py), and scores with a deadline each.
 
 Any worker serves any job. A reward that does not answer in time costs its worker, not the run: the
 worker is killed and replaced, that trajectory fails with the reason, the others of its batch are
-scored again elsewhere.
+scored again elsewhere. While a reward runs that deadline alone judges its worker: a reward that holds the
+interpreter keeps heartbeats from being answered.
 """
 
 from __future__ import annotations
@@ -12,18 +13,16 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing
 
+from millrace.controller.prompts import PromptStream
 from millrace.controller.pulse import Pulse, Waits
 from millrace.controller.supervisor import PlannedRestart
-from millrace.core.errors import DataError, RewardError, WorkerDied
+from millrace.core.errors import OutOfMemory, RewardError, WorkerDied, WorkerError
 from millrace.core.protocols import Handle
 from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
 
 SCORE_BATCH = 16  # requests per call: enough to hide the call, few enough to spread over workers
-PROMPT_BATCH = 16  # rows per call: few enough that PROMPTS_TIMEOUT_S is long for them
-PROMPTS_TIMEOUT_S = 20.0
-DEATHS_MAX = 2  # a trajectory whose scoring killed this many workers has failed
+DEATHS_MAX = 2  # a trajectory whose scoring cost this many workers has failed
 FAILURES_MAX = 256  # failed scores in a row that stop the run
-BAD_PROMPTS_MAX = 1000  # skipped prompts in a row that stop the run
 TICK_S = 60.0  # between two looks for work of a worker that nobody woke
 GRACE_S = 2.0  # beyond the reward's own deadline, for the message to arrive
 
@@ -49,11 +48,9 @@ class EnvironmentPool:
         self._timeout_s, self._look_s = timeout_s, look_s
         self._requests: deque[ScoreRequest] = deque()
         self._deaths: dict[int, int] = {}
-        self._failures = self._bad = 0
-        self._prefetch = prefetch
-        self._fetching = False
-        self._next_group_id = next_group_id
-        self.prompts: deque[Prompt | BadPrompt] = deque()
+        self._failures = 0
+        self._scoring: set[str] = set()  # workers
+        self._prompts = PromptStream(waits, next_group_id=next_group_id, prefetch=prefetch)
 
     def request(self, request: ScoreRequest) -> None:
         self._requests.append(request)
@@ -65,28 +62,21 @@ class EnvironmentPool:
 
     def next_prompt(self) -> Prompt | BadPrompt | None:
         """The next of the stream, or None: not fetched yet."""
-        if not self.prompts:
-            return None
-        prompt = self.prompts.popleft()
-        if len(self.prompts) < self._prefetch:
+        prompt = self._prompts.next()
+        if prompt is not None and self._prompts.wanted:
             self._work.fire()
-        self._count_bad(prompt)
         return prompt
 
-    def _count_bad(self, prompt: Prompt | BadPrompt) -> None:
-        self._bad = self._bad + 1 if isinstance(prompt, BadPrompt) else 0
-        if self._bad >= BAD_PROMPTS_MAX and isinstance(prompt, BadPrompt):
-            raise DataError(
-                f"{self._bad} prompts in a row cannot be used; the last, {prompt.row_id}: {prompt.reason}\n"
-                "  Look at the data set, or raise `rollout.max_sequence_tokens`."
-            )
+    def is_scoring(self, handle: Handle) -> bool:
+        """Whether a reward of this worker may be running, which has a deadline of its own."""
+        return handle.name in self._scoring
 
     # ------------------------------------------------------------ what a worker's session does
 
     async def session(self, handle: Handle) -> None:
         """Serve jobs on one worker until it dies. Prompts first: generation waits for them."""
         while True:
-            if not self._fetching and len(self.prompts) < self._prefetch:
+            if self._prompts.wanted:
                 await self._fetch(handle)
             elif self._requests:
                 count = min(SCORE_BATCH, len(self._requests))
@@ -97,22 +87,16 @@ class EnvironmentPool:
                     await asyncio.sleep(self._look_s)
 
     async def _fetch(self, handle: Handle) -> None:
-        ids = list(range(self._next_group_id, self._next_group_id + PROMPT_BATCH))
-        self._fetching = True
         try:
-            with self._waits.waiting(handle.name, f"prompts {ids[0]} to {ids[-1]}"):
-                fetched = await handle.call("prompts", ids, timeout_s=PROMPTS_TIMEOUT_S)
+            await self._prompts.fetch(handle)
         except BaseException:
             self._work.fire()  # another worker can fetch them
             raise
-        finally:
-            self._fetching = False
-        self._next_group_id = ids[-1] + 1
-        self.prompts.extend(fetched)
         self._pulse.fire()
 
     async def _score(self, handle: Handle, requests: list[ScoreRequest]) -> None:
         waiting = deque(requests)
+        self._scoring.add(handle.name)
         try:
             async with aclosing(handle.stream("score", requests)) as scores:
                 while waiting:
@@ -129,15 +113,16 @@ class EnvironmentPool:
             )
             handle.kill()
             raise PlannedRestart(f"{handle.name}: a reward took longer than {self._timeout_s:g} s") from None
-        except WorkerDied as death:
+        except (WorkerDied, OutOfMemory) as death:
             self._blame(waiting, death)
-            raise PlannedRestart(f"{handle.name}: died while scoring: {death}") from death
+            raise PlannedRestart(f"{handle.name}: lost while scoring: {death}") from death
         finally:
+            self._scoring.discard(handle.name)
             self._requests.extendleft(reversed(waiting))
             self._work.fire()
 
-    def _blame(self, waiting: deque[ScoreRequest], death: WorkerDied) -> None:
-        """The request under way may have killed the worker; once can be bad luck, twice is not."""
+    def _blame(self, waiting: deque[ScoreRequest], death: WorkerError) -> None:
+        """The request under way may have cost the worker; once can be bad luck, twice is not."""
         suspect = waiting[0].trajectory_id
         self._deaths[suspect] = self._deaths.get(suspect, 0) + 1
         if self._deaths[suspect] >= DEATHS_MAX:

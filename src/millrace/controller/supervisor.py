@@ -47,10 +47,15 @@ class RestartPolicy:
 
 
 Session = Callable[[Handle], Awaitable[None]]
+Excused = Callable[[Handle], bool]
 
 
 class PlannedRestart(WorkerError):
     """The session itself wants a fresh worker; it does not count against the restart budget."""
+
+
+def _never(handle: Handle) -> bool:
+    return False
 
 
 class Supervisor:
@@ -70,8 +75,9 @@ class Supervisor:
         self._resident_bytes: dict[str, int] = {}  # of it, at its last heartbeat
         self.restarts = 0
 
-    async def keep(self, spec: WorkerSpec, session: Session) -> None:
-        """Run `session` on incarnation after incarnation of `spec`, until one returns.
+    async def keep(self, spec: WorkerSpec, session: Session, excused: Excused = _never) -> None:
+        """Run `session` on incarnation after incarnation of `spec`, until one returns. Where `excused` says
+        so, a heartbeat that is not answered ends nothing: what the worker does has another deadline.
 
         Raises: the error of a first start that fails; WorkerError when the restart budget is spent;
         every error that a session raises on its own account.
@@ -80,7 +86,7 @@ class Supervisor:
         died_at: float | None = None
         while True:
             try:
-                await self._live(spec, session, died_at)
+                await self._live(spec, session, excused, died_at)
                 return
             except* (WorkerError, DeadlineExceeded) as failures:
                 cause = _first(failures)
@@ -98,7 +104,9 @@ class Supervisor:
             if not isinstance(cause, PlannedRestart):
                 await self._back_off(spec, crashes, cause)
 
-    async def _live(self, spec: WorkerSpec, session: Session, died_at: float | None) -> None:
+    async def _live(
+        self, spec: WorkerSpec, session: Session, excused: Excused, died_at: float | None
+    ) -> None:
         """One incarnation, from spawn to death. Never leaves it running."""
         started = clock.now()
         with self._waits.waiting(spec.name, "its start"):
@@ -119,7 +127,7 @@ class Supervisor:
             async with asyncio.TaskGroup() as group:
                 watchers = [
                     group.create_task(_death(handle), name=f"{spec.name}.death"),
-                    group.create_task(self._heartbeat(handle), name=f"{spec.name}.heartbeat"),
+                    group.create_task(self._heartbeat(handle, excused), name=f"{spec.name}.heartbeat"),
                 ]
                 await session(handle)
                 for watcher in watchers:
@@ -130,12 +138,17 @@ class Supervisor:
         finally:
             handle.kill()
 
-    async def _heartbeat(self, handle: Handle) -> None:
+    async def _heartbeat(self, handle: Handle, excused: Excused) -> None:
         """An answer within `heartbeat_timeout_s`, or the worker is given up (and killed)."""
         while True:
             await asyncio.sleep(self._policy.heartbeat_timeout_s / 3)
-            asked_s = clock.now()
-            vitals = await handle.call("__ping__", timeout_s=self._policy.heartbeat_timeout_s)
+            asked_s, was_excused = clock.now(), excused(handle)
+            try:
+                vitals = await handle.call("__ping__", timeout_s=self._policy.heartbeat_timeout_s)
+            except DeadlineExceeded:
+                if was_excused or excused(handle):
+                    continue
+                raise
             self._resident_bytes[handle.name] = vitals.resident_bytes
             self._heard(handle, vitals, asked_s)
 

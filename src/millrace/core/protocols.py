@@ -145,10 +145,15 @@ class Relay(Protocol):
 class Environment(Protocol):
     """Turns group ids into prompts and completions into scores. Any worker can serve any group."""
 
-    async def prompts(self, group_ids: list[int]) -> list[Prompt | BadPrompt]: ...
+    async def prompts(self, group_ids: list[int]) -> list[Prompt | BadPrompt]:
+        """Raises: OutOfMemory: one of these rows needs more than this worker has left."""
+
+    async def row_ids(self, group_ids: list[int]) -> list[str]:
+        """The names of their rows, without a look at these."""
 
     def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score]]:
-        """Scores in the order of the requests, each yielded as soon as it is known."""
+        """Scores in the order of the requests, each yielded as soon as it is known.
+        Raises: OutOfMemory: the next reward needs more than this worker has left."""
 
 
 # ---------------------------------------------------------------- weights in a slot

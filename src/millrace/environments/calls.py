@@ -7,6 +7,7 @@ import inspect
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from millrace.core.errors import OutOfMemory
 from millrace.core.types import Failed, Score
 from millrace.environments.rewards import Reward
 from millrace.environments.rows import Row
@@ -21,11 +22,15 @@ class Calls:
     """
 
     def __init__(self, reward: Reward, timeout_s: float) -> None:
+        self.is_async = reward.is_async
         self._reward, self._timeout_s = reward, timeout_s
         self._thread = ThreadPoolExecutor(1, "reward")
 
     async def score(self, completion: str, answer: Any, columns: Row) -> Score:
-        """Never raises for what the reward does: that is a Failed."""
+        """What the reward does is a Failed, never raised, but for the want of memory.
+
+        Raises: OutOfMemory: whatever holds the memory, this call or those before it.
+        """
         arguments = (completion, answer, columns)
         if self._reward.is_async:
             return await self._awaited(self._reward(*arguments))
@@ -36,6 +41,8 @@ class Calls:
     def _called(self, arguments: tuple[str, Any, Row]) -> Any:
         try:
             returned = self._reward(*arguments)
+        except MemoryError as error:
+            raise self._out_of_memory(error) from None
         except BaseException as error:  # in a thread: even SystemExit must not leave it
             return raised(self._reward.name, error, self._reward.file)
         return returned if inspect.isawaitable(returned) else to_score(self._reward.name, returned)
@@ -50,6 +57,12 @@ class Calls:
             if limit.expired():
                 return Failed(f"{name} took longer than `reward.timeout_s` ({self._timeout_s:g} s)")
             return raised(name, error, self._reward.file)
+        except MemoryError as error:
+            raise self._out_of_memory(error) from None
         except (Exception, SystemExit) as error:
             return raised(name, error, self._reward.file)
         return to_score(name, returned)
+
+    def _out_of_memory(self, error: MemoryError) -> OutOfMemory:
+        told = raised(self._reward.name, error, self._reward.file).reason
+        return OutOfMemory(f"{told} (its worker's limit is `reward.memory_mb`)")

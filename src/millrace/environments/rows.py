@@ -102,7 +102,7 @@ class JsonLines:
         line, start, end = self._spans[index]
         try:
             row = json.loads(self._bytes[start:end])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{self._file}:{line} is not JSON: {error}") from error
         return _object(row, f"{self._file}:{line}")
 

@@ -50,7 +50,7 @@ def raised(name: str, error: BaseException, file: str | None = None) -> Failed:
     if ours:
         line = (ours[-1].line or linecache.getline(ours[-1].filename, ours[-1].lineno or 0)).strip()
         where = f" at {ours[-1].filename}:{ours[-1].lineno} `{line}`"
-    return Failed(f"{name} raised {type(error).__name__}: {_message(error)}{where}")
+    return Failed(f"{name} raised {type(error).__name__}: {shortened(error)}{where}")
 
 
 def _number(value: Any) -> float | None:
@@ -79,7 +79,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
 
 
-def _message(error: BaseException) -> str:
+def shortened(error: BaseException) -> str:
+    """Its message, as far as it can be shown."""
     try:
         return str(error)[:SHOWN_CHARACTERS]
     except Exception as broken:

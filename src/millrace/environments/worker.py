@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, TypeVar
 
 from millrace.config import schema
-from millrace.core.errors import DataError
+from millrace.core.errors import DataError, OutOfMemory, needing_memory
 from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
 from millrace.environments.calls import Calls
 from millrace.environments.limits import limit_process_memory
 from millrace.environments.order import row_of
 from millrace.environments.rewards import make_reward
 from millrace.environments.rows import Row
+from millrace.environments.scores import shortened
 from millrace.environments.tasks import make_task
 from millrace.environments.tokenizer import load_tokenizer
 
 T = TypeVar("T")
+_ADVICE = "Raise `reward.memory_mb`, or look for what keeps so much."
 
 
 class EnvironmentWorker:
@@ -26,7 +29,8 @@ class EnvironmentWorker:
 
     It keeps no state: every answer is a function of the configuration and the request, so any worker
     can serve any group, and one that was killed is replaced by starting another. Rows and tokens are
-    made in one thread and plain reward functions called in another, so the loop is always free to answer.
+    made in one thread and plain reward functions called in another, so the loop is free to answer unless one
+    of them holds the interpreter.
 
     Args:
         config: a dumped `Config`.
@@ -47,27 +51,57 @@ class EnvironmentWorker:
             limit_process_memory(reward.memory_mb)
 
     async def prompts(self, group_ids: list[int]) -> list[Prompt | BadPrompt]:
-        """The prompts of these groups, in order; a row that cannot be one comes with the reason."""
-        return await self._in_rows(lambda: [self._prompt(group_id) for group_id in group_ids])
+        """The prompts of these groups, in order; a row that cannot be one comes with the reason.
+
+        Raises: OutOfMemory: this process is at its limit.
+        """
+        with needing_memory("a reward worker", "prompts", _ADVICE):
+            return await self._in_rows(lambda: [self._prompt(group_id) for group_id in group_ids])
+
+    async def row_ids(self, group_ids: list[int]) -> list[str]:
+        return [self._task.row_id(self._row(group_id)) for group_id in group_ids]
 
     async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score]]:
         """(trajectory id, score) in the order of the requests, each as soon as it is known.
 
-        All requests start at once; plain functions then take turns. Closing the iterator cancels
-        what has not begun.
+        Plain functions take turns, each begun when the score before it has been sent: one that ends this
+        process, or holds its interpreter, is the one that is waited for. Async functions all start at once.
+        Closing the iterator cancels what has not begun.
+
+        Raises: OutOfMemory: this process is at its limit; another may have the next score.
         """
+        if not self._calls.is_async:
+            for request in requests:
+                yield request.trajectory_id, await self._score(request)
+            return
+        exhausted = None
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._score(request)) for request in requests]
+            tasks = [group.create_task(self._attempt(request)) for request in requests]
             try:
                 for request, task in zip(requests, tasks, strict=True):
-                    yield request.trajectory_id, await task
+                    result = await task
+                    if isinstance(result, OutOfMemory):
+                        exhausted = result
+                        break
+                    yield request.trajectory_id, result
             except GeneratorExit:  # leave the group normally, or it would wrap this in an exception group
-                for task in tasks:
-                    task.cancel()
+                pass
+            for task in tasks:
+                task.cancel()
+        if exhausted is not None:
+            raise exhausted
+
+    async def _attempt(self, request: ScoreRequest) -> Score | OutOfMemory:
+        """In a task group, which would wrap an error."""
+        try:
+            return await self._score(request)
+        except OutOfMemory as error:
+            return error
 
     async def _score(self, request: ScoreRequest) -> Score:
         try:
-            completion, columns = await self._in_rows(lambda: self._inputs(request))
+            with needing_memory("a reward worker", "a completion and its row", _ADVICE):
+                completion, columns = await self._in_rows(lambda: self._inputs(request))
         except DataError as error:
             return Failed(str(error))
         answer = None if self._task.answer is None else columns[self._task.answer]
@@ -84,15 +118,38 @@ class EnvironmentWorker:
         row_id = self._task.row_id(row)
         try:
             text = self._task.prompt_text(row)
+            self._check_characters(row_id, text)
             # A chat template writes its own special tokens.
             tokens = self._tokenizer.encode(text, add_special_tokens=not self._config.task.chat)
             self._check_length(row_id, text, len(tokens))
         except DataError as error:
             return BadPrompt(group_id, row_id, str(error))
+        except MemoryError:
+            raise
+        except Exception as error:  # a row, a template or a tokenizer can do anything
+            return BadPrompt(group_id, row_id, f"{row_id}: {type(error).__name__}: {shortened(error)}")
         return Prompt(group_id, row_id, tokens, text)
 
+    @property
+    def _room(self) -> int:
+        """Tokens that a prompt may have."""
+        return self._config.rollout.max_sequence_tokens - self._config.sampling.max_tokens
+
+    @cached_property
+    def _characters_per_token(self) -> int:
+        """At most; a normalizer that joins or drops characters can only make it more."""
+        return max(len(token) for token in self._tokenizer.get_vocab())
+
+    def _check_characters(self, row_id: str, text: str) -> None:
+        """Before tokens are made: that takes seconds for some megabytes, of one row for a whole run."""
+        if len(text) > self._room and len(text) > self._room * self._characters_per_token:
+            raise DataError(
+                f"{row_id}: the prompt has {len(text):,} characters, more than {self._room} tokens can hold "
+                "(`rollout.max_sequence_tokens` - `sampling.max_tokens`)"
+            )
+
     def _check_length(self, row_id: str, text: str, num_tokens: int) -> None:
-        room = self._config.rollout.max_sequence_tokens - self._config.sampling.max_tokens
+        room = self._room
         if not text.strip() or num_tokens == 0:
             raise DataError(f"{row_id}: the prompt is empty")
         if num_tokens > room:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from millrace.config.freeze import dump
 from millrace.config.schema import Config
-from millrace.core.errors import DataError, WorkerDied
+from millrace.core.errors import DataError, OutOfMemory, WorkerDied
 from millrace.core.protocols import Handle, Runtime
 from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
 from millrace.runtime.local import LocalRuntime
@@ -90,6 +90,8 @@ async def _drain(
             score, lost = Failed(f"the reward did not answer within {timeout_s:g} s"), True
         except WorkerDied as error:
             score, lost = Failed(f"the reward ended its process: {error}"), True
+        except OutOfMemory as error:
+            score, lost = Failed(str(error)), True
         else:
             lost = False
         results.append(Timed(score, time.perf_counter() - started))

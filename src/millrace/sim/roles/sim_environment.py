@@ -35,6 +35,9 @@ class SimEnvironment:
         await asyncio.sleep(self._costs.prompts_s * pace.get()())
         return [self._prompt(group_id) for group_id in group_ids]
 
+    async def row_ids(self, group_ids: list[int]) -> list[str]:
+        return [f"row-{group_id}" for group_id in group_ids]
+
     async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score]]:
         spent_s = 0.0
         for request in requests:
