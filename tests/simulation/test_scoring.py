@@ -63,7 +63,7 @@ class Host:
     def __init__(self, **trouble):
         self.trouble, self.epochs, self.asked = trouble, count(1), []
 
-    async def spawn(self, name, target, kwargs, *, timeout_s):
+    async def spawn(self, name, target, kwargs, **how):
         return Worker(name, next(self.epochs), self)
 
 
@@ -199,8 +199,8 @@ def test_a_row_that_costs_two_workers_alone_is_skipped_and_no_other(trouble):
 
 def test_rows_that_all_cost_their_workers_end_the_run_with_the_reason():
     class Killing(Host):
-        async def spawn(self, name, target, kwargs, *, timeout_s):
-            worker = await super().spawn(name, target, kwargs, timeout_s=timeout_s)
+        async def spawn(self, name, target, kwargs, **how):
+            worker = await super().spawn(name, target, kwargs, **how)
             worker._prompts = lambda *args: _dies()
             return worker
 
