@@ -105,7 +105,9 @@ class Worker:
 
 async def _serve(host, pool, until):
     """Keep one worker until `until()`; how many restarts that took."""
-    policy = RestartPolicy(heartbeat_timeout_s=HEARTBEAT_S, restarts=0, window_s=1e6, backoff_s=0.0, spawn_timeout_s=1.0)
+    policy = RestartPolicy(
+        heartbeat_timeout_s=HEARTBEAT_S, restarts=0, window_s=1e6, backoff_s=0.0, spawn_timeout_s=1.0
+    )
     supervisor = Supervisor(host, Events(clock.now, clock.wall), policy, Waits(), lambda *heard: None)
     async with asyncio.TaskGroup() as group:
         spec = WorkerSpec("environment", "environment-0", "a:B")
