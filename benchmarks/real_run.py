@@ -16,9 +16,8 @@ import tempfile
 from pathlib import Path
 
 from common import cache_directory, train
+from fidelity import compare, largest_error
 from peers.start import TASKS, make_start, write_prompts
-
-from millrace.sim.calibrate.learn import compare, largest_error
 
 SCHEDULES = {
     "synchronous": '{ kind = "synchronous" }',

@@ -3,6 +3,7 @@
 from functools import cache
 
 import pytest
+from benchmarks.fidelity import largest_error
 
 from millrace.config.schema import (
     AReaL,
@@ -20,7 +21,7 @@ from millrace.core.errors import DataError
 from millrace.core.events import Event
 from millrace.sim import Costs, Workload
 from millrace.sim.calibrate.achieved import Achieved
-from millrace.sim.calibrate.learn import Calibration, calibrate, largest_error, learn
+from millrace.sim.calibrate.learn import Calibration, calibrate, learn
 from millrace.sim.costs.lengths import LogNormal
 from millrace.sim.simulation import Scale, Scenario, simulate
 

@@ -30,7 +30,7 @@ from millrace.sim.calibrate.observed import ObservedGroups
 from millrace.sim.calibrate.replica_costs import decode_costs, handover_s
 from millrace.sim.costs.interface import Costs
 from millrace.sim.costs.workload import Workload
-from millrace.sim.simulation import Scale, Scenario, simulate
+from millrace.sim.simulation import Scale, Scenario
 from millrace.sim.virtual.faults import Faults, Latency
 
 SLICE_S = 0.02
@@ -98,24 +98,6 @@ def learn(
         faults=replace(Faults(), spawn_s=(min(spawns), max(spawns))),
         latency=Latency(base_s=message_s / 2, jitter_s=message_s / 2),
         achieved=Achieved.of(events),
-    )
-
-
-def compare(run_dir: Path | str) -> dict[str, tuple[float, float]]:
-    """Simulate a run under its own configuration. Returns quantity -> (real, simulated)."""
-    calibration = calibrate(run_dir)
-    simulated = Achieved.of(simulate(calibration.scenario()).events).as_dict()
-    return {name: (real, simulated[name]) for name, real in calibration.achieved.as_dict().items()}
-
-
-FRACTIONS = ("trainer_idle", "replica_idle")
-
-
-def largest_error(rows: dict[str, tuple[float, float]]) -> float:
-    """Of `compare`: relative errors; of fractions of time the difference: 1 % idle is close to 2 %."""
-    return max(
-        abs(simulated - real) / (1.0 if name in FRACTIONS or not real else abs(real))
-        for name, (real, simulated) in rows.items()
     )
 
 
