@@ -12,6 +12,7 @@ from millrace.core.errors import DeadlineExceeded
 from millrace.sim.costs.interface import Costs
 from millrace.sim.explore.verdicts import try_seed
 from millrace.sim.explore.worlds import small_config
+from millrace.sim.roles.sim_replica import SimReplica
 from millrace.sim.simulation import Scenario, simulate
 from millrace.sim.virtual.faults import Failures, Fate, Faults, Slow, Stuck
 
@@ -80,6 +81,49 @@ def test_a_quiet_run_says_who_waits_for_whom_long_before_it_ends():
     stuck = Scenario(config, faults=Faults(slow=(Slow("trainer", STUCK),)), time_max_s=1000.0)
     with pytest.raises(DeadlineExceeded, match="trainer waits for its"):
         simulate(stuck)
+
+
+def test_a_report_stream_that_hangs_costs_its_replica_and_nothing_else(monkeypatch):
+    honest, hung = SimReplica.reports, []
+
+    async def hang_once(replica):
+        told = 0
+        async for report in honest(replica):
+            told += bool(report.progress)
+            if told == 3 and not hung:
+                hung.append(replica)
+                await asyncio.sleep(STUCK)
+            yield report
+
+    monkeypatch.setattr(SimReplica, "reports", hang_once)
+    supervision = Supervision(heartbeat_timeout_s=4.0, stall_s=100.0)
+    outcome = simulate(Scenario(small_config(Synchronous(), supervision=supervision), time_max_s=500.0))
+    (death,) = outcome.of("worker_died")
+    assert "no report for 4 s" in death["cause"]
+    assert outcome.accounting.trained == outcome.accounting.admitted
+
+
+@pytest.mark.parametrize("costs", [Costs(step_base_s=25.0), Costs(load_s=25.0)], ids=repr)
+def test_what_is_waited_for_within_its_own_deadline_is_no_stall(costs):
+    supervision = Supervision(stall_s=5.0, step_timeout_s=LIMIT_S)
+    config = small_config(Synchronous(), steps=2, supervision=supervision)
+    outcome = simulate(Scenario(config, costs=costs, time_max_s=20_000.0))
+    assert outcome.restarts == 0 and outcome.of("stalled")
+
+
+def test_a_start_that_never_succeeds_is_a_stall_although_each_has_its_deadline():
+    supervision = Supervision(stall_s=50.0, spawn_timeout_s=40.0, restart_window_s=10.0)
+    config = small_config(Synchronous(), supervision=supervision)
+    with pytest.raises(DeadlineExceeded, match="no progress for 50 s"):
+        simulate(Scenario(config, faults=Faults(slow=(Slow("trainer", STUCK),)), time_max_s=2000.0))
+
+
+def test_notices_of_a_stall_begin_anew_after_progress():
+    supervision = Supervision(stall_s=1000.0, step_timeout_s=LIMIT_S)
+    config = small_config(Synchronous(), steps=2, supervision=supervision)
+    outcome = simulate(Scenario(config, costs=Costs(step_base_s=90.0), time_max_s=1000.0))
+    quiet_s = [round(notice["quiet_s"], -1) for notice in outcome.of("stalled")]
+    assert quiet_s == [20, 40, 80] * 2
 
 
 class Slower:

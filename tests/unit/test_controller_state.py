@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from millrace.controller.state import RunState
 from millrace.controller.trajectories import RunNumbers
 from millrace.core.types import Finish, Progress, Prompt, Sampling, Scored, State
@@ -35,6 +37,20 @@ def test_a_group_that_ends_while_two_of_it_are_scored_leaves_nothing_to_train() 
     assert not state.groups and not state.trajectories
     assert [t.state for t in state.ended] == [State.ABANDONED] * 3
     assert state.view().groups == ()
+
+
+def test_only_what_was_decoding_is_charged_for_the_death_of_a_replica() -> None:
+    state = RunState(replace(NUMBERS, slots=2, attempts=2), ["a"])
+    poisoned = []
+    for epoch in (1, 2):
+        state.replicas.up("a", epoch)
+        state.replicas.served("a", 0)
+        if epoch == 1:
+            state.admit(Prompt(0, "row-0", [1, 2], "text"), "a")
+        for trajectory in list(state.queued.values()):
+            state.lease(trajectory, "a")
+        poisoned += [t.trajectory_id for t in state.replica_down("a")]
+    assert poisoned == [0, 1], "the third waited for a slot"
 
 
 def test_a_destination_of_two_moves_is_busy_until_both_have_ended() -> None:

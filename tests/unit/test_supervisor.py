@@ -10,7 +10,7 @@ import pytest
 from millrace.controller.pulse import Waits
 from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
 from millrace.core import clock
-from millrace.core.errors import WorkerDied, WorkerError
+from millrace.core.errors import RemoteError, WorkerDied, WorkerError
 from millrace.core.events import Events
 from millrace.core.types import Vitals
 
@@ -73,6 +73,38 @@ def test_of_a_worker_that_was_killed_is_told_how_much_memory_it_held():
             await supervisor.keep(WorkerSpec("trainer", "trainer", "a:B"), session)
 
     asyncio.run(run())
+
+
+class Raises(Killed):
+    """A runtime whose workers live on and whose sessions get a foreign exception from them."""
+
+    starts = 0
+
+    async def spawn(self, name, target, kwargs, *, place, timeout_s):
+        self.starts += 1
+        return await super().spawn(name, target, kwargs, place=place, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("worked", [True, False])
+def test_a_foreign_exception_ends_the_run_only_where_the_worker_never_worked(worked):
+    waits, runtime = Waits(), Raises()
+
+    async def session(handle):
+        if worked:
+            waits.progress("trainer")
+        if runtime.starts == 1:
+            raise RemoteError("CUDA error: an illegal memory access")
+
+    async def run():
+        supervisor = Supervisor(runtime, Events(clock.now, clock.wall), POLICY, waits, heard)
+        await supervisor.keep(WorkerSpec("trainer", "trainer", "a:B"), session)
+
+    if worked:
+        asyncio.run(run())
+        assert runtime.starts == 2
+    else:
+        with pytest.raises(RemoteError):
+            asyncio.run(run())
 
 
 class LostAtTheEnd:

@@ -313,8 +313,9 @@ class Weights(Section):
 
 class Supervision(Section):
     heartbeat_timeout_s: float = Field(default=10.0, ge=0.1, le=SECONDS_MAX)
-    """A worker that does not answer a heartbeat within this is killed and restarted; one that hears
-    nothing from the controller for three times as long stops itself."""
+    """A worker that does not answer a heartbeat within this is killed and restarted, as is a replica that
+    sends no report for this long. A worker that hears nothing from the controller for three times as long
+    stops itself."""
     restarts: CountOrZero = 5
     """Restarts per worker within `restart_window_s`, after which the run stops."""
     restart_window_s: Seconds = 300.0
@@ -322,10 +323,12 @@ class Supervision(Section):
     backoff_s: float = Field(default=0.1, ge=0, le=10)
     """Before the first restart; doubles with each, up to 10 s."""
     attempts: Count = 3
-    """Leases of a trajectory lost to crashes before its prompt is quarantined."""
+    """Times in a row that a replica dies while it decodes a trajectory, without a new token of it, before
+    its prompt is quarantined."""
     stall_s: float = Field(default=300.0, ge=1, le=SECONDS_MAX)
-    """Without any progress for this long, the run stops and says who waits for whom. It says so, and
-    goes on, from 20 s on."""
+    """Without any progress for this long, the run stops and says who waits for whom. What is waited for
+    within its own deadline (a step, a load, a reward) is no stall. From 20 s on the run says who waits, and
+    goes on."""
     step_timeout_s: float = Field(default=600.0, ge=1, le=SECONDS_MAX)
     """One command may take this long; after the first of its kind, ten times the longest so far. One whose
     process does nothing at all is given up after 20 s."""

@@ -159,24 +159,27 @@ class Controller:
             self._run.flush()
 
     async def _watch(self) -> None:
-        """No progress: say who waits for whom; after `stall_s`, end the run with that."""
+        """No progress: say who waits for whom; after `stall_s`, end the run with that, unless something is
+        waited for within a deadline of its own."""
         stall_s, waits = self._run.config.supervision.stall_s, self._run.waits
-        notice_s = min(QUIET_S, stall_s)
-        told_s = -1.0  # the progress after which a notice was given
         waits.progress()
+        progressed_s, notice_s = waits.progressed_s, min(QUIET_S, stall_s)
         while True:
             await self._sleep_on_watch(min(1.0, stall_s / 10))
-            quiet_s = clock.now() - waits.progressed_s
-            if quiet_s < notice_s or (told_s == waits.progressed_s and quiet_s < stall_s):
+            if waits.progressed_s != progressed_s:
+                progressed_s, notice_s = waits.progressed_s, min(QUIET_S, stall_s)
+            quiet_s = clock.now() - progressed_s
+            stalled = quiet_s >= stall_s and not waits.excused
+            if quiet_s < notice_s and not stalled:
                 continue
             lines = self._run.standing()
             self._run.events.emit("stalled", waits=lines, quiet_s=quiet_s)
             self._on_stall()
-            if quiet_s >= stall_s:
+            if stalled:
                 raise DeadlineExceeded(
                     f"no progress for {stall_s:g} s. Who waits for whom:\n  " + "\n  ".join(lines)
                 )
-            told_s, notice_s = waits.progressed_s, min(2 * notice_s, stall_s)
+            notice_s *= 2
 
     async def _sleep_on_watch(self, seconds: float) -> None:
         """Time in which this process itself stood still (a suspended host) is nobody's stall."""

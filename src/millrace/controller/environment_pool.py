@@ -92,6 +92,7 @@ class EnvironmentPool:
         except BaseException:
             self._work.fire()  # another worker can fetch them
             raise
+        self._waits.progress(handle.name)
         self._pulse.fire()
 
     async def _score(self, handle: Handle, requests: list[ScoreRequest]) -> None:
@@ -101,10 +102,11 @@ class EnvironmentPool:
             async with aclosing(handle.stream("score", requests)) as scores:
                 while waiting:
                     what = f"the reward of trajectory {waiting[0].trajectory_id}"
-                    with self._waits.waiting(handle.name, what):
+                    with self._waits.waiting(handle.name, what, bounded=True):
                         async with asyncio.timeout(self._timeout_s + GRACE_S):
                             trajectory_id, score = await anext(scores)
                     waiting.popleft()
+                    self._waits.progress(handle.name)
                     self._finish(trajectory_id, score)
         except TimeoutError:
             self._finish(

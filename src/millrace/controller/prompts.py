@@ -65,7 +65,7 @@ class PromptStream:
         ids = list(range(first, first + (1 if alone else PROMPT_BATCH)))
         self._fetching = True
         try:
-            with self._waits.waiting(handle.name, f"prompts {ids[0]} to {ids[-1]}"):
+            with self._waits.waiting(handle.name, f"prompts {ids[0]} to {ids[-1]}", bounded=True):
                 fetched = await self._ask(handle, ids)
         except (WorkerDied, DeadlineExceeded, OutOfMemory) as error:
             self._suspect(ids, str(error))

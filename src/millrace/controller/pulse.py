@@ -35,18 +35,40 @@ class Waits:
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[str, float]] = {}
+        self._excusing: set[str] = set()  # of the open waits, those that excuse the run for its quiet
+        self._tried: set[tuple[str, str]] = set()  # waits with a deadline since the last progress
+        self._fruitful: set[str] = set()
         self.progressed_s = 0.0
 
     @contextmanager
-    def waiting(self, who: str, what: str) -> Iterator[None]:
+    def waiting(self, who: str, what: str, *, bounded: bool = False) -> Iterator[None]:
+        """`bounded`: this wait has a deadline of its own. The run is not stalled meanwhile, unless the same
+        was waited for before without any progress since."""
         self._open[who] = (what, clock.now())
+        if bounded and (who, what) not in self._tried:
+            self._tried.add((who, what))
+            self._excusing.add(who)
         try:
             yield
         finally:
             self._open.pop(who, None)
+            self._excusing.discard(who)
 
-    def progress(self) -> None:
+    @property
+    def excused(self) -> bool:
+        """Something is waited for within its own deadline."""
+        return bool(self._excusing)
+
+    def progress(self, worker: str | None = None) -> None:
+        """The run got on; `worker` has done a part of it."""
         self.progressed_s = clock.now()
+        self._tried.clear()
+        if worker is not None:
+            self._fruitful.add(worker)
+
+    def fruitful(self, worker: str) -> bool:
+        """Has `worker`, in whichever incarnation, done a part of the run's work?"""
+        return worker in self._fruitful
 
     def excuse(self, seconds: float) -> None:
         """That long nobody could have made progress."""

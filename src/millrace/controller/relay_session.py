@@ -39,7 +39,7 @@ class RelaySession:
     async def _stage(self, handle: Handle) -> None:
         run, item = self._run, self._run.published.popleft()
         try:
-            with run.waits.waiting("relay", f"the digest of version {item.version}"):
+            with run.waits.waiting("relay", f"the digest of version {item.version}", bounded=True):
                 staged: Staged = await self._call(handle, "stage", item.version, item.digest)
         except (UnknownVersionError, TornVersionError) as error:
             # Written over meanwhile, by a newer version or by a trainer that came back and publishes this
@@ -47,6 +47,6 @@ class RelaySession:
             run.events.emit("stage_missed", version=item.version, reason=str(error))
             return
         run.state.relay_holds(staged.held)
-        run.waits.progress()
+        run.waits.progress(handle.name)
         run.events.emit("staged", version=staged.version, digest=staged.digest, stage_s=staged.stage_s)
         run.pulse.fire()

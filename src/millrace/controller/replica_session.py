@@ -12,9 +12,11 @@ from msgspec.structs import asdict
 
 from millrace.controller.context import RunContext
 from millrace.controller.orders import Abort, Move, Pull, Submit
-from millrace.core.errors import TornVersionError, UnknownVersionError, WorkerDied
+from millrace.core.errors import DeadlineExceeded, TornVersionError, UnknownVersionError, WorkerDied
 from millrace.core.protocols import Handle
 from millrace.core.types import Report, Served, Trajectory
+
+LOOKS = 5  # within the deadline of a report
 
 
 class ReplicaSession:
@@ -23,6 +25,7 @@ class ReplicaSession:
     def __init__(self, name: str, run: RunContext) -> None:
         self.name, self._run = name, run
         self._mailbox = run.mailboxes[name]
+        self._num_reports = 0
 
     async def run(self, handle: Handle) -> None:
         run = self._run
@@ -31,6 +34,7 @@ class ReplicaSession:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._reports(handle), name=f"{self.name}.reports")
+                group.create_task(self._listen(), name=f"{self.name}.listen")
                 group.create_task(self._probe(handle), name=f"{self.name}.probe")
                 await self._carry_out(handle)
         finally:
@@ -52,8 +56,24 @@ class ReplicaSession:
     async def _reports(self, handle: Handle) -> None:
         """Consumes the replica's one stream. Ends (with an error) when the replica does."""
         async for report in handle.stream("reports"):
+            self._num_reports += 1
             self._take_in(report)
         raise WorkerDied(f"{self.name}: its report stream ended")
+
+    async def _listen(self) -> None:
+        """A report a second is promised: without one the replica is given up, whatever else it answers.
+
+        Looks are counted, not seconds: a controller that stood still itself has missed one look.
+        """
+        timeout_s, silent = self._run.config.supervision.heartbeat_timeout_s, 0
+        while silent < LOOKS:
+            before = self._num_reports
+            await asyncio.sleep(timeout_s / LOOKS)
+            silent = silent + 1 if self._num_reports == before else 0
+        raise DeadlineExceeded(
+            f"{self.name}: no report for {timeout_s:g} s (`supervision.heartbeat_timeout_s`), though a "
+            "report a second is promised: its stream is stuck"
+        )
 
     async def _probe(self, handle: Handle) -> None:
         """An engine stuck in a step leaves its process able to answer heartbeats: ask the engine itself."""
@@ -65,7 +85,7 @@ class ReplicaSession:
         run = self._run
         finished = run.state.apply(self.name, report)
         if report.progress:
-            run.waits.progress()
+            run.waits.progress(self.name)
         run.events.emit("report", replica=self.name, **asdict(report.load))
         self._finished(finished)
 
@@ -110,7 +130,7 @@ class ReplicaSession:
         try:
             if run.endpoint is None:
                 return  # the relay is gone; the next decision waits for the new one
-            with run.waits.waiting(self.name, f"version {order.version}"):
+            with run.waits.waiting(self.name, f"version {order.version}", bounded=True):
                 served: Served = await run.patience.call(handle, "pull", order.version, run.endpoint)
         except (UnknownVersionError, TornVersionError):
             return  # overwritten meanwhile; the next decision asks for the newest

@@ -92,10 +92,11 @@ class Supervisor:
                 cause = _first(failures)
             _heed_cancel()
             made = spec.name in self._epochs
-            if (isinstance(cause, RemoteError) and died_at is None) or (
+            never_worked = died_at is None and not self._waits.fruitful(spec.name)
+            if (isinstance(cause, RemoteError) and never_worked) or (
                 isinstance(cause, OutOfMemory) and not made
             ):
-                raise cause  # a worker that never worked: a bug or a wrong setting, not bad luck
+                raise cause  # a bug or a wrong setting, not bad luck
             died_at = clock.now()
             self.restarts += 1
             epoch = self._epochs.get(spec.name, 0)
@@ -109,7 +110,7 @@ class Supervisor:
     ) -> None:
         """One incarnation, from spawn to death. Never leaves it running."""
         started = clock.now()
-        with self._waits.waiting(spec.name, "its start"):
+        with self._waits.waiting(spec.name, "its start", bounded=True):
             handle = await self._runtime.spawn(
                 spec.name,
                 spec.target,

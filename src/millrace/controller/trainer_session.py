@@ -94,7 +94,7 @@ class TrainerSession:
         recovered = run.ledger.recover()
         checkpoint = recovered.checkpoint
         path = checkpoint.path if checkpoint else None
-        with run.waits.waiting("trainer", "its weights to load"):
+        with run.waits.waiting("trainer", "its weights to load", bounded=True):
             self._loaded = await self._call(handle, "load", path)
         self._published_to = None
         self._checkpointed = self._loaded.version
@@ -138,9 +138,9 @@ class TrainerSession:
         assert bound is None or max(histogram, default=0) <= bound, (batch.version, histogram, bound)
 
     async def _step(self, handle: Handle, batch: Batch) -> StepResult | StepRejected:
-        with self._run.waits.waiting("trainer", f"its step from version {batch.version}"):
+        with self._run.waits.waiting("trainer", f"its step from version {batch.version}", bounded=True):
             result: StepResult | StepRejected = await self._call(handle, "step", batch)
-        self._run.waits.progress()
+        self._run.waits.progress(handle.name)
         return result
 
     async def _reject(self, handle: Handle, rejected: StepRejected) -> None:
@@ -213,7 +213,7 @@ class TrainerSession:
         run = self._run
         if self._checkpointed == version:
             return
-        with run.waits.waiting("trainer", "its checkpoint"):
+        with run.waits.waiting("trainer", "its checkpoint", bounded=True):
             info: CheckpointInfo = await self._call(handle, "checkpoint", self._checkpoints)
         run.ledger.commit_checkpoint(info)
         self._checkpointed = info.version

@@ -140,14 +140,18 @@ class Trajectories:
 
     def lose(self, name: str) -> list[Trajectory]:
         """Replica `name` is gone: its trajectories wait for another. Returns those abandoned because
-        `attempts` leases in a row were lost without a single new token: their prompt is suspect."""
-        poisoned = []
-        for trajectory in list(self.replicas[name].leased.values()):
+        `attempts` leases in a row were lost without a single new token: their prompt is suspect. A trajectory
+        that waited for a slot has no part in the death."""
+        poisoned, record = [], self.replicas[name]
+        for place, trajectory in enumerate(list(record.leased.values())):
             tid = trajectory.trajectory_id
             fruitless = len(trajectory.tokens) == self._lease_start[tid][0]
-            self._fruitless[tid] = self._fruitless.get(tid, 0) + 1 if fruitless else 0
+            if not fruitless:
+                self._fruitless.pop(tid, None)
+            elif place < record.slots:
+                self._fruitless[tid] = self._fruitless.get(tid, 0) + 1
             self.unlease(trajectory)
-            if self._fruitless[tid] >= self.numbers.attempts:
+            if self._fruitless.get(tid, 0) >= self.numbers.attempts:
                 poisoned.append(trajectory)
         return poisoned
 
