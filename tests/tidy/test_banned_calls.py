@@ -36,6 +36,17 @@ def test_the_control_plane_uses_no_real_time_threads_or_sockets() -> None:
     assert not offenders, "\n".join(offenders)
 
 
+def test_text_reaches_a_terminal_through_the_one_console_that_renders_it_harmless() -> None:
+    offenders = [
+        f"{module.at(call)}: {name}"
+        for module in modules()
+        if module.name != "millrace.observe.terminal"
+        for call, name in calls(module)
+        if name in ("Console", "rich.console.Console", "rich.print")
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
 def test_the_control_plane_draws_from_seeded_generators_only() -> None:
     offenders = [
         f"{module.at(node)}: {what}"

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 import millrace
 from millrace.cli import chaos, doctor, evaluate, plan, quickstart, sft, show, simulate, train, try_reward
 from millrace.core.errors import ConfigError, MillraceError
+from millrace.observe.terminal import Terminal
 
 app = typer.Typer(
     name="millrace",
@@ -84,6 +84,6 @@ def _alone(error: BaseException) -> BaseException:
 
 def report(error: MillraceError) -> None:
     """One clear message on stderr."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Terminal(stderr=True, soft_wrap=True)
     console.print(f"{type(error).__name__}:", style="bold red", end=" ")
-    console.print(str(error), markup=False)
+    console.print(str(error))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from millrace.chaos.attack import SUPERVISION, Attack
@@ -15,8 +14,9 @@ from millrace.chaos.child_run import ROLES
 from millrace.chaos.trials import attack, kill_and_resume
 from millrace.cli.options import ConfigFile, Overrides
 from millrace.core.errors import ConfigError
+from millrace.observe.terminal import Terminal
 
-console = Console(highlight=False, soft_wrap=True)
+console = Terminal(soft_wrap=True)
 
 
 def command(
@@ -43,12 +43,12 @@ def command(
             config_file, run_dir, list(overrides or ()), resume_points, seed, console.print
         )
     for check in checks:
-        console.print(f"{'PASS' if check.holds else 'FAIL'}  {check.claim} ({check.detail})", markup=False)
+        console.print(f"{'PASS' if check.holds else 'FAIL'}  {check.claim} ({check.detail})")
     raise typer.Exit(0 if all(check.holds for check in checks) else 1)
 
 
 def _tell(attack: Attack) -> None:
-    console.print(f"{attack.act:6} {attack.name} at version {attack.version}", markup=False)
+    console.print(f"{attack.act:6} {attack.name} at version {attack.version}")
 
 
 def _recoveries(attacks: list[Attack]) -> Table:

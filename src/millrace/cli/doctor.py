@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from millrace.cli.options import AsJson, Run
 from millrace.observe.doctor.rules import RULES
+from millrace.observe.terminal import Terminal
 from millrace.session import run_directory
 from millrace.session.examine import examine
 
@@ -26,15 +26,15 @@ def command(run: Run, as_json: AsJson = False) -> None:
 
 
 def _print(told: dict[str, Any]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Terminal(soft_wrap=True)
     head = ("run", "steps", "schedule", "dtype", "end")
     for name in head:
-        console.print(f"{name:10} {told[name]}", markup=False)
+        console.print(f"{name:10} {told[name]}")
     if told["healthy"]:
         console.print(f"\nNone of {len(RULES)} known faults.", style="green")
     for finding in told["findings"]:
         console.print(f"\n{finding['fault']}", style="bold red")
         for line in finding["evidence"]:
-            console.print(f"  it shows: {line}", markup=False)
+            console.print(f"  it shows: {line}")
         for line in finding["advice"]:
-            console.print(f"  change:   {line}", markup=False)
+            console.print(f"  change:   {line}")

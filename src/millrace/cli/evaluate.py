@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from millrace.cli.options import AsJson, ConfigFile, Overrides
@@ -15,6 +14,7 @@ from millrace.config.load import load
 from millrace.config.schema import FileTask, GymTask
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
 from millrace.evaluation.evaluation import Evaluation
+from millrace.observe.terminal import Terminal
 
 
 def command(
@@ -41,7 +41,7 @@ def command(
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
-        console = Console(highlight=False, soft_wrap=True)
+        console = Terminal(soft_wrap=True)
         console.print(_table(result))
         if not isinstance(config.task, GymTask):
             console.print(

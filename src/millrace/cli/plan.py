@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from millrace.cli.options import AsJson, Overrides
 from millrace.config.freeze import dump
 from millrace.config.load import load, load_as
+from millrace.observe.terminal import Terminal
 from millrace.session.derived import resolved_lines
 from millrace.sim.costs.generation import Generation
 from millrace.sim.plan.config import PlanConfig
@@ -28,7 +28,7 @@ PLACEHOLDERS: dict[str, Any] = {
     "reward": {"kind": "gym"},
 }
 
-console = Console(highlight=False, soft_wrap=True, width=160)
+console = Terminal(soft_wrap=True, width=160)
 
 
 def command(
@@ -75,8 +75,8 @@ def _configuration(answer: Plan, base: dict[str, Any]) -> str:
 
 
 def _told(one: Simulated) -> None:
-    progress = Console(stderr=True, highlight=False, soft_wrap=True)
-    progress.print(f"{one.tokens_per_s:>10,.0f} tokens/s  {_choice(one)}", markup=False)
+    progress = Terminal(stderr=True, soft_wrap=True)
+    progress.print(f"{one.tokens_per_s:>10,.0f} tokens/s  {_choice(one)}")
 
 
 def _devices(answer: Plan) -> str:
@@ -100,12 +100,12 @@ def _show(answer: Plan, text: str, out: Path | None) -> None:
     console.print(_ranking(answer.ranking))
     console.print("\nPredicted timeline of the first (replicas: share of time spent decoding)", style="bold")
     for who, bar in timeline_lines(answer.best.timeline):
-        console.print(f"{who:12} {bar}", markup=False)
-    console.print(f"\nThe bottleneck is {answer.bottleneck}.", markup=False)
+        console.print(f"{who:12} {bar}")
+    console.print(f"\nThe bottleneck is {answer.bottleneck}.")
     for gain in answer.gains:
-        console.print(f"One more {gain.device}: {gain.throughput:+.1%} predicted ({gain.role})", markup=False)
+        console.print(f"One more {gain.device}: {gain.throughput:+.1%} predicted ({gain.role})")
     console.print(f"\nIts configuration{f', in {out}' if out else ''}:\n", style="bold")
-    console.print(text, markup=False)
+    console.print(text)
 
 
 def _theory_table(rows: list[Theory]) -> Table:

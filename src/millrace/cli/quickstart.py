@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
 from millrace.evaluation.evaluation import Evaluation
+from millrace.observe.terminal import Terminal
 from millrace.quickstart.checks import Check, checks
 from millrace.quickstart.saboteur import Saboteur
 from millrace.quickstart.start_model import make_start_model
@@ -33,7 +34,7 @@ from millrace.session.run_directory import RunDirectory
 
 EVALUATED_PROMPTS = 200
 
-console = Console(highlight=False, soft_wrap=True)
+console = Terminal(soft_wrap=True)
 
 
 def command(
@@ -74,11 +75,11 @@ def _prepare(directory: Path, overwrite: bool) -> Config:
 
 
 def _say(stage: str, text: str) -> None:
-    console.print(f"\n[bold]{stage}[/bold] {text}")
+    console.print(Text.assemble("\n", (stage, "bold"), " ", text))
 
 
 def _train(config: Config, run: RunDirectory, saboteur: Saboteur) -> None:
-    view = Console(highlight=False)
+    view = Terminal()
 
     def body(stop: asyncio.Event) -> Any:
         return compose.train(config, run, stop, saboteur, console=view)
@@ -109,6 +110,6 @@ def _report(before: Evaluation, after: Evaluation) -> None:
 def _verdict(found: list[Check]) -> bool:
     console.print()
     for check in found:
-        word = "[green]PASS[/green]" if check.passed else "[red]FAIL[/red]"
-        console.print(f"{word}  {check.name}: {check.detail}")
+        word = ("PASS", "green") if check.passed else ("FAIL", "red")
+        console.print(Text.assemble(word, f"  {check.name}: {check.detail}"))
     return all(check.passed for check in found)

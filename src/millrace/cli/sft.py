@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from millrace.cli.options import ConfigFile, Overrides
 from millrace.config.load import load_as
 from millrace.config.supervised import SupervisedConfig
 from millrace.core.errors import ConfigError
+from millrace.observe.terminal import Terminal
 from millrace.session.warm_start import warm_start
 
 
@@ -20,6 +20,6 @@ def command(config_file: ConfigFile, overrides: Overrides = None) -> None:
     out = Path(config.model.out)
     if out.exists():
         raise ConfigError(f"`model.out` ({out}) exists already.\n  Name another, or remove it")
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    warm_start(config, lambda text: console.print(text, markup=False))
+    console = Terminal(stderr=True, soft_wrap=True)
+    warm_start(config, lambda text: console.print(text))
     typer.echo(f"Saved in {out}")

@@ -6,13 +6,14 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from millrace.cli.options import AsJson, Run
 from millrace.ledger.reader import LedgerReader
+from millrace.observe.terminal import Terminal
 from millrace.session import run_directory, views
 
 ROWS_SHOWN = 100
@@ -53,7 +54,7 @@ def command(
     if as_json:
         typer.echo(json.dumps(view, indent=2))
     else:
-        Console(highlight=False).print(render(view))
+        Terminal().print(render(view))
 
 
 def _run(view: dict[str, Any]) -> Group:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
@@ -17,13 +16,14 @@ from millrace.config.load import load, load_as
 from millrace.config.schema import Schedule
 from millrace.config.simulated import SimulatedConfig
 from millrace.core.errors import ConfigError
+from millrace.observe.terminal import Terminal
 from millrace.sim.calibrate.learn import calibrate
 from millrace.sim.explore.verdicts import Exploration, Verdict, explore
 from millrace.sim.report.compare import QUANTITIES, Comparison, compare, schedules
 from millrace.sim.setup import check_memory, scenario
 from millrace.sim.simulation import Scenario
 
-console = Console(highlight=False, soft_wrap=True)
+console = Terminal(soft_wrap=True)
 
 TOLD_EVERY = 1_000
 """Worlds explored, where no progress bar can be shown."""
@@ -67,7 +67,7 @@ def command(
         return
     console.print(_table(rows))
     if html is not None:
-        console.print(f"Plots and timeline: {html}", markup=False)
+        console.print(f"Plots and timeline: {html}")
 
 
 def _scenario(config_file: Path | None, overrides: list[str], run: Path | None, seed: int | None) -> Scenario:
@@ -130,8 +130,8 @@ def _explore(
             progress.advance(bar)
             done = verdict.seed - seed + 1
             if verdict.problem and not as_json:
-                console.print(f"seed {verdict.seed} ({verdict.schedule}): {verdict.problem}", markup=False)
-                console.print(f"  replay: {verdict.command}", markup=False)
+                console.print(f"seed {verdict.seed} ({verdict.schedule}): {verdict.problem}")
+                console.print(f"  replay: {verdict.command}")
             if progress.disable and not as_json and done % TOLD_EVERY == 0 and done < count:
                 console.print(f"{done:,} of {count:,} worlds")
 
@@ -139,7 +139,7 @@ def _explore(
     if as_json:
         typer.echo(json.dumps(asdict(report)))
     else:
-        console.print(_summary(report), markup=False)
+        console.print(_summary(report))
     raise typer.Exit(0 if report.ok else 1)
 
 

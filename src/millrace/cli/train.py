@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from millrace.cli.options import ConfigFile, Overrides
 from millrace.config.load import load
 from millrace.config.resume import check_resume
 from millrace.config.schema import Config
 from millrace.ledger.reader import LedgerReader
+from millrace.observe.terminal import Terminal
 from millrace.session import compose, derived, run_directory
 from millrace.session.interrupt import INTERRUPTED, run_stoppable
 from millrace.session.preflight import preflight
 from millrace.session.run_directory import RunDirectory
 
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+console = Terminal(stderr=True, soft_wrap=True)
 
 
 def command(
@@ -49,15 +49,15 @@ def command(
         derived.show(config)
         return
     for warning in preflight(config, run_dir or run_directory.RUNS):
-        console.print(f"Warning: {warning}.", style="yellow", markup=False)
+        console.print(f"Warning: {warning}.", style="yellow")
     run = _open(config, config_file.stem, run_dir, resume)
-    console.print(f"Run directory: {run.path}", markup=False)
+    console.print(f"Run directory: {run.path}")
     if resume and from_version is None and _is_finished(run, config.steps):
         console.print(f"All {config.steps} steps are done. To go on, raise `steps`: --set steps=N")
         return
     again = shlex.join(_resume_arguments(config_file, overrides or [], run.path))
     if not _train(config, run, again, from_version):
-        console.print(f"Stopped; nothing is lost. To go on: {again}", markup=False)
+        console.print(f"Stopped; nothing is lost. To go on: {again}")
         raise typer.Exit(INTERRUPTED)
     console.print(
         f"Done. The model: {run.model}\nLook around: millrace show {shlex.quote(str(run.path))}", markup=False
@@ -69,7 +69,7 @@ def _open(config: Config, name: str, run_dir: Path | None, resume: bool) -> RunD
         return run_directory.create(name, run_dir)
     run = run_directory.reopen(name, run_dir)
     for change in check_resume(run.read_config(), config):
-        console.print(f"Changed: `{change.key}`: {change.old!r} -> {change.new!r}", markup=False)
+        console.print(f"Changed: `{change.key}`: {change.old!r} -> {change.new!r}")
     return run
 
 
@@ -82,11 +82,11 @@ def _is_finished(run: RunDirectory, steps: int) -> bool:
 
 
 def _train(config: Config, run: RunDirectory, again: str, from_version: int | None) -> bool:
-    view = Console(highlight=False)  # the live view's, so that what is said stands above it
+    view = Terminal()  # the live view's, so that what is said stands above it
 
     def at_once() -> None:
         view.show_cursor()  # which the live view hides
-        console.print(f"\nStopped at once; what the ledger holds is kept. To go on: {again}", markup=False)
+        console.print(f"\nStopped at once; what the ledger holds is kept. To go on: {again}")
 
     def training(stop: asyncio.Event) -> Coroutine[None, None, None]:
         return compose.train(config, run, stop, console=view, from_version=from_version)

@@ -6,13 +6,13 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from millrace.cli.options import AsJson, ConfigFile, Overrides
 from millrace.config.load import load
 from millrace.evaluation.trials import judge, run_trials
+from millrace.observe.terminal import Terminal
 
 TEXT_SHOWN = 48
 
@@ -36,10 +36,10 @@ def command(
 
 
 def _print(results: list[dict[str, Any]], warnings: list[str]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Terminal(soft_wrap=True)
     console.print(_table(results))
     for warning in warnings:
-        console.print(f"Warning: {warning}.", style="yellow", markup=False)
+        console.print(f"Warning: {warning}.", style="yellow")
 
 
 def _table(results: list[dict[str, Any]]) -> Table:

@@ -15,6 +15,7 @@ from millrace.core import clock
 from millrace.core.events import Event
 from millrace.observe.replicas import ReplicaHistory
 from millrace.observe.status import Status
+from millrace.observe.terminal import Terminal
 
 _REFRESHES_PER_S = 4
 _LINE_EVERY_S = 5.0
@@ -33,7 +34,7 @@ class LiveView:
 
     def __init__(self, console: Console | None = None) -> None:
         self.status = Status()
-        self._console = console or Console()
+        self._console = console or Terminal()
         self._live: Live | None = None
         self._printed_wall_s = float("-inf")
 
@@ -57,7 +58,7 @@ class LiveView:
         self.status(event)
         if self._live is None and self._line_is_due(event):
             self._printed_wall_s = event.wall_s
-            self._console.print(plain_line(self.status), highlight=False, soft_wrap=True)
+            self._console.print(Text(plain_line(self.status)), soft_wrap=True)
 
     def _panel(self) -> RenderableType:
         if self.status.started_wall_s and self.status.ended is None:

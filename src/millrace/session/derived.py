@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from millrace.config.freeze import config_digest, dump
 from millrace.config.schema import Config
 from millrace.config.toml import as_toml
 from millrace.core.errors import DataError
+from millrace.observe.terminal import Terminal
 from millrace.schedule.explain import explain
 from millrace.session.estimate import estimate
 from millrace.session.preflight import gigabytes
@@ -19,9 +19,9 @@ from millrace.session.preflight import gigabytes
 
 def show(config: Config) -> None:
     """Print to stdout. A model that is not there yet only leaves its numbers out."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Terminal(soft_wrap=True)
     for line in resolved_lines(dump(config)):
-        console.print(line, markup=False)
+        console.print(line)
     for title, rows in derived(config).items():
         console.print(f"\n{title}", style="bold")
         console.print(_table(rows))

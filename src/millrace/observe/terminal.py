@@ -1,0 +1,40 @@
+"""The one way to a terminal: what a reward, a model or a row says is shown there, and never obeyed.
+
+An escape sequence in an error's message or in a completion could else move the cursor, rename the window or
+hide what was printed before it. A direction mark could show text in another order than it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+_KEPT = "\n\t"
+_DIRECTION_MARKS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_HARMLESS = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in _KEPT},  # Unicode's control pictures
+    0x7F: 0x2421,
+    **dict.fromkeys((*range(0x80, 0xA0), 0x2028, 0x2029, *_DIRECTION_MARKS, *range(0xD800, 0xE000)), 0xFFFD),
+}
+
+
+def harmless(text: str) -> str:
+    """`text` with a visible character in place of each that a terminal would obey; lines and tabs stay."""
+    return text.translate(_HARMLESS)
+
+
+class Terminal(Console):
+    """A rich console that renders text harmless, and takes brackets in it for no markup."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**{"highlight": False, "markup": False, "emoji": False, **how})
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control:  # rich's own
+                yield segment
+            else:
+                yield Segment(harmless(segment.text), segment.style)
