@@ -21,6 +21,7 @@ from millrace.cli.app import run
 from millrace.config.load import load
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core.errors import WorkerError
+from millrace.core.placement import Host
 from millrace.ledger.reader import LedgerReader
 from millrace.observe.jsonl import read_events
 from millrace.runtime import sockets
@@ -199,8 +200,11 @@ def trained(start: Path, directory: Path, *sets: str, capsys) -> str:
     return str(capsys.readouterr().err)
 
 
-def test_slots_that_do_not_fit_into_memory_are_told(start, tmp_path, capsys):
-    seen("memory-too-small", trained(start, tmp_path / "run", "weights.slots=100000000", capsys=capsys))
+def test_a_host_whose_memory_is_too_small_is_told(start, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compose, "read_host", lambda: Host("small", 2, 100_000, 100_000))
+    assert run(["train", str(start), "--run-dir", str(tmp_path / "run")]) == 2
+    seen("memory-too-small", capsys.readouterr().err)
+    assert not (tmp_path / "run").exists()
 
 
 STARVED = {

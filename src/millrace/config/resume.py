@@ -24,6 +24,7 @@ FREE_ON_RESUME: dict[str, str] = {
     "reward.memory_mb": "a limit on reward workers",
     "reward.workers": "how many reward processes",
     "rollout.replicas": "sampling does not depend on which replica samples",
+    "rollout.python": "which Python runs the replicas",
     "rollout.slots": "sampling does not depend on what is batched together",
     "rollout.prefill_chunk": "speed only",
     "rollout.report_interval_s": "speed only",

@@ -296,6 +296,8 @@ Schedule = Annotated[
 class Rollout(Section):
     replicas: int = Field(default=2, ge=1, le=1024)
     """Inference processes."""
+    python: str | None = None
+    """Path of the Python that runs the replicas, for an engine that needs its own; None: Millrace's."""
     slots: int = Field(default=32, ge=1, le=65_536)
     """Trajectories that one replica decodes at the same time."""
     max_sequence_tokens: int = Field(default=512, ge=16, le=COUNT_MAX)
@@ -308,7 +310,8 @@ class Rollout(Section):
 
 class Weights(Section):
     slots: int | None = Field(default=None, ge=2, le=1024)
-    """Versions the relay holds; None: derive from the staleness bound, at most 8."""
+    """Versions the relay holds at most. None: the staleness bound + 3, at most 8. It holds fewer, at least 2,
+    where the host has no room."""
 
 
 class Supervision(Section):
@@ -395,7 +398,8 @@ class Config(Section):
 
     @property
     def relay_slots(self) -> int:
-        """Versions the relay holds: every version in use, one being written, one spare."""
+        """Versions that the relay holds where there is room: every version in use, one being written, one
+        spare."""
         if self.weights.slots is not None:
             return self.weights.slots
         bound = self.staleness_bound

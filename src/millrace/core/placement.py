@@ -41,3 +41,26 @@ class Place(msgspec.Struct, frozen=True):
 
 HERE = Place()
 """In the controller's surroundings: its host, whatever devices it may use, its Python."""
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """`index` is its number in `nvidia-smi`. `free_bytes` is what nobody uses at this moment."""
+
+    index: int
+    name: str
+    memory_bytes: int
+    free_bytes: int
+
+
+class Host(msgspec.Struct, frozen=True):
+    """What the processes of a run may use of a host.
+
+    `memory_bytes` is the host's, or the control group's limit if that is less; shared memory is taken from
+    it too (the relay's has no other limit: it is a memfd). `free_bytes` is what can be had at this moment.
+    """
+
+    name: str
+    cores: int
+    memory_bytes: int
+    free_bytes: int
+    gpus: tuple[Gpu, ...] = ()

@@ -11,7 +11,8 @@ import msgspec
 import torch
 from transformers import AutoTokenizer
 
-from millrace.core.errors import ConfigError, DataError, boundary
+from millrace.core.errors import DataError, boundary
+from millrace.placement.device import torch_device
 from millrace.rollout.architecture import read_architecture
 from millrace.rollout.engine import Engine
 
@@ -40,7 +41,7 @@ def load_engine(
     engine = Engine(
         architecture,
         dtype=getattr(torch, dtype),
-        device=_usable(device),
+        device=torch_device(device),
         slots=slots,
         max_sequence_tokens=max_sequence_tokens,
         prefill_chunk=prefill_chunk,
@@ -52,18 +53,6 @@ def load_engine(
             engine.load_standby(model_path)
         engine.swap(0)
     return engine
-
-
-def _usable(device: str) -> torch.device:
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"`model.device` ({device!r}) cannot be used here: {str(error).splitlines()[0]}\n"
-            "  Set it to cpu, or to auto, which takes a GPU where there is one"
-        ) from error
 
 
 def load_tokenizer(model_path: str) -> Any | None:

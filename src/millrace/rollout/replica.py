@@ -17,10 +17,11 @@ from typing import TypeVar
 
 import msgspec
 
-from millrace.core.errors import DigestMismatchError, WeightsError, boundary, needing_memory
+from millrace.core.errors import ConfigError, DigestMismatchError, WeightsError, boundary, needing_memory
 from millrace.core.objects import find_object
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import Endpoint, Progress, ReplicaLoad, Report, Served, Work
+from millrace.placement.device import torch_device
 from millrace.rollout.load import load_engine
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ class TorchReplica:
 
     Args:
         open_reader: "package.module:function" that opens a WeightsReader on an Endpoint.
+        device, device_share: see `placement.device`.
     """
 
     def __init__(
@@ -50,10 +52,12 @@ class TorchReplica:
         prefill_chunk: int,
         report_interval_s: float,
         open_reader: str,
+        device_share: float = 1.0,
     ) -> None:
         self._name = name
         self._report_interval_s = min(report_interval_s, _HEARTBEAT_S)
-        self._open_reader: OpenReader = find_object(open_reader, "`open_reader`")[0]
+        with boundary(name, f"import `open_reader` ({open_reader})", ConfigError):
+            self._open_reader: OpenReader = find_object(open_reader, "`open_reader`")[0]
         self._readers: dict[Endpoint, WeightsReader] = {}
         self._advice = (
             f"Lower `rollout.slots` ({slots}), `rollout.max_sequence_tokens` ({max_sequence_tokens}) or "
@@ -64,7 +68,7 @@ class TorchReplica:
                 model_path,
                 weights=False,
                 dtype=dtype,
-                device=device,
+                device=torch_device(device, device_share).type,
                 slots=slots,
                 max_sequence_tokens=max_sequence_tokens,
                 prefill_chunk=prefill_chunk,

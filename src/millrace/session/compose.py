@@ -24,6 +24,9 @@ from millrace.observe.jsonl import read_events
 from millrace.observe.live import LiveView
 from millrace.observe.sinks import open_sinks
 from millrace.observe.summary import Summary
+from millrace.placement.assign import Placement, assign, uses_gpus
+from millrace.placement.inventory import read_host
+from millrace.placement.needs import read_needs
 from millrace.runtime.local import LocalRuntime
 from millrace.runtime.stacks import dump_stacks
 from millrace.schedule.presets import build
@@ -100,26 +103,44 @@ def _go_back(run: RunDirectory, ledger: SqliteLedger, events: Events, version: i
 
 
 def fleet(config: Config, run: RunDirectory) -> Fleet:
-    """The workers of a run on one machine."""
+    """The workers of a run on this host.
+
+    Raises: ConfigError: they do not fit on it.
+    """
+    placed = place(config)
     model, rollout, plain = config.model, config.rollout, dump(config)
     replica: dict[str, Any] = {
         "model_path": model.path,
         "dtype": model.dtype,
-        "device": model.device,
+        "device": placed.device,
         "slots": rollout.slots,
         "max_sequence_tokens": rollout.max_sequence_tokens,
         "prefill_chunk": rollout.prefill_chunk,
         "report_interval_s": rollout.report_interval_s,
         "open_reader": "millrace.weights.ring:open_reader",
     }
-    trainer = {"config": plain, "run_dir": str(run.path), "open_writer": "millrace.weights.ring:open_writer"}
-    relay = {"name": "relay", "slots": config.relay_slots}
+    trainer: dict[str, Any] = {
+        "config": plain,
+        "run_dir": str(run.path),
+        "device": placed.device,
+        "device_share": placed.trainer.share,
+        "open_writer": "millrace.weights.ring:open_writer",
+    }
+    relay = {"name": "relay", "slots": placed.relay_slots}
     return Fleet(
-        trainer=WorkerSpec("trainer", "trainer", "millrace.trainer.role:TorchTrainer", trainer),
-        relay=WorkerSpec("relay", "relay", "millrace.weights.relay:Relay", relay),
+        trainer=WorkerSpec(
+            "trainer", "trainer", "millrace.trainer.role:TorchTrainer", trainer, placed.trainer
+        ),
+        relay=WorkerSpec("relay", "relay", "millrace.weights.relay:Relay", relay, placed.relay),
         replicas=tuple(
-            WorkerSpec("replica", name, "millrace.rollout.replica:TorchReplica", {"name": name, **replica})
-            for name in (f"replica-{i}" for i in range(rollout.replicas))
+            WorkerSpec(
+                "replica",
+                f"replica-{i}",
+                "millrace.rollout.replica:TorchReplica",
+                {"name": f"replica-{i}", "device_share": its_place.share, **replica},
+                its_place,
+            )
+            for i, its_place in enumerate(placed.replicas)
         ),
         environments=tuple(
             WorkerSpec(
@@ -131,6 +152,12 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
             for i in range(config.reward.workers)
         ),
     )
+
+
+def place(config: Config) -> Placement:
+    """Who runs where on this host. Raises: ConfigError (it does not fit), DataError (the model's files)."""
+    host = read_host()
+    return assign(config, host, read_needs(config, on_gpu=uses_gpus(config, host)))
 
 
 @asynccontextmanager

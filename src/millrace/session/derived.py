@@ -12,9 +12,10 @@ from millrace.config.schema import Config
 from millrace.config.toml import as_toml
 from millrace.core.errors import DataError
 from millrace.observe.terminal import Terminal
+from millrace.placement import tell
+from millrace.placement.assign import size
 from millrace.schedule.explain import explain
-from millrace.session.estimate import estimate
-from millrace.session.preflight import gigabytes
+from millrace.session.compose import place
 
 
 def show(config: Config) -> None:
@@ -66,16 +67,14 @@ def _batch(config: Config) -> dict[str, str]:
 
 
 def _memory(config: Config) -> dict[str, str]:
-    needs = estimate(config)
+    placed = place(config)
+    needs = placed.needs
     return {
         "parameters": f"{needs.num_parameters:,} in {Path(config.model.path).name}",
-        "one version": gigabytes(needs.weights_bytes),
+        "one version": size(needs.weights_bytes),
         "KV of a token": f"{needs.kv_token_bytes} bytes",
-        "a replica": f"{gigabytes(needs.replica_bytes)} (two copies of weights, KV of all slots)",
-        "the trainer": f"{gigabytes(needs.trainer_bytes)} (float32 weights, gradient, Adam)",
-        "the relay": f"{config.relay_slots} versions = {gigabytes(needs.relay_bytes)}",
-        "together": gigabytes(needs.total_bytes),
-        "a checkpoint on disk": gigabytes(needs.checkpoint_bytes),
+        **tell.table(placed),
+        "a checkpoint on disk": size(needs.checkpoint_bytes),
     }
 
 

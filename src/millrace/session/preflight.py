@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.environments import tokenizer
+from millrace.placement import tell
+from millrace.placement.assign import size
+from millrace.placement.needs import Needs
+from millrace.runtime.spawned import PYTHON_MIN
 from millrace.schedule.presets import build
-from millrace.session.estimate import Estimate, estimate
+from millrace.session.compose import place
 
 TEMPORARY_CHECKPOINTS = 1  # written beside the kept ones before the oldest goes
 THREADS = "OMP_NUM_THREADS"
+PYTHON_S = 60.0
 
 
 def preflight(config: Config, run_path: Path) -> list[str]:
@@ -22,12 +28,13 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     missing = [*_model_problems(Path(config.model.path)), *_file_problems(config)]
     if missing:
         raise ConfigError("\n".join(missing))
-    needs = estimate(config)
+    placed = place(config)
     build(config)  # a schedule of one's own is loaded: what is wrong with it is told here
-    disk = _disk_problem(config, needs, run_path)
+    disk = _disk_problem(config, placed.needs, run_path)
     if disk:
         raise ConfigError(disk)
-    return [*_memory_warnings(needs), *_thread_warnings(config)]
+    _check_python(config.rollout.python)
+    return [*tell.warnings(placed), *_thread_warnings(config)]
 
 
 def _model_problems(directory: Path) -> Iterator[str]:
@@ -54,7 +61,7 @@ def _file_problems(config: Config) -> Iterator[str]:
             yield f"`reward.path` ({config.reward.path}) names a file that does not exist"
 
 
-def _disk_problem(config: Config, needs: Estimate, run_path: Path) -> str:
+def _disk_problem(config: Config, needs: Needs, run_path: Path) -> str:
     existing = next(path for path in [run_path.absolute(), *run_path.absolute().parents] if path.exists())
     free = shutil.disk_usage(existing).free
     count = config.checkpoints.keep + TEMPORARY_CHECKPOINTS
@@ -62,18 +69,28 @@ def _disk_problem(config: Config, needs: Estimate, run_path: Path) -> str:
     if needed <= free:
         return ""
     return (
-        f"{existing} has {gigabytes(free)} free, but {count} checkpoints and the exported model need "
-        f"{gigabytes(needed)}.\n  Choose another --run-dir, or lower `checkpoints.keep` "
+        f"{existing} has {size(free)} free, but {count} checkpoints and the exported model need "
+        f"{size(needed)}.\n  Choose another --run-dir, or lower `checkpoints.keep` "
         f"({config.checkpoints.keep})"
     )
 
 
-def _memory_warnings(needs: Estimate) -> Iterator[str]:
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needs.total_bytes > available:
-        yield (
-            f"the run needs about {gigabytes(needs.total_bytes)} for weights, optimizer and KV, and this "
-            f"machine has {gigabytes(available)}"
+def _check_python(python: str | None) -> None:
+    """Raises: ConfigError: `rollout.python` cannot run a worker. Asked of it, in a short-lived process."""
+    if python is None:
+        return
+    try:
+        asked = [python, "-c", f"import sys, msgspec; sys.exit(sys.version_info < {PYTHON_MIN})"]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=PYTHON_S, check=False)
+        told = done.stderr.strip().splitlines() or [
+            f"it is older than Python {PYTHON_MIN[0]}.{PYTHON_MIN[1]}"
+        ]
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"`rollout.python` ({python}) cannot be started: {error}") from error
+    if done.returncode != 0:
+        raise ConfigError(
+            f"`rollout.python` ({python}) cannot run a replica: {told[-1]}\n"
+            "  It needs msgspec and what the engine imports; Millrace itself comes with the run"
         )
 
 
@@ -85,7 +102,3 @@ def _thread_warnings(config: Config) -> Iterator[str]:
             f"{THREADS}={threads} with {processes} torch processes on {cores} cores: their threads will spin "
             f"on each other. Unset it, and each process gets its share"
         )
-
-
-def gigabytes(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

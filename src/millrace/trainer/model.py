@@ -18,26 +18,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from millrace.core.errors import ConfigError, DataError, boundary
+from millrace.core.errors import DataError, boundary
 from millrace.trainer.attention import NAME, plan
 from millrace.trainer.logprobs import token_logprobs
 from millrace.trainer.packing import Row
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
                    "chat_template*", "generation_config.json")  # fmt: skip
-
-
-def resolve_device(device: str) -> torch.device:
-    """`auto` is cuda where there is one. Raises ConfigError: there is no such device."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"`model.device` ({device!r}) cannot be used here: {str(error).splitlines()[0]}\n"
-            "  Set it to cpu, or to auto, which takes a GPU where there is one"
-        ) from error
 
 
 def load_model(path: str | Path, device: torch.device) -> PreTrainedModel:

@@ -34,6 +34,7 @@ from millrace.core.types import (
     StepResult,
     TrainerState,
 )
+from millrace.placement.device import torch_device
 from millrace.trainer.blame import blame
 from millrace.trainer.checkpoint import (
     atomic_directory,
@@ -46,7 +47,6 @@ from millrace.trainer.model import (
     load_model,
     named_weights,
     recompute_layers,
-    resolve_device,
     save_model,
 )
 from millrace.trainer.publish import PublishBuffers
@@ -61,10 +61,18 @@ class TorchTrainer:
     """`core.protocols.Trainer` on one process.
 
     `config`: a whole configuration as plain data. `open_writer`: "package.module:function", called with
-    an `Endpoint`, returns a `WeightsWriter`.
+    an `Endpoint`, returns a `WeightsWriter`. `device` and `device_share`: see `placement.device`.
     """
 
-    def __init__(self, config: dict[str, Any], run_dir: str, open_writer: str) -> None:
+    def __init__(
+        self,
+        config: dict[str, Any],
+        run_dir: str,
+        open_writer: str,
+        device: str = "auto",
+        device_share: float = 1.0,
+    ) -> None:
+        self._device = device, device_share
         self._config = Config.model_validate(config)
         self._run_dir = Path(run_dir)
         self._open_writer = find_object(open_writer, "`open_writer`")[0]
@@ -106,7 +114,7 @@ class TorchTrainer:
         self._last = self._published = None
         for directory in (self._run_dir, self._run_dir / CHECKPOINTS):
             sweep(directory)
-        trainer = _policy_trainer(self._config)
+        trainer = _policy_trainer(self._config, torch_device(*self._device))
         if checkpoint is not None:
             load_checkpoint(trainer, checkpoint)
         self._trainer = trainer
@@ -178,8 +186,7 @@ class TorchTrainer:
         return self._trainer
 
 
-def _policy_trainer(config: Config) -> PolicyTrainer:
-    device = resolve_device(config.model.device)
+def _policy_trainer(config: Config, device: torch.device) -> PolicyTrainer:
     algorithm = build(config.algorithm)
     model = load_model(config.model.path, device)
     if config.model.recompute:

@@ -18,8 +18,9 @@ from transformers import PreTrainedModel
 
 from millrace.config.schema import Optimizer
 from millrace.core.errors import DataError, TrainingError
+from millrace.placement.device import torch_device
 from millrace.trainer.checkpoint import atomic_directory
-from millrace.trainer.model import load_model, resolve_device, row_logprobs, save_model
+from millrace.trainer.model import load_model, row_logprobs, save_model
 from millrace.trainer.packing import Branch, Row, Tree, pack
 from millrace.trainer.parallel import clip_gradients, grad_norm
 from millrace.trainer.trainer import make_adamw
@@ -72,7 +73,7 @@ def sft(
         TrainingError: a loss or gradient is not finite.
     """
     _check(examples)
-    model = load_model(model_dir, resolve_device(device))
+    model = load_model(model_dir, torch_device(device))
     optimizers = _optimizers(model, optimizer, Optimizer(lr=lr))
     warmup = max(1, round(WARMUP_FRACTION * steps))
     batches = _batches(examples, batch_tokens, np.random.default_rng(seed))

@@ -4,40 +4,50 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from millrace.config.schema import Config
 from millrace.core.errors import DataError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 TRAINER_BYTES = 16  # float32 per parameter: master weight, gradient, two Adam moments
+COMPUTING_BYTES = 4  # float32 per parameter: of a reference model, and of a CPU's copy of bfloat16 weights
 CHECKPOINT_BYTES = 12  # master weight and the two moments
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """Bytes. `checkpoint_bytes` is of one checkpoint; activations are not counted."""
+class Memory:
+    """Bytes of one worker: of its GPU, and of the host."""
+
+    device_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes. `checkpoint_bytes` is of one checkpoint. Activations are not counted, nor is Python."""
 
     num_parameters: int
     weights_bytes: int
     kv_token_bytes: int
     kv_replica_bytes: int
-    replica_bytes: int
-    trainer_bytes: int
-    relay_bytes: int
-    total_bytes: int
+    trainer: Memory
+    replica: Memory
     checkpoint_bytes: int
 
 
-def estimate(config: Config) -> Estimate:
-    """Memory of all processes together.
+def read_needs(config: Config, *, on_gpu: bool) -> Needs:
+    """What each worker keeps, beside what it needs for a moment.
 
-        replica = 2 weights (served and standby) + slots * max_sequence_tokens * KV of a token
-        trainer = 16 bytes a parameter + one version in the published dtype
-        relay   = slots * weights
+        trainer   16 bytes a parameter (4 more for a reference), and for publishing one version on the host,
+                  unless that is the master weights themselves (float32 on a CPU)
+        replica   2 versions (served and standby) + slots * max_sequence_tokens * KV of a token; on a GPU 2
+                  versions more on the host, where one lands and one is digested; bfloat16 on a CPU one more
+                  in float32, to compute with
 
     Raises: DataError: the model directory cannot be read.
     """
@@ -45,22 +55,31 @@ def estimate(config: Config) -> Estimate:
     size = DTYPE_BYTES[config.model.dtype]
     parameters = num_parameters(directory)
     weights = parameters * size
-    kv_token = kv_token_bytes(read_model_config(directory), size)
+    converted = size != COMPUTING_BYTES and not on_gpu
+    kv_token = kv_token_bytes(read_model_config(directory), COMPUTING_BYTES if converted else size)
     kv_replica = kv_token * config.rollout.slots * config.rollout.max_sequence_tokens
+    states = parameters * (TRAINER_BYTES + COMPUTING_BYTES * _has_reference(config))
+    published = 0 if size == COMPUTING_BYTES and not on_gpu else weights
     replica = 2 * weights + kv_replica
-    trainer = parameters * TRAINER_BYTES + weights
-    relay = config.relay_slots * weights
-    return Estimate(
+    if on_gpu:
+        trainer, replica_memory = Memory(states, published), Memory(replica, 2 * weights)
+    else:
+        copy = parameters * COMPUTING_BYTES * converted
+        trainer, replica_memory = Memory(0, states + published), Memory(0, replica + copy)
+    return Needs(
         num_parameters=parameters,
         weights_bytes=weights,
         kv_token_bytes=kv_token,
         kv_replica_bytes=kv_replica,
-        replica_bytes=replica,
-        trainer_bytes=trainer,
-        relay_bytes=relay,
-        total_bytes=config.rollout.replicas * replica + trainer + relay,
+        trainer=trainer,
+        replica=replica_memory,
         checkpoint_bytes=parameters * CHECKPOINT_BYTES,
     )
+
+
+def _has_reference(config: Config) -> bool:
+    """Of an algorithm of the user's own this is known only in the trainer."""
+    return config.algorithm.kind == "grpo" and config.algorithm.kl > 0
 
 
 def num_parameters(directory: Path) -> int:
@@ -68,17 +87,14 @@ def num_parameters(directory: Path) -> int:
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise DataError(f"{directory} has no *.safetensors file")
-    tensors = (entry for path in files for name, entry in _header(path).items() if name != "__metadata__")
-    return sum(math.prod(entry["shape"]) for entry in tensors)
+    return sum(map(_num_elements, files))
 
 
-def _header(path: Path) -> dict[str, Any]:
-    """Eight bytes of little-endian length, then JSON: name -> dtype, shape, offsets."""
+def _num_elements(path: Path) -> int:
     try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            return dict(json.loads(file.read(length)))
-    except (OSError, ValueError, struct.error, MemoryError, OverflowError) as error:
+        with safe_open(path, framework="numpy") as file:
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
         raise DataError(f"{path} is not a safetensors file: {error}") from error
 
 

@@ -1,36 +1,30 @@
-"""Memory and disk from headers alone, and what preflight says of them."""
+"""What is asked of a machine before a run starts."""
 
 from __future__ import annotations
 
 import json
-import struct
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from millrace.config.schema import Config
-from millrace.core.errors import ConfigError, DataError
+from millrace.core.errors import ConfigError
+from millrace.core.placement import Host
+from millrace.session import compose
 from millrace.session import preflight as preflight_module
-from millrace.session.estimate import estimate, kv_token_bytes, num_parameters
 from millrace.session.preflight import preflight
 
 MODEL = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
-
-
-def write_safetensors(path: Path, shapes: dict[str, list[int]]) -> None:
-    header = {
-        name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()
-    }
-    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text)
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     directory = tmp_path / "model"
     directory.mkdir()
-    write_safetensors(directory / "model-1.safetensors", {"a": [10, 20], "b": [5]})
-    write_safetensors(directory / "model-2.safetensors", {"c": []})
+    save_file({"a": np.zeros((10, 20), np.float32)}, directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps(MODEL))
     (directory / "tokenizer.json").write_text("{}")
     return directory
@@ -41,40 +35,6 @@ def config_for(model: Path, **sections: object) -> Config:
     return Config.model_validate(
         {"model": {"path": str(model)}, "task": task, "reward": {"kind": "gym"}, **sections}
     )
-
-
-def test_parameters_are_counted_over_all_files_without_reading_tensors(model: Path) -> None:
-    assert num_parameters(model) == 10 * 20 + 5 + 1
-
-
-def test_kv_counts_key_value_heads_not_query_heads() -> None:
-    assert kv_token_bytes(MODEL, 4) == 2 * 2 * 2 * 8 * 4
-    assert kv_token_bytes(MODEL | {"head_dim": 16}, 2) == 2 * 2 * 2 * 16 * 2
-    assert kv_token_bytes({k: v for k, v in MODEL.items() if "key_value" not in k}, 4) == 2 * 2 * 4 * 8 * 4
-
-
-def test_the_estimate_adds_up(model: Path) -> None:
-    config = config_for(
-        model,
-        rollout={"replicas": 3, "slots": 2, "max_sequence_tokens": 256},
-        schedule={"kind": "areal", "eta": 1},
-    )
-    needs = estimate(config)
-    assert needs.weights_bytes == 206 * 4
-    assert needs.kv_replica_bytes == 256 * 2 * 256
-    assert needs.replica_bytes == 2 * 206 * 4 + 256 * 2 * 256
-    assert needs.relay_bytes == 4 * 206 * 4
-    assert needs.total_bytes == 3 * needs.replica_bytes + needs.trainer_bytes + needs.relay_bytes
-
-
-def test_a_broken_model_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no \*\.safetensors"):
-        num_parameters(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"short")
-    with pytest.raises(DataError, match="is not a safetensors file"):
-        num_parameters(tmp_path)
-    with pytest.raises(DataError, match="has no 'num_attention_heads'"):
-        kv_token_bytes({}, 4)
 
 
 def test_preflight_names_everything_that_is_missing_at_once(tmp_path: Path) -> None:
@@ -121,6 +81,25 @@ def test_preflight_warns_of_threads_that_spin_on_each_other(
     assert any("OMP_NUM_THREADS=64" in warning for warning in preflight(config_for(model), tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert preflight(config_for(model), tmp_path) == []
+
+
+def test_preflight_refuses_a_host_that_is_too_small(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compose, "read_host", lambda: Host("tiny", 2, 10_000, 10_000))
+    with pytest.raises(ConfigError, match=r"(?s)the host has 0\.0 MB of memory.*rollout\.slots"):
+        preflight(config_for(model), tmp_path)
+
+
+def test_preflight_asks_a_python_of_the_replicas_whether_it_can(model: Path, tmp_path: Path) -> None:
+    assert preflight(config_for(model, rollout={"python": sys.executable}), tmp_path) == []
+    with pytest.raises(ConfigError, match=r"rollout\.python.*cannot be started"):
+        preflight(config_for(model, rollout={"python": "/no/such/python"}), tmp_path)
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o700)
+    with pytest.raises(ConfigError, match=r"cannot run a replica: .*No module named 'msgspec'"):
+        preflight(config_for(model, rollout={"python": str(bare)}), tmp_path)
 
 
 class _Usage:

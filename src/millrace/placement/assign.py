@@ -1,0 +1,174 @@
+"""The decision: which worker runs where, with how much memory. Pure: a host and a configuration go in.
+
+GPUs. The trainer and each replica get one of their own where there are enough. With fewer, the trainer keeps
+one, and the replicas share the others evenly. With one, all share it: a replica's memory is known (weights,
+standby weights, the KV of its slots), so it gets that and a tenth; the trainer gets the rest, since its
+activations are what is not known.
+
+Cores. No worker is bound to a core. Each computes on one thread (`runtime.launcher.DEFAULTS`), and the
+kernel moves threads to free cores better than a fixed division, which also costs what a waiting worker
+leaves idle (measured: docs/experiments.md).
+
+Versions in the relay. Two are enough to run: one is read, one is written. More let a trajectory whose
+replica died go on under its version. They are kept where there is room: `SHARED_FRACTION` of what the
+host's memory has left once all processes have theirs, and never more than can be of use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millrace.config.schema import Config
+from millrace.core.errors import ConfigError
+from millrace.core.placement import Gpu, Host, Place
+from millrace.placement.needs import Memory, Needs
+
+CONTEXT_BYTES = 500_000_000
+"""Of a GPU, what CUDA takes for each process that opens it (an H100 with torch 2.x: 0.4 to 0.6 GB)."""
+WORKSPACE = 1.1
+"""A replica's memory over what it keeps: logits, attention, the tokens of a prefill chunk."""
+SHARED_FRACTION = 0.5
+VERSIONS_MIN = 2
+TIGHT = 0.95
+"""Of a share or of the free memory: fuller is told."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """`device` is what roles are told: `cuda` (the first that they see) or `cpu`."""
+
+    host: Host
+    needs: Needs
+    device: str
+    trainer: Place
+    relay: Place
+    replicas: tuple[Place, ...]
+    relay_slots: int
+    relay_slots_max: int
+
+    @property
+    def workers(self) -> list[tuple[str, Place, Memory]]:
+        """Those that compute: the trainer first."""
+        replicas = [(f"replica-{i}", place, self.needs.replica) for i, place in enumerate(self.replicas)]
+        return [("the trainer", self.trainer, self.needs.trainer), *replicas]
+
+    @property
+    def relay_bytes(self) -> int:
+        return self.relay_slots * self.needs.weights_bytes
+
+    @property
+    def processes_bytes(self) -> int:
+        """Host memory of trainer and replicas, without what they share."""
+        return processes_bytes(self.needs, len(self.replicas))
+
+
+def uses_gpus(config: Config, host: Host) -> bool:
+    """Raises: ConfigError: `model.device` asks for a GPU, and there is none."""
+    if config.model.device == "cuda" and not host.gpus:
+        raise ConfigError(
+            '`model.device` ("cuda") cannot be used here: nvidia-smi lists no GPU that this process may use\n'
+            "  Set it to cpu, or to auto, which takes a GPU where there is one"
+        )
+    return config.model.device != "cpu" and bool(host.gpus)
+
+
+def assign(config: Config, host: Host, needs: Needs) -> Placement:
+    """Places for all workers of `config` on `host`.
+
+    Raises: ConfigError: the host's memory, or a GPU's, is too small for what the run keeps there.
+    """
+    on_gpu, replicas = uses_gpus(config, host), config.rollout.replicas
+    gpus = devices_of(replicas, len(host.gpus)) if on_gpu else [None] * (replicas + 1)
+    places = []
+    for worker, gpu in enumerate(gpus):
+        python = config.rollout.python if worker else None
+        if gpu is None:
+            places.append(Place(devices=(), python=python))
+        else:
+            share = _share(worker, gpus, host.gpus[gpu], needs.replica)
+            places.append(Place(devices=(host.gpus[gpu].index,), share=share, python=python))
+    placement = Placement(
+        host=host,
+        needs=needs,
+        device="cuda" if on_gpu else "cpu",
+        trainer=places[0],
+        relay=Place(devices=()),
+        replicas=tuple(places[1:]),
+        relay_slots=relay_slots(config, host, needs),
+        relay_slots_max=config.relay_slots,
+    )
+    if on_gpu:
+        _check_gpus(config, placement)
+    return placement
+
+
+def devices_of(replicas: int, gpus: int) -> list[int]:
+    """Positions of the GPUs of the trainer and then of each replica."""
+    if gpus == 1:
+        return [0] * (replicas + 1)
+    return [0, *(1 + replica % (gpus - 1) for replica in range(replicas))]
+
+
+def _share(worker: int, gpus: Sequence[int | None], gpu: Gpu, replica: Memory) -> float:
+    """Of the memory of the worker's GPU, 0 to 1. Worker 0 is the trainer."""
+    together = [other for other, used in enumerate(gpus) if used == gpus[worker]]
+    if 0 not in together:
+        return 1 / len(together)
+    each = min(1.0, (replica.device_bytes * WORKSPACE + CONTEXT_BYTES) / gpu.memory_bytes)
+    return each if worker else max(0.0, 1 - each * (len(together) - 1))
+
+
+def relay_slots(config: Config, host: Host, needs: Needs) -> int:
+    """How many versions the relay holds. Raises: ConfigError: two do not fit."""
+    processes = processes_bytes(needs, config.rollout.replicas)
+    version = needs.weights_bytes
+    if processes + VERSIONS_MIN * version > host.memory_bytes:
+        raise ConfigError(
+            f"the host has {size(host.memory_bytes)} of memory. The trainer keeps "
+            f"{size(needs.trainer.host_bytes)} there, {config.rollout.replicas} replicas "
+            f"{size(needs.replica.host_bytes)} each, and the relay two versions of {size(version)}: "
+            f"{size(processes + VERSIONS_MIN * version)}.\n  Lower {_smaller(config)}"
+        )
+    room = SHARED_FRACTION * max(0, host.free_bytes - processes)
+    return max(VERSIONS_MIN, min(config.relay_slots, int(room // max(1, version))))
+
+
+def processes_bytes(needs: Needs, replicas: int) -> int:
+    return needs.trainer.host_bytes + replicas * needs.replica.host_bytes
+
+
+def _check_gpus(config: Config, placement: Placement) -> None:
+    """Raises: ConfigError: what a worker keeps on its GPU is more than its share."""
+    needs, gpus = placement.needs, {gpu.index: gpu for gpu in placement.host.gpus}
+    for name, place, memory in placement.workers:
+        gpu = gpus[place.devices[0]] if place.devices else None
+        if gpu is None or memory.device_bytes + CONTEXT_BYTES <= place.share * gpu.memory_bytes:
+            continue
+        room = place.share * gpu.memory_bytes - CONTEXT_BYTES
+        alone = place is placement.trainer and place.share == 1
+        advice = "Take a smaller model" if alone else f"Lower {_smaller(config)}"
+        fit = 0 if place is placement.trainer else _slots_that_fit(config, needs, room)
+        raise ConfigError(
+            f"{name} keeps {size(memory.device_bytes)} on GPU {gpu.index} ({gpu.name}), and its share of "
+            f"{size(gpu.memory_bytes)} there leaves it {size(max(0.0, room))}.\n  {advice}"
+            f"{f': {fit} slots would fit' if fit > 0 else ''}"
+        )
+
+
+def _smaller(config: Config) -> str:
+    rollout = config.rollout
+    dtype = ', or set `model.dtype` to "bfloat16"' if config.model.dtype == "float32" else ""
+    return (
+        f"`rollout.replicas` ({rollout.replicas}), `rollout.slots` ({rollout.slots}) or "
+        f"`rollout.max_sequence_tokens` ({rollout.max_sequence_tokens}){dtype}"
+    )
+
+
+def _slots_that_fit(config: Config, needs: Needs, room: float) -> int:
+    slot = needs.kv_token_bytes * config.rollout.max_sequence_tokens
+    return int((room - 2 * needs.weights_bytes) // max(1, slot))
+
+
+def size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

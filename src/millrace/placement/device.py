@@ -1,0 +1,30 @@
+"""The torch device that a worker was given: the first that its process sees, or the CPU."""
+
+from __future__ import annotations
+
+import torch
+
+from millrace.core.errors import ConfigError
+from millrace.placement.assign import CONTEXT_BYTES
+
+
+def torch_device(device: str = "auto", share: float = 1.0) -> torch.device:
+    """`cpu`, `cuda`, or `auto`, which is cuda where there is one.
+
+    `share`: of the GPU's memory, what this process may take. torch refuses what goes beyond, so that no
+    worker takes what was given to another.
+    Raises: ConfigError: there is no such device.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"`model.device` ({device!r}) cannot be used here: {str(error).splitlines()[0]}\n"
+            "  Set it to cpu, or to auto, which takes a GPU where there is one"
+        ) from error
+    if found.type == "cuda" and share < 1:
+        total_bytes = torch.cuda.get_device_properties(found).total_memory
+        torch.cuda.set_per_process_memory_fraction(share - CONTEXT_BYTES / total_bytes, found)
+    return found

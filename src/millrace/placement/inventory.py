@@ -1,0 +1,100 @@
+"""What this host has, read from the kernel and from `nvidia-smi`. torch is not imported.
+
+A host of any kind for tests is a `core.placement.Host` made by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+
+from millrace.core.errors import ConfigError
+from millrace.core.placement import THIS_HOST, Gpu, Host
+
+QUERY = "index,uuid,name,memory.total,memory.free"
+ANSWER_S = 30.0
+MIB = 1 << 20
+
+
+def read_host() -> Host:
+    """This host, now. Raises: ConfigError: CUDA_VISIBLE_DEVICES names a GPU that is not there."""
+    memory = dict(_meminfo())
+    limits = list(_group_limits())
+    return Host(
+        name=THIS_HOST,
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=min([memory["MemTotal"], *(limit for limit, _ in limits)]),
+        free_bytes=max(0, min([memory["MemAvailable"], *(limit - used for limit, used in limits)])),
+        gpus=visible(list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")),
+    )
+
+
+def list_gpus() -> str:
+    """What `nvidia-smi` tells: one line a GPU, the columns of `QUERY`.
+
+    Empty where there is no driver or no GPU, and where torch is a build that can use none.
+    """
+    command = shutil.which("nvidia-smi")
+    if command is None or version("torch").endswith("+cpu"):
+        return ""
+    query = [command, f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(query, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+        return done.stdout if done.returncode == 0 else ""
+    return ""
+
+
+def visible(listed: str, names: str | None) -> tuple[Gpu, ...]:
+    """The GPUs of `list_gpus` that `names` (CUDA_VISIBLE_DEVICES: numbers or the starts of UUIDs) allows.
+
+    None allows all. Raises: ConfigError: a name that is no GPU, such as a part of one (MIG).
+    """
+    found: dict[str, Gpu] = {}
+    for line in listed.splitlines():
+        index, uuid, name, total, free = (cell.strip() for cell in line.split(","))
+        # A GPU that shares the host's memory has none of its own, and says so in words.
+        if total.isdigit() and free.isdigit():
+            found[uuid] = Gpu(int(index), name, int(total) * MIB, int(free) * MIB)
+    if names is None or not found:
+        return tuple(found.values())
+    return tuple(_named(found, name.strip()) for name in names.split(",") if name.strip() not in ("", "-1"))
+
+
+def _named(found: dict[str, Gpu], name: str) -> Gpu:
+    for uuid, gpu in found.items():
+        if name == str(gpu.index) or (not name.isdigit() and uuid.startswith(name)):
+            return gpu
+    there = [gpu.index for gpu in found.values()]
+    raise ConfigError(
+        f"CUDA_VISIBLE_DEVICES names {name!r}, and this host has GPUs {there}.\n"
+        "  Name whole GPUs by these numbers, or unset it"
+    )
+
+
+def _meminfo() -> Iterator[tuple[str, int]]:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        yield name, int(value.split()[0]) * 1024
+
+
+def _group_limits(root: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, int]]:
+    """(limit, in use and not to be had back) in bytes, of this process's control group and those above it."""
+    with suppress(OSError):
+        entries = Path("/proc/self/cgroup").read_text().splitlines()
+        own = next((entry.split(":", 2)[2] for entry in entries if entry.startswith("0::")), "/")
+        for group in [root / own.lstrip("/"), *(root / own.lstrip("/")).parents]:
+            if group.is_relative_to(root):
+                yield from _group_limit(group / "memory.max", group / "memory.current", group / "memory.stat")
+    old = root / "memory"
+    yield from _group_limit(old / "memory.limit_in_bytes", old / "memory.usage_in_bytes", old / "memory.stat")
+
+
+def _group_limit(limit: Path, used: Path, stat: Path) -> Iterator[tuple[int, int]]:
+    with suppress(OSError, ValueError):
+        kept = dict(line.split() for line in stat.read_text().splitlines())
+        yield int(limit.read_text()), int(used.read_text()) - int(kept.get("inactive_file", 0))

@@ -1,0 +1,74 @@
+"""A placement in words: each host's and device's memory, and what is tight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from millrace.core.placement import Gpu, Place
+from millrace.placement.assign import CONTEXT_BYTES, TIGHT, Placement, size
+from millrace.placement.needs import Memory
+
+
+def table(placement: Placement) -> dict[str, str]:
+    """Name -> value: who runs where, and the memory of every device, of the host, and shared."""
+    needs, host = placement.needs, placement.host
+    rows = {}
+    for gpu in host.gpus if placement.device == "cuda" else ():
+        held = [f"{name} {place.share:.0%} ({size(m.device_bytes)})" for name, place, m in on(placement, gpu)]
+        memory = f"{size(gpu.memory_bytes)}, {size(gpu.free_bytes)} free"
+        rows[f"GPU {gpu.index}"] = f"{gpu.name}, {memory}: {', '.join(held) or 'nobody'}"
+    where = "on GPUs" if placement.device == "cuda" else f"on {host.cores} cores, bound to none"
+    return {
+        "computes": where,
+        **rows,
+        "the trainer, host memory": size(needs.trainer.host_bytes),
+        "a replica, host memory": size(needs.replica.host_bytes),
+        "the relay, shared memory": (
+            f"{placement.relay_slots} versions of {size(needs.weights_bytes)} = {size(placement.relay_bytes)}"
+        ),
+        "the host": (
+            f"{size(placement.processes_bytes)} + {size(placement.relay_bytes)} shared, of "
+            f"{size(host.memory_bytes)}, {size(host.free_bytes)} free"
+        ),
+    }
+
+
+def on(placement: Placement, gpu: Gpu) -> list[tuple[str, Place, Memory]]:
+    """Those that compute on `gpu`."""
+    return [worker for worker in placement.workers if worker[1].devices == (gpu.index,)]
+
+
+def warnings(placement: Placement) -> Iterator[str]:
+    """What is tight, one sentence each."""
+    host, needed = placement.host, placement.processes_bytes + placement.relay_bytes
+    if needed > TIGHT * host.free_bytes:
+        yield (
+            f"the run keeps {size(placement.processes_bytes)} of host memory and, shared, "
+            f"{size(placement.relay_bytes)}; {size(host.free_bytes)} of {size(host.memory_bytes)} are free. "
+            "What it needs for a moment may not fit"
+        )
+    if placement.relay_slots < placement.relay_slots_max:
+        yield (
+            f"the relay has room for {placement.relay_slots} versions, and up to {placement.relay_slots_max} "
+            "are of use: a trajectory whose replica dies starts again if its version is gone"
+        )
+    if placement.device == "cuda":
+        for gpu in host.gpus:
+            yield from _gpu_warnings(placement, gpu)
+
+
+def _gpu_warnings(placement: Placement, gpu: Gpu) -> Iterator[str]:
+    workers = on(placement, gpu)
+    if not workers:
+        yield f"nobody computes on GPU {gpu.index}: raise `rollout.replicas` ({len(placement.replicas)})"
+    for name, place, memory in workers:
+        share = place.share * gpu.memory_bytes
+        if memory.device_bytes + CONTEXT_BYTES > TIGHT * share:
+            left = size(share - memory.device_bytes - CONTEXT_BYTES)
+            yield f"{name} has {left} of GPU {gpu.index} left for what it needs for a moment"
+    needed = sum(memory.device_bytes + CONTEXT_BYTES for _, _, memory in workers)
+    if workers and needed > gpu.free_bytes:
+        yield (
+            f"GPU {gpu.index} has {size(gpu.free_bytes)} free, and the run keeps {size(needed)} there: "
+            "another process uses it"
+        )

@@ -1,0 +1,165 @@
+"""Who runs where, on hosts with no, one, two and eight GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from millrace.config.schema import Config
+from millrace.core.errors import ConfigError
+from millrace.core.placement import Gpu, Host
+from millrace.placement.assign import CONTEXT_BYTES, Placement, assign, devices_of
+from millrace.placement.needs import Memory, Needs
+from millrace.placement.tell import table, warnings
+
+GB = 1_000_000_000
+ON_GPU = Needs(
+    num_parameters=500_000_000,
+    weights_bytes=GB,
+    kv_token_bytes=12_000,
+    kv_replica_bytes=3 * GB,
+    trainer=Memory(8 * GB, GB),
+    replica=Memory(5 * GB, 2 * GB),
+    checkpoint_bytes=6 * GB,
+)
+ON_CPU = replace(ON_GPU, trainer=Memory(0, 9 * GB), replica=Memory(0, 7 * GB))
+
+
+def host(gpus: int, *, gpu_gb: int = 80, gb: int = 100, free_gb: int | None = None) -> Host:
+    free = gb if free_gb is None else free_gb
+    listed = tuple(Gpu(i, "H100", gpu_gb * GB, gpu_gb * GB) for i in range(gpus))
+    return Host("played", 16, gb * GB, free * GB, listed)
+
+
+def config_for(replicas: int, *, device: str = "auto", bound: int = 4, **sections: object) -> Config:
+    return Config.model_validate(
+        {
+            "model": {"path": "m", "device": device},
+            "task": {"kind": "gym", "name": "gcd"},
+            "reward": {"kind": "gym"},
+            "rollout": {"replicas": replicas},
+            "schedule": {"kind": "areal", "eta": bound},
+            **sections,
+        }
+    )
+
+
+def devices(placement: Placement) -> list[tuple[int, ...] | None]:
+    return [place.devices for place in (placement.trainer, *placement.replicas)]
+
+
+def test_without_a_gpu_everything_computes_on_the_cpu() -> None:
+    placement = assign(config_for(2), host(0), ON_CPU)
+    assert placement.device == "cpu"
+    assert devices(placement) == [(), (), ()]
+
+
+def test_a_cpu_that_is_asked_for_is_taken_beside_gpus_which_stay_hidden() -> None:
+    placement = assign(config_for(2, device="cpu"), host(8), ON_CPU)
+    assert placement.device == "cpu"
+    assert placement.trainer.variables["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_a_gpu_that_is_asked_for_and_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.device.*nvidia-smi lists no GPU"):
+        assign(config_for(2, device="cuda"), host(0), ON_CPU)
+
+
+def test_on_eight_gpus_each_worker_has_its_own() -> None:
+    placement = assign(config_for(7), host(8), ON_GPU)
+    assert devices(placement) == [(i,) for i in range(8)]
+    assert {place.share for place in (placement.trainer, *placement.replicas)} == {1.0}
+    assert list(warnings(placement)) == []
+
+
+def test_on_two_gpus_the_trainer_keeps_one_and_replicas_share_the_other() -> None:
+    placement = assign(config_for(2), host(2), ON_GPU)
+    assert devices(placement) == [(0,), (1,), (1,)]
+    assert [place.share for place in placement.replicas] == [0.5, 0.5]
+    assert placement.trainer.share == 1.0
+
+
+def test_on_one_gpu_replicas_get_what_they_keep_and_a_tenth_and_the_trainer_the_rest() -> None:
+    placement = assign(config_for(2), host(1), ON_GPU)
+    each = (5 * GB * 1.1 + CONTEXT_BYTES) / (80 * GB)
+    assert [place.share for place in placement.replicas] == pytest.approx([each, each])
+    assert placement.trainer.share == pytest.approx(1 - 2 * each)
+    assert (
+        "the trainer 85% (8.0 GB), replica-0 8% (5.0 GB), replica-1 8% (5.0 GB)" in table(placement)["GPU 0"]
+    )
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("replicas", [1, 2, 3, 7, 20])
+def test_shares_of_a_gpu_are_at_most_the_whole_and_every_replica_has_one(gpus: int, replicas: int) -> None:
+    placement = assign(config_for(replicas), host(gpus, gpu_gb=800, gb=1000), ON_GPU)
+    for gpu in range(gpus):
+        workers = [p for p in (placement.trainer, *placement.replicas) if p.devices == (gpu,)]
+        assert sum(place.share for place in workers) <= 1 + 1e-9
+        assert all(place.share > 0 for place in workers)
+    assert all(0 <= device < gpus for device in devices_of(replicas, gpus))
+
+
+def test_gpus_keep_the_numbers_that_the_host_gives_them() -> None:
+    listed = tuple(Gpu(i, "H100", 80 * GB, 80 * GB) for i in (2, 5))
+    placement = assign(config_for(1), replace_gpus(host(0), listed), ON_GPU)
+    assert devices(placement) == [(2,), (5,)]
+
+
+def replace_gpus(there: Host, gpus: tuple[Gpu, ...]) -> Host:
+    return Host(there.name, there.cores, there.memory_bytes, there.free_bytes, gpus)
+
+
+def test_a_gpu_that_is_too_small_is_refused_with_the_numbers_and_what_to_set() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)the trainer keeps 8\.0 GB on GPU 0 .*rollout\.replicas"):
+        assign(config_for(2), host(1, gpu_gb=16), ON_GPU)
+    with pytest.raises(ConfigError, match=r"(?s)replica-0 keeps 5\.0 GB on GPU 1 .* 461 slots would fit"):
+        assign(config_for(3), host(2, gpu_gb=16), ON_GPU)
+
+
+def test_a_gpu_in_use_by_others_and_one_without_work_are_told() -> None:
+    busy = tuple(Gpu(i, "H100", 80 * GB, (80 if i else 2) * GB) for i in range(3))
+    placement = assign(config_for(1), replace_gpus(host(0), busy), ON_GPU)
+    told = " ".join(warnings(placement))
+    assert "GPU 0 has 2.0 GB free, and the run keeps 8.5 GB there" in told
+    assert "nobody computes on GPU 2" in told
+
+
+# ---------------------------------------------------------------- versions in the relay
+
+
+def test_the_relay_holds_what_the_staleness_bound_can_use_where_there_is_room() -> None:
+    assert assign(config_for(2, bound=4), host(0), ON_CPU).relay_slots == 7
+    assert assign(config_for(2, bound=0), host(0), ON_CPU).relay_slots == 3
+
+
+@pytest.mark.parametrize(("free_gb", "slots"), [(100, 7), (33, 5), (29, 3), (27, 2), (1, 2)])
+def test_the_relay_takes_half_of_what_the_processes_leave_free_and_two_at_least(
+    free_gb: int, slots: int
+) -> None:
+    placement = assign(config_for(2), host(0, free_gb=free_gb), ON_CPU)  # 23 GB for the processes
+    assert placement.relay_slots == slots
+    assert any("the relay has room for" in told for told in warnings(placement)) == (slots < 7)
+
+
+def test_the_number_of_versions_can_be_capped() -> None:
+    assert assign(config_for(2, weights={"slots": 2}), host(0), ON_CPU).relay_slots == 2
+    assert assign(config_for(2, weights={"slots": 20}), host(0, free_gb=33), ON_CPU).relay_slots == 5
+
+
+def test_a_host_without_room_for_two_versions_is_refused_with_the_numbers() -> None:
+    assert assign(config_for(2), host(0, gb=25), ON_CPU).relay_slots == 2
+    with pytest.raises(ConfigError, match=r"the host has 24\.0 GB.* 9\.0 GB .* 7\.0 GB each.*: 25\.0 GB"):
+        assign(config_for(2), host(0, gb=24), ON_CPU)
+
+
+def test_host_and_shared_memory_are_told_apart() -> None:
+    told = table(assign(config_for(2), host(0), ON_CPU))
+    assert told["the relay, shared memory"] == "7 versions of 1.0 GB = 7.0 GB"
+    assert told["the host"] == "23.0 GB + 7.0 GB shared, of 100.0 GB, 100.0 GB free"
+
+
+def test_host_memory_that_is_tight_is_told() -> None:
+    told = next(warnings(assign(config_for(2, bound=0), host(0, free_gb=26), ON_CPU)))
+    assert "the run keeps 23.0 GB of host memory and, shared, 2.0 GB; 26.0 GB of 100.0 GB are free" in told

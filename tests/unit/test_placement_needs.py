@@ -1,0 +1,87 @@
+"""Memory and disk from headers alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from millrace.config.schema import Config
+from millrace.core.errors import DataError
+from millrace.placement.needs import Memory, kv_token_bytes, num_parameters, read_needs
+
+MODEL = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+PARAMETERS = 206
+KV = 256  # bytes of a token in float32
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    zeros = {"a": np.zeros((10, 20), np.float32), "b": np.zeros(5, np.float32)}
+    save_file(zeros, directory / "model-1.safetensors", metadata={"format": "pt"})
+    save_file({"c": np.zeros((), np.float32)}, directory / "model-2.safetensors")
+    (directory / "config.json").write_text(json.dumps(MODEL))
+    return directory
+
+
+def config_for(model: Path, dtype: str, **sections: object) -> Config:
+    task = {"kind": "gym", "name": "chain_sum"}
+    rollout = {"slots": 2, "max_sequence_tokens": 256}
+    whole = {"model": {"path": str(model), "dtype": dtype}, "task": task, "reward": {"kind": "gym"}}
+    return Config.model_validate({**whole, "rollout": rollout, **sections})
+
+
+def test_parameters_are_counted_over_all_files(model: Path) -> None:
+    assert num_parameters(model) == PARAMETERS
+
+
+def test_kv_counts_key_value_heads_not_query_heads() -> None:
+    assert kv_token_bytes(MODEL, 4) == 2 * 2 * 2 * 8 * 4
+    assert kv_token_bytes(MODEL | {"head_dim": 16}, 2) == 2 * 2 * 2 * 16 * 2
+    assert kv_token_bytes({k: v for k, v in MODEL.items() if "key_value" not in k}, 4) == 2 * 2 * 4 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "on_gpu", "trainer", "replica"),
+    [
+        ("float32", False, Memory(0, 16 * PARAMETERS), Memory(0, 8 * PARAMETERS + 512 * KV)),
+        ("bfloat16", False, Memory(0, 18 * PARAMETERS), Memory(0, 8 * PARAMETERS + 512 * KV)),
+        (
+            "float32",
+            True,
+            Memory(16 * PARAMETERS, 4 * PARAMETERS),
+            Memory(8 * PARAMETERS + 512 * KV, 8 * PARAMETERS),
+        ),
+        (
+            "bfloat16",
+            True,
+            Memory(16 * PARAMETERS, 2 * PARAMETERS),
+            Memory(4 * PARAMETERS + 256 * KV, 4 * PARAMETERS),
+        ),
+    ],
+)
+def test_device_and_host_are_counted_apart(
+    model: Path, dtype: str, on_gpu: bool, trainer: Memory, replica: Memory
+) -> None:
+    needs = read_needs(config_for(model, dtype), on_gpu=on_gpu)
+    assert (needs.trainer, needs.replica) == (trainer, replica)
+
+
+def test_a_reference_model_is_counted(model: Path) -> None:
+    config = config_for(model, "float32", algorithm={"kind": "grpo", "kl": 0.1})
+    assert read_needs(config, on_gpu=True).trainer.device_bytes == 20 * PARAMETERS
+
+
+def test_a_broken_model_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no \*\.safetensors"):
+        num_parameters(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(DataError, match="is not a safetensors file"):
+        num_parameters(tmp_path)
+    with pytest.raises(DataError, match="has no 'num_attention_heads'"):
+        kv_token_bytes({}, 4)
