@@ -186,8 +186,9 @@ def take_ignores_deadlines(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_trajectories_placed_anywhere(patch: pytest.MonkeyPatch) -> None:
-    def place(rules: Schedule, view: View, version: Any, *, birth: int) -> str | None:
-        return next((replica.replica_id for replica in view.replicas if replica.serving), None)
+    def place(rules: Schedule, view: View, queued: list[Any]) -> list[str | None]:
+        anyone = next((replica.replica_id for replica in view.replicas if replica.serving), None)
+        return [anyone] * len(queued)
 
     patch.setattr(Schedule, "place", place)
 

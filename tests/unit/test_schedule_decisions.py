@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from millrace.schedule import GroupView, RefreshOrder, ReplicaView, View, presets
+from millrace.schedule import GroupView, QueuedView, RefreshOrder, ReplicaView, View, presets
 from millrace.schedule.repack import BestFit
 
 SYNCHRONOUS = presets.synchronous()
@@ -183,7 +183,7 @@ def test_a_replica_in_the_middle_of_a_move_still_counts_as_serving_its_version()
 def test_an_empty_replica_that_serves_a_lost_version_waits_for_its_trajectories():
     look = view(replica("a", 2), orphans=(2,))
     assert LAMINAR.refresh(look) == []
-    assert LAMINAR.place(look, 2, birth=2) == "a"
+    assert LAMINAR.place(look, [QueuedView(2, 2)]) == ["a"]
 
 
 def test_a_lost_version_that_is_neither_served_nor_held_is_lost_for_good():
@@ -200,24 +200,30 @@ def test_a_lost_version_that_rlax_would_reload_from_at_once_is_not_rescued():
 
 def test_one_version_schedules_place_partial_tokens_on_the_same_version_only():
     look = view(replica("a", 2, running=4), replica("b", 2), replica("c", 3))
-    assert LAMINAR.place(look, 2, birth=2) == "b"
-    assert LAMINAR.place(look, 1, birth=1) is None
+    assert LAMINAR.place(look, [QueuedView(2, 2)]) == ["b"]
+    assert LAMINAR.place(look, [QueuedView(1, 1)]) == [None]
 
 
 def test_mixing_schedules_place_partial_tokens_on_the_newest_that_is_not_older():
     look = view(replica("a", 2), replica("b", 3, running=4), replica("c", 3, busy=True))
-    assert AREAL.place(look, 2, birth=2) == "b"
-    assert AREAL.place(look, 4, birth=2) is None
+    assert AREAL.place(look, [QueuedView(2, 2)]) == ["b"]
+    assert AREAL.place(look, [QueuedView(4, 2)]) == [None]
+
+
+def test_each_placed_trajectory_counts_as_load_for_the_next():
+    look = view(replica("a", 2, running=6), replica("b", 2, running=7))
+    queued = [QueuedView(2, 2), QueuedView(1, 1), *[QueuedView(2, 2)] * 4]
+    assert LAMINAR.place(look, queued) == ["a", None, "a", "b", "a", "b"]
 
 
 def test_free_slots_come_before_newer_weights():
-    assert AREAL.place(view(replica("a", 2), replica("b", 3, running=8)), 2, birth=2) == "a"
+    assert AREAL.place(view(replica("a", 2), replica("b", 3, running=8)), [QueuedView(2, 2)]) == ["a"]
 
 
 def test_without_tokens_no_replica_older_than_the_groups_birth_is_taken():
     look = view(replica("a", 2))
-    assert LAMINAR.place(look, None, birth=3) is None
-    assert LAMINAR.place(look, None, birth=2) == "a"
+    assert LAMINAR.place(look, [QueuedView(None, 3)]) == [None]
+    assert LAMINAR.place(look, [QueuedView(None, 2)]) == ["a"]
 
 
 # ---------------------------------------------------------------- take

@@ -44,13 +44,14 @@ class Decisions:
         state, schedule, works = self._run.state, self._run.schedule, _Outbox()
         if not state.queued:
             return
-        lost = set(schedule.restart(state.view()))
-        for trajectory in sorted(state.queued.values(), key=lambda t: t.trajectory_id):
+        view = state.view()
+        lost = set(schedule.restart(view))
+        queued = sorted(state.queued.values(), key=lambda t: t.trajectory_id)
+        for trajectory in queued:
             if trajectory.versions and trajectory.versions[-1] in lost:
                 self._run.restart(trajectory, f"version {trajectory.versions[-1]} is no longer held")
-            version = trajectory.versions[-1] if trajectory.versions else None
-            birth = state.groups[trajectory.group_id].birth
-            replica = schedule.place(state.view(), version, birth=birth)
+        placed = schedule.place(view, [state.queued_view(trajectory) for trajectory in queued])
+        for trajectory, replica in zip(queued, placed, strict=True):
             if replica is not None:
                 works.add(replica, state.lease(trajectory, replica))
         self._submit(works)

@@ -26,6 +26,7 @@ from millrace.core.types import (
     Trajectory,
     Work,
 )
+from millrace.schedule.view import QueuedView
 
 NO_BASELINE = "the only scored member of its group: no baseline"
 
@@ -123,6 +124,11 @@ class Trajectories:
             self.numbers.sampling,
             self.numbers.seed,
         )
+
+    def queued_view(self, trajectory: Trajectory) -> QueuedView:
+        """A queued trajectory as the schedule sees it."""
+        version = trajectory.versions[-1] if trajectory.versions else None
+        return QueuedView(version, self.groups[trajectory.group_id].birth)
 
     def unlease(self, trajectory: Trajectory) -> None:
         """Take a trajectory back from its replica; it keeps its partial tokens."""

@@ -2,10 +2,11 @@
 
 from millrace.schedule.presets import build
 from millrace.schedule.schedule import Schedule
-from millrace.schedule.view import GroupView, RefreshOrder, RepackOrder, ReplicaView, View
+from millrace.schedule.view import GroupView, QueuedView, RefreshOrder, RepackOrder, ReplicaView, View
 
 __all__ = [
     "GroupView",
+    "QueuedView",
     "RefreshOrder",
     "RepackOrder",
     "ReplicaView",

@@ -18,7 +18,7 @@ from random import Random
 
 from millrace.core.errors import MillraceError
 from millrace.schedule.schedule import Schedule
-from millrace.schedule.view import GroupView, ReplicaView, View
+from millrace.schedule.view import GroupView, QueuedView, ReplicaView, View
 
 PROMPT_TOKENS = 4
 
@@ -218,15 +218,14 @@ class _Stage:
         return bool(replica_ids)
 
     def _place(self) -> bool:
-        placed = False
-        for group, member in list(self._lost()):
-            version = member.last if member.tokens else None
-            replica_id = self.schedule.place(self.view(), version, birth=group.birth)
+        lost = list(self._lost())
+        queued = [QueuedView(member.last if member.tokens else None, group.birth) for group, member in lost]
+        placed = self.schedule.place(self.view(), queued)
+        for (_, member), replica_id in zip(lost, placed, strict=True):
             if replica_id is not None:
                 self._put(member, replica_id)
-                placed = True
         self._age()
-        return placed
+        return any(placed)
 
     def _repack(self) -> bool:
         if not self._chance(self.scene.repack_probability):

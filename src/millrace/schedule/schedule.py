@@ -13,6 +13,7 @@ simulated decide alike.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -20,11 +21,12 @@ from msgspec.structs import replace
 
 from millrace.schedule.admit import Admit
 from millrace.schedule.deadlines import Deadlines, choose, groups_max, overdue
+from millrace.schedule.place import placements
 from millrace.schedule.refresh import Refresh
 from millrace.schedule.repack import Repack
 from millrace.schedule.route import Route
 from millrace.schedule.take import Take
-from millrace.schedule.view import RefreshOrder, RepackOrder, ReplicaView, View
+from millrace.schedule.view import QueuedView, RefreshOrder, RepackOrder, ReplicaView, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,25 +89,9 @@ class Schedule:
         """Live groups at most: what the remaining steps consume, and a named limit where unbounded."""
         return groups_max(view, self.staleness_max)
 
-    def place(self, view: View, version: int | None, *, birth: int) -> str | None:
-        """Replica for a lost or queued trajectory, which must go on; None: wait.
-
-        `version` is that of its newest partial token: it goes on under the same one, or under the same or
-        a later one if the schedule mixes versions. None: it has no tokens, and any version will do that is
-        not older than the `birth` of its group, so that the group's deadline stays.
-        Replicas with free slots are preferred, then the newest version, then the lowest load.
-        """
-        serving = [replica for replica in view.replicas if replica.serving]
-        if version is None:
-            serving = [replica for replica in serving if replica.version >= birth]
-        elif self.mixes_versions:
-            serving = [replica for replica in serving if replica.version >= version]
-        else:
-            serving = [replica for replica in serving if replica.version == version]
-        if not serving:
-            return None
-        best = min(serving, key=lambda r: (r.load >= r.slots, -r.version, r.load / r.slots))
-        return best.replica_id
+    def place(self, view: View, queued: Sequence[QueuedView]) -> list[str | None]:
+        """A replica for each queued trajectory, in their order; None: wait. See `schedule.place`."""
+        return placements(view, queued, mixes_versions=self.mixes_versions)
 
     def refresh(self, view: View) -> list[RefreshOrder]:
         """Which replicas take which version now. Busy replicas are left alone.

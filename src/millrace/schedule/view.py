@@ -52,6 +52,14 @@ class ReplicaView(msgspec.Struct, frozen=True):
         return self.pulling_version if self.pulling_version >= 0 else self.version
 
 
+class QueuedView(msgspec.Struct, frozen=True):
+    """A trajectory that no replica works on. `version` is that of its newest token (None: it has none),
+    `birth` that of its group."""
+
+    version: int | None
+    birth: int
+
+
 class View(msgspec.Struct, frozen=True):
     """One consistent look at the run.
 

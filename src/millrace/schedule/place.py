@@ -1,0 +1,48 @@
+"""Place: on which replicas do queued trajectories go on? A safeguard, the same for all schedules."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+
+from millrace.schedule.view import QueuedView, ReplicaView, View
+
+_Entry = tuple[bool, int, float, int, int]
+"""No free slot, minus the version, load per slot, place in the order of the replicas, load: least first."""
+
+
+def placements(view: View, queued: Iterable[QueuedView], *, mixes_versions: bool) -> list[str | None]:
+    """A replica for each of `queued`, in their order; None: wait. Each counts as load for those after it.
+
+    Partial tokens go on under their own version, or under that or a later one if the schedule mixes versions.
+    Without tokens any version will do that is not older than the birth of the group, so that the group's
+    deadline stays. Free slots are preferred, then the newest version, then the lowest load.
+
+    Cost: for n trajectories, R replicas and V versions served, O(R + n (V + log R)).
+    """
+    heaps: dict[int, list[_Entry]] = defaultdict(list)
+    for index, replica in enumerate(view.replicas):
+        if replica.serving:
+            heaps[replica.version].append(_entry(replica, index, replica.load))
+    for heap in heaps.values():
+        heapify(heap)
+    placed: list[str | None] = []
+    for wanted in queued:
+        oldest = wanted.birth if wanted.version is None else wanted.version
+        exact = wanted.version is not None and not mixes_versions
+        fit = [
+            heap for version, heap in heaps.items() if version == oldest or (version > oldest and not exact)
+        ]
+        if not fit:
+            placed.append(None)
+            continue
+        heap = min(fit, key=lambda heap: heap[0])
+        *_, index, load = heappop(heap)
+        heappush(heap, _entry(view.replicas[index], index, load + 1))
+        placed.append(view.replicas[index].replica_id)
+    return placed
+
+
+def _entry(replica: ReplicaView, index: int, load: int) -> _Entry:
+    return load >= replica.slots, -replica.version, load / replica.slots, index, load
