@@ -27,7 +27,7 @@ from millrace.observe.jsonl import read_events
 from millrace.sim.calibrate.achieved import WARM_UP_STEPS, Achieved
 from millrace.sim.calibrate.fit import fit
 from millrace.sim.calibrate.observed import ObservedGroups
-from millrace.sim.calibrate.replica_costs import decode_costs, handover_s
+from millrace.sim.calibrate.replica_costs import decode_costs, handover_s, mean
 from millrace.sim.costs.interface import Costs
 from millrace.sim.costs.workload import Workload
 from millrace.sim.simulation import Scale, Scenario
@@ -109,7 +109,7 @@ def _message_s(events: Sequence[Event]) -> float:
     published = {e.fields["version"]: e.time_s for e in events if e.kind == "published"}
     staged = [e for e in events if e.kind == "staged" and e.fields["version"] in published]
     gaps = [e.time_s - published[e.fields["version"]] - e.fields["stage_s"] for e in staged]
-    return max(0.0, _mean(gaps)) / 2
+    return max(0.0, mean(gaps)) / 2
 
 
 def _costs(events: Sequence[Event], config: Config, prompt_tokens: float, *, call_s: float) -> Costs:
@@ -124,13 +124,13 @@ def _costs(events: Sequence[Event], config: Config, prompt_tokens: float, *, cal
         contention=contention,
         handover_s=handover_s(events, call_s),
         prefill_per_token_s=prefill_s,
-        pull_s=_mean([e.fields["pull_s"] for e in events if e.kind == "pulled"]),
-        swap_s=_mean([e.fields["swap_s"] for e in events if e.kind == "pulled"]),
+        pull_s=mean([e.fields["pull_s"] for e in events if e.kind == "pulled"]),
+        swap_s=mean([e.fields["swap_s"] for e in events if e.kind == "pulled"]),
         step_base_s=max(0.0, step_base_s - call_s),
         train_per_token_s=train_token_s,
-        publish_s=max(0.0, _mean(list(_publish_s(events))) - call_s),
-        stage_s=_mean([e.fields["stage_s"] for e in events if e.kind == "staged"]),
-        save_s=_mean([e.fields["save_s"] for e in events if e.kind == "checkpoint"]),
+        publish_s=max(0.0, mean(list(_publish_s(events))) - call_s),
+        stage_s=mean([e.fields["stage_s"] for e in events if e.kind == "staged"]),
+        save_s=mean([e.fields["save_s"] for e in events if e.kind == "checkpoint"]),
         score_s=_score_s(events, config.reward.workers),
         weights_bytes=published[-1]["weights_bytes"],
     )
@@ -188,7 +188,7 @@ def _score_s(events: Sequence[Event], workers: int) -> float:
             free_s = scored[-workers] if len(scored) >= workers else 0.0
             (queued if ready_s <= free_s else alone).append(event.time_s - max(ready_s, free_s))
             scored.append(event.time_s)
-    return _mean(queued if len(queued) >= NUM_SCORES_MIN else alone + queued)
+    return mean(queued if len(queued) >= NUM_SCORES_MIN else alone + queued)
 
 
 def _prompt_lengths(ledger: LedgerReader) -> list[int]:
@@ -198,10 +198,6 @@ def _prompt_lengths(ledger: LedgerReader) -> list[int]:
 
 def _uniform_like(lengths: Sequence[int]) -> tuple[int, int]:
     """The range whose uniform distribution has the mean and about the deviation of `lengths`."""
-    mean = fmean(lengths)
-    low = max(1, round(mean - 3**0.5 * pstdev(lengths)))
-    return low, max(low, round(2 * mean - low))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return fmean(values) if values else 0.0
+    middle = fmean(lengths)
+    low = max(1, round(middle - 3**0.5 * pstdev(lengths)))
+    return low, max(low, round(2 * middle - low))

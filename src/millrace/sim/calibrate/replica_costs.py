@@ -116,7 +116,7 @@ def handover_s(events: Sequence[Event], call_s: float) -> float:
     and reported it, without those that it was busy and those of the two messages, `call_s`; or, if that is
     more, idle seconds from one report to the next of a replica that had work."""
     had_work = [s.idle_s for s in stretches(events) if s.had_work and s.steps is not None]
-    return max(0.0, _mean(list(_round_trips(events))) - call_s, _mean(had_work))
+    return max(0.0, mean(list(_round_trips(events))) - call_s, mean(had_work))
 
 
 def _round_trips(events: Sequence[Event]) -> Iterator[float]:
@@ -139,5 +139,6 @@ def _round_trips(events: Sequence[Event]) -> Iterator[float]:
                 idle[name] = now["busy_s"]
 
 
-def _mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float]) -> float:
+    """0 of nothing."""
     return fmean(values) if values else 0.0

@@ -27,8 +27,6 @@ from millrace.sim.report.measure import Sample, Timeline
 
 SCHEDULE_COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#8c564b")
 WORK_COLOR, WEIGHTS_COLOR, GROUND_COLOR = "#333333", "#c51b7d", "#f2f2f2"
-LANES_MAX = 40
-"""Replicas shown on a timeline; of more, evenly spaced ones."""
 POINTS = 200
 """Points of a curve."""
 WIDTH = 960
@@ -73,9 +71,9 @@ def curves(timelines: Mapping[str, Timeline], what: str, label: str, digits: str
     return _finished(plot, label, digits)
 
 
-def lanes(timeline: Timeline) -> figure:
-    """Who did what when: a lane for the trainer, and one for each replica shown."""
-    names = _spread(sorted(timeline.samples, key=_by_number))
+def lanes(timeline: Timeline, num_replicas: int) -> figure:
+    """Who did what when: a lane for the trainer, and for `num_replicas` evenly spaced replicas."""
+    names = _spread(sorted(timeline.samples, key=_by_number), num_replicas)
     rows = {name: float(len(names) - 1 - index) for index, name in enumerate(names)}
     top = len(names) + 0.5
     plot = _plot(110 + 14 * len(names), "time (s)", DataRange1d(), tools=ZOOM)
@@ -158,7 +156,7 @@ def _by_number(name: str) -> tuple[int, str]:
     return (int(digits) if digits.isdigit() else 0, name)
 
 
-def _spread(names: Sequence[str]) -> list[str]:
-    if len(names) <= LANES_MAX:
+def _spread(names: Sequence[str], count: int) -> list[str]:
+    if len(names) <= count:
         return list(names)
-    return [names[round(i * (len(names) - 1) / (LANES_MAX - 1))] for i in range(LANES_MAX)]
+    return [names[round(i * (len(names) - 1) / (count - 1))] for i in range(count)]

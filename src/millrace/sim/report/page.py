@@ -21,6 +21,9 @@ table { border-collapse: collapse; } td, th { padding: .2em .9em .2em 0; text-al
 td:first-child, th:first-child { text-align: left; } th { border-bottom: 1px solid #bbb; }
 """
 
+LANES_MIN, LANES_MAX = 8, 40
+"""Replicas on the timelines: at least of each schedule, about of all together. The file stays under 2 MB."""
+
 Part = tuple[str, str, figure]
 """Heading, explanation, plot."""
 
@@ -84,8 +87,9 @@ def _sections(compared: Sequence[Comparison]) -> list[Part]:
             figures.curves(timelines, "running", "trajectories", "0,0", total=True),
         ),
     ]
+    shown = max(LANES_MIN, LANES_MAX // len(timelines))
     for name, timeline in timelines.items():
-        sections.append((f"Who does what: {name}", _LANES, figures.lanes(timeline)))
+        sections.append((f"Who does what: {name}", _LANES, figures.lanes(timeline, shown)))
     return sections
 
 
