@@ -39,6 +39,7 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m millrace.config.reference docs/configuration.md docs/simulation.md
+	$(BIN)/python -m millrace.api.reference docs/api.md
 	$(BIN)/pytest tests/tidy/test_docs_*.py
 
 lock:

@@ -11,6 +11,8 @@ import click
 import pytest
 import typer
 
+import millrace
+from millrace.api import reference as names
 from millrace.cli.app import app
 from millrace.config.load import load_as
 from millrace.config.reference import refreshed
@@ -120,6 +122,13 @@ def test_every_configuration_key_says_what_it_means(schema: type[Section]) -> No
         leaf for leaf, _, field in leaves(schema) if not field.description and not leaf.endswith(".kind")
     ]
     assert not silent
+
+
+def test_the_page_of_public_names_is_made_from_them() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert names.refreshed(text) == text, "run `make docs`"
+    missing = [name for name in millrace.__all__ if f"`millrace.{name}`" not in text]
+    assert not missing
 
 
 def test_every_document_is_in_the_index() -> None:

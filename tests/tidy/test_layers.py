@@ -41,6 +41,7 @@ WITHOUT_TORCH = (
     "session",
     "evaluation",
     "chaos",
+    "api",
     "cli",
 )
 

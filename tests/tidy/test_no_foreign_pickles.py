@@ -1,4 +1,5 @@
-"""Unpickling runs code: only what the run's own processes send each other is unpickled, and no file ever."""
+"""Unpickling runs code: only what the run's own processes send each other is unpickled, and no file but the
+functions that a run carries in its own directory (`config.carried` says when it trusts one)."""
 
 from __future__ import annotations
 
@@ -13,19 +14,31 @@ SPEAKS_THE_WIRE = {
     "millrace.runtime.seam",
     "millrace.sim.virtual.links",
 }
+CARRIES_FUNCTIONS = {"millrace.config.carried", "millrace.api.pickling"}
+"""The first reads and writes a run's own file; the second only writes."""
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 RUNS_CODE = ("torch.load", "numpy.load", "np.load", "pandas.read_pickle", "yaml.load", "torch.hub.load")
 
 
-def test_only_the_wire_between_a_runs_processes_imports_pickle() -> None:
+def test_only_the_wire_of_a_run_and_what_it_carries_import_pickle() -> None:
     offenders = [
         f"{module.at(node)}: {name}"
         for module in modules()
-        if module.name not in SPEAKS_THE_WIRE
+        if module.name not in SPEAKS_THE_WIRE | CARRIES_FUNCTIONS
         for node, name in imports(module)
         if name.split(".")[0] in PICKLES
     ]
     assert not offenders, "\n".join(offenders)
+
+
+def test_carried_functions_are_read_in_one_place_after_the_digest_was_checked() -> None:
+    reading = {
+        module.name: [module.at(call) for call, name in calls(module) if name.endswith((".loads", ".load"))]
+        for module in modules()
+        if module.name in CARRIES_FUNCTIONS
+    }
+    assert len(reading["millrace.config.carried"]) == 2  # a pickle in a pickle, of trusted bytes
+    assert not reading["millrace.api.pickling"]
 
 
 def test_nothing_that_may_run_code_loads_a_file() -> None:

@@ -242,7 +242,7 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
 
 def test_a_dumped_configuration_comes_back_equal_with_the_same_digest(tmp_path: Path) -> None:
     config = load(write(tmp_path, BASE), ['sampling.stop=["a"]', "task.options.x=1"])
-    again = restore(dump(config), "config.json")
+    again = restore(dump(config), Path("config.json"))
     assert again == config
     assert config_digest(again) == config_digest(config)
 
@@ -255,7 +255,7 @@ def test_any_changed_key_changes_the_digest(tmp_path: Path) -> None:
 def test_a_broken_dump_is_refused_with_its_origin(tmp_path: Path) -> None:
     tree = dump(load(write(tmp_path, BASE))) | {"steps": 0}
     with pytest.raises(ConfigError, match=r"config\.json: `steps` \(0\)"):
-        restore(tree, "config.json")
+        restore(tree, Path("config.json"))
 
 
 def test_a_configuration_cannot_be_changed_after_loading(tmp_path: Path) -> None:

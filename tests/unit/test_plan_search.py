@@ -152,13 +152,13 @@ def test_the_example_is_a_valid_question():
 
 
 def test_the_planned_configuration_is_one_that_train_accepts(tmp_path):
-    from millrace.cli.plan import PLACEHOLDERS, _configuration
+    from millrace.api.planned import PLACEHOLDERS, configuration
 
     layout = found()[0]
     best = Simulated(Candidate(layout, 32, schema.AReaL(eta=3)), RESULT, Timeline(), scale=1)
     answer = ranking.Plan(QUESTION, DEMAND, [], 1, [best], "the trainer", [])
     file = tmp_path / "planned.toml"
-    file.write_text(_configuration(answer, PLACEHOLDERS))
+    file.write_text(configuration(answer, PLACEHOLDERS))
     config = load(file)
     assert (config.batch.prompts, config.schedule.kind, config.staleness_bound) == (32, "areal", 3)
     assert (config.rollout.replicas, config.rollout.slots) == (layout.replicas, layout.slots)

@@ -13,7 +13,7 @@ import typer
 
 import millrace
 from millrace.cli import chaos, doctor, evaluate, plan, quickstart, sft, show, simulate, train, try_reward
-from millrace.core.errors import ConfigError, MillraceError
+from millrace.core.errors import ConfigError, MillraceError, alone
 from millrace.observe.terminal import Terminal
 
 app = typer.Typer(
@@ -67,19 +67,12 @@ def run(arguments: Sequence[str]) -> int:
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except Exception as raised:
-        error = _alone(raised)
+        error = alone(raised)
         if debug or not isinstance(error, MillraceError):
             raise
         report(error)
         return 2 if isinstance(error, ConfigError) else 1
     return 0
-
-
-def _alone(error: BaseException) -> BaseException:
-    """The one error in a nest of exception groups, as a task group wraps it."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
 
 
 def report(error: MillraceError) -> None:

@@ -11,17 +11,14 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
+from millrace.api.simulated import base_scenario, compared
 from millrace.cli.options import AsJson, Overrides
 from millrace.config.load import load, load_as
-from millrace.config.schema import Schedule
+from millrace.config.schema import Config, Section
 from millrace.config.simulated import SimulatedConfig
-from millrace.core.errors import ConfigError
 from millrace.observe.terminal import Terminal
-from millrace.sim.calibrate.learn import calibrate
 from millrace.sim.explore.verdicts import Exploration, Verdict, explore
-from millrace.sim.report.compare import QUANTITIES, Comparison, compare, schedules
-from millrace.sim.setup import check_memory, scenario
-from millrace.sim.simulation import Scenario
+from millrace.sim.report.compare import QUANTITIES, Comparison
 
 console = Terminal(soft_wrap=True)
 
@@ -53,33 +50,21 @@ def command(
     if chaos:
         _explore(config_file, overrides or [], seed or 0, chaos, jobs, as_json)
         return
-    base = _scenario(config_file, overrides or [], from_run, seed)
-    own: dict[str, Schedule] = {base.config.schedule.kind: base.config.schedule}
-    names = schedules(versus.split(",")) if versus else own
-    compared = compare(base, names, seeds=seeds, jobs=jobs)
-    rows = [HEADING, *(_row(comparison) for comparison in compared)]
+    schema: type[Section] = SimulatedConfig if from_run is None else Config
+    config = load_as(schema, config_file, overrides or []) if config_file else None
+    base = base_scenario(config, from_run, seed)
+    found = compared(base, versus.split(",") if versus else (), seeds=seeds, jobs=jobs)
+    rows = [HEADING, *(_row(comparison) for comparison in found)]
     if html is not None:
         from millrace.sim.report.page import page
 
-        html.write_text(page(_title(config_file, from_run), base, compared, rows), encoding="utf-8")
+        html.write_text(page(_title(config_file, from_run), base, found, rows), encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps({comparison.name: _as_dict(comparison) for comparison in compared}))
+        typer.echo(json.dumps({comparison.name: _as_dict(comparison) for comparison in found}))
         return
     console.print(_table(rows))
     if html is not None:
         console.print(f"Plots and timeline: {html}")
-
-
-def _scenario(config_file: Path | None, overrides: list[str], run: Path | None, seed: int | None) -> Scenario:
-    if run is not None:
-        calibration = calibrate(run)
-        next_run = load(config_file, overrides) if config_file else calibration.config
-        return calibration.scenario(next_run, seed=next_run.seed if seed is None else seed)
-    if config_file is None:
-        raise ConfigError("name a configuration, or `--from RUN`, or `--chaos N`")
-    config = load_as(SimulatedConfig, config_file, overrides)
-    check_memory(config)
-    return scenario(config, seed=seed)
 
 
 def _title(config_file: Path | None, run: Path | None) -> str:

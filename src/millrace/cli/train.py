@@ -10,22 +10,26 @@ from typing import Annotated
 
 import typer
 
-from millrace.cli.options import ConfigFile, Overrides
-from millrace.config.load import load
+from millrace.cli.options import Overrides
+from millrace.config.freeze import dump
+from millrace.config.load import Source, combine, load, read_overrides
 from millrace.config.resume import check_resume
 from millrace.config.schema import Config
-from millrace.ledger.reader import LedgerReader
 from millrace.observe.terminal import Terminal
 from millrace.session import compose, derived, run_directory
 from millrace.session.interrupt import INTERRUPTED, run_stoppable
 from millrace.session.preflight import preflight
 from millrace.session.run_directory import RunDirectory
+from millrace.session.views import is_finished
 
 console = Terminal(stderr=True, soft_wrap=True)
 
 
 def command(
-    config_file: ConfigFile,
+    config_file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CONFIG]", help="A TOML file; none to resume --run-dir as it was."),
+    ] = None,
     overrides: Overrides = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Where the run is kept. Default: runs/NAME-DATE-N.")
@@ -42,17 +46,18 @@ def command(
     """Train a model with reinforcement learning. Ctrl-C finishes the step and saves; twice stops at once."""
     if from_version is not None and not resume:
         raise typer.BadParameter("--from-version goes with --resume")
-    config = load(config_file, overrides or ())
+    config = _config(config_file, overrides or [], run_dir, resume)
+    name = config_file.stem if config_file else ""
     if dry:
         if resume:
-            _open(config, config_file.stem, run_dir, resume)  # says what changed, or refuses
+            _open(config, name, run_dir, resume)  # says what changed, or refuses
         derived.show(config)
         return
     for warning in preflight(config, run_dir or run_directory.RUNS):
         console.print(f"Warning: {warning}.", style="yellow")
-    run = _open(config, config_file.stem, run_dir, resume)
+    run = _open(config, name, run_dir, resume)
     console.print(f"Run directory: {run.path}")
-    if resume and from_version is None and _is_finished(run, config.steps):
+    if resume and from_version is None and is_finished(run, config.steps):
         console.print(f"All {config.steps} steps are done. To go on, raise `steps`: --set steps=N")
         return
     again = shlex.join(_resume_arguments(config_file, overrides or [], run.path))
@@ -64,6 +69,16 @@ def command(
     )
 
 
+def _config(file: Path | None, overrides: list[str], run_dir: Path | None, resume: bool) -> Config:
+    """Of the file, or of the run to resume."""
+    if file is not None:
+        return load(file, overrides)
+    if not resume or run_dir is None:
+        raise typer.BadParameter("name a configuration, or a run to go on with: --run-dir RUN --resume")
+    kept = run_directory.reopen("", run_dir).read_config()
+    return combine(Config, Source(dump(kept), {}), read_overrides(Config, overrides, Path.cwd()))
+
+
 def _open(config: Config, name: str, run_dir: Path | None, resume: bool) -> RunDirectory:
     if not resume:
         return run_directory.create(name, run_dir)
@@ -71,14 +86,6 @@ def _open(config: Config, name: str, run_dir: Path | None, resume: bool) -> RunD
     for change in check_resume(run.read_config(), config):
         console.print(f"Changed: `{change.key}`: {change.old!r} -> {change.new!r}")
     return run
-
-
-def _is_finished(run: RunDirectory, steps: int) -> bool:
-    """Every step committed, and the model exported."""
-    if not ((run.model / "config.json").exists() and run.summary.exists() and run.ledger.exists()):
-        return False
-    with LedgerReader(run.ledger) as reader:
-        return reader.overview().version >= steps
 
 
 def _train(config: Config, run: RunDirectory, again: str, from_version: int | None) -> bool:
@@ -94,6 +101,14 @@ def _train(config: Config, run: RunDirectory, again: str, from_version: int | No
     return run_stoppable(training, view.print, at_once=at_once)
 
 
-def _resume_arguments(config_file: Path, overrides: list[str], run_path: Path) -> list[str]:
+def _resume_arguments(config_file: Path | None, overrides: list[str], run_path: Path) -> list[str]:
     sets = [word for override in overrides for word in ("--set", override)]
-    return ["millrace", "train", str(config_file), *sets, "--run-dir", str(run_path), "--resume"]
+    return [
+        "millrace",
+        "train",
+        *([str(config_file)] if config_file else []),
+        *sets,
+        "--run-dir",
+        str(run_path),
+        "--resume",
+    ]

@@ -11,15 +11,17 @@ Rules that are ours and not TOML's:
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from millrace.config.carried import is_carried_object
 from millrace.config.lines import key_lines
 from millrace.config.problems import describe
 from millrace.config.schema import Config, Section
@@ -64,7 +66,11 @@ def load(file: Path, overrides: Sequence[str] = ()) -> Config:
 
 def load_as(schema: type[S], file: Path, overrides: Sequence[str] = ()) -> S:
     """`load` for any schema."""
-    below, above = read_file(schema, file), read_overrides(schema, overrides, Path.cwd())
+    return combine(schema, read_file(schema, file), read_overrides(schema, overrides, Path.cwd()))
+
+
+def combine(schema: type[S], below: Source, above: Source) -> S:
+    """Two layers, merged and frozen."""
     return validate(schema, merge(schema, below.tree, above.tree), below.origins | above.origins)
 
 
@@ -89,6 +95,38 @@ def read_file(schema: type[Section], path: Path) -> Source:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     origins = {key: f"{path}:{line}" for key, line in key_lines(text).items()}
     return Source(_normal(schema, tree, path.absolute().parent), origins)
+
+
+def read_mapping(schema: type[Section], mapping: Mapping[str, Any], origin: str) -> Source:
+    """Keys and values from Python. A name with dots is a key of a table; a table may be a mapping.
+
+    `origin` stands in errors where a file and its line would.
+    """
+    tree: Tree = {}
+    for name, value in mapping.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"{name!r} cannot be a key of a configuration: it must be text")
+        _put(tree, name.split("."), _over(_at(tree, name), _plain(value)))
+    origins = {name: origin for name in tree}
+    return Source(_normal(schema, tree, Path.cwd()), origins)
+
+
+def _at(tree: Tree, key: str) -> Any:
+    """What stands at a dotted key; None: nothing."""
+    found: Any = tree
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Section):
+        return value.model_dump(mode="json", exclude_unset=True) | (
+            {"kind": value.kind} if hasattr(value, "kind") else {}
+        )
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def read_overrides(schema: type[Section], overrides: Sequence[str], base: Path) -> Source:
@@ -168,6 +206,11 @@ def _normal_text(schema: type[Section], key: str, value: str, base: Path) -> Any
         return {"kind": value}
     if value == "none" and any(admits_none(f) for leaf, _, f in leaves(schema) if leaf == key):
         return None
+    if key in PATH_KEYS and is_carried_object(value):
+        raise ConfigError(
+            f"`{key}` ({value!r}) is a pickle, and only `millrace.train` may name one.\n"
+            "  Name the function itself: file.py:name, or package.module:name"
+        )
     if key in PATH_KEYS and value:
         return _absolute(value, base)
     return value

@@ -11,12 +11,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from millrace.config.carried import is_carried_object, load_carried
 from millrace.core.errors import ConfigError
 from millrace.core.objects import FORM, find_object
 
 
 def load_object(key: str, path: str) -> tuple[Any, str | None]:
-    """The object at `file.py:name` or `package.module:name`, and the file that defines it.
+    """The object at `file.py:name` or `package.module:name`, or carried; and the file that defines it.
 
     A file's directory becomes importable, as when Python runs that file. `key` is the configuration key
     that errors name.
@@ -24,6 +25,9 @@ def load_object(key: str, path: str) -> tuple[Any, str | None]:
     Raises:
         ConfigError: it cannot be imported, or has no such name.
     """
+    if is_carried_object(path):
+        found = load_carried(key, path)
+        return found, getattr(getattr(found, "__code__", None), "co_filename", None)
     form = f"`file.py:name` or {FORM}"
     found, module = find_object(path, f"`{key}`", form=form, load=lambda source: _module(key, source))
     return found, getattr(module, "__file__", None)

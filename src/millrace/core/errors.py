@@ -83,6 +83,13 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
+def alone(error: BaseException) -> BaseException:
+    """The one error in a nest of exception groups, as a task group wraps it; else the group."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
 @contextmanager
 def boundary(role: str, what: str, kind: type[MillraceError] = WorkerError) -> Iterator[None]:
     """Turn a foreign exception into ours, naming the role and what it was doing.

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from millrace.config.carried import is_carried_object
 from millrace.config.objects import load_function
 from millrace.core.errors import ConfigError, RewardError
 from millrace.environments.rows import Row
@@ -36,7 +37,9 @@ class FunctionReward:
         self.is_async = inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(
             getattr(self._function, "__call__", None)  # noqa: B004 - an object with `async def __call__`
         )
-        self._accepted = _accepted(path, self._function, {*OWN_ARGUMENTS, *columns})
+        if is_carried_object(path):
+            self.name = getattr(self._function, "__qualname__", type(self._function).__name__)
+        self._accepted = accepted(self.name, self._function, columns)
 
     def __call__(self, completion: str, answer: Any, columns: Row) -> Any:
         arguments = {**columns, "completion": completion, "answer": answer}
@@ -45,8 +48,9 @@ class FunctionReward:
         return self._function(**arguments)
 
 
-def _accepted(path: str, function: Callable[..., Any], offered: set[str]) -> list[str] | None:
+def accepted(path: str, function: Callable[..., Any], columns: Iterable[str]) -> list[str] | None:
     """Names to pass, or None for all. Raises RewardError for a signature that cannot be served."""
+    offered = {*OWN_ARGUMENTS, *columns}
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:

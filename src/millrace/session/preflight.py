@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from millrace.config.carried import is_carried
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.environments import tokenizer
@@ -29,7 +30,8 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     if missing:
         raise ConfigError("\n".join(missing))
     placed = place(config)
-    build(config)  # a schedule of one's own is loaded: what is wrong with it is told here
+    if not (config.schedule.kind == "function" and is_carried(config.schedule.path)):
+        build(config)  # a schedule of one's own is loaded: what is wrong with it is told here
     disk = _disk_problem(config, placed.needs, run_path)
     if disk:
         raise ConfigError(disk)
@@ -53,7 +55,7 @@ def _model_problems(directory: Path) -> Iterator[str]:
 
 
 def _file_problems(config: Config) -> Iterator[str]:
-    if config.task.kind == "file" and not Path(config.task.path).exists():
+    if config.task.kind == "file" and not (is_carried(config.task.path) or Path(config.task.path).exists()):
         yield f"`task.path` ({config.task.path}) does not exist"
     if config.reward.kind == "function":
         file = config.reward.path.rpartition(":")[0]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace.config.freeze import dump, restore
+from millrace.config import carried
+from millrace.config.freeze import record, restore
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError, LedgerError, writing
 from millrace.ledger.reader import LedgerReader
@@ -28,6 +28,11 @@ class RunDirectory:
     @property
     def config(self) -> Path:
         return self.path / "config.json"
+
+    @property
+    def carried(self) -> Path:
+        """Functions and rows of the script that began the run: see `config.carried`."""
+        return self.path / carried.DIRECTORY
 
     @property
     def ledger(self) -> Path:
@@ -74,10 +79,7 @@ class RunDirectory:
     def write_config(self, config: Config) -> None:
         """Atomically. Holds the configuration only: credentials live in the environment, and are
         never written."""
-        partial = self.path / "config.json.partial"
-        with writing(self.config):
-            partial.write_text(json.dumps(dump(config), indent=2) + "\n", encoding="utf-8")
-            os.replace(partial, self.config)
+        record(config, self.config)
 
     def read_config(self) -> Config:
         try:
@@ -86,7 +88,7 @@ class RunDirectory:
             raise DataError(f"{self.path} is no run directory: it has no config.json") from None
         except ValueError as error:
             raise DataError(f"{self.config} is not valid JSON: {error}") from None
-        return restore(tree, str(self.config))
+        return restore(tree, self.config)
 
 
 def create(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirectory:
@@ -122,7 +124,7 @@ def _numbered(name: str, runs: Path) -> RunDirectory:
 
 def _remove_barren(run: RunDirectory) -> None:
     """Remove a run without a single group, unless something lies there that is not the run's."""
-    ours = (run.config, run.events, run.metrics, run.summary, run.logs, run.path / "tensorboard")
+    ours = (run.config, run.carried, run.events, run.metrics, run.summary, run.logs, run.path / "tensorboard")
     if not run.config.is_file() or run.is_held() or not _is_barren(run.ledger):
         return
     found = list(run.path.iterdir())
@@ -149,7 +151,8 @@ def _refuse_used(path: Path) -> None:
     if any(path.iterdir()):
         raise ConfigError(
             f"the run directory {path} is not empty.\n"
-            "  Add --resume to go on with the run in it, or name another --run-dir"
+            "  Add --resume to go on with the run in it, or name another --run-dir.\n"
+            "  In Python: `millrace.Run(PATH).resume()`, or another `run_dir`"
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from millrace.core.errors import MillraceError
-from millrace.core.types import StepRecord, Trajectory
+from millrace.core.types import Group, StepRecord, Trajectory
 from millrace.ledger.reader import LedgerReader
 from millrace.session.run_directory import RunDirectory
 
@@ -57,7 +57,7 @@ def trajectory_view(reader: LedgerReader, run: RunDirectory, trajectory_id: int)
     """One trajectory with every token: where, under which version and how surely it was sampled."""
     trajectory = reader.trajectory(trajectory_id)
     group = reader.group(trajectory.group_id)
-    tokenizer = _tokenizer(run)
+    tokenizer = tokenizer_of(run)
     return {
         "trajectory_id": trajectory_id,
         "group_id": trajectory.group_id,
@@ -75,6 +75,42 @@ def trajectory_view(reader: LedgerReader, run: RunDirectory, trajectory_id: int)
         "completion": tokenizer.decode(trajectory.tokens) if tokenizer else None,
         "tokens": [_token_line(trajectory, i, tokenizer) for i in range(len(trajectory.tokens))],
     }
+
+
+def trajectory_record(group: Group, trajectory: Trajectory, tokenizer: Any | None, *, tokens: bool) -> View:
+    """One trajectory as a flat record; with its columns of tokens, if asked for."""
+    record = {
+        "trajectory_id": trajectory.trajectory_id,
+        "group_id": group.group_id,
+        "row_id": group.row_id,
+        "state": trajectory.state.value,
+        "reason": trajectory.reason,
+        "finish": trajectory.finish.value if trajectory.finish else None,
+        "reward": trajectory.reward,
+        **{f"reward/{name}": value for name, value in trajectory.metrics.items()},
+        "num_tokens": len(trajectory.tokens),
+        "trained_version": trajectory.trained_version,
+        "staleness": _staleness(trajectory, trajectory.trained_version),
+        "replica": trajectory.replica,
+        "leases": trajectory.lease,
+        "prompt": group.text,
+        "completion": _as_the_reward_saw_it(trajectory, tokenizer) if tokenizer else None,
+    }
+    columns = ("tokens", "logprobs", "versions") if tokens else ()
+    return record | {name: list(getattr(trajectory, name)) for name in columns}
+
+
+def _as_the_reward_saw_it(trajectory: Trajectory, tokenizer: Any) -> str:
+    text = tokenizer.decode(trajectory.tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return str(text)
+
+
+def is_finished(run: RunDirectory, steps: int) -> bool:
+    """Every step committed, and the model exported."""
+    if not ((run.model / "config.json").exists() and run.summary.exists() and run.ledger.exists()):
+        return False
+    with LedgerReader(run.ledger) as reader:
+        return reader.overview().version >= steps
 
 
 def _members(reader: LedgerReader, record: StepRecord) -> list[Trajectory]:
@@ -152,7 +188,7 @@ def _state(run: RunDirectory, complete: bool) -> str:
     return "finished" if complete else "stopped: train with --resume goes on"
 
 
-def _tokenizer(run: RunDirectory) -> Any | None:
+def tokenizer_of(run: RunDirectory) -> Any | None:
     """The model's tokenizer, if it is still where the run found it."""
     from millrace.environments.tokenizer import load_tokenizer
 

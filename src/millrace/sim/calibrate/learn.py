@@ -71,7 +71,7 @@ def calibrate(run_dir: Path | str) -> Calibration:
     """
     path = Path(run_dir)
     try:
-        config = restore(json.loads((path / "config.json").read_bytes()), str(path / "config.json"))
+        config = restore(json.loads((path / "config.json").read_bytes()), path / "config.json")
         events = list(read_events(path / "events.jsonl"))
     except OSError as error:
         raise DataError(f"{path} is not a run directory: {error}") from error

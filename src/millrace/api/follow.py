@@ -1,0 +1,33 @@
+"""Following a run through the lines that it writes, while it writes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+POLL_S = 0.1
+
+
+def lines(path: Path, has_ended: Callable[[], bool], position: int = 0) -> Iterator[dict[str, Any] | None]:
+    """Every line of a JSONL file, and None each time that it has no more for now, until the run has ended.
+
+    `position` is the byte to begin at.
+    """
+    while True:
+        last = has_ended()  # asked before reading: what is written until then is read
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(position)
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            position += len(whole)
+            for line in whole.splitlines():
+                yield msgspec.json.decode(line)
+        if last:
+            return
+        yield None
+        time.sleep(POLL_S)

@@ -1,0 +1,79 @@
+"""A plan as a training configuration and as plain records: what command line and API do alike."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from millrace.config.freeze import dump
+from millrace.config.load import load
+from millrace.session.derived import resolved_lines
+from millrace.sim.plan.ranking import Plan, training_config
+from millrace.sim.plan.search import Simulated
+
+PLACEHOLDERS: dict[str, Any] = {
+    "model": {"path": "path/to/model"},
+    "task": {"kind": "gym", "name": "chain_sum"},
+    "reward": {"kind": "gym"},
+}
+
+
+def base_tree(file: Path | None) -> dict[str, Any]:
+    """The training configuration that the choices are laid over, every key."""
+    return PLACEHOLDERS if file is None else dump(load(file))
+
+
+def configuration(answer: Plan, base: dict[str, Any]) -> str:
+    """TOML that `millrace train` accepts, for it was loaded as `train` loads it: what was chosen and what
+    `base` says.
+
+    Raises: ConfigError: the choices contradict `base`.
+    """
+    header = f"# Planned for {devices(answer)}: {answer.best.candidate.layout.describe()}."
+    text = "\n".join([header, *resolved_lines(training_config(answer, base))]) + "\n"
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "planned.toml"
+        file.write_text(text, encoding="utf-8")
+        load(file)
+    return text
+
+
+def devices(answer: Plan) -> str:
+    return " and ".join(f"{count} {name}" for name, count in answer.config.devices.items())
+
+
+def choice(one: Simulated) -> str:
+    candidate = one.candidate
+    return (
+        f"{candidate.layout.describe()}; {candidate.prompts} prompts, {schedule(one)}, {candidate.transport}"
+    )
+
+
+def schedule(one: Simulated) -> str:
+    knobs = one.candidate.schedule.model_dump(exclude_defaults=True)
+    knobs.pop("kind", None)
+    return one.candidate.schedule.kind + "".join(f", {key} {value}" for key, value in knobs.items())
+
+
+def as_json(answer: Plan, text: str) -> dict[str, Any]:
+    return {
+        "model": answer.config.model,
+        "devices": answer.config.devices,
+        "demand": asdict(answer.demand),
+        "num_layouts": answer.num_layouts,
+        "theory": [asdict(row) for row in answer.theory],
+        "ranking": [
+            {
+                "plan": choice(one),
+                "tokens_per_s": one.tokens_per_s,
+                "predicted_step_s": one.candidate.layout.step_s,
+                **one.result.as_dict(),
+            }
+            for one in answer.ranking
+        ],
+        "bottleneck": answer.bottleneck,
+        "gains": [asdict(gain) for gain in answer.gains],
+        "configuration": text,
+    }

@@ -1,0 +1,131 @@
+"""`millrace.evaluate`, `millrace.simulate` and `millrace.plan`: questions, each answered by a process."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from millrace.api.asked import ask
+from millrace.api.configure import ConfigLike, Parts, Prepared, configure, prepare
+from millrace.api.records import Records
+from millrace.api.run import Run
+from millrace.config.freeze import dump
+from millrace.config.schema import Config, Section
+from millrace.config.simulated import SimulatedConfig
+from millrace.evaluation.evaluate import HELD_OUT_SEED
+from millrace.evaluation.evaluation import Evaluation
+from millrace.session.run_directory import RunDirectory
+from millrace.sim.plan.config import PlanConfig
+
+
+def evaluate(
+    config: ConfigLike | Run = None,
+    *,
+    model: str | os.PathLike[str] | None = None,
+    reward: Callable[..., Any] | str | Mapping[str, Any] | None = None,
+    rows: Sequence[Mapping[str, Any]] | Any = None,
+    prompts: int = 100,
+    samples: int = 4,
+    noise_seed: int = 0,
+    data_seed: int = HELD_OUT_SEED,
+    correct_at: float = 1.0,
+    **keywords: Any,
+) -> Evaluation:
+    """Evaluate a model on a task: greedy and sampled accuracy, pass@k, mean reward.
+
+    Args:
+        config: as of `train`; or a `Run`, which stands for its configuration and its trained model.
+        model: the model directory. Default: the run's, or `model.path`.
+        reward, rows: as of `train`. Give rows that training does not draw from.
+        prompts: how many; all rows where there are fewer.
+        samples: sampled completions per prompt, beside a greedy one.
+        noise_seed: of sampling and of the order of prompts.
+        data_seed: `task.data_seed` of a gym task: another one than in training is held-out data.
+        correct_at: a reward of at least this is correct.
+        keywords: configuration keys, as of `train`.
+    Raises:
+        ConfigError, DataError, RewardError: it cannot be evaluated as given.
+    """
+    if isinstance(config, Run):
+        model = model or config.model
+        config = config.config
+    own = ("model", "reward", "rows", "prompts", "samples", "noise_seed", "data_seed", "correct_at")
+    prepared = prepare(config, Parts(reward, rows), keywords, own)
+    held_out = {"model": str(Path(model).absolute()) if model else None, "data_seed": data_seed}
+    asked = {"prompts": prompts, "samples": samples, "correct_at": correct_at}
+    with TemporaryDirectory(prefix="millrace-") as scratch:
+        run = _placed(prepared, Path(scratch))
+        told = ask("evaluate", {"run": run, "held_out": held_out | {"seed": noise_seed}, "asked": asked})
+    passes = {int(k): _number(value) for k, value in told["pass_at_k"].items()}
+    return Evaluation(**{key: _number(value) for key, value in told.items()} | {"pass_at_k": passes})
+
+
+def simulate(
+    config: ConfigLike = None,
+    *,
+    run: Run | str | os.PathLike[str] | None = None,
+    compare: Sequence[str] = (),
+    seeds: int = 1,
+    seed: int | None = None,
+    jobs: int = 1,
+    **keywords: Any,
+) -> Records:
+    """Predict a run on a cluster that need not exist: the real controller, in virtual time.
+
+    Args:
+        config: a simulated configuration (TOML file, dict or object: docs/simulation.md). With `run`: the
+            next run's configuration, by default that run's own.
+        run: a run, or its directory, to take lengths and costs from.
+        compare: names of schedules, or `["presets"]`. Default: the configuration's own.
+        seeds: runs of each schedule; they change lengths, latencies and failures, alike for all.
+        seed: the first one. Default: the configuration's.
+        jobs: processes.
+        keywords: configuration keys over those of `config`.
+    Returns:
+        one record per schedule and seed: `schedule`, `seed`, `step_s`, `trained_tokens_per_s` and more.
+    Raises:
+        ConfigError, DataError: it cannot be simulated as given.
+    """
+    own = ("run", "compare", "seeds", "seed", "jobs")
+    path = str(run.path) if isinstance(run, Run) else (str(Path(run).absolute()) if run else None)
+    schema: type[Section] = SimulatedConfig if path is None else Config
+    base = Run(path).config if path is not None and config is None and keywords else config
+    wanted = base is not None or path is None
+    checked = dump(configure(schema, base, keywords, own)) if wanted else None
+    arguments = {"config": checked, "run": path, "names": list(compare)}
+    return Records(ask("simulate", arguments | {"seeds": seeds, "seed": seed, "jobs": jobs}))
+
+
+def plan(config: ConfigLike = None, **keywords: Any) -> dict[str, Any]:
+    """Split a cluster: which devices train, which generate, in which shape, under which schedule.
+
+    Args:
+        config: a question to the planner (TOML file, dict or object: docs/planning.md).
+        keywords: keys over those of `config`.
+    Returns:
+        plain types: `ranking`, a list with a dict per simulated plan, the fastest first; `bottleneck`,
+        `gains`, `theory`; and `configuration`, the first plan as TOML that `train` accepts.
+    Raises:
+        ConfigError: an unknown model or device, or nothing fits.
+    """
+    question = configure(PlanConfig, config, keywords, ())
+    beside = Path(config).parent if isinstance(config, str | os.PathLike) else Path()
+    base = str((beside / question.base).absolute()) if question.base else None
+    return dict(ask("plan", {"config": dump(question), "base": base}))
+
+
+def _placed(prepared: Prepared, scratch: Path) -> str:
+    """A directory with a configuration and what it carries, only this user's."""
+    directory = RunDirectory(scratch.resolve())
+    prepared.place(directory.path)
+    directory.write_config(prepared.config)
+    return str(directory.path)
+
+
+def _number(value: Any) -> Any:
+    """JSON has no NaN: a mean of nothing comes as None."""
+    return math.nan if value is None else value

@@ -1,0 +1,19 @@
+"""Plain records: a list of dicts that can become a pandas frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+class Records(list[dict[str, Any]]):
+    """A list of plain dicts, one a row."""
+
+    def __init__(self, rows: Iterable[dict[str, Any]] = ()) -> None:
+        super().__init__(rows)
+
+    def frame(self) -> Any:
+        """The same as a `pandas.DataFrame`. A key that a record lacks is a missing value."""
+        import pandas
+
+        return pandas.DataFrame(list(self))

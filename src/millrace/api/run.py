@@ -1,0 +1,211 @@
+"""A run as Python sees it: metrics, trajectories and summary as plain records, while it trains or later."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from millrace.api.asked import Asked
+from millrace.api.follow import lines
+from millrace.api.records import Records
+from millrace.api.say import say, warn
+from millrace.config.freeze import dump
+from millrace.config.load import Source, combine, read_mapping
+from millrace.config.resume import check_resume
+from millrace.config.schema import Config
+from millrace.core.errors import DataError, LedgerError
+from millrace.core.events import Event
+from millrace.ledger.reader import LedgerReader
+from millrace.observe.live import LiveView
+from millrace.observe.terminal import Terminal
+from millrace.session import run_directory
+from millrace.session.preflight import preflight
+from millrace.session.views import is_finished, tokenizer_of, trajectory_record
+
+
+class Run:
+    """A run's directory, and what can be asked of it while it trains and after it ended.
+
+    Args:
+        path: a run directory, or a directory of runs: then the newest of them.
+    Raises:
+        DataError: there is no run.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._directory = run_directory.find(Path(path))
+        self._asked: Asked | None = None
+        self._heard = 0  # bytes of events that earlier sessions wrote
+
+    def __repr__(self) -> str:
+        return f"<millrace.Run {self.path}: {self.state}>"
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self._directory.path
+
+    @property
+    def config(self) -> Config:
+        """The configuration that it runs, or ran last."""
+        return self._directory.read_config()
+
+    @property
+    def model(self) -> Path:
+        """The trained model: a Hugging Face directory, there once the last step is done."""
+        return self._directory.model
+
+    @property
+    def state(self) -> str:
+        """`running`, `finished` or `stopped`."""
+        if self._is_running():
+            return "running"
+        return "finished" if is_finished(self._directory, self.config.steps) else "stopped"
+
+    # ------------------------------------------------------------ what it did
+
+    def metrics(self) -> Records:
+        """One record per optimizer step so far: `version`, `reward/mean`, `trainer/loss` and the others."""
+        found = {line["version"]: line for line in self._lines(self._directory.metrics)}
+        return Records(found[version] for version in sorted(found))
+
+    def trajectories(self, version: int | None = None, *, tokens: bool = False) -> Records:
+        """One record per trajectory so far, with prompt, completion and reward.
+
+        Args:
+            version: only those of the step that made this version.
+            tokens: also token ids, log-probs and versions, as lists.
+        """
+        if not self._directory.ledger.exists():
+            return Records()
+        tokenizer = tokenizer_of(self._directory)
+        with LedgerReader(self._directory.ledger) as reader:
+            groups = reader.groups(None if version is None else reader.step(version).group_ids)
+            return Records(
+                trajectory_record(group, one, tokenizer, tokens=tokens)
+                for group in groups
+                for one in group.members
+                if version is None or one.trained_version == version
+            )
+
+    def events(self, kind: str | None = None) -> Records:
+        """Everything that the run told, in order, or the events of one kind: see docs/observability.md."""
+        told = self._lines(self._directory.events)
+        return Records(event for event in told if kind in (None, event["kind"]))
+
+    def summary(self) -> dict[str, Any]:
+        """The run in one dict: rewards, speeds, staleness, accounting. There once it has ended.
+
+        Raises: DataError: it has not.
+        """
+        if not self._directory.summary.exists():
+            raise DataError(f"{self.path} has no summary yet: it is written when a run ends")
+        return dict(json.loads(self._directory.summary.read_text(encoding="utf-8")))
+
+    # ------------------------------------------------------------ while it trains
+
+    def steps(self) -> Iterator[dict[str, Any]]:
+        """Each step's metrics as soon as the step is done, until the run ends.
+
+        Raises: what ended the run, if it failed. Leaving the loop early leaves the run alone.
+        """
+        for line in lines(self._directory.metrics, self._has_ended):
+            if line is not None and not line["replayed"]:
+                yield line
+        self._finish()
+
+    def wait(self, *, show: bool = True) -> Run:
+        """Wait for the end, and show how it goes. An interrupt (Ctrl-C, the notebook's stop) finishes the
+        step, saves, and is raised again; a second one ends the run at once. Nothing is lost either way.
+
+        Raises: what ended the run, if it failed. KeyboardInterrupt.
+        """
+        try:
+            self._follow(show)
+        except KeyboardInterrupt:
+            self._interrupted()
+            raise
+        return self
+
+    def stop(self) -> Run:
+        """Finish the step, save and end. A run that has ended stays as it is."""
+        if self._asked is not None:
+            self._asked.stop()
+            self._finish()
+        return self
+
+    def resume(
+        self, *, from_version: int | None = None, wait: bool = True, show: bool = True, **keywords: Any
+    ) -> Run:
+        """Go on, from this or another process, with the functions and rows that the run has kept.
+
+        Args:
+            from_version: first undo the steps after this version.
+            wait: return when the run ends; False: at once.
+            show: print how it goes while waiting.
+            keywords: configuration keys, as of `train`. Those that would change what is learned are refused.
+        Raises:
+            ConfigError: a key cannot change. LedgerError: another process works on the run.
+        """
+        if self._is_running():
+            raise LedgerError(f"{self.path} is being trained already: wait for its end, or stop it")
+        old = self.config
+        config = combine(Config, Source(dump(old), {}), read_mapping(Config, keywords, "keyword"))
+        check_resume(old, config)
+        for warning in preflight(config, self.path):
+            warn(warning)
+        if from_version is None and is_finished(self._directory, config.steps):
+            return self
+        self._directory.write_config(config)
+        self._start(from_version)
+        return self.wait(show=show) if wait else self
+
+    # ------------------------------------------------------------ the process
+
+    def _start(self, from_version: int | None = None) -> None:
+        self._directory.logs.mkdir(mode=0o700, exist_ok=True)
+        log = self._directory.logs / "controller.log"
+        log.touch(mode=0o600)
+        events = self._directory.events
+        self._heard = events.stat().st_size if events.exists() else 0
+        self._asked = Asked("train", {"run": str(self.path), "from_version": from_version}, log)
+
+    def _is_running(self) -> bool:
+        return not self._asked.has_ended if self._asked is not None else self._directory.is_held()
+
+    def _has_ended(self) -> bool:
+        return not self._is_running()
+
+    def _finish(self) -> None:
+        """Take the answer of a process of ours, once."""
+        if (asked := self._asked) is not None:
+            try:
+                asked.result()
+            finally:
+                self._asked = None if asked.has_ended else asked
+
+    def _follow(self, show: bool) -> None:
+        console = Terminal(quiet=not show)
+        with LiveView(console) as view:
+            for line in lines(self._directory.events, self._has_ended, self._heard):
+                if line is not None:
+                    view(Event(line.pop("kind"), line.pop("time_s"), line.pop("wall_s"), line))
+        self._finish()
+
+    def _interrupted(self) -> None:
+        if self._asked is None:
+            return
+        say("Stopping: finishing the step and saving. Interrupt again to stop at once.")
+        try:
+            self.stop()
+        except KeyboardInterrupt:
+            if self._asked is not None:
+                self._asked.kill()
+        again = f"millrace.Run({str(self.path)!r}).resume()"
+        say(f"Stopped; nothing is lost. To go on: {again}")
+
+    def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
+        return (line for line in lines(path, lambda: True) if line is not None)

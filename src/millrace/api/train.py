@@ -1,0 +1,69 @@
+"""`millrace.train`: from functions and rows of a script to a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from millrace.api.configure import ConfigLike, Parts, prepare
+from millrace.api.run import Run
+from millrace.api.say import say, warn
+from millrace.session import run_directory
+from millrace.session.preflight import preflight
+
+OWN_KEYWORDS = ("reward", "rows", "algorithm", "schedule", "run_dir", "wait", "show")
+
+
+def train(
+    config: ConfigLike = None,
+    *,
+    reward: Callable[..., Any] | str | Mapping[str, Any] | None = None,
+    rows: Sequence[Mapping[str, Any]] | Any = None,
+    algorithm: Any = None,
+    schedule: Any = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    wait: bool = True,
+    show: bool = True,
+    **keywords: Any,
+) -> Run:
+    """Train a model with reinforcement learning, in processes of their own.
+
+    Functions are carried to those processes and kept in the run directory, wherever they were defined:
+    in a script, a notebook, another function. The rows are kept there too. So the run can be resumed
+    without the script.
+
+    Args:
+        config: a TOML file, a dict with the same tables and keys, or a `millrace.Config`.
+        reward: `reward(completion, answer, **columns)`, plain or async, as docs/rewards.md says; or the
+            name of a kind, or a dict with its keys.
+        rows: a sequence of dicts, a `datasets.Dataset` or a pandas frame, with a column `prompt` and, for
+            a reward that compares, `answer`. They replace the task of `config`.
+        algorithm: a `millrace.algorithms.Algorithm`, the name of a kind, or a dict with its keys.
+        schedule: a function of the configuration that returns a `millrace.schedule.Schedule`, the name of
+            a kind, or a dict with its keys.
+        run_dir: where the run is kept. Default: `runs/NAME-DATE-N`.
+        wait: return when the run has ended; False: at once, with a run that trains in the background, and
+            at the latest ends with this process.
+        show: print how it goes while waiting.
+        keywords: configuration keys, over those of `config`: `steps=20`, `optimizer={"lr": 1e-4}`. One
+            with a dot goes in as `**{"optimizer.lr": 1e-4}`.
+    Raises:
+        ConfigError, DataError, RewardError: something cannot be run as given; nothing was started.
+        KeyboardInterrupt: interrupted; the step was finished and saved.
+        MillraceError: what ended the run.
+    """
+    prepared = prepare(config, Parts(reward, rows, algorithm, schedule), keywords, OWN_KEYWORDS)
+    chosen = Path(run_dir) if run_dir is not None else None
+    for warning in preflight(prepared.config, chosen or run_directory.RUNS):
+        warn(warning)
+    name = Path(config).stem if isinstance(config, str | os.PathLike) else "run"
+    directory = run_directory.create(name, chosen)
+    prepared.place(directory.path)
+    directory.write_config(prepared.config)
+    run = Run(directory.path)
+    if show:
+        say(f"Run directory: {run.path}")
+    run._start()
+    return run.wait(show=show) if wait else run

@@ -1,0 +1,118 @@
+"""What the API has another process do: `python -m millrace.api.work` does one thing and answers.
+
+It reads one line of JSON from stdin, {"work": NAME, ...arguments}, and writes one to stdout, {"result": ...}
+or {"error": ..., "message": ...}. Its own prints go to stderr. The end of stdin means that the asker is
+gone, or wants an end: a run finishes its step and saves; everything else just ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from millrace.config.load import validate
+from millrace.core.errors import MillraceError, alone
+from millrace.observe.terminal import Terminal
+from millrace.session.interrupt import run_stoppable
+from millrace.session.run_directory import RunDirectory
+
+
+def train(run: str, from_version: int | None = None) -> dict[str, Any]:
+    """Train the run in a directory, or go on with it. `ended`: False where it was asked to stop."""
+    from millrace.session import compose
+
+    directory = RunDirectory(Path(run))
+    console = Terminal(file=sys.stderr, width=160)
+
+    async def body(stop: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+
+        def asker_is_gone() -> None:
+            loop.remove_reader(sys.stdin.fileno())
+            stop.set()
+
+        loop.add_reader(sys.stdin.fileno(), asker_is_gone)
+        config = directory.read_config()
+        await compose.train(config, directory, stop, console=console, from_version=from_version)
+
+    return {"ended": run_stoppable(body, console.print)}
+
+
+def evaluate(run: str, held_out: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """Evaluate the configuration in a directory on other rows, where its task can make other rows."""
+    from millrace.evaluation.evaluate import evaluate, held_out_config
+
+    config = RunDirectory(Path(run)).read_config()
+    model = Path(held_out["model"]) if held_out["model"] else None
+    chosen = held_out_config(config, model, seed=held_out["seed"], data_seed=held_out["data_seed"])
+    return evaluate(chosen, **asked).to_json()
+
+
+def simulate(
+    config: dict[str, Any] | None, run: str | None, names: list[str], seeds: int, seed: int | None, jobs: int
+) -> list[dict[str, Any]]:
+    """One record per schedule and seed."""
+    from millrace.api.simulated import base_scenario, compared, records
+    from millrace.config.schema import Config, Section
+    from millrace.config.simulated import SimulatedConfig
+
+    schema: type[Section] = SimulatedConfig if run is None else Config
+    checked = None if config is None else validate(schema, config, {})
+    base = base_scenario(checked, Path(run) if run else None, seed)
+    return records(compared(base, names, seeds=seeds, jobs=jobs), base.seed)
+
+
+def plan(config: dict[str, Any], base: str | None) -> dict[str, Any]:
+    from millrace.api.planned import as_json, base_tree, configuration
+    from millrace.sim.plan.config import PlanConfig
+    from millrace.sim.plan.ranking import plan
+
+    answer = plan(validate(PlanConfig, config, {}))
+    return as_json(answer, configuration(answer, base_tree(Path(base) if base else None)))
+
+
+WORKS: dict[str, Callable[..., Any]] = {
+    "train": train,
+    "evaluate": evaluate,
+    "simulate": simulate,
+    "plan": plan,
+}
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    request = json.loads(os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0).readline())
+    work = request.pop("work")
+    if work != "train":
+        threading.Thread(target=_end_with_the_asker, daemon=True).start()
+    with suppress(BrokenPipeError):  # nobody is left to hear it
+        answers.write(json.dumps(_answer(WORKS[work], request)) + "\n")
+        answers.flush()
+
+
+def _answer(work: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"result": work(**arguments)}
+    except Exception as raised:
+        error = alone(raised)
+        traceback.print_exception(raised)
+        told = str(error) if isinstance(error, MillraceError) else "".join(traceback.format_exception(raised))
+        return {"error": type(error).__name__, "message": told}
+
+
+def _end_with_the_asker() -> None:
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

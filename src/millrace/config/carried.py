@@ -1,0 +1,121 @@
+"""What a run carries: a script's own functions and rows, in the run's own directory.
+
+`millrace.train` pickles a function into `RUN/carried/NAME-DIGEST.pickle`, because the run's processes
+cannot import the script or notebook that defines it. Unpickling runs code. So a carried object is loaded
+only from a directory of that name which nobody else can write into, and only if the bytes have the
+digest that the configuration names. A configuration file cannot name one.
+
+`config.json` names what is carried relative to the run directory, which may therefore be moved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from millrace.core.errors import ConfigError, writing
+
+DIRECTORY = "carried"
+PICKLE = ".pickle"
+
+Tree = dict[str, Any]
+
+
+def is_carried(path: str) -> bool:
+    """Whether a path names something in the run's directory, which need not exist yet."""
+    return path.startswith(DIRECTORY + os.sep)
+
+
+def is_carried_object(path: str) -> bool:
+    return path.endswith(PICKLE)
+
+
+def name_of(what: str, suffix: str, data: bytes) -> str:
+    """The path of `data` relative to its run's directory. It holds the digest."""
+    return f"{DIRECTORY}/{what}-{digest(data)}{suffix}"
+
+
+def store(directory: Path, files: dict[str, bytes]) -> None:
+    """Write files of such names into a run's directory. Raises: StorageError."""
+    for name, data in files.items():
+        path = directory / name
+        with writing(path):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            path.touch(mode=0o600)
+            path.write_bytes(data)
+
+
+def digest(data: bytes) -> str:
+    """BLAKE2b of 16 bytes, in hexadecimal: nobody finds other bytes with the same digest."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def pack(body: bytes) -> bytes:
+    """A pickle, with the directories from which its process imports modules."""
+    return pickle.dumps(([str(Path(entry).resolve()) for entry in sys.path], body))
+
+
+def load_carried(key: str, path: str) -> Any:
+    """The object in a file that `store` wrote from `pack`.
+
+    Raises: ConfigError: the file is not there, not the one that was written, or not only ours to write;
+        or a module that the object needs cannot be imported.
+    """
+    file = Path(path)
+    data = _trusted(key, file)
+    paths, body = pickle.loads(data)
+    sys.path += [entry for entry in paths if entry not in sys.path and os.path.isdir(entry)]
+    try:
+        return pickle.loads(body)
+    except Exception as error:
+        raise ConfigError(
+            f"`{key}`: what {file.name} carries cannot be loaded here: {type(error).__name__}: {error}.\n"
+            "  The modules that it imports must still be where they were"
+        ) from error
+
+
+def _trusted(key: str, file: Path) -> bytes:
+    if file.parent.name != DIRECTORY:
+        raise ConfigError(f"`{key}` ({file}) names a pickle outside of a run's directory `{DIRECTORY}`")
+    try:
+        for place in (file, file.parent):
+            status = place.stat()
+            if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                raise ConfigError(
+                    f"`{key}`: {place} belongs to another user, or others may write it.\n"
+                    "  Loading it would run code. If it is yours: chmod go-w, chown"
+                )
+        data = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"`{key}` ({file}) cannot be read: {error.strerror}") from None
+    if not file.stem.endswith(f"-{digest(data)}"):
+        raise ConfigError(f"`{key}`: {file} is not what the run wrote there: its digest differs")
+    return data
+
+
+# ---------------------------------------------------------------- paths in the record
+
+
+def relative(tree: Tree, directory: Path) -> Tree:
+    """A dumped configuration with what is carried named relative to the run directory."""
+    folder = str(directory / DIRECTORY) + os.sep
+    return _with_paths(tree, lambda path: DIRECTORY + os.sep + path[len(folder) :], folder)
+
+
+def absolute(tree: Tree, directory: Path) -> Tree:
+    """The reverse of `relative`."""
+    return _with_paths(tree, lambda path: str(directory.absolute() / path), DIRECTORY + os.sep)
+
+
+def _with_paths(tree: Tree, change: Callable[[str], str], prefix: str) -> Tree:
+    changed = dict(tree)
+    for name, section in tree.items():
+        path = section.get("path") if isinstance(section, dict) else None
+        if isinstance(path, str) and path.startswith(prefix):
+            changed[name] = section | {"path": change(path)}
+    return changed

@@ -1,0 +1,168 @@
+"""`import millrace` in real processes: functions of scripts, closures, live records, resume, interrupts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.runs import make_start
+
+import millrace
+from millrace.cli.app import run as command_line
+from millrace.core.errors import ConfigError, LedgerError
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = {"rollout.replicas": 1, "checkpoints.every": 1}
+ROWS = [{"prompt": f"{word}>", "answer": word[::-1]} for word in ("stone", "river", "maple", "cloud")]
+
+SCRIPT = """
+import sys
+import millrace
+
+def share(a, b):
+    return sum(x == y for x, y in zip(a, b)) / max(len(a), len(b), 1)
+
+def reward(completion, answer):
+    return {"reward": share(completion, answer), "marked": 7.0}
+
+rows = [{"prompt": "stone>", "answer": "enots"}, {"prompt": "river>", "answer": "revir"}]
+run = millrace.train(sys.argv[1], reward=reward, rows=rows, run_dir=sys.argv[2], **{"rollout.replicas": 1})
+assert run.state == "finished", run
+assert {one["reward/marked"] for one in run.trajectories()} == {7.0}
+assert "torch" not in sys.modules
+print("steps:", [step["version"] for step in run.metrics()])
+"""
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_start(tmp_path_factory.mktemp("start"))
+
+
+def test_a_reward_of_a_scripts_main_trains_without_a_guard(start: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py"), str(start), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "steps: [1, 2, 3, 4]" in done.stdout
+
+
+def test_a_closure_trains_live_in_a_running_loop_and_the_run_is_resumed(start: Path, tmp_path: Path) -> None:
+    import datasets
+
+    value = 0.25
+
+    async def notebook() -> millrace.Run:
+        run = millrace.train(
+            start,
+            reward=lambda completion, **columns: value + len(completion) % 2,
+            rows=datasets.Dataset.from_list(ROWS),
+            run_dir=tmp_path / "run",
+            wait=False,
+            steps=3,
+            **QUICK,
+        )
+        with pytest.raises(LedgerError, match="is being trained already"):
+            run.resume()
+        frames = [run.trajectories(step["version"], tokens=True).frame() for step in run.steps()]
+        assert all(len(frame) == 16 and frame.reward.isin([0.25, 1.25]).all() for frame in frames)
+        assert all(map(len, frames[0].tokens))
+        return run
+
+    run = asyncio.run(notebook())
+    assert (run.state, run.summary()["accounting"]["trained"]) == ("finished", 48)
+    assert [event["version"] for event in run.events("step")] == [1, 2, 3]
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    resume = ["train", "--run-dir", str(moved), "--resume", "--set", "steps=4"]
+    assert command_line(resume) == 0  # what is carried went with the directory
+    again = millrace.Run(moved).resume(steps=5, show=False)
+    assert [step["version"] for step in again.metrics()] == [1, 2, 3, 4, 5]
+    with pytest.raises(ConfigError, match="`seed`: 3 -> 9"):
+        again.resume(seed=9)
+    told = millrace.evaluate(again, prompts=3, samples=2)
+    assert (told.num_prompts, told.num_unscored, told.model) == (3, 0, str(again.model))
+
+
+def test_what_ends_a_run_is_raised_in_the_script(start: Path, tmp_path: Path) -> None:
+    with pytest.raises(millrace.DataError, match="none of the first 4 rows can be used"):
+        millrace.train(
+            start,
+            reward=lambda completion: 0.0,
+            rows=ROWS,
+            run_dir=tmp_path / "run",
+            task={"template": "{x}"},
+            show=False,
+        )
+
+
+def test_an_interrupt_finishes_the_step_and_the_run_goes_on_later(start: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.replace("**{", "steps=100_000, **{"))
+    command = [sys.executable, str(tmp_path / "script.py"), str(start), str(tmp_path / "run")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as script:
+        deadline = time.monotonic() + 60
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        while not (metrics.exists() and metrics.stat().st_size):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(script.pid, signal.SIGINT)
+        said = script.communicate(timeout=60)[1]
+    assert "KeyboardInterrupt" in said
+    assert "Stopped; nothing is lost. To go on: millrace.Run(" in said
+    run = millrace.Run(tmp_path / "run")
+    assert run.state == "stopped"
+    done = len(run.metrics())
+    assert len(run.resume(steps=done + 1, show=False).metrics()) == done + 1
+
+
+def test_a_run_that_is_left_in_the_background_ends_with_its_script(start: Path, tmp_path: Path) -> None:
+    left = SCRIPT.replace("**{", "steps=100_000, wait=False, **{").partition("assert run.state")[0]
+    (tmp_path / "script.py").write_text(left + "next(run.steps())")
+    command = [sys.executable, str(tmp_path / "script.py"), str(start), str(tmp_path / "run")]
+    subprocess.run(command, capture_output=True, timeout=100, check=True)
+    run = millrace.Run(tmp_path / "run")
+    assert run.state == "stopped"
+    assert run.summary()["accounting"]["trained"] > 0
+
+
+def test_questions_are_answered_in_a_running_loop() -> None:
+    root = ROOT / "examples"
+
+    async def notebook() -> None:
+        records = millrace.simulate(root / "cluster.toml", compare=["laminar"], seeds=2, **{"steps": 3})
+        assert [(one["schedule"], one["step_s"] > 0) for one in records] == [("laminar", True)] * 2
+        assert list(records.frame()["seed"]) == [records[0]["seed"], records[0]["seed"] + 1]
+        best = millrace.plan(root / "plan.toml", search={"simulations": 1, "steps": 3})
+        assert best["ranking"][0]["tokens_per_s"] > 0
+
+    asyncio.run(notebook())
+
+
+def small_start(folder: Path, start: Path) -> None:
+    (folder / "runs" / "quickstart").mkdir(parents=True)
+    (folder / "runs" / "quickstart" / "start").symlink_to(start.parent / "start")
+
+
+@pytest.mark.timeout(240)  # a guard: half a minute on a quiet machine
+@pytest.mark.parametrize("name", ["README.md", "examples/notebook.py"])
+def test_the_example_runs_as_it_stands(name: str, start: Path, tmp_path: Path) -> None:
+    """But for its number of steps, from another small model where it says that the quickstart's lies."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    if name.endswith(".md"):
+        text = text.partition("```python\n")[2].partition("```")[0]
+    shorter = {"steps=60": "steps=2", "version=60": "version=2", "steps=40": "steps=2", "steps=50": "steps=3"}
+    for old, new in shorter.items():
+        text = text.replace(old, new)
+    small_start(tmp_path, start)
+    (tmp_path / "script.py").write_text(text)
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=230, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "reward/mean" in done.stdout
+    run = millrace.Run(tmp_path / "runs")
+    assert (run.state, len(run.metrics())) == ("finished", 2 if name.endswith(".md") else 3)
