@@ -72,7 +72,7 @@ def test_every_configured_end_of_sequence_id_ends_a_completion(tmp_path) -> None
     model.save_pretrained(tmp_path)
     make_character_tokenizer(tmp_path, "0123456789")
     tokenizer = load_tokenizer(str(tmp_path))
-    ends = end_ids(str(tmp_path), model.config, tokenizer)
+    ends = end_ids(str(tmp_path), tokenizer)
     assert ends == {EOS, 7, 9, tokenizer.eos_token_id}
 
 

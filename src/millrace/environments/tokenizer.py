@@ -81,6 +81,13 @@ def load_tokenizer(directory: str | Path) -> Any:
         ) from error
 
 
+def encode_prompt(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a prompt, with the tokenizer's own beginning of a sequence: once, also where the text was
+    rendered with it, as by a chat template."""
+    rendered = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
+    return list(tokenizer.encode(text, add_special_tokens=not rendered))
+
+
 def _is_plain(directory: Path) -> bool:
     settings = directory / "tokenizer_config.json"
     if not (directory / "tokenizer.json").is_file() or not settings.is_file():

@@ -18,7 +18,7 @@ from millrace.environments.rewards import make_reward
 from millrace.environments.rows import Row
 from millrace.environments.scores import shortened
 from millrace.environments.tasks import make_task
-from millrace.environments.tokenizer import load_tokenizer
+from millrace.environments.tokenizer import encode_prompt, load_tokenizer
 
 T = TypeVar("T")
 _ADVICE = "Raise `reward.memory_mb`, or look for what keeps so much."
@@ -119,8 +119,10 @@ class EnvironmentWorker:
         try:
             text = self._task.prompt_text(row)
             self._check_characters(row_id, text)
-            # A chat template writes its own special tokens.
-            tokens = self._tokenizer.encode(text, add_special_tokens=not self._config.task.chat)
+            if self._config.task.chat:  # a chat template writes its own special tokens
+                tokens = self._tokenizer.encode(text, add_special_tokens=False)
+            else:
+                tokens = encode_prompt(self._tokenizer, text)
             self._check_length(row_id, text, len(tokens))
         except DataError as error:
             return BadPrompt(group_id, row_id, str(error))

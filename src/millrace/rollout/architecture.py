@@ -13,9 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from millrace.core.errors import DataError
-
-SUPPORTED = ("llama", "qwen2", "qwen3")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+from millrace.core.supported import refuse_unsupported
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def read_architecture(model_path: str) -> Architecture:
 
 def architecture_of(config: Any) -> Architecture:
     """The architecture of a Hugging Face configuration. Raises: DataError if unsupported."""
-    _check_supported(config)
+    refuse_unsupported(config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -73,22 +71,3 @@ def architecture_of(config: Any) -> Architecture:
         shapes=shapes,
         config=config,
     )
-
-
-def _check_supported(config: Any) -> None:
-    if config.model_type not in SUPPORTED:
-        raise DataError(
-            f"the torch engine cannot run `model_type` {config.model_type!r}; "
-            f"it runs {', '.join(SUPPORTED)}. Use such a model, or another engine."
-        )
-    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope_type not in ROPE_TYPES:
-        raise DataError(
-            f"the torch engine cannot run rotary embeddings of type {rope_type!r} (their frequencies "
-            f"depend on the sequence length); it runs {', '.join(ROPE_TYPES)}"
-        )
-    if config.hidden_act != "silu":
-        raise DataError(f"the torch engine runs `hidden_act` 'silu' only, not {config.hidden_act!r}")
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if layer_types != {"full_attention"}:
-        raise DataError(f"the torch engine runs full attention only; this model has {sorted(layer_types)}")

@@ -37,7 +37,7 @@ def load_engine(
     architecture = read_architecture(model_path)
     with reading():
         tokenizer = load_tokenizer(model_path)
-        eos_ids = end_ids(model_path, architecture.config, tokenizer)
+        eos_ids = end_ids(model_path, tokenizer)
     engine = Engine(
         architecture,
         dtype=getattr(torch, dtype),
@@ -70,11 +70,23 @@ def text_decoder(tokenizer: Any | None) -> Callable[[list[int]], str] | None:
     )
 
 
-def end_ids(model_path: str, config: Any, tokenizer: Any | None) -> set[int]:
-    """Token ids that end a completion: of the tokenizer, the model and its generation configuration."""
-    generation = Path(model_path) / "generation_config.json"
-    configured = msgspec.json.decode(generation.read_bytes()) if generation.exists() else {}
-    found = [getattr(tokenizer, "eos_token_id", None), config.eos_token_id, configured.get("eos_token_id")]
+def end_ids(model_path: str, tokenizer: Any | None) -> set[int]:
+    """Token ids that end a completion: of the tokenizer, the model and its generation configuration.
+
+    As the files say, not as transformers fills them in: its Llama ends at token 2 where nobody chose one.
+
+    Raises: DataError: none of them says anything. Null is something: nothing ends but by its length.
+    """
+    files = [Path(model_path) / name for name in ("config.json", "generation_config.json")]
+    said = [msgspec.json.decode(file.read_bytes()) for file in files if file.exists()]
+    found = [settings["eos_token_id"] for settings in said if "eos_token_id" in settings]
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        found.append(tokenizer.eos_token_id)
+    if not found:
+        raise DataError(
+            f"{model_path}: no file says which token ends a completion. Set `eos_token_id` in "
+            "generation_config.json; null there: only the budget and stop strings end one"
+        )
     return {
         token for ids in found for token in (ids if isinstance(ids, list) else [ids]) if token is not None
     }

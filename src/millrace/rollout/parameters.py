@@ -64,13 +64,16 @@ class Parameters:
     def load(self, model_path: str) -> None:
         """Fill every tensor from the safetensors files of a Hugging Face directory.
 
-        Raises: DataError when a tensor is missing, left over, or of another shape.
+        Raises: DataError when a tensor is missing, left over, of another shape, or should be another one.
         """
-        missing = set(self.named)
+        missing, heads = set(self.named), []
         for name, tensor in _read_tensors(Path(model_path)):
             target = self.named.get(name)
             if target is None:
-                if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
+                if name.endswith("rotary_emb.inv_freq"):
+                    continue
+                if name == "lm_head.weight":
+                    heads.append(tensor)
                     continue
                 raise DataError(f"{model_path}: tensor {name!r} is not a parameter of this model")
             if target.shape != tensor.shape:
@@ -81,6 +84,11 @@ class Parameters:
             missing.discard(name)
         if missing:
             raise DataError(f"{model_path}: {len(missing)} tensors are missing: {sorted(missing)[:8]}")
+        if any(not torch.equal(head.to(self.head), self.head) for head in heads):
+            raise DataError(
+                f"{model_path}: config.json ties `lm_head.weight` to the embedding, but the file holds "
+                "another one. Set `tie_word_embeddings` to false there, or remove the tensor"
+            )
 
     def copy_from(self, source: Parameters) -> None:
         for name, tensor in self.named.items():

@@ -8,6 +8,7 @@ from typing import Any
 
 from millrace.config.supervised import SupervisedConfig
 from millrace.core.errors import DataError
+from millrace.environments.tokenizer import encode_prompt
 
 LINES = 20  # of progress, at most
 
@@ -54,13 +55,18 @@ def read_examples(path: Path, tokenizer: Any, *, append_eos: bool) -> list[Examp
     """
     if not path.is_file():
         raise DataError(f"`data.path` ({path}) is not a file")
+    if append_eos and tokenizer.eos_token_id is None:
+        raise DataError(
+            "`data.append_eos` is true, but the tokenizer has no end-of-sequence token.\n"
+            "  Give it one (`eos_token` in tokenizer_config.json), or set `data.append_eos` to false"
+        )
     end = [tokenizer.eos_token_id] if append_eos else []
     examples = []
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
         if line.strip():
             prompt, completion = _read_line(line, f"{path}:{number}")
             tokens = tokenizer.encode(completion, add_special_tokens=False)
-            examples.append((tokenizer.encode(prompt), tokens + end))
+            examples.append((encode_prompt(tokenizer, prompt), tokens + end))
     if not examples:
         raise DataError(f"`data.path` ({path}) has no lines")
     return examples

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from millrace.core.errors import DataError, boundary
+from millrace.core.supported import refuse_unsupported
 from millrace.trainer.attention import NAME, plan
 from millrace.trainer.logprobs import token_logprobs
 from millrace.trainer.packing import Row
@@ -32,8 +33,8 @@ def load_model(path: str | Path, device: torch.device) -> PreTrainedModel:
 
     Raises:
         DataError: not a model directory; an architecture that is not known; weights that are damaged,
-            missing, left over, reshaped or not finite; or a model whose logits or attention are not those
-            of plain causal attention and a linear head: its log-probs would be wrong.
+            missing, left over, reshaped or not finite, or an output projection that should be the embedding
+            and is not; or a model that is not computed right (`core.supported`).
     """
     if not (Path(path) / "config.json").is_file():
         raise DataError(f"`model.path` ({path}) is not a model directory: it has no config.json")
@@ -47,7 +48,6 @@ def load_model(path: str | Path, device: torch.device) -> PreTrainedModel:
             use_safetensors=True,
             output_loading_info=True,
         )
-    check_supported(model)
     _check_whole(model, loaded, path)
     return model.to(device).eval()
 
@@ -60,6 +60,9 @@ def _check_known(path: Path) -> None:
             f"`model.path` ({path}): the installed transformers knows no architecture {model_type!r} "
             "(`model_type` in config.json). Use a model of the Llama, Qwen2 or Qwen3 family"
         )
+    with boundary("trainer", f"`model.path`: read {path / 'config.json'}", DataError):
+        config = AutoConfig.from_pretrained(path)
+    refuse_unsupported(config)
 
 
 def _check_whole(model: PreTrainedModel, loaded: dict[str, Any], path: str | Path) -> None:
@@ -69,32 +72,13 @@ def _check_whole(model: PreTrainedModel, loaded: dict[str, Any], path: str | Pat
         "left over": loaded["unexpected_keys"],
         "of another shape": [key[0] if isinstance(key, tuple) else key for key in loaded["mismatched_keys"]],
         "not finite": not_finite(named_weights(model)),
+        "that should be one and differ": _untied(model),
     }
     found = [f"{what}: {', '.join(sorted(names)[:4])}" for what, names in faults.items() if names]
     if found:
         raise DataError(
             f"`model.path` ({path}): the weights are not whole: tensors {'; '.join(found)}. "
             "Fetch the model again, or save it anew with `save_pretrained`"
-        )
-
-
-def check_supported(model: PreTrainedModel) -> None:
-    """Raises DataError for what `row_logprobs` does not compute."""
-    config = model.config
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    wrong = None
-    if layer_types != {"full_attention"}:
-        wrong = f"attention layers of type {sorted(layer_types - {'full_attention'})}"
-    elif getattr(config, "final_logit_softcapping", None):
-        wrong = "soft-capped logits"
-    elif getattr(model.get_output_embeddings(), "bias", None) is not None:
-        wrong = "an output projection with a bias"
-    elif not getattr(model, "_supports_attention_backend", False):
-        wrong = "an attention that cannot be replaced"
-    if wrong:
-        raise DataError(
-            f"the trainer does not support {config.model_type} with {wrong}: "
-            "use a model of the Llama, Qwen2 or Qwen3 family with full attention"
         )
 
 
@@ -144,6 +128,14 @@ def named_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Every weight once, under its name in the Hugging Face state dict; tied copies are left out."""
     tied = set(model.all_tied_weights_keys) if model.config.tie_word_embeddings else set()
     return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+
+
+def _untied(model: PreTrainedModel) -> list[str]:
+    """transformers does not tie what a configuration ties where the file holds two different tensors."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if not model.config.tie_word_embeddings or head.weight is embedding.weight:
+        return []
+    return ["lm_head.weight", "model.embed_tokens.weight"]
 
 
 def not_finite(weights: Mapping[str, torch.Tensor]) -> list[str]:

@@ -69,11 +69,12 @@ def sft(
         optimizer     "muon": Muon for the matrices of the layers (with AdamW's update size, so one
                       `lr` serves both), AdamW for the rest
     Raises:
-        DataError: no examples, or one with an empty prompt or completion.
+        DataError: no examples, one with an empty prompt or completion, or a token that the model lacks.
         TrainingError: a loss or gradient is not finite.
     """
     _check(examples)
     model = load_model(model_dir, torch_device(device))
+    _check_tokens(examples, model.config.vocab_size)
     optimizers = _optimizers(model, optimizer, Optimizer(lr=lr))
     warmup = max(1, round(WARMUP_FRACTION * steps))
     batches = _batches(examples, batch_tokens, np.random.default_rng(seed))
@@ -153,4 +154,14 @@ def _check(examples: Sequence[Example]) -> None:
         if not prompt or not completion:
             raise DataError(
                 f"example {index} has {len(prompt)} prompt and {len(completion)} completion tokens"
+            )
+
+
+def _check_tokens(examples: Sequence[Example], vocab: int) -> None:
+    for index, (prompt, completion) in enumerate(examples):
+        outside = [token for part in (prompt, completion) for token in part if not 0 <= token < vocab]
+        if outside:
+            raise DataError(
+                f"example {index} has the token id {outside[0]}, and the model embeds ids below {vocab}: "
+                "is the tokenizer another model's?"
             )

@@ -1,0 +1,114 @@
+"""What the engine and the trainer both compute right, and how each refuses the rest."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from engine_models import make_model
+from safetensors.torch import load_file, save_file
+from trainer_doubles import SIZE, save_tiny_model
+from transformers import (
+    CohereConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Phi3Config,
+    PhimoeConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Starcoder2Config,
+)
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from millrace.core.errors import DataError
+from millrace.rollout.architecture import architecture_of
+from millrace.rollout.load import end_ids, load_engine
+from millrace.trainer.model import load_model
+from millrace.trainer.sft import sft
+
+CPU = torch.device("cpu")
+WINDOW = {**SIZE, "sliding_window": 4, "pad_token_id": 0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "original_max_position_embeddings": 16,
+}
+REFUSED = {
+    "mistral": MistralConfig(**WINDOW),
+    "mixtral": MixtralConfig(**WINDOW),
+    "phi3": Phi3Config(**WINDOW),
+    "phimoe": PhimoeConfig(**WINDOW),
+    "starcoder2": Starcoder2Config(**WINDOW),
+    "cohere": CohereConfig(**SIZE, logit_scale=0.0625, pad_token_id=0),
+    "granite": GraniteConfig(**SIZE, logits_scaling=8.0),
+    "llama, dynamic": LlamaConfig(**SIZE, rope_parameters=DYNAMIC),
+    "llama, longrope": LlamaConfig(**SIZE, rope_parameters=LONG),
+    "qwen2, windows": Qwen2Config(**SIZE, use_sliding_window=True, sliding_window=4, max_window_layers=1),
+    "qwen3, gelu": Qwen3Config(**SIZE, hidden_act="gelu"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_engine_trainer_and_warm_start_refuse_the_same_models(name, tmp_path):
+    config = REFUSED[name]
+    with pytest.raises(DataError, match="Millrace cannot run"):
+        architecture_of(config)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(DataError, match="Millrace cannot run"):
+        load_model(tmp_path, CPU)
+    with pytest.raises(DataError, match="Millrace cannot run"):
+        sft(tmp_path, [([1], [2])], out_dir=tmp_path / "out", steps=1, lr=1e-3, batch_tokens=64)
+
+
+def test_a_tied_configuration_whose_file_holds_another_head_is_refused(tmp_path):
+    make_model("qwen3 tied").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file({**tensors, "lm_head.weight": embedding.clone()}, file, metadata={"format": "pt"})
+    load_engine(str(tmp_path), device="cpu")
+    load_model(tmp_path, CPU)
+    save_file({**tensors, "lm_head.weight": embedding + 1.0}, file, metadata={"format": "pt"})
+    with pytest.raises(DataError, match=r"ties `lm_head.weight` to the embedding, but the file holds"):
+        load_engine(str(tmp_path), device="cpu")
+    with pytest.raises(DataError, match=r"that should be one and differ: lm_head.weight"):
+        load_model(tmp_path, CPU)
+
+
+def rewritten(directory, name, **changes):
+    path = directory / name
+    settings = json.loads(path.read_text()) if path.exists() else {}
+    settings |= changes
+    path.write_text(json.dumps({key: value for key, value in settings.items() if value != "absent"}))
+
+
+def test_a_completion_ends_where_a_file_says_and_never_by_a_default_of_transformers(tmp_path):
+    AutoModelForCausalLM.from_config(LlamaConfig(**SIZE)).save_pretrained(tmp_path)
+    for name in ("config.json", "generation_config.json"):
+        rewritten(tmp_path, name, eos_token_id="absent")
+    with pytest.raises(DataError, match=r"no file says which token ends a completion.*`eos_token_id`"):
+        load_engine(str(tmp_path), device="cpu")
+    rewritten(tmp_path, "generation_config.json", eos_token_id=[7, 9])
+    assert end_ids(str(tmp_path), None) == {7, 9}
+    rewritten(tmp_path, "generation_config.json", eos_token_id=None)
+    assert end_ids(str(tmp_path), None) == set()
+
+
+def test_a_warm_start_refuses_a_token_that_the_model_does_not_embed(tmp_path):
+    save_tiny_model(tmp_path / "model")
+    for token in (64, -1, 10**6):
+        with pytest.raises(DataError, match=f"example 1 has the token id {token}, and the model embeds ids"):
+            sft(
+                tmp_path / "model",
+                [([1], [2]), ([3], [4, token])],
+                out_dir=tmp_path / "out",
+                steps=1,
+                lr=1e-3,
+                batch_tokens=64,
+            )
