@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint, Finish, Progress, Report, Sampling, Work
+from millrace.rollout import engine
 from millrace.rollout.replica import TorchReplica
 
 DEADLINE_S = 60.0
@@ -173,6 +175,48 @@ def test_released_trajectories_go_on_elsewhere_as_if_never_moved(model_path: str
 
     expected, moved = asyncio.run(scenario())
     assert moved == expected
+
+
+def test_decoding_goes_on_while_new_weights_are_digested(
+    model_path: str, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = threading.Event()
+    honest = engine.digest_buffers
+
+    def digest_once_decoded(buffers: Any) -> str:
+        assert decoded.wait(DEADLINE_S), "no token came while the digest was taken"
+        return honest(buffers)
+
+    async def scenario() -> None:
+        replica = make_replica(model_path)
+        await replica.pull(0, endpoint)
+        monkeypatch.setattr(engine, "digest_buffers", digest_once_decoded)
+        await replica.submit([work(0, 300)])
+        pull = asyncio.create_task(replica.pull(1, endpoint))
+        reports = replica.reports()
+        await until_sampled(reports, 20)
+        decoded.set()
+        served = await asyncio.wait_for(pull, DEADLINE_S)
+        assert served.version == 1
+
+    asyncio.run(scenario())
+
+
+def test_what_has_finished_but_was_not_reported_is_released_with_its_end(
+    model_path: str, endpoint: Endpoint
+) -> None:
+    async def scenario() -> None:
+        replica = make_replica(model_path)
+        await replica.pull(0, endpoint)
+        await replica.submit([work(0, 5)])
+        while not replica._engine.has_finished:
+            await replica._on(replica._engine_thread, replica._engine.step)
+        (part,) = await replica.release([0])
+        assert (len(part.tokens), part.finish) == (5, Finish.LENGTH)
+        assert await replica.release([0]) == []
+        assert (await anext(replica.reports())).progress == []
+
+    asyncio.run(scenario())
 
 
 def test_pulling_the_served_version_again_changes_nothing(model_path: str, endpoint: Endpoint) -> None:

@@ -151,6 +151,14 @@ def test_submitting_a_lease_twice_changes_nothing() -> None:
     assert before + after == WORKLOAD.completion_length(7, 0, 64)[0]
 
 
+def test_what_has_completed_but_was_not_collected_is_released_with_its_end() -> None:
+    engine = decoder()
+    engine.submit([work(0)], 0.0, 1.0)
+    parts = engine.release([0], 1000.0, 1.0)
+    assert parts[-1].finish is not None
+    assert engine.release([0], 1000.0, 1.0) == [] and engine.collect(1000.0, 1.0) == []
+
+
 def test_released_trajectories_give_back_their_tokens_by_version() -> None:
     engine = decoder()
     engine.submit([work(0)], 1.0, 1.0)
@@ -166,13 +174,11 @@ def test_released_trajectories_give_back_their_tokens_by_version() -> None:
     assert engine.collect(9.0, 1.0) == []
 
 
-def test_a_release_answers_for_a_trajectory_without_tokens_and_not_for_a_finished_one() -> None:
+def test_a_release_answers_for_a_trajectory_without_tokens() -> None:
     engine = decoder(slots=1)
     engine.submit([work(0), work(1)], 0.0, 1.0)
     (waiting,) = engine.release([1], 0.0, 1.0)
     assert (waiting.trajectory_id, waiting.start, waiting.tokens) == (1, 0, [])
-    assert engine.release([0], 1000.0, 1.0) == []
-    assert [p.finish is not None for p in engine.collect(1000.0, 1.0)] == [True]
 
 
 def test_time_is_either_busy_or_idle() -> None:

@@ -135,7 +135,7 @@ def test_bfloat16_weights_are_served_as_published() -> None:
 def test_before_the_first_swap_nothing_is_served() -> None:
     model = make_model()
     engine = make_engine(model)
-    engine.withdraw()
+    engine.version = -1
     engine.submit(works())
     engine.step()
     assert not engine.has_work and engine.load().generated_tokens == 0

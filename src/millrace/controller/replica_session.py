@@ -167,8 +167,7 @@ class ReplicaSession:
                 )
 
     async def _release(self, handle: Handle) -> list[Trajectory]:
-        """Take back what the replica still works on. What it has just finished stays leased until its
-        report arrives."""
+        """Take back what the replica still works on; what it has just finished is complete with that."""
         state = self._run.state
         ids = list(state.replicas[self.name].leased)
         parts = await self._run.patience.call(handle, "release", ids)

@@ -104,12 +104,13 @@ class Replica(Protocol):
         """Stop working on these and give back all of their tokens since `Work.tokens`.
 
         At least one `Progress` for each trajectory really released (empty if it has no new token;
-        several where versions changed). Ids that are unknown or have finished are left out, so
-        releasing twice changes nothing."""
+        several where versions changed). One that has finished and was not reported yet is given back with
+        its `finish`, and is not reported again. Ids that are unknown, or were reported to their end, are left
+        out, so releasing twice changes nothing."""
 
     async def pull(self, version: int, endpoint: Endpoint) -> Served:
-        """Copy `version` into standby while decoding goes on, swap between two decode steps, and
-        digest what is served now. Trajectories in flight go on under it with their KV recomputed.
+        """Copy `version` into standby and digest it while decoding goes on, then swap between two decode
+        steps. Trajectories in flight go on under it with their KV recomputed.
         Of the version that is served already nothing is copied: it is digested again.
         Raises: UnknownVersionError, TornVersionError (both: ask again for the newest),
         DigestMismatchError (fatal)."""

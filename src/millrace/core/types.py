@@ -236,7 +236,7 @@ class Staged(msgspec.Struct, frozen=True):
 
 class Served(msgspec.Struct, frozen=True):
     version: int
-    digest: str  # of the tensors the engine computes with, after the swap
+    digest: str  # of the tensors that the engine computes with
     pull_s: float
     swap_s: float
 

@@ -61,6 +61,7 @@ class Engine:
         self._standby = Parameters(architecture, dtype, device)
         on_host = device.type == "cpu"
         self._landing = None if on_host else Parameters(architecture, dtype, torch.device("cpu"))
+        self._settled = False  # the standby set has what landed
         num_positions = bucketed(max_sequence_tokens)
         self._decoder = Decoder(architecture, num_positions, dtype, device)
         shape = (
@@ -144,10 +145,12 @@ class Engine:
 
     def standby_buffers(self) -> list[NamedBuffer]:
         """Writable bytes of the set of weights that the next `swap` will serve."""
+        self._settled = False
         return (self._landing or self._standby).buffers()
 
     def load_standby(self, model_path: str) -> None:
         """Fill the standby weights from the safetensors files of a Hugging Face directory."""
+        self._settled = False
         (self._landing or self._standby).load(model_path)
 
     def digest(self) -> str:
@@ -155,21 +158,30 @@ class Engine:
         return digest_buffers(self.buffers())
 
     @torch.inference_mode()
+    def digest_standby(self) -> str:
+        """Digest of the tensors that the next `swap` will serve, where they will be computed with.
+
+        Steps may go on meanwhile in another thread: they do not touch the standby set.
+        """
+        self._settle()
+        return digest_buffers(self._standby.buffers())
+
+    def _settle(self) -> None:
+        if self._landing is not None and not self._settled:
+            self._standby.copy_from(self._landing)
+        self._settled = True
+
+    @torch.inference_mode()
     def swap(self, version: int) -> None:
         """Serve the standby weights as `version` from the next step on.
 
         Nothing computed under the old weights is used again: keys and values are recomputed.
         """
-        if self._landing is not None:
-            self._standby.copy_from(self._landing)
+        self._settle()
         self._active, self._standby = self._standby, self._active
         self.version, self._steps_since_swap = version, 0
         self._cache.reset()
         self._batch = None
-
-    def withdraw(self) -> None:
-        """Serve nothing until the next swap: the active weights are not to be trusted."""
-        self.version = -1
 
     # ------------------------------------------------------------ steps
 

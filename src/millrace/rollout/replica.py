@@ -2,8 +2,8 @@
 
 Everything that touches the engine runs on one worker thread, in order, so commands fall between two
 steps and need no lock, and the event loop answers while a step computes. The stream of reports is
-what drives the engine: as long as the controller listens, it generates. Pulls copy and verify on a
-second thread; only the exchange of pointers happens between two steps.
+what drives the engine: as long as the controller listens, it generates. Pulls copy and digest on a
+second thread while steps go on; between two steps only pointers are exchanged and the cache is emptied.
 """
 
 from __future__ import annotations
@@ -148,34 +148,25 @@ class TorchReplica:
         idle_s = time.monotonic() - self._started_s - self._busy_s
         return msgspec.structs.replace(self._engine.load(), busy_s=self._busy_s, idle_s=idle_s)
 
-    def _served(self) -> Served:
-        return Served(self._engine.version, self._engine.digest(), pull_s=0.0, swap_s=0.0)
-
-    def _swap(self, version: int, staged_digest: str, pull_s: float) -> Served:
-        """Swap and digest what is served now, before any token is sampled under it."""
-        started_s = time.monotonic()
-        self._engine.swap(version)
-        digest = self._engine.digest()
-        if digest != staged_digest:
-            self._engine.withdraw()
-            raise DigestMismatchError(
-                f"replica {self._name}: version {version} was staged with digest {staged_digest}, but "
-                f"the engine holds {digest}. Nothing was sampled under it; the run must stop."
-            )
-        return Served(version, digest, pull_s, time.monotonic() - started_s)
-
     # ------------------------------------------------------------ on the pull thread
 
     def _pull(self, version: int, endpoint: Endpoint) -> Served:
-        """Read into standby while the engine goes on, then swap. One pull at a time."""
+        """Read into standby and digest it while the engine goes on, then swap. One pull at a time."""
         if version == self._engine.version:
-            return self._engine_thread.submit(self._served).result()
+            return Served(version, self._engine.digest(), pull_s=0.0, swap_s=0.0)
         started_s = time.monotonic()
         with boundary(f"replica {self._name}", f"pulling version {version}", WeightsError):
             reader = self._reader(endpoint)
             staged_digest = reader.read(version, self._engine.standby_buffers())
-        pull_s = time.monotonic() - started_s
-        return self._engine_thread.submit(self._swap, version, staged_digest, pull_s).result()
+        digest = self._engine.digest_standby()
+        if digest != staged_digest:
+            raise DigestMismatchError(
+                f"replica {self._name}: version {version} was staged with digest {staged_digest}, but "
+                f"the engine holds {digest}. Nothing was sampled under it; the run must stop."
+            )
+        pulled_s = time.monotonic()
+        self._engine_thread.submit(self._engine.swap, version).result()
+        return Served(version, digest, pulled_s - started_s, time.monotonic() - pulled_s)
 
     def _reader(self, endpoint: Endpoint) -> WeightsReader:
         """The reader of `endpoint`; opening another endpoint (a restarted relay) closes the last."""

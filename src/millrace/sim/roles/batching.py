@@ -312,7 +312,13 @@ class BatchingEngine:
     def _take_out(self, trajectory_id: int) -> _Request | None:
         if trajectory_id in self._running:
             return self._leave(trajectory_id)
-        return self._waiting.pop(trajectory_id, None)
+        if trajectory_id in self._waiting:
+            return self._waiting.pop(trajectory_id)
+        for sequence in self._finished:
+            if sequence.work.trajectory_id == trajectory_id:
+                self._finished.remove(sequence)
+                return sequence
+        return None
 
 
 def _stretch_s(steps: int, step_s: float, growth_s: float) -> float:
