@@ -1,0 +1,64 @@
+"""Workers' specs say where they run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from millrace.config.schema import Config
+from millrace.core.placement import Gpu, Host
+from millrace.placement.assign import CONTEXT_BYTES
+from millrace.placement.device import torch_device
+from millrace.session import compose
+from millrace.session.run_directory import RunDirectory
+
+GB = 1_000_000_000
+MODEL = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
+
+
+def test_roles_are_given_devices_shares_and_a_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file({"a": np.zeros((10, 20), np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    gpus = tuple(Gpu(i, "H100", 80 * GB, 80 * GB) for i in range(2))
+    monkeypatch.setattr(compose, "read_host", lambda: Host("played", 8, 100 * GB, 100 * GB, gpus))
+    config = Config.model_validate(
+        {
+            "model": {"path": str(tmp_path)},
+            "task": {"kind": "gym", "name": "gcd"},
+            "reward": {"kind": "gym"},
+            "rollout": {"replicas": 2, "python": "/other/python"},
+        }
+    )
+    fleet = compose.fleet(config, RunDirectory(tmp_path))
+    assert (fleet.trainer.place.devices, fleet.trainer.kwargs["device_share"]) == ((0,), 1.0)
+    assert fleet.trainer.place.python is None
+    for replica in fleet.replicas:
+        assert replica.place.devices == (1,)
+        assert replica.place.python == "/other/python"
+        assert (replica.kwargs["device"], replica.kwargs["device_share"]) == ("cuda", 0.5)
+    assert fleet.relay.place.variables["CUDA_VISIBLE_DEVICES"] == ""
+    assert fleet.relay.kwargs["slots"] == 7
+
+
+def test_a_share_of_a_gpu_bounds_what_torch_hands_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = []
+
+    class Properties:
+        total_memory = 80 * GB
+
+    class Tensor:
+        device = torch.device("cuda", 0)
+
+    monkeypatch.setattr(torch, "empty", lambda *_, device: Tensor())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties())
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda fraction, device: bounds.append(fraction)
+    )
+    assert torch_device("cuda", 0.25).type == "cuda"
+    assert torch_device("cuda").type == "cuda"
+    assert bounds == [0.25 - CONTEXT_BYTES / (80 * GB)]
