@@ -13,6 +13,8 @@ from tests.runs import make_start, summary
 from millrace.cli.app import run
 from millrace.observe.jsonl import read_events
 
+OFF_POLICY = "schedule={kind='laminar', staleness_max=4}"
+
 
 @pytest.fixture(scope="module")
 def other_python(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -26,7 +28,7 @@ def other_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_replicas_of_another_python_and_two_versions_train(other_python: str, tmp_path: Path) -> None:
     start, directory = make_start(tmp_path), tmp_path / "run"
-    sets = (f"rollout.python={other_python}", "weights.slots=2", "schedule={kind='laminar', staleness_max=4}")
+    sets = (f"rollout.python={other_python}", "rollout.replicas=1", "weights.slots=2", OFF_POLICY)
     arguments = [word for override in sets for word in ("--set", override)]
     assert run(["train", str(start), "--run-dir", str(directory), *arguments]) == 0
     assert summary(directory)["ended"] == "done"

@@ -6,8 +6,7 @@ standby weights, the KV of its slots), so it gets that and a tenth; the trainer 
 activations are what is not known.
 
 Cores. No worker is bound to a core. Each computes on one thread (`runtime.launcher.DEFAULTS`), and the
-kernel moves threads to free cores better than a fixed division, which also costs what a waiting worker
-leaves idle (measured: docs/experiments.md).
+kernel moves that to a free core; a fixed division would leave idle what a waiting worker does not use.
 
 Versions in the relay. Two are enough to run: one is read, one is written. More let a trajectory whose
 replica died go on under its version. They are kept where there is room: `SHARED_FRACTION` of what the
