@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.runs import make_start, summary
+from tests.runs import make_start
 
 from millrace.cli.app import run
 from millrace.observe.jsonl import read_events
@@ -31,7 +31,6 @@ def test_replicas_of_another_python_and_two_versions_train(other_python: str, tm
     sets = (f"rollout.python={other_python}", "rollout.replicas=1", "weights.slots=2", OFF_POLICY)
     arguments = [word for override in sets for word in ("--set", override)]
     assert run(["train", str(start), "--run-dir", str(directory), *arguments]) == 0
-    assert summary(directory)["ended"] == "done"
     events = list(read_events(directory / "events.jsonl"))
     assert sum(event.kind == "step" for event in events) == 4
     assert not [event for event in events if event.kind == "worker_died"]
