@@ -20,6 +20,7 @@ seed = 3
 
 [model]
 path = "start"
+device = "cpu"
 
 [task]
 kind = "gym"
@@ -48,6 +49,7 @@ kind = "synchronous"
 replicas = 2
 slots = 8
 max_sequence_tokens = 32
+exact = true
 report_interval_s = 0.02
 
 [checkpoints]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
+from millrace.core.errors import ConfigError
 from millrace.core.types import Finish, Progress, Sampling, Work
 from millrace.rollout.architecture import architecture_of
 from millrace.rollout.engine import Engine
@@ -88,6 +90,14 @@ def weights_into(engine: Engine, model: Any) -> None:
     named = dict(model.named_parameters())
     for buffer in engine.standby_buffers():
         buffer.data[:] = named[buffer.name].detach().view(-1).view(torch.uint8).numpy()
+
+
+def make_exact_engine(model: Any, version: int = 0, **options: Any) -> Engine:
+    """Skips the test where exactness cannot be had."""
+    try:
+        return make_engine(model, version, exact=True, **options)
+    except ConfigError as error:
+        pytest.skip(str(error))
 
 
 def make_engine(model: Any, version: int = 0, **options: Any) -> Engine:

@@ -1,8 +1,8 @@
 """What a trajectory gets does not depend on where, when and with whom it is computed.
 
-What holds, on a CPU in float32 (see `millrace.rollout.attention` and `rows`): tokens and log-probs of
-a trajectory are equal bit for bit whatever it is batched with, however its prompt is chunked or shared,
-and wherever it is resumed from partial tokens.
+What holds for an exact engine (`millrace.rollout.exact`): tokens and log-probs are equal bit for bit
+whatever a trajectory is batched with, however its prompt is chunked or shared, and wherever it is resumed
+from partial tokens.
 """
 
 from __future__ import annotations
@@ -10,22 +10,15 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
-from engine_models import CONFIGS, make_engine, make_model, make_work, prompt_of, run
+from engine_models import CONFIGS, make_engine, make_exact_engine, make_model, make_work, prompt_of, run
 
 from millrace.core.types import Sampling, Work
-from millrace.rollout.rows import row_padding
 
 SAMPLINGS = (
     Sampling(max_tokens=200),
     Sampling(max_tokens=90, temperature=0.8, top_p=0.95),
     Sampling(max_tokens=60, temperature=1.2, top_k=7),
     Sampling(max_tokens=40, temperature=0),
-)
-
-exact = pytest.mark.skipif(
-    not row_padding(torch.float32, "cpu").exact,
-    reason="this CPU's matrix kernels compute a row differently among others",
 )
 
 
@@ -41,30 +34,27 @@ def options(slots: int, prefill_chunk: int) -> dict[str, int]:
     return {"slots": slots, "prefill_chunk": prefill_chunk, "max_sequence_tokens": 400}
 
 
-@exact
 @pytest.mark.parametrize("name", CONFIGS)
 def test_batching_and_chunking_do_not_change_a_bit(name: str) -> None:
     model = make_model(name, scale=1.2)
-    together = run(make_engine(model, **options(24, 512)), works())
+    together = run(make_exact_engine(model, **options(24, 512)), works())
     shuffled = random.Random(0).sample(works(), 24)
-    assert run(make_engine(model, **options(5, 16)), shuffled) == together
+    assert run(make_exact_engine(model, **options(5, 16)), shuffled) == together
 
 
-@exact
 def test_a_trajectory_alone_equals_itself_in_a_batch() -> None:
     model = make_model(scale=1.2)
-    together = run(make_engine(model, **options(24, 512)), works())
+    together = run(make_exact_engine(model, **options(24, 512)), works())
     for work in (works()[0], works()[13], works()[23]):
         assert (
-            run(make_engine(model, **options(1, 512)), [work])[work.trajectory_id]
+            run(make_exact_engine(model, **options(1, 512)), [work])[work.trajectory_id]
             == together[work.trajectory_id]
         )
 
 
-@exact
 def test_resuming_elsewhere_from_partial_tokens_does_not_change_a_bit() -> None:
     model = make_model(scale=1.2)
-    whole = run(make_engine(model, **options(24, 512)), works())
+    whole = run(make_exact_engine(model, **options(24, 512)), works())
     cuts = {key: random.Random(key).randrange(len(tokens)) for key, (tokens, _, _) in whole.items()}
     resumed = [
         make_work(
@@ -73,7 +63,7 @@ def test_resuming_elsewhere_from_partial_tokens_does_not_change_a_bit() -> None:
         for w in works()
         for cut in [cuts[w.trajectory_id]]
     ]
-    rest = run(make_engine(model, **options(7, 33)), resumed)
+    rest = run(make_exact_engine(model, **options(7, 33)), resumed)
     for key, (tokens, logprobs, finish) in whole.items():
         assert rest[key] == (tokens[cuts[key] :], logprobs[cuts[key] :], finish)
 

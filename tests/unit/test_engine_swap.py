@@ -9,6 +9,7 @@ from engine_models import (
     collect,
     drain,
     make_engine,
+    make_exact_engine,
     make_model,
     make_work,
     prompt_of,
@@ -16,9 +17,9 @@ from engine_models import (
     weights_into,
 )
 
+from millrace.compute import dtypes
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.types import Sampling
-from millrace.rollout.rows import row_padding
 
 SAMPLING = Sampling(max_tokens=40)
 
@@ -37,7 +38,7 @@ def buffers_of(model) -> list[NamedBuffer]:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_after_a_swap_the_engine_equals_a_fresh_one(name: str) -> None:
     old, new = make_model(name, seed=1), make_model(name, seed=2)
-    engine = make_engine(old, version=1, eos_ids=())
+    engine = make_exact_engine(old, version=1, eos_ids=())
     before = run(engine, works())
     weights_into(engine, new)
     engine.swap(2)
@@ -45,15 +46,13 @@ def test_after_a_swap_the_engine_equals_a_fresh_one(name: str) -> None:
         [make_work(w.trajectory_id, w.prompt, SAMPLING, group_id=w.group_id, lease=1) for w in works()]
     )
     after = collect(drain(engine))
-    assert after == run(make_engine(new, eos_ids=()), works()) and after != before
+    assert after == run(make_exact_engine(new, eos_ids=()), works()) and after != before
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_trajectories_in_flight_go_on_as_in_a_fresh_engine_that_resumes_them(name: str) -> None:
-    if not row_padding(torch.float32, "cpu").exact:
-        pytest.skip("this CPU's matrix kernels compute a row differently among others")
     old, new = make_model(name, seed=1), make_model(name, seed=2)
-    engine = make_engine(old, version=1, eos_ids=(), prefill_chunk=16)
+    engine = make_exact_engine(old, version=1, eos_ids=(), prefill_chunk=16)
     engine.submit(works())
     for _ in range(15):
         engine.step()
@@ -68,7 +67,9 @@ def test_trajectories_in_flight_go_on_as_in_a_fresh_engine_that_resumes_them(nam
         )
         for w in works()
     ]
-    assert collect([p for p in progress if p.version == 2]) == run(make_engine(new, eos_ids=()), resumed)
+    assert collect([p for p in progress if p.version == 2]) == run(
+        make_exact_engine(new, eos_ids=()), resumed
+    )
 
 
 def test_a_released_trajectory_tells_its_versions_apart() -> None:
@@ -121,15 +122,30 @@ def test_the_engine_computes_with_exactly_the_digested_buffers(name: str) -> Non
     assert engine.digest() == digest
 
 
-def test_bfloat16_weights_are_served_as_published() -> None:
+@pytest.mark.parametrize("fast", [True, False])
+def test_bfloat16_weights_are_served_as_published(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dtypes, "multiplies_bfloat16", lambda: fast)
     model = make_model().to(torch.bfloat16)
     engine = make_engine(model, dtype=torch.bfloat16)
+    assert engine.computes.startswith("bfloat16" if fast else "float32 (bfloat16 weights")
     expected = [
         NamedBuffer(name, "bfloat16", tuple(p.shape), p.detach().view(-1).view(torch.uint8).numpy())
         for name, p in model.named_parameters()
     ]
     assert engine.digest() == digest_buffers(expected)
     assert len(run(engine, works())) == 6
+
+
+def test_weights_in_another_format_are_served_from_the_swap_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dtypes, "multiplies_bfloat16", lambda: False)
+    engine = make_engine(make_model().to(torch.bfloat16), dtype=torch.bfloat16)
+    before = engine.digest()
+    weights_into(engine, make_model(seed=1).to(torch.bfloat16))
+    assert engine.digest() == before
+    engine.swap(2)
+    assert engine.digest() != before
 
 
 def test_before_the_first_swap_nothing_is_served() -> None:

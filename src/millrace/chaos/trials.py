@@ -61,7 +61,11 @@ def kill_and_resume(
     seed: int,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Check]:
-    """The controller killed once in each of `points` runs: the weights must come out bit for bit."""
+    """The controller killed once in each of `points` runs: the weights must come out bit for bit.
+
+    The engine is exact (`rollout.exact`); where it cannot be, the first run ends with the reason.
+    """
+    overrides = [*overrides, "rollout.exact=true"]
     if load(config_file, overrides).staleness_bound != 0:
         raise ConfigError(
             "equal weights need a deterministic run: add --set schedule.kind=synchronous, or leave "

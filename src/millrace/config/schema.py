@@ -35,7 +35,8 @@ class Model(Section):
     path: str
     """A Hugging Face model directory: config, safetensors weights, tokenizer."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the engine and of published weights. The trainer's master weights are always float32."""
+    """Of published weights. The trainer's master weights are always float32. Products are computed in it, but
+    in float32 on a CPU without instructions for bfloat16."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where there is one."""
     recompute: bool = False
@@ -306,6 +307,9 @@ class Rollout(Section):
     """Prompt tokens computed between two decode steps."""
     report_interval_s: float = Field(default=0.1, gt=0, le=60)
     """How often a replica streams new tokens."""
+    exact: bool = False
+    """Tokens and log-probs of a trajectory do not depend, bit for bit, on what is computed beside it, where,
+    or after which restart. On a CPU only, slower, on one thread; refused where it cannot be had."""
 
 
 class Weights(Section):

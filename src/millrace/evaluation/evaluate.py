@@ -43,6 +43,7 @@ def evaluate(config: Config, *, prompts: int, samples: int, correct_at: float = 
         slots=config.rollout.slots,
         max_sequence_tokens=config.rollout.max_sequence_tokens,
         prefill_chunk=config.rollout.prefill_chunk,
+        exact=config.rollout.exact,
     )
     s = config.sampling
     greedy = Sampling(s.max_tokens, temperature=0.0, stop_strings=s.stop)

@@ -1,11 +1,11 @@
 """Attention over cached keys and values: one kernel for decoding and for prefill.
 
 Prefill attends one query position at a time exactly as decoding does: the same product shapes, only
-with more of them in a batch, all reading the same cached keys through a zero stride. On top of that,
-keys are padded to a multiple of `BUCKET` (masked ones contribute exact zeros) and the weighted sum
-over values runs in blocks of `BLOCK` keys, because matrix kernels split longer reductions by their
-length. A position's output therefore depends on its own sequence only, bit for bit, and not on
-whether it was prefilled or decoded, in which chunk, or with which neighbours.
+with more of them in a batch, all reading the same cached keys through a zero stride. Keys are padded
+to a multiple of `BUCKET`; masked ones contribute exact zeros. With `exact`, the weighted sum over
+values runs bucket by bucket, because matrix kernels split longer sums by their length. Then a position's
+output depends on its own sequence only, bit for bit, and not on whether it was prefilled or decoded, in
+which chunk, or with which neighbours.
 
 Shape suffixes: M rows (tokens), N slots, H query heads, K kv heads, G = H / K, D head_dim, L keys.
 """
@@ -22,17 +22,20 @@ from millrace.rollout.cache import KVCache
 Tensor = torch.Tensor
 
 BUCKET = 64
-BLOCK = 256
 
 
-def attend(q_BGD: Tensor, k_BDL: Tensor, v_BLD: Tensor, bias_B1L: Tensor) -> Tensor:
-    """softmax(q k / sqrt(D) + bias) v for B independent queries."""
+def attend(
+    q_BGD: Tensor, k_BDL: Tensor, v_BLD: Tensor, bias_B1L: Tensor, *, block: int | None = None
+) -> Tensor:
+    """softmax(q k / sqrt(D) + bias) v for B independent queries; the sum in blocks of `block` keys."""
     scale = q_BGD.shape[2] ** -0.5
     scores = torch.baddbmm(bias_B1L, q_BGD, k_BDL, alpha=scale)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v_BLD.dtype)
-    out = torch.bmm(weights[..., :BLOCK], v_BLD[:, :BLOCK])
-    for start in range(BLOCK, v_BLD.shape[1], BLOCK):
-        stop = start + BLOCK
+    if block is None:
+        return torch.bmm(weights, v_BLD)
+    out = torch.bmm(weights[..., :block], v_BLD[:, :block])
+    for start in range(block, v_BLD.shape[1], block):
+        stop = start + block
         out.baddbmm_(weights[..., start:stop], v_BLD[:, start:stop])
     return out
 
@@ -56,8 +59,9 @@ class DecodeAttention:
     only moved on, until the longest sequence leaves its bucket: `num_steps` tokens can be decoded.
     """
 
-    def __init__(self, cache: KVCache, positions: Sequence[int]) -> None:
+    def __init__(self, cache: KVCache, positions: Sequence[int], *, exact: bool = False) -> None:
         self._cache, self._count = cache, len(positions)
+        self._block = BUCKET if exact else None
         device, (kv_heads, head_dim) = cache.values.device, (cache.values.shape[2], cache.values.shape[4])
         self._num_keys = bucketed(max(positions) + 1)
         self.num_steps = self._num_keys - max(positions)
@@ -81,6 +85,7 @@ class DecodeAttention:
             keys[:count].flatten(0, 1)[..., :num_keys],
             values[:count].flatten(0, 1)[:, :num_keys],
             self._bias,
+            block=self._block,
         )
         out_MHD[:count] = out.view(count, -1, head_dim)
 
@@ -105,8 +110,9 @@ class Segment:
 class PrefillAttention:
     """Consecutive positions of several slots, packed one segment after another."""
 
-    def __init__(self, cache: KVCache, segments: Sequence[Segment]) -> None:
+    def __init__(self, cache: KVCache, segments: Sequence[Segment], *, exact: bool = False) -> None:
         self._cache, self._plan = cache, []
+        self._block = BUCKET if exact else None
         device, dtype, row = cache.keys.device, cache.keys.dtype, 0
         for segment in segments:
             stop = segment.start + segment.count
@@ -130,4 +136,5 @@ class PrefillAttention:
                     keys[head, :, :num_keys].expand(segment.count, -1, -1),
                     values[head, :num_keys].expand(segment.count, -1, -1),
                     bias,
+                    block=self._block,
                 )

@@ -6,6 +6,7 @@ has all but its last token computed, and the longest stays in its bucket of keys
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import torch
@@ -25,18 +26,26 @@ class DecodeBatch:
 
     Attributes:
         sequences  of the ready slots, in their order
-        tokens     (M,) the last token of each slot, padded to M rows
+        tokens     (M,) the last token of each slot; M = `pad` of the number of slots
         positions  (M,) its position
         rows       the ready slots, or None if these are all of [0, count)
     """
 
-    def __init__(self, running: Seq[Sequence], ready: Seq[int], cache: KVCache, row_multiple: int) -> None:
+    def __init__(
+        self,
+        running: Seq[Sequence],
+        ready: Seq[int],
+        cache: KVCache,
+        *,
+        pad: Callable[[int], int],
+        exact: bool,
+    ) -> None:
         self.slots, self.count = list(ready), ready[-1] + 1
         self.sequences = [running[slot] for slot in ready]
         works = [sequence.work for sequence in self.sequences]
-        positions, padding = cache.lengths[: self.count], [0] * (-self.count % row_multiple)
+        positions, padding = cache.lengths[: self.count], [0] * (pad(self.count) - self.count)
         device = cache.values.device
-        self.attention = DecodeAttention(cache, positions)
+        self.attention = DecodeAttention(cache, positions, exact=exact)
         last = [sequence.tokens[-1] for sequence in running[: self.count]]
         self.tokens = torch.tensor(last + padding, device=device)
         self.positions = torch.tensor(positions + padding, device=device)

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 
 import torch
 
+from millrace.compute.dtypes import computing_dtype
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import DataError, WeightsError
 from millrace.core.types import Progress, ReplicaLoad, Work
@@ -24,8 +26,10 @@ from millrace.rollout.architecture import Architecture
 from millrace.rollout.attention import PrefillAttention, Segment, bucketed
 from millrace.rollout.cache import KVCache
 from millrace.rollout.decode import DecodeBatch
-from millrace.rollout.model import Decoder
+from millrace.rollout.exact import check_attention, exact_products, one_thread
+from millrace.rollout.forward import ForwardPass
 from millrace.rollout.parameters import Parameters
+from millrace.rollout.products import Products
 from millrace.rollout.sequence import Sequence
 
 # Leases remembered to refuse repeats of old commands, far beyond what can be under way at once.
@@ -36,8 +40,11 @@ class Engine:
     """Serves version `version` (-1: none yet, nothing is generated).
 
     Args:
+        dtype: of published weights; computed in is what this machine is fast in (`computing_dtype`).
         eos_ids: token ids that end a completion.
         decode: tokens to text, needed for stop strings only.
+        exact: a trajectory's tokens and log-probs do not depend, bit for bit, on what it is computed beside.
+    Raises: ConfigError where that cannot be had.
     """
 
     def __init__(
@@ -51,19 +58,21 @@ class Engine:
         prefill_chunk: int,
         eos_ids: Iterable[int],
         decode: Callable[[list[int]], str] | None,
+        exact: bool = False,
     ) -> None:
         self._device = device
         self.version = -1
         self.max_sequence_tokens = max_sequence_tokens
         self._architecture, self._prefill_chunk = architecture, prefill_chunk
         self._eos_ids, self._decode_text = frozenset(eos_ids), decode
-        self._active = Parameters(architecture, dtype, device)
-        self._standby = Parameters(architecture, dtype, device)
-        on_host = device.type == "cpu"
-        self._landing = None if on_host else Parameters(architecture, dtype, torch.device("cpu"))
+        self.exact, self._dtype, computing = exact, dtype, computing_dtype(dtype, device)
+        self._active = Parameters(architecture, computing, device)
+        self._standby = Parameters(architecture, computing, device)
+        lands = device.type == "cpu" and computing == dtype  # a pull writes what is computed with
+        self._landing = None if lands else Parameters(architecture, dtype, torch.device("cpu"))
         self._settled = False  # the standby set has what landed
         num_positions = bucketed(max_sequence_tokens)
-        self._decoder = Decoder(architecture, num_positions, dtype, device)
+        self._forward = ForwardPass(architecture, num_positions, computing, device)
         shape = (
             architecture.num_layers,
             slots,
@@ -71,7 +80,13 @@ class Engine:
             num_positions,
             architecture.head_dim,
         )
-        self._cache = KVCache(shape, dtype, device)
+        self._cache = KVCache(shape, computing, device)
+        if exact:
+            self._forward.products = exact_products(
+                self._forward, self._active, slots=slots, rows=max(slots, prefill_chunk)
+            )
+            check_attention(self._cache, group=architecture.num_heads // architecture.num_kv_heads)
+        self.computes = _computes(dtype, computing, self._forward.products, exact=exact)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # index = slot
         self._batch: DecodeBatch | None = None  # of the last step, if it still holds
@@ -139,14 +154,15 @@ class Engine:
 
     # ------------------------------------------------------------ weights
 
-    def buffers(self) -> list[NamedBuffer]:
-        """The tensors the engine computes with now, as bytes under their Hugging Face names."""
-        return self._active.buffers()
+    def buffers(self) -> Iterator[NamedBuffer]:
+        """The tensors the engine computes with now, as bytes in the published dtype under their Hugging
+        Face names. A wider dtype to compute in holds the same numbers, so rounding loses nothing."""
+        return self._active.buffers(self._dtype)
 
     def standby_buffers(self) -> list[NamedBuffer]:
         """Writable bytes of the set of weights that the next `swap` will serve."""
         self._settled = False
-        return (self._landing or self._standby).buffers()
+        return list((self._landing or self._standby).buffers())
 
     def load_standby(self, model_path: str) -> None:
         """Fill the standby weights from the safetensors files of a Hugging Face directory."""
@@ -164,7 +180,7 @@ class Engine:
         Steps may go on meanwhile in another thread: they do not touch the standby set.
         """
         self._settle()
-        return digest_buffers(self._standby.buffers())
+        return digest_buffers(self._standby.buffers(self._dtype))
 
     def _settle(self) -> None:
         if self._landing is not None and not self._settled:
@@ -193,6 +209,10 @@ class Engine:
         """
         if not self.has_work:
             return
+        with one_thread() if self.exact else nullcontext():
+            self._step()
+
+    def _step(self) -> None:
         while self._waiting and self._cache.can_allocate:
             slot = self._cache.allocate()
             assert slot == len(self._running), (slot, len(self._running))
@@ -210,8 +230,8 @@ class Engine:
         if segments:
             tokens = [t for s in segments for t in self._running[s.slot].tokens[s.start : s.start + s.count]]
             positions = [p for s in segments for p in range(s.start, s.start + s.count)]
-            attention = PrefillAttention(self._cache, segments)
-            self._decoder.hidden(self._active, self._padded(tokens), self._padded(positions), attention)
+            attention = PrefillAttention(self._cache, segments, exact=self.exact)
+            self._forward.hidden(self._active, self._padded(tokens), self._padded(positions), attention)
             for segment in segments:
                 self._cache.extend(segment.slot, segment.count)
             self._prefilled += len(tokens)
@@ -250,8 +270,8 @@ class Engine:
         batch = self._batch or self._decode_batch()
         if batch is None:
             return
-        hidden = self._decoder.hidden(self._active, batch.tokens, batch.positions, batch.attention)
-        logits = self._decoder.logits(self._active, hidden, batch.count)
+        hidden = self._forward.hidden(self._active, batch.tokens, batch.positions, batch.attention)
+        logits = self._forward.logits(self._active, hidden, batch.count)
         if batch.rows is not None:
             logits = logits[batch.rows]
         self._refuse_non_finite(batch.sequences, logits)
@@ -264,7 +284,10 @@ class Engine:
 
     def _decode_batch(self) -> DecodeBatch | None:
         ready = [slot for slot in range(len(self._running)) if self._ready(slot)]
-        return DecodeBatch(self._running, ready, self._cache, self._decoder.row_multiple) if ready else None
+        if not ready:
+            return None
+        pad = self._forward.products.rows
+        return DecodeBatch(self._running, ready, self._cache, pad=pad, exact=self.exact)
 
     def _note(self, batch: DecodeBatch, tokens: list[int], logprobs: list[float]) -> None:
         for slot, sequence, token, logprob in zip(
@@ -295,7 +318,7 @@ class Engine:
         return self._cache.lengths[slot] == len(self._running[slot].tokens) - 1
 
     def _padded(self, numbers: list[int]) -> torch.Tensor:
-        padding = [0] * (-len(numbers) % self._decoder.row_multiple)
+        padding = [0] * (self._forward.products.rows(len(numbers)) - len(numbers))
         return torch.tensor(numbers + padding, device=self._device)
 
     def _vacate(self, slot: int) -> Sequence:
@@ -339,3 +362,9 @@ class Engine:
             raise DataError(f"{where} has token ids outside [0, {vocab}): another tokenizer's?")
         if work.sampling.stop_strings and self._decode_text is None:
             raise DataError(f"{where} has stop strings, but the engine has no tokenizer to find them with")
+
+
+def _computes(published: torch.dtype, computing: torch.dtype, products: Products, *, exact: bool) -> str:
+    weights = "" if computing == published else f" ({published} weights: this CPU is slow in that)"
+    exactness = f"exact, {products} on one thread" if exact else "not exact"
+    return f"{computing}{weights}; {exactness}".replace("torch.", "")

@@ -26,12 +26,14 @@ def load_engine(
     slots: int = 32,
     max_sequence_tokens: int = 512,
     prefill_chunk: int = 512,
+    exact: bool = False,
 ) -> Engine:
     """An engine for the model in `model_path`.
 
     With `weights` it serves the directory's own as version 0; without, it reads no weight file and
     serves nothing until its first swap. `device` "auto" is cuda where there is one.
-    Raises: DataError for a model the engine cannot run or read; ConfigError for a device that is not there.
+    Raises: DataError for a model the engine cannot run or read; ConfigError for a device that is not there,
+    or where exactness cannot be had.
     """
     reading = partial(boundary, "the engine", f"`model.path`: read the model in {model_path}", DataError)
     architecture = read_architecture(model_path)
@@ -45,6 +47,7 @@ def load_engine(
         slots=slots,
         max_sequence_tokens=max_sequence_tokens,
         prefill_chunk=prefill_chunk,
+        exact=exact,
         eos_ids=eos_ids,
         decode=text_decoder(tokenizer),
     )

@@ -57,9 +57,11 @@ class Parameters:
             raise DataError(f"the torch engine knows no use for these parameters of the model: {left[:8]}")
         self.named: dict[str, Tensor] = {name: views[name] for name in self._shapes}
 
-    def buffers(self) -> list[NamedBuffer]:
-        """Every tensor as bytes, in state-dict order. On the CPU these are views: writing writes."""
-        return [_as_buffer(name, tensor) for name, tensor in self.named.items()]
+    def buffers(self, dtype: torch.dtype | None = None) -> Iterator[NamedBuffer]:
+        """Every tensor as bytes, of `dtype` if given, in state-dict order. On the CPU and in their own dtype
+        these are views: writing writes. Otherwise each is a copy, made when its turn comes."""
+        wanted = dtype or self._dtype
+        return (_as_buffer(name, tensor.to("cpu", wanted)) for name, tensor in self.named.items())
 
     def load(self, model_path: str) -> None:
         """Fill every tensor from the safetensors files of a Hugging Face directory.
@@ -125,7 +127,7 @@ class Parameters:
 
 def _as_buffer(name: str, tensor: Tensor) -> NamedBuffer:
     assert tensor.is_contiguous(), name
-    data = tensor.cpu().reshape(-1).view(torch.uint8).numpy()
+    data = tensor.reshape(-1).view(torch.uint8).numpy()
     return NamedBuffer(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
 
 

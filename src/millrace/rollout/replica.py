@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +54,7 @@ class TorchReplica:
         report_interval_s: float,
         open_reader: str,
         device_share: float = 1.0,
+        exact: bool = False,
     ) -> None:
         self._name = name
         self._report_interval_s = min(report_interval_s, _HEARTBEAT_S)
@@ -72,7 +74,9 @@ class TorchReplica:
                 slots=slots,
                 max_sequence_tokens=max_sequence_tokens,
                 prefill_chunk=prefill_chunk,
+                exact=exact,
             )
+        sys.stderr.write(f"{name} computes in {self._engine.computes}\n")  # a worker's stderr is its log
         self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-engine")
         self._pull_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-pull")
         self._wake = asyncio.Event()

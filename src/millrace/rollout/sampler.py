@@ -41,7 +41,8 @@ class Sampler:
         if self._cut is not None:
             logits_NV = logits_NV.index_copy(0, self._cut, self._truncation(logits_NV[self._cut]))
         logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
-        cumulative_NV = logprobs_NV.exp().cumsum(dim=-1, dtype=torch.float64)
+        # Not `logprobs_NV.exp()`: what rounds a number there depends on where in memory it lies.
+        cumulative_NV = logits_NV.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
         thresholds = uniforms_N[:, None] * cumulative_NV[:, -1:]
         tokens_N = torch.searchsorted(cumulative_NV, thresholds, right=True)[:, 0]
         if self._greedy is not None:

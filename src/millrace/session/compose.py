@@ -116,6 +116,7 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
         "slots": rollout.slots,
         "max_sequence_tokens": rollout.max_sequence_tokens,
         "prefill_chunk": rollout.prefill_chunk,
+        "exact": rollout.exact,
         "report_interval_s": rollout.report_interval_s,
         "open_reader": "millrace.weights.ring:open_reader",
     }

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from millrace.algorithms import build
+from millrace.compute.dtypes import computing_dtype
 from millrace.config.schema import Config
 from millrace.core.errors import (
     DataError,
@@ -197,7 +198,7 @@ def _policy_trainer(config: Config, device: torch.device) -> PolicyTrainer:
         token_budget=config.batch.token_budget,
         max_tokens=config.sampling.max_tokens,
         temperature=config.sampling.temperature,
-        dtype=_dtype(config),
+        dtype=computing_dtype(_dtype(config), device),
     )
     return PolicyTrainer(model, algorithm, settings, reference=reference)
 

@@ -1,7 +1,5 @@
 """The decoder's forward pass: tokens in rows, any mixture of sequences, keys and values cached.
 
-Rows are padded (see `rows`), so that a row's result does not depend on how many others there are.
-
 Shape suffixes: M rows, H query heads, K kv heads, D head_dim, I intermediate, V vocabulary.
 """
 
@@ -14,20 +12,23 @@ import torch.nn.functional as F
 
 from millrace.rollout.architecture import Architecture
 from millrace.rollout.parameters import Layer, Parameters
-from millrace.rollout.rows import row_padding
+from millrace.rollout.products import FASTEST, Products
 
 Tensor = torch.Tensor
 Attention = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
 
 
-class Decoder:
-    """Stateless but for the rotary tables: weights and attention are arguments of every call."""
+class ForwardPass:
+    """Stateless but for the rotary tables: weights and attention are arguments of every call.
+
+    `products` says how rows are multiplied, and may be exchanged between two calls.
+    """
 
     def __init__(
         self, architecture: Architecture, num_positions: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._architecture = architecture
-        self.row_multiple = row_padding(dtype, device.type).multiple
+        self.products: Products = FASTEST
         cos, sin = architecture.rotary_tables(num_positions, dtype, device)
         sin[:, : architecture.head_dim // 2] *= -1
         self._cos, self._sin = cos.unsqueeze(1), sin.unsqueeze(1)
@@ -36,21 +37,22 @@ class Decoder:
     def hidden(
         self, weights: Parameters, tokens_M: Tensor, positions_M: Tensor, attention: Attention
     ) -> Tensor:
-        """Final hidden states (M, hidden). M is a multiple of `row_multiple`; padding rows hold rubbish,
-        and `attention` skips them."""
+        """Final hidden states (M, hidden). M is as `products.rows` wants it; padding rows hold rubbish, and
+        `attention` skips them."""
         shape = self._architecture
         rotary = self._cos[positions_M], self._sin[positions_M]
         x = F.embedding(tokens_M, weights.embedding)
         attended = x.new_zeros((len(x), shape.num_heads, shape.head_dim))
         for index, layer in enumerate(weights.layers):
             self._attention(index, layer, self._norm(x, layer.input_norm), rotary, attention, attended)
-            _project(x, attended.view(len(x), -1), layer.out, layer.out_bias)
-            _project(x, self._gated(layer, self._norm(x, layer.post_norm)), layer.down, layer.down_bias)
+            self.products.add_linear(x, attended.view(len(x), -1), layer.out, layer.out_bias)
+            gated = self._gated(layer, self._norm(x, layer.post_norm))
+            self.products.add_linear(x, gated, layer.down, layer.down_bias)
         return self._norm(x, weights.norm)
 
     def logits(self, weights: Parameters, hidden: Tensor, count: int) -> Tensor:
         """(count, V) in float32."""
-        return F.linear(hidden, weights.head)[:count].float()
+        return self.products.linear(hidden, weights.head, None)[:count].float()
 
     def _attention(
         self,
@@ -63,7 +65,7 @@ class Decoder:
     ) -> None:
         shape = self._architecture
         heads, kv_heads = shape.num_heads, shape.num_kv_heads
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, shape.head_dim)
+        qkv = self.products.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, shape.head_dim)
         qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             qk = self._norm(qk)
@@ -73,7 +75,7 @@ class Decoder:
         attention(index, qk[:, :heads], qk[:, heads:], v, attended)
 
     def _gated(self, layer: Layer, x: Tensor) -> Tensor:
-        gate, up = F.linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=1)
+        gate, up = self.products.linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=1)
         return F.silu(gate).mul_(up)
 
 
@@ -93,13 +95,6 @@ class RootMeanSquare:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         out = x * torch.addcmul(self._eps_1, norm, norm, value=1 / x.shape[-1]).rsqrt_()
         return out if weight is None else out.mul_(weight)
-
-
-def _project(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """x += y weight^T + bias"""
-    x.addmm_(y, weight.t())
-    if bias is not None:
-        x += bias
 
 
 def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:

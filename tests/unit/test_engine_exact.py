@@ -1,0 +1,70 @@
+"""Exactness is found by trying the loaded model, or refused with the reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_models import CONFIGS, make_engine, make_model, make_work, run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.core.errors import ConfigError
+from millrace.core.types import Sampling
+from millrace.rollout import attention, exact
+from millrace.rollout.products import Products
+
+WORKS = [make_work(i, [5, 6, 7 + i], Sampling(max_tokens=20)) for i in range(5)]
+
+
+@given(tile=st.sampled_from([8, 16, 96]), count=st.integers(1, 5000))
+def test_padding_fills_tiles_and_wastes_at_most_a_quarter(tile: int, count: int) -> None:
+    rows = Products(tile).rows(count)
+    assert rows % tile == 0 and count <= rows < count * 1.25 + tile
+    assert Products(tile).rows(rows) == rows
+
+
+def test_without_exactness_nothing_is_padded() -> None:
+    assert [Products().rows(count) for count in (1, 7, 100)] == [1, 7, 100]
+    assert make_engine(make_model()).computes.endswith("not exact")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_computed_alone_give_what_one_product_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(name)
+    expected = run(make_engine(model), WORKS)
+    monkeypatch.setattr(exact, "CANDIDATES", (Products(8, alone=True),))
+    engine = make_engine(model, exact=True)
+    assert "each row alone" in engine.computes
+    for key, (tokens, logprobs, _) in run(engine, WORKS).items():
+        assert tokens == expected[key][0]
+        torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(expected[key][1]))
+
+
+def test_products_that_mix_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = Products.linear
+
+    def mixing(self: Products, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        return linear(self, x, *others) * (1 + len(x) * 1e-6)
+
+    monkeypatch.setattr(Products, "linear", mixing)
+    with pytest.raises(ConfigError, match=r"`rollout.exact` cannot be had here: a row's result changes"):
+        make_engine(make_model(), exact=True)
+
+
+def test_attention_that_depends_on_masked_keys_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_length(q: torch.Tensor, k: torch.Tensor, *others: torch.Tensor, block: int) -> torch.Tensor:
+        return attention.attend(q, k, *others, block=block) * k.shape[2]
+
+    monkeypatch.setattr(exact, "attend", by_length)
+    with pytest.raises(ConfigError, match="attention over 64 keys changes"):
+        make_engine(make_model(), exact=True)
+
+
+def test_an_exact_engine_leaves_the_number_of_threads_alone() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run(make_engine(make_model(), exact=True), WORKS)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
