@@ -68,3 +68,10 @@ def test_an_exact_engine_leaves_the_number_of_threads_alone() -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
+
+
+def test_engines_with_other_slots_and_chunks_choose_alike() -> None:
+    model = make_model()
+    small = make_engine(model, exact=True, slots=2, prefill_chunk=16)
+    large = make_engine(model, exact=True, slots=24, prefill_chunk=512)
+    assert small.computes == large.computes

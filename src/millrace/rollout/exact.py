@@ -27,6 +27,9 @@ from millrace.rollout.products import Products
 
 Tensor = torch.Tensor
 
+# At least so many rows are tried, whatever the engine's settings: engines that differ in them choose alike,
+# and a trajectory comes out the same in each.
+ROWS_MIN, LOGITS_MIN = 512, 128
 CANDIDATES = (*(Products(tile) for tile in (8, 16, 32, 64, 96, 192)), Products(8, alone=True))
 
 
@@ -46,7 +49,7 @@ def one_thread() -> Iterator[None]:
 
 @torch.inference_mode()
 def exact_products(forward: ForwardPass, weights: Parameters, *, slots: int, rows: int) -> Products:
-    """The first of `CANDIDATES` with which rows are independent: up to `rows` of hidden states and up to
+    """The first of `CANDIDATES` with which rows are independent: at least `rows` of hidden states and
     `slots` of logits.
 
     `weights` are filled with random numbers: give a set that is not served.
@@ -72,7 +75,7 @@ def exact_products(forward: ForwardPass, weights: Parameters, *, slots: int, row
         for products in CANDIDATES:
             if all(
                 _rows_are_independent(partial(compute, products), products, vocab, limit, generator)
-                for compute, limit in ((logits, slots), (hidden, rows))
+                for compute, limit in ((logits, max(slots, LOGITS_MIN)), (hidden, max(rows, ROWS_MIN)))
             ):
                 return products
     raise _refusal("a row's result changes with the number of rows, however they are padded")
