@@ -264,3 +264,13 @@ def test_many_workers_start_at_once_and_two_runtimes_live_side_by_side() -> None
 
 def test_closing_a_runtime_that_never_spawned_is_nothing() -> None:
     asyncio.run(LocalRuntime().close())
+
+
+def test_epochs_go_on_in_the_next_session_of_a_run(tmp_path: Path) -> None:
+    async def session() -> int:
+        runtime = LocalRuntime(log_dir=tmp_path)
+        worker = await runtime.spawn("host/worker", PROCESS)
+        await runtime.close()
+        return worker.epoch
+
+    assert [asyncio.run(session()) for _ in range(2)] == [1, 2]

@@ -12,6 +12,7 @@ import msgspec
 from millrace.core.errors import DataError, writing
 from millrace.core.events import Event
 from millrace.observe.scalars import step_scalars
+from millrace.observe.thinned import Thinned
 
 _ENCODER = msgspec.json.Encoder(enc_hook=repr)  # an odd field is shown, never raised
 _TAIL_BYTES = 65536
@@ -20,13 +21,18 @@ _TAIL_BYTES = 65536
 class EventLog:
     """Appends every event as one line: `kind`, `time_s`, `wall_s` and the event's own fields.
 
-    A line is written at once: a killed run keeps its lines, and `tail -f` follows a live run.
+    A line is written at once: a killed run keeps its lines, and `tail -f` follows a live run. Of a
+    long run it keeps the reports of replicas only now and then; see `observe.thinned`.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = _append(path)
+        self._thinned = Thinned(self._write)
 
     def __call__(self, event: Event) -> None:
+        self._thinned(event)
+
+    def _write(self, event: Event) -> None:
         head = {"kind": event.kind, "time_s": event.time_s, "wall_s": event.wall_s}
         _write_line(self._file, head | event.fields)
 

@@ -34,6 +34,8 @@ class LocalRuntime:
     that hears nothing for `silence_s_max` stops itself; one that does not answer for `answer_s` while it is
     made is given up (None: off).
 
+    Epochs go on from the logs in `log_dir`: a worker of an earlier session is never taken for one of this.
+
     The first spawn starts the forkserver and binds the runtime to the running loop.
     """
 
@@ -49,7 +51,7 @@ class LocalRuntime:
             raise WorkerError("the local runtime needs Linux 5.3 or newer (pidfd_open)")
         self._preload, self._log_dir = preload, log_dir
         self._silence_s_max, self._answer_s = silence_s_max, answer_s
-        self._epochs: dict[str, int] = {}
+        self._epochs = _past_epochs(log_dir)  # of the newest incarnation, by `_file_name`
         self._handles: set[LocalHandle] = set()
         self._launcher: Launcher | None = None
         self._closed = False
@@ -107,7 +109,7 @@ class LocalRuntime:
             raise WorkerError(f"cannot spawn {name}: the runtime is closed")
         if self._launcher is None or self._launcher.gone.done():
             self._launcher = Launcher(self._preload)
-        epoch = self._epochs[name] = self._epochs.get(name, 0) + 1
+        epoch = self._epochs[_file_name(name)] = self._epochs.get(_file_name(name), 0) + 1
         handle = LocalHandle(name, epoch, self._launcher)
         self._handles.add(handle)
         handle.dead.add_done_callback(lambda _: self._handles.discard(handle))
@@ -120,7 +122,7 @@ class LocalRuntime:
             yield None
             return
         self._log_dir.mkdir(parents=True, exist_ok=True)
-        path = self._log_dir / f"{handle.name.replace('/', '_')}.{handle.epoch}.log"
+        path = self._log_dir / f"{_file_name(handle.name)}.{handle.epoch}.log"
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             yield fd
@@ -133,3 +135,17 @@ def _check_place(name: str, place: Place) -> None:
         raise WorkerError(f"cannot spawn {name} on {place.host!r}: this runtime starts workers here only")
     if place.ranks != 1:
         raise WorkerError(f"cannot spawn {name} with {place.ranks} ranks: here a worker is one process")
+
+
+def _file_name(name: str) -> str:
+    return name.replace("/", "_")
+
+
+def _past_epochs(log_dir: Path | None) -> dict[str, int]:
+    """The newest epoch of every worker that has a log there."""
+    epochs: dict[str, int] = {}
+    for path in log_dir.glob("*.*.log") if log_dir is not None else ():
+        name, _, epoch = path.name.removesuffix(".log").rpartition(".")
+        if epoch.isdecimal():
+            epochs[name] = max(epochs.get(name, 0), int(epoch))
+    return epochs

@@ -27,7 +27,6 @@ from safetensors.torch import load_file, save_file
 
 from millrace.core.errors import DataError, boundary, writing
 from millrace.trainer.model import named_weights, not_finite
-from millrace.trainer.parallel import whole
 from millrace.trainer.trainer import PolicyTrainer
 
 FORMAT = 1
@@ -56,7 +55,7 @@ def save_checkpoint(trainer: PolicyTrainer, directory: str | Path) -> Path:
     """
     target = Path(directory) / f"v{trainer.version:08d}"
     with atomic_directory(target, marker="manifest.json") as path:
-        weights = {n: whole(t).cpu().contiguous() for n, t in named_weights(trainer.model).items()}
+        weights = {n: t.detach().cpu().contiguous() for n, t in named_weights(trainer.model).items()}
         save_file(weights, path / "model.safetensors")
         save_file(_optimizer_tensors(trainer), path / "optimizer.safetensors")
         save_file(_generators(), path / "rng.safetensors")
@@ -198,7 +197,7 @@ def _verified(path: Path) -> _Manifest:
 
 def _optimizer_tensors(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
     return {
-        f"{key}/{name}": whole(value).cpu().contiguous()
+        f"{key}/{name}": value.detach().cpu().contiguous()
         for name, parameter in trainer.model.named_parameters()
         for key, value in trainer.optimizer.state[parameter].items()
     }

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 
 from millrace.core.digest import NamedBuffer
-from millrace.trainer.parallel import whole
 
 MANIFEST_BYTES = 4096  # room in a slot beside the tensors ...
 MANIFEST_BYTES_PER_TENSOR = 256  # ... and for each tensor's name, shape, digest and alignment
@@ -23,7 +22,7 @@ class PublishBuffers:
 
     def __init__(self, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
         self._weights = dict(weights)
-        self._host = {name: _host_copy(whole(tensor), dtype) for name, tensor in weights.items()}
+        self._host = {name: _host_copy(tensor.detach(), dtype) for name, tensor in weights.items()}
         self._buffers = [
             NamedBuffer(
                 name,
@@ -47,7 +46,7 @@ class PublishBuffers:
     def fill(self) -> list[NamedBuffer]:
         """Bring the buffers up to the current weights. They stay valid until the next step."""
         for name, tensor in self._weights.items():
-            source = whole(tensor)
+            source = tensor.detach()
             if source.data_ptr() != self._host[name].data_ptr():
                 self._host[name].copy_(source)
         return self._buffers

@@ -20,9 +20,9 @@ from millrace.config.schema import Optimizer
 from millrace.core.errors import DataError, TrainingError
 from millrace.placement.device import torch_device
 from millrace.trainer.checkpoint import atomic_directory
+from millrace.trainer.gradients import clip_gradients, grad_norm
 from millrace.trainer.model import load_model, row_logprobs, save_model
 from millrace.trainer.packing import Branch, Row, Tree, pack
-from millrace.trainer.parallel import clip_gradients, grad_norm
 from millrace.trainer.trainer import make_adamw
 
 WARMUP_FRACTION = 0.05  # of the steps

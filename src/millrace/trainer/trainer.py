@@ -23,10 +23,10 @@ from millrace.config.schema import Optimizer
 from millrace.core.errors import TrainingError, WeightsError, writing
 from millrace.core.types import Batch, StepResult
 from millrace.trainer.flat_batch import FlatBatch, flatten
+from millrace.trainer.gradients import clip_gradients, grad_norm
 from millrace.trainer.metrics import TokenStatistics, batch_metrics
 from millrace.trainer.model import named_weights, not_finite, row_logprobs
 from millrace.trainer.packing import Row, pack
-from millrace.trainer.parallel import clip_gradients, grad_norm
 
 SAVED_MAX = 8  # rejected batches that a run directory keeps, the first ones
 

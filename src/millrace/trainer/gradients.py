@@ -1,8 +1,4 @@
-"""The places where one process and many differ. Everything else in the trainer is rank-local.
-
-With one process every tensor is whole and a norm is a plain norm; a sharded trainer replaces these
-functions and nothing else.
-"""
+"""The norm of all gradients together, and the clip to it. For one process, in which every tensor is whole."""
 
 from __future__ import annotations
 
@@ -19,8 +15,3 @@ def grad_norm(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
 def clip_gradients(parameters: Iterable[torch.nn.Parameter], norm: torch.Tensor, max_norm: float) -> None:
     """Scale gradients in place so that their norm is at most `max_norm`."""
     torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The complete tensor of a weight, for publishing and saving."""
-    return tensor.detach()
