@@ -20,7 +20,7 @@ from tests.runs import make_start, summary
 from millrace.cli.app import run
 from millrace.config.load import load
 from millrace.controller.supervisor import WorkerSpec
-from millrace.core.errors import WorkerError
+from millrace.core.errors import LedgerError, WorkerError, leaves
 from millrace.core.placement import Host
 from millrace.ledger.reader import LedgerReader
 from millrace.observe.jsonl import read_events
@@ -109,6 +109,20 @@ def hostile(start, tmp_path_factory):
     finally:
         del os.environ["MILLRACE_TEST_TOKEN"]
     return directory, listening
+
+
+def test_a_run_directory_that_moves_ends_the_run(start, tmp_path):
+    directory = run_directory.create("moved", tmp_path / "run")
+
+    def move(event):
+        if event.kind == "step" and event.fields["version"] == 1:
+            directory.path.rename(tmp_path / "elsewhere")
+
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(compose.train(load(start, ["steps=50"]), directory, asyncio.Event(), move))
+    (error,) = leaves(raised.value)
+    assert isinstance(error, LedgerError)
+    seen("dir-moved", str(error))
 
 
 def open_files(pid: int) -> list[str]:

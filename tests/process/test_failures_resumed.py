@@ -56,6 +56,15 @@ def test_a_run_that_another_process_holds_is_left_alone(start, copy, capsys):
     seen("resume-twice", told)
 
 
+def test_a_link_that_leads_out_of_a_run_is_not_followed(start, copy, tmp_path, capsys):
+    copy.checkpoints.rename(tmp_path / "outside")
+    copy.checkpoints.symlink_to(tmp_path / "outside")
+    before = sorted((tmp_path / "outside").rglob("*"))
+    code, told = resume(start, copy, "steps=9", capsys=capsys)
+    assert code == 2 and sorted((tmp_path / "outside").rglob("*")) == before
+    seen("resume-link", told)
+
+
 def _truncate(directory: RunDirectory) -> None:
     directory.ledger.write_bytes(directory.ledger.read_bytes()[: directory.ledger.stat().st_size // 2])
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.unit.ledger_records import make_group, ready_group, step_of
 
+from millrace.core.errors import LedgerError
 from millrace.core.types import CheckpointInfo, State
 from millrace.ledger.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
@@ -56,3 +58,17 @@ def test_a_row_that_killed_replicas_stays_quarantined(tmp_path: Path) -> None:
     again = SqliteLedger(tmp_path / "ledger.sqlite", run={})
     assert again.recover().quarantined == [poison.row_id]
     again.close()
+
+
+@pytest.mark.parametrize("after", ["gone", "replaced"])
+def test_a_run_directory_that_is_moved_while_it_is_open_ends_the_run(tmp_path, after):
+    path = tmp_path / "run" / "ledger.sqlite"
+    path.parent.mkdir()
+    ledger = SqliteLedger(path, run={})
+    path.parent.rename(tmp_path / "moved")
+    if after == "replaced":
+        path.parent.mkdir()
+        SqliteLedger(path, run={}).close()
+    with pytest.raises(LedgerError, match="was moved, deleted or replaced"):
+        ledger.flush()
+    ledger.close()

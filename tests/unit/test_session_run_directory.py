@@ -116,3 +116,21 @@ def test_a_directory_without_a_readable_configuration_is_refused(tmp_path: Path)
     run.config.write_text("{")
     with pytest.raises(DataError, match="is not valid JSON"):
         run.read_config()
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "config.json.partial", "checkpoints", "logs/trainer.1.log"])
+def test_a_run_with_a_link_that_leads_out_of_it_is_not_resumed(tmp_path: Path, name: str) -> None:
+    run = create("strange", tmp_path / "run")
+    run.write_config(config())
+    (tmp_path / "outside").mkdir()
+    (run.path / name).parent.mkdir(exist_ok=True)
+    (run.path / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(ConfigError, match=f"{name} is a symbolic link to .*outside"):
+        reopen("strange", run.path)
+
+
+def test_a_link_within_a_run_is_nobody_s_harm(tmp_path: Path) -> None:
+    run = create("own", tmp_path / "run")
+    run.write_config(config())
+    (run.path / "latest").symlink_to("events.jsonl")
+    assert reopen("own", run.path) == run

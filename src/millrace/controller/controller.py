@@ -25,7 +25,7 @@ from millrace.controller.state import RunState
 from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
 from millrace.controller.trainer_session import TrainerSession
 from millrace.core import clock
-from millrace.core.errors import DeadlineExceeded, MillraceError, leaves
+from millrace.core.errors import DeadlineExceeded, MillraceError, after, leaves
 from millrace.core.events import Events
 from millrace.core.protocols import Ledger, Runtime
 from millrace.schedule.schedule import Schedule
@@ -102,22 +102,22 @@ class Controller:
         Raises: the first fatal error, alone (one of ours where there is one).
         """
         self._announce()
-        started, ok, reason = clock.now(), False, "interrupted"
+        started = clock.now()
         try:
             await self._run_loops()
             self._run.flush()
-            ok, reason = True, "stopped" if self._run.stopping else "done"
-        except BaseExceptionGroup as group:
-            error = _cause(group)
-            reason = _told(error)
+        except BaseException as raised:
+            error = _cause(raised) if isinstance(raised, BaseExceptionGroup) else raised
+            with after(error):
+                self._tell_end(started, ok=False, reason=_told(error))
+            if error is raised:
+                raise
             raise error from None
-        except Exception as error:
-            reason = _told(error)
-            raise
-        finally:
-            accounting = asdict(self._run.ledger.accounting())
-            took_s = clock.now() - started
-            self._run.events.emit("run_ended", ok=ok, reason=reason, took_s=took_s, accounting=accounting)
+        self._tell_end(started, ok=True, reason="stopped" if self._run.stopping else "done")
+
+    def _tell_end(self, started_s: float, *, ok: bool, reason: str) -> None:
+        accounting, took_s = asdict(self._run.ledger.accounting()), clock.now() - started_s
+        self._run.events.emit("run_ended", ok=ok, reason=reason, took_s=took_s, accounting=accounting)
 
     def _announce(self) -> None:
         run = self._run
@@ -191,6 +191,8 @@ class Controller:
 
 
 def _told(error: BaseException) -> str:
+    if not isinstance(error, Exception):
+        return "interrupted"
     return f"{type(error).__name__}: {error}"
 
 

@@ -107,6 +107,17 @@ def boundary(role: str, what: str, kind: type[MillraceError] = WorkerError) -> I
 
 
 @contextmanager
+def after(first: BaseException | None) -> Iterator[None]:
+    """What fails after the first error is a note on it: it is the first that has to be told."""
+    try:
+        yield
+    except MillraceError as later:
+        if first is None:
+            raise
+        first.add_note(f"then: {later}")
+
+
+@contextmanager
 def needing_memory(role: str, what: str, advice: str) -> Iterator[None]:
     """Turn an allocation that failed, of Python, torch or a device, into OutOfMemory. Others pass through."""
     try:

@@ -68,6 +68,29 @@ def open_for_reading(path: str) -> sqlite3.Connection:
     return db
 
 
+def identity(path: str) -> tuple[int, int] | None:
+    """Which file lies at `path` (device and inode); None: none does."""
+    if path == MEMORY:
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def refuse_moved(path: str, opened: tuple[int, int] | None, doing: str) -> None:
+    """A file that was moved or deleted while it is open takes every write, and nobody finds them."""
+    found = identity(path)
+    if found != opened:
+        state = "is gone" if found is None else "is another file"
+        raise LedgerError(
+            f"ledger {path}: {doing}: what was opened there {state}: the run directory was moved, deleted or "
+            "replaced while the run went on\n  What was committed before is in the moved directory: put it "
+            "back, or name it with --run-dir, then `millrace train --resume`."
+        )
+
+
 def begin_reading(db: sqlite3.Connection) -> None:
     """Start a transaction that sees one flush. While the writer sets up the log's index, which a reader
     may not do for it, SQLite refuses for some microseconds: ask again."""

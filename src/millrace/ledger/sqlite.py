@@ -31,7 +31,7 @@ from millrace.ledger.accounts import Accounts, refuse_imbalance
 from millrace.ledger.buffer import Buffer
 from millrace.ledger.failures import ledger_failures
 from millrace.ledger.lock import RunLock
-from millrace.ledger.opening import MEMORY, open_for_writing, read_about
+from millrace.ledger.opening import MEMORY, identity, open_for_writing, read_about, refuse_moved
 from millrace.ledger.recovery import CheckpointOk, Recovery, last_version, read_recovery
 from millrace.ledger.rewind import rewind
 
@@ -63,6 +63,7 @@ class SqliteLedger:
         self._folded_at = 0  # total changes of the connection
         try:
             self._db = open_for_writing(self._path, run)
+            self._identity = identity(self._path)
             with ledger_failures(self._path, "open"):
                 self.run = read_about(self._db)
                 self._accounts = Accounts(records.read_counts(self._db))
@@ -184,6 +185,7 @@ class SqliteLedger:
     def _transaction(self, doing: str, *, durable: bool) -> Iterator[None]:
         """All or nothing. `durable` waits for the disk."""
         self._failed = True
+        refuse_moved(self._path, self._identity, doing)
         with ledger_failures(self._path, doing):
             if durable:
                 self._db.execute("PRAGMA synchronous = FULL")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,11 @@ from millrace.core.errors import DeadlineExceeded, WorkerError
 from millrace.core.placement import HERE, THIS_HOST, Place
 from millrace.runtime.handle import LocalHandle
 from millrace.runtime.launcher import Launcher
+from millrace.runtime.logs import bound_log, open_log
 from millrace.runtime.seam import PING, late
 
 CLOSE_TIMEOUT_S = 10.0
+LOG_LOOK_S = 0.5  # between two looks at the length of a log
 
 
 class LocalRuntime:
@@ -30,7 +32,8 @@ class LocalRuntime:
 
     `preload` must stay on the CPU: a CUDA context does not survive a fork. Workers have our environment, and
     `launcher.DEFAULTS` where that says nothing.
-    `log_dir` takes the output of each worker as NAME.EPOCH.log (None: it goes where ours goes). A worker
+    `log_dir` takes the output of each worker as NAME.EPOCH.log, bounded as `logs` says (None: it goes where
+    ours goes). A worker
     that hears nothing for `silence_s_max` stops itself; one that does not answer for `answer_s` while it is
     made is given up (None: off).
 
@@ -121,13 +124,19 @@ class LocalRuntime:
         if self._log_dir is None:
             yield None
             return
-        self._log_dir.mkdir(parents=True, exist_ok=True)
-        path = self._log_dir / f"{_file_name(handle.name)}.{handle.epoch}.log"
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        path, fd = open_log(self._log_dir, _file_name(handle.name), handle.epoch)
+        self._look_at_log(handle, path)
         try:
             yield fd
         finally:
             os.close(fd)
+
+    def _look_at_log(self, handle: LocalHandle, path: Path) -> None:
+        """Now and again, until its worker is gone."""
+        with suppress(OSError):  # a full disk, of which what matters more will tell
+            bound_log(path)
+        if not handle.dead.done():
+            asyncio.get_running_loop().call_later(LOG_LOOK_S, self._look_at_log, handle, path)
 
 
 def _check_place(name: str, place: Place) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -17,7 +16,7 @@ from millrace.config.schema import Config
 from millrace.controller.controller import Controller, Fleet
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock
-from millrace.core.errors import writing
+from millrace.core.errors import after
 from millrace.core.events import Events, Sink
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.jsonl import read_events
@@ -63,17 +62,17 @@ async def train(
     events, summary = Events(clock.now, clock.wall), Summary()
     with ExitStack() as stack:
         stack.callback(os.umask, os.umask(0o077))  # whatever this run writes is its owner's alone
+        ledger = SqliteLedger(run.ledger, run={"config_digest": config_digest(config), "seed": config.seed})
+        stack.push(lambda _, error, __: _close(ledger, error))  # its lock came first
         run.write_config(config)
         if run.events.exists():
             for event in read_events(run.events):
                 summary(event)
         stack.enter_context(open_sinks(events, config.observe, run.path, dump(config)))
-        stack.callback(_write_summary, run, summary)
+        stack.push(lambda _, error, __: _write_summary(run, summary, error))
         every: list[Sink] = [summary, stack.enter_context(LiveView(console)), *sinks]
         for sink in every:
             events.subscribe(sink)
-        ledger = SqliteLedger(run.ledger, run={"config_digest": config_digest(config), "seed": config.seed})
-        stack.callback(ledger.close)
         if from_version is not None:
             _go_back(run, ledger, events, from_version)
         async with _runtime(config, run) as runtime, asyncio.TaskGroup() as group:
@@ -184,8 +183,12 @@ async def _stop_when(stop: asyncio.Event, controller: Controller) -> None:
     controller.stop()
 
 
-def _write_summary(run: RunDirectory, summary: Summary) -> None:
-    partial = run.summary.with_suffix(".partial")
-    with writing(run.summary):
-        partial.write_text(json.dumps(summary.result(), indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, run.summary)
+def _close(ledger: SqliteLedger, error: BaseException | None) -> None:
+    with after(error):
+        ledger.close()
+
+
+def _write_summary(run: RunDirectory, summary: Summary, error: BaseException | None) -> None:
+    """`error` is what ended the run: that has to be told, and what fails in here after it."""
+    with after(error):
+        run.write_summary(summary.result())

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from millrace.config import carried
 from millrace.config.freeze import record, restore
@@ -81,6 +84,13 @@ class RunDirectory:
         never written."""
         record(config, self.config)
 
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Atomically."""
+        partial = self.summary.with_suffix(".json.partial")
+        with writing(self.summary):
+            partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+            os.replace(partial, self.summary)
+
     def read_config(self) -> Config:
         try:
             tree = json.loads(self.config.read_text(encoding="utf-8"))
@@ -125,6 +135,8 @@ def _numbered(name: str, runs: Path) -> RunDirectory:
 def _remove_barren(run: RunDirectory) -> None:
     """Remove a run without a single group, unless something lies there that is not the run's."""
     ours = (run.config, run.carried, run.events, run.metrics, run.summary, run.logs, run.path / "tensorboard")
+    if any(path.is_symlink() for path in run.path.glob("*")):
+        return
     if not run.config.is_file() or run.is_held() or not _is_barren(run.ledger):
         return
     found = list(run.path.iterdir())
@@ -159,8 +171,28 @@ def _refuse_used(path: Path) -> None:
 def reopen(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirectory:
     """The run to resume: `explicit`, or the newest of `name` under `runs`.
 
-    Raises: ConfigError: there is none.
+    Raises: ConfigError: there is none, or a link in it leads out of it.
     """
+    run = _reopened(name, explicit, runs)
+    leading_out = next(_links_out(run.path), None)
+    if leading_out is not None:
+        raise ConfigError(
+            f"{leading_out} is a symbolic link to {os.readlink(leading_out)}, outside of the run directory.\n"
+            "  A run writes and deletes in its own directory only: put what it links to in its place, or "
+            "name another --run-dir"
+        )
+    return run
+
+
+def _links_out(path: Path) -> Iterator[Path]:
+    """Symbolic links in the directory that lead somewhere else."""
+    for directory, names, files in os.walk(path):
+        for found in (Path(directory, name) for name in (*names, *files)):
+            if found.is_symlink() and not found.resolve().is_relative_to(path):
+                yield found
+
+
+def _reopened(name: str, explicit: Path | None, runs: Path) -> RunDirectory:
     if explicit is not None:
         if not (explicit / "config.json").is_file():
             raise ConfigError(

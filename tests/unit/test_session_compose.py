@@ -1,0 +1,50 @@
+"""How a run begins and ends around its controller."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from millrace.config.schema import Config
+from millrace.core.errors import DataError, LedgerError, StorageError, after
+from millrace.ledger.sqlite import SqliteLedger
+from millrace.session import compose
+from millrace.session.run_directory import RunDirectory, create
+
+CONFIG = Config.model_validate(
+    {"model": {"path": "m"}, "task": {"kind": "gym", "name": "gcd"}, "reward": {"kind": "gym"}}
+)
+
+
+def train(run: RunDirectory) -> None:
+    asyncio.run(compose.train(CONFIG, run, asyncio.Event()))
+
+
+def test_a_run_that_another_process_holds_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    run = create("held", tmp_path / "run")
+    holder = SqliteLedger(run.ledger, run={})
+    before = sorted(run.path.iterdir())
+    with pytest.raises(LedgerError, match="in use"):
+        train(run)
+    assert sorted(run.path.iterdir()) == before
+    holder.close()
+
+
+def test_what_ended_a_run_is_told_and_not_what_failed_after_it(tmp_path: Path, monkeypatch) -> None:
+    run = create("full", tmp_path / "run")
+    run.summary.mkdir()
+
+    def broken(*_: object) -> None:
+        raise DataError("the first error")
+
+    monkeypatch.setattr(compose, "_runtime", broken)
+    with pytest.raises(DataError, match="the first error") as raised:
+        train(run)
+    assert any("summary.json cannot be written" in note for note in raised.value.__notes__)
+
+
+def test_a_failure_after_nothing_is_raised() -> None:
+    with pytest.raises(StorageError), after(None):
+        raise StorageError("full")
