@@ -13,6 +13,7 @@ from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.session.run_directory import RunDirectory, create, find, reopen
+from millrace.session.views import is_finished
 
 
 def config() -> Config:
@@ -116,6 +117,17 @@ def test_a_directory_without_a_readable_configuration_is_refused(tmp_path: Path)
     run.config.write_text("{")
     with pytest.raises(DataError, match="is not valid JSON"):
         run.read_config()
+
+
+def test_a_run_is_finished_when_its_exported_model_has_a_tokenizer(tmp_path: Path) -> None:
+    run = create("done", tmp_path / "run")
+    SqliteLedger(run.ledger, run={}).close()
+    run.model.mkdir()
+    for path in (run.summary, run.model / "config.json"):
+        path.write_text("{}")
+    assert not is_finished(run, 0)
+    (run.model / "tokenizer.json").write_text("{}")
+    assert is_finished(run, 0)
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "config.json.partial", "checkpoints", "logs/trainer.1.log"])

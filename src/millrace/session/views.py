@@ -106,8 +106,11 @@ def _as_the_reward_saw_it(trajectory: Trajectory, tokenizer: Any) -> str:
 
 
 def is_finished(run: RunDirectory, steps: int) -> bool:
-    """Every step committed, and the model exported."""
-    if not ((run.model / "config.json").exists() and run.summary.exists() and run.ledger.exists()):
+    """Every step committed, and the model exported with its tokenizer."""
+    from millrace.environments.tokenizer import FILES
+
+    exported = (run.model / "config.json").exists() and any((run.model / name).exists() for name in FILES)
+    if not (exported and run.summary.exists() and run.ledger.exists()):
         return False
     with LedgerReader(run.ledger) as reader:
         return reader.overview().version >= steps

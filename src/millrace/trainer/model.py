@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -145,13 +144,20 @@ def not_finite(weights: Mapping[str, torch.Tensor]) -> list[str]:
     return [name for name in suspects if not weights[name].isfinite().all()]  # a sum can also overflow
 
 
-def save_model(model: PreTrainedModel, source: str | Path, directory: str | Path, dtype: torch.dtype) -> None:
-    """Write a Hugging Face directory: config, weights in `dtype`, and the tokenizer of `source`."""
+def read_tokenizer(source: str | Path) -> dict[str, bytes]:
+    """The files of a model directory's tokenizer, by name: taken while that directory is there."""
+    return {
+        file.name: file.read_bytes() for pattern in TOKENIZER_FILES for file in Path(source).glob(pattern)
+    }
+
+
+def save_model(
+    model: PreTrainedModel, tokenizer: Mapping[str, bytes], directory: str | Path, dtype: torch.dtype
+) -> None:
+    """Write a Hugging Face directory: config, weights in `dtype`, and a tokenizer's files."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.to("cpu", dtype) for name, tensor in named_weights(model).items()}
     model.save_pretrained(directory, state_dict=weights)
-    for pattern in TOKENIZER_FILES:
-        for file in Path(source).glob(pattern):
-            if file.resolve().parent != directory.resolve():
-                shutil.copyfile(file, directory / file.name)
+    for name, content in tokenizer.items():
+        (directory / name).write_bytes(content)

@@ -47,6 +47,7 @@ from millrace.trainer.checkpoint import (
 from millrace.trainer.model import (
     load_model,
     named_weights,
+    read_tokenizer,
     recompute_layers,
     save_model,
 )
@@ -81,6 +82,7 @@ class TorchTrainer:
         self._trainer: PolicyTrainer | None = None
         self._buffers: PublishBuffers | None = None
         self._writer: tuple[Endpoint, WeightsWriter] | None = None
+        self._tokenizer: dict[str, bytes] = {}
         self._last: StepResult | None = None
         self._published: tuple[Endpoint, Published] | None = None
 
@@ -113,6 +115,7 @@ class TorchTrainer:
     def _load(self, checkpoint: str | None) -> TrainerState:
         self._trainer = self._buffers = None  # free the old weights before the new ones
         self._last = self._published = None
+        self._tokenizer = self._tokenizer or read_tokenizer(self._config.model.path)
         for directory in (self._run_dir, self._run_dir / CHECKPOINTS):
             sweep(directory)
         trainer = _policy_trainer(self._config, torch_device(*self._device))
@@ -179,7 +182,7 @@ class TorchTrainer:
     def _export(self, directory: str) -> None:
         trainer = self._ready()
         with atomic_directory(Path(directory), marker="config.json") as path:
-            save_model(trainer.model, self._config.model.path, path, _dtype(self._config))
+            save_model(trainer.model, self._tokenizer, path, _dtype(self._config))
 
     def _ready(self) -> PolicyTrainer:
         if self._trainer is None:

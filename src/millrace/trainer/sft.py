@@ -21,7 +21,7 @@ from millrace.core.errors import DataError, TrainingError
 from millrace.placement.device import torch_device
 from millrace.trainer.checkpoint import atomic_directory
 from millrace.trainer.gradients import clip_gradients, grad_norm
-from millrace.trainer.model import load_model, row_logprobs, save_model
+from millrace.trainer.model import load_model, read_tokenizer, row_logprobs, save_model
 from millrace.trainer.packing import Branch, Row, Tree, pack
 from millrace.trainer.trainer import make_adamw
 
@@ -88,7 +88,7 @@ def sft(
         if on_step is not None:
             on_step(history[-1])
     with atomic_directory(Path(out_dir), marker="config.json") as path:
-        save_model(model, model_dir, path, torch.float32)
+        save_model(model, read_tokenizer(model_dir), path, torch.float32)
     return history
 
 
