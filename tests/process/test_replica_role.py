@@ -253,6 +253,29 @@ def test_weights_that_changed_on_the_way_are_never_served(model_path: str, endpo
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_weights_that_change_in_memory_end_the_stream_naming_replica_and_version(
+    model_path: str, endpoint: Endpoint, busy: bool
+) -> None:
+    async def scenario() -> None:
+        replica = make_replica(model_path)
+        await replica.pull(1, endpoint)
+        replica._recheck_due_s = 0.0
+        reports = replica.reports()
+        await anext(reports)
+        await anext(reports)  # looked at, and whole
+        list(replica._engine.buffers())[3].data[0] ^= 1
+        replica._recheck_due_s = 0.0
+        if busy:
+            await replica.submit([work(i, 300) for i in range(8)])
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(DigestMismatchError, match="replica-0: version 1 changed in memory"):
+                async for _ in reports:
+                    pass
+
+    asyncio.run(scenario())
+
+
 def test_weights_that_are_not_finite_end_the_stream_with_an_error(
     model_path: str, endpoint: Endpoint
 ) -> None:

@@ -9,7 +9,7 @@ from trainer_doubles import WRITERS, make_batch, save_tiny_model
 from transformers import AutoModelForCausalLM
 
 from millrace.core.digest import digest_buffers
-from millrace.core.errors import DataError, WorkerError
+from millrace.core.errors import DataError, DigestMismatchError, WorkerError
 from millrace.core.types import Batch, Endpoint, StepRejected
 from millrace.trainer.model import named_weights
 from millrace.trainer.publish import PublishBuffers
@@ -258,3 +258,18 @@ def test_a_trainer_whose_weights_broke_wants_to_load_again(make_role):
 def _with_reward(group, reward):
     first = msgspec.structs.replace(group.sequences[0], reward=reward)
     return msgspec.structs.replace(group, sequences=[first, *group.sequences[1:]])
+
+
+def test_weights_that_changed_in_memory_since_they_were_published_are_never_saved(make_role, tmp_path):
+    async def scenario():
+        role = make_role()
+        await role.load(None)
+        await role.publish(HERE)
+        await role.checkpoint(str(tmp_path / "whole"))
+        with torch.no_grad():
+            role._trainer.model.get_input_embeddings().weight[3, 5] += 1e-3
+        with pytest.raises(DigestMismatchError, match="trainer's weights of version 0 changed in memory"):
+            await role.checkpoint(str(tmp_path / "changed"))
+        assert not (tmp_path / "changed").exists()
+
+    asyncio.run(scenario())

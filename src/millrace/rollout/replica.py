@@ -30,6 +30,8 @@ OpenReader = Callable[[Endpoint], WeightsReader]
 
 # At least one report a second is promised; half of that leaves room for a busy event loop.
 _HEARTBEAT_S = 0.5
+# Of a replica's time that digesting what it serves, again and again, may take.
+_RECHECK_FRACTION = 0.01
 # A command waits for at most this long (and the step under way); shorter wastes time on hand-overs.
 _SLICE_S = 0.02
 
@@ -79,6 +81,8 @@ class TorchReplica:
         sys.stderr.write(f"{name} computes in {self._engine.computes}\n")  # a worker's stderr is its log
         self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-engine")
         self._pull_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-pull")
+        self._digest = ""  # of what is served
+        self._recheck_due_s = float("inf")
         self._wake = asyncio.Event()
         self._slice: asyncio.Future[None] | None = None
         self._started_s, self._busy_s = time.monotonic(), 0.0
@@ -102,9 +106,13 @@ class TorchReplica:
 
     async def reports(self) -> AsyncIterator[Report]:
         """Drive the engine. Consumes submitted work; waits for the slice under way, for work, or for
-        the next heartbeat; unblocked by submit and pull; ends when the consumer closes it."""
+        the next heartbeat; unblocked by submit and pull; ends when the consumer closes it.
+
+        Raises: DigestMismatchError (what is served changed in memory), WeightsError (a logit not finite)."""
         while True:
             yield await self._next_report()
+            if time.monotonic() >= self._recheck_due_s:
+                await self._on(self._engine_thread, self._recheck)
 
     async def _next_report(self) -> Report:
         """Run slices until the interval is over or something finished; heartbeats in between."""
@@ -152,6 +160,29 @@ class TorchReplica:
         idle_s = time.monotonic() - self._started_s - self._busy_s
         return msgspec.structs.replace(self._engine.load(), busy_s=self._busy_s, idle_s=idle_s)
 
+    def _recheck(self) -> None:
+        """Digest what is served once more, so rarely that it takes 1 % of the time."""
+        version, started_s = self._engine.version, time.monotonic()
+        if version < 0:
+            return
+        digest = self._engine.digest()
+        if digest != self._digest:
+            raise DigestMismatchError(
+                f"replica {self._name}: version {version} changed in memory while it was served: its digest "
+                f"was {self._digest} and is {digest}.\n  What was sampled since is suspect: test the "
+                "machine's memory, then go back with `--resume --from-version` to a version before it"
+            )
+        self._recheck_after(time.monotonic() - started_s)
+
+    def _recheck_after(self, took_s: float) -> None:
+        """`took_s`: what a look takes."""
+        self._recheck_due_s = time.monotonic() + took_s / _RECHECK_FRACTION
+
+    def _swap(self, version: int, digest: str, digest_s: float) -> None:
+        self._engine.swap(version)
+        self._digest = digest
+        self._recheck_after(digest_s)
+
     # ------------------------------------------------------------ on the pull thread
 
     def _pull(self, version: int, endpoint: Endpoint) -> Served:
@@ -162,6 +193,7 @@ class TorchReplica:
         with boundary(f"replica {self._name}", f"pulling version {version}", WeightsError):
             reader = self._reader(endpoint)
             staged_digest = reader.read(version, self._engine.standby_buffers())
+        read_s = time.monotonic()
         digest = self._engine.digest_standby()
         if digest != staged_digest:
             raise DigestMismatchError(
@@ -169,7 +201,7 @@ class TorchReplica:
                 f"the engine holds {digest}. Nothing was sampled under it; the run must stop."
             )
         pulled_s = time.monotonic()
-        self._engine_thread.submit(self._engine.swap, version).result()
+        self._engine_thread.submit(self._swap, version, digest, pulled_s - read_s).result()
         return Served(version, digest, pulled_s - started_s, time.monotonic() - pulled_s)
 
     def _reader(self, endpoint: Endpoint) -> WeightsReader:

@@ -16,8 +16,10 @@ import torch
 from millrace.algorithms import build
 from millrace.compute.dtypes import computing_dtype
 from millrace.config.schema import Config
+from millrace.core.digest import digest_buffers
 from millrace.core.errors import (
     DataError,
+    DigestMismatchError,
     TrainingError,
     WeightsError,
     WorkerError,
@@ -175,9 +177,25 @@ class TorchTrainer:
 
     def _checkpoint(self, directory: str) -> CheckpointInfo:
         trainer, began = self._ready(), time.perf_counter()
+        self._refuse_changed(trainer.version)
         path = save_checkpoint(trainer, directory)
         prune_checkpoints(directory, newest=trainer.version, keep=self._config.checkpoints.keep)
         return CheckpointInfo(trainer.version, str(path), time.perf_counter() - began)
+
+    def _refuse_changed(self, version: int) -> None:
+        """What is saved must be what replicas were given as this version, in the dtype that they have it in.
+
+        Raises: DigestMismatchError: it changed in memory since it was published.
+        """
+        if self._published is None or self._buffers is None or self._published[1].version != version:
+            return
+        due, found = self._published[1].digest, digest_buffers(self._buffers.fill())
+        if found != due:
+            self._trainer = None  # nothing may be trained, published or saved of it
+            raise DigestMismatchError(
+                f"the trainer's weights of version {version} changed in memory: published with digest {due}, "
+                f"they have {found} now.\n  Nothing of them is saved: test the memory, then `--resume`"
+            )
 
     def _export(self, directory: str) -> None:
         trainer = self._ready()
