@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from millrace.config.objects import load_function
-from millrace.core.errors import DataError
+from millrace.core.errors import DataError, boundary
 
 Row = Mapping[str, Any]
 FORMATS = ".jsonl, .json, .csv, .parquet, or a directory from `datasets.save_to_disk` or with .parquet files"
@@ -59,10 +59,8 @@ def open_rows(path: str) -> Rows:
     file = Path(path)
     if not file.exists():
         raise DataError(f"no data at `{path}` (looked in {Path.cwd()}): check `task.path`")
-    try:
+    with boundary(path, f"cannot be read as {file.suffix or 'a data set'}", DataError):
         rows = _open(file)
-    except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as {file.suffix or 'a data set'}: {error}") from error
     if len(rows) == 0:
         raise DataError(f"{path} has no rows: a task needs at least one")
     return rows
@@ -120,7 +118,9 @@ class Listed:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Row:
-        return _object(self._rows[index], f"{self._file}:{self.place(index)}")
+        where = f"{self._file}:{self.place(index)}"
+        with boundary(where, "cannot be read", DataError):
+            return _object(self._rows[index], where)
 
     def place(self, index: int) -> str:
         return str(index if self._places is None else self._places[index])

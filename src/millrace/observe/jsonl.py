@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
-from millrace.core.errors import DataError, writing
-from millrace.core.events import Event
+from millrace.core.errors import DataError, boundary, writing
+from millrace.core.events import Event, Sink
 from millrace.observe.scalars import step_scalars
 from millrace.observe.thinned import Thinned
 
@@ -71,12 +71,38 @@ def read_events(path: Path) -> Iterator[Event]:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
-            try:
-                fields = msgspec.json.decode(line)
-                head = (fields.pop("kind"), fields.pop("time_s"), fields.pop("wall_s"))
-            except (msgspec.DecodeError, KeyError, AttributeError) as error:
-                raise DataError(f"{path}:{number}: not an event: {error}") from error
-            yield Event(*head, fields)
+            yield _event(line, f"{path}:{number}")
+
+
+def retell(path: Path, sink: Sink, conclude: Callable[[], object]) -> None:
+    """Tell `sink` the events of an earlier `EventLog`, in order. `conclude` is what will be asked of the sink
+    later: it is tried here, so that a damaged event is told now.
+
+    Raises DataError: a line cannot be read, or lacks what the sink needs of it.
+    """
+    for number, event in enumerate(read_events(path), 1):
+        with boundary(f"{path}:{number}", f"not a whole {event.kind!r} event", DataError):
+            sink(event)
+    with boundary(str(path), "its events do not make sense together", DataError):
+        conclude()
+
+
+class _Head(msgspec.Struct):
+    kind: str
+    time_s: float
+    wall_s: float
+
+
+def _event(line: bytes, where: str) -> Event:
+    try:
+        head, fields = _HEAD.decode(line), msgspec.json.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{where}: not an event: {error}") from error
+    named = {key: value for key, value in fields.items() if key not in _Head.__struct_fields__}
+    return Event(head.kind, head.time_s, head.wall_s, named)
+
+
+_HEAD = msgspec.json.Decoder(_Head)
 
 
 def _append(path: Path) -> BinaryIO:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from millrace.core.errors import DataError
+from millrace.core.errors import DataError, boundary
 from millrace.core.supported import refuse_unsupported
 
 
@@ -46,11 +46,10 @@ def read_architecture(model_path: str) -> Architecture:
 
     Raises: DataError for a directory without a configuration, or a model the engine cannot run.
     """
-    try:
+    with boundary(model_path, "no usable model configuration", DataError):
         config = AutoConfig.from_pretrained(model_path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"no usable model configuration in {model_path!r}: {error}") from error
-    return architecture_of(config)
+    with boundary(model_path, "its config.json is of no model that can be built", DataError):
+        return architecture_of(config)
 
 
 def architecture_of(config: Any) -> Architecture:

@@ -81,8 +81,8 @@ def end_ids(model_path: str, tokenizer: Any | None) -> set[int]:
     Raises: DataError: none of them says anything. Null is something: nothing ends but by its length.
     """
     files = [Path(model_path) / name for name in ("config.json", "generation_config.json")]
-    said = [msgspec.json.decode(file.read_bytes()) for file in files if file.exists()]
-    found = [settings["eos_token_id"] for settings in said if "eos_token_id" in settings]
+    said = [_end_said(file) for file in files if file.exists()]
+    found = [ids for each in said for ids in each]
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         found.append(tokenizer.eos_token_id)
     if not found:
@@ -93,3 +93,14 @@ def end_ids(model_path: str, tokenizer: Any | None) -> set[int]:
     return {
         token for ids in found for token in (ids if isinstance(ids, list) else [ids]) if token is not None
     }
+
+
+class _Ends(msgspec.Struct):
+    eos_token_id: int | list[int] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+def _end_said(file: Path) -> list[int | list[int] | None]:
+    """What a file says of tokens that end a completion: one thing, or nothing. Raises: DataError."""
+    with boundary(str(file), "its `eos_token_id` cannot be read", DataError):
+        said = msgspec.json.decode(file.read_bytes(), type=_Ends).eos_token_id
+    return [] if isinstance(said, msgspec.UnsetType) else [said]

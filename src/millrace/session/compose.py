@@ -19,7 +19,7 @@ from millrace.core import clock
 from millrace.core.errors import after
 from millrace.core.events import Events, Sink
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.observe.jsonl import read_events
+from millrace.observe.jsonl import retell
 from millrace.observe.live import LiveView
 from millrace.observe.sinks import open_sinks
 from millrace.observe.summary import Summary
@@ -66,8 +66,7 @@ async def train(
         stack.push(lambda _, error, __: _close(ledger, error))  # its lock came first
         run.write_config(config)
         if run.events.exists():
-            for event in read_events(run.events):
-                summary(event)
+            retell(run.events, summary, summary.result)
         stack.enter_context(open_sinks(events, config.observe, run.path, dump(config)))
         stack.push(lambda _, error, __: _write_summary(run, summary, error))
         every: list[Sink] = [summary, stack.enter_context(LiveView(console)), *sinks]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from millrace.core.errors import DataError
 from millrace.ledger.reader import LedgerReader
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.rules import diagnose
-from millrace.observe.jsonl import read_events
+from millrace.observe.jsonl import retell
 from millrace.session.run_directory import RunDirectory
 
 
@@ -19,8 +20,7 @@ def examine(run: RunDirectory) -> dict[str, Any]:
     if not run.events.is_file():
         raise DataError(f"{run.path} has no events.jsonl: the doctor reads what a run told while it ran")
     evidence = Evidence(config.model.dtype)
-    for event in read_events(run.events):
-        evidence(event)
+    retell(run.events, evidence, partial(diagnose, evidence))
     with LedgerReader(run.ledger) as reader:
         evidence.failures.clear()
         evidence.failures.update(

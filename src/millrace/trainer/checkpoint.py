@@ -30,6 +30,7 @@ from millrace.trainer.model import named_weights, not_finite
 from millrace.trainer.trainer import PolicyTrainer
 
 FORMAT = 1
+FILES = {"model.safetensors", "optimizer.safetensors", "rng.safetensors"}
 READ_BYTES = 1 << 22
 _EARLIER = (
     "  Delete this directory, then `millrace train --resume`: the run goes back to the checkpoint before it "
@@ -53,7 +54,7 @@ def save_checkpoint(trainer: PolicyTrainer, directory: str | Path) -> Path:
 
     One of the same version is replaced: it is of an earlier lineage.
     """
-    target = Path(directory) / f"v{trainer.version:08d}"
+    target = Path(directory) / _name(trainer.version)
     with atomic_directory(target, marker="manifest.json") as path:
         weights = {n: t.detach().cpu().contiguous() for n, t in named_weights(trainer.model).items()}
         save_file(weights, path / "model.safetensors")
@@ -170,6 +171,10 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def _name(version: int) -> str:
+    return f"v{version:08d}"
+
+
 def _describe(file: Path) -> _File:
     digest = xxhash.xxh3_128()
     with file.open("rb") as stream:
@@ -181,12 +186,17 @@ def _describe(file: Path) -> _File:
 def _verified(path: Path) -> _Manifest:
     try:
         manifest = msgspec.json.decode((path / "manifest.json").read_bytes(), type=_Manifest)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} is not a complete checkpoint: its manifest.json: {error}\n{_EARLIER}"
         ) from error
     if manifest.format != FORMAT:
         raise DataError(f"{path} has checkpoint format {manifest.format}, this trainer reads {FORMAT}")
+    if path.name != _name(manifest.version) or set(manifest.files) != FILES:
+        raise DataError(
+            f"{path} is damaged: its manifest.json is of version {manifest.version} and of the files "
+            f"{sorted(manifest.files)}, not {sorted(FILES)}.\n{_EARLIER}"
+        )
     for name, expected in manifest.files.items():
         file = path / name
         found = _describe(file) if file.is_file() else None

@@ -82,7 +82,7 @@ class Memory:
         return int(self.records["version"][slot])
 
     def digest(self, slot: int) -> str:
-        return bytes(self.records["digest"][slot]).decode()
+        return bytes(self.records["digest"][slot]).decode(errors="replace")
 
     def written(self, slot: int) -> bool:
         """Whether the slot holds a whole version, staged or not."""

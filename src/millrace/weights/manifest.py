@@ -39,9 +39,16 @@ def read_manifest(memory: Memory, slot: int, sequence: int) -> list[TensorSpec]:
     encoded = bytes(memory.manifests[slot][:length])
     check_sequence(memory, slot, sequence)
     try:
-        return msgspec.msgpack.decode(encoded, type=list[TensorSpec])
-    except msgspec.MsgspecError as error:
+        manifest = msgspec.msgpack.decode(encoded, type=list[TensorSpec])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WeightsError(f"the manifest in slot {slot} ({length} bytes) is damaged: {error}") from error
+    for spec in manifest:
+        if not 0 <= spec.offset <= spec.offset + spec.num_bytes <= memory.slot_bytes:
+            raise WeightsError(
+                f"the manifest in slot {slot} is damaged: `{spec.name}` lies at {spec.offset} with "
+                f"{spec.num_bytes} bytes, the slot has {memory.slot_bytes}"
+            )
+    return manifest
 
 
 def check_sequence(memory: Memory, slot: int, sequence: int) -> None:
