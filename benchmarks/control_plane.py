@@ -244,7 +244,7 @@ def rates(options: argparse.Namespace) -> dict[str, Any]:
         ]
         done = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, check=True, text=True)
         found[f"{rate:,}"] = json.loads(done.stdout.splitlines()[-1])
-        say(f"  {found[f'{rate:,}']['shares']}")
+        say(done.stdout.splitlines()[-1])
     numbers = {name: {k: v for k, v in one.items() if k != "shares"} for name, one in found.items()}
     table(numbers)
     first, *others = found.items()

@@ -27,6 +27,7 @@ from common import median, report, say, table
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
+from millrace.core.columns import token_array
 from millrace.core.types import Sampling, Work
 from millrace.rollout.engine import Engine
 from millrace.rollout.load import load_engine
@@ -74,13 +75,13 @@ def make_requests(count: int) -> list[Request]:
 
 def ours(engine: Engine, requests: list[Request], round_index: int) -> int:
     engine.submit(
-        Work(i, i, round_index, r.prompt, [], Sampling(max_tokens=r.new_tokens), seed=round_index)
+        Work(i, i, round_index, r.prompt, token_array(), Sampling(max_tokens=r.new_tokens), seed=round_index)
         for i, r in enumerate(requests)
     )
     tokens = 0
     while engine.has_work or engine.has_finished:
         engine.step()
-        tokens += sum(len(progress.tokens) for progress in engine.take_progress())
+        tokens += sum(len(progress.columns) for progress in engine.take_progress())
     return tokens
 
 

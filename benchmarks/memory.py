@@ -76,6 +76,7 @@ def trainer(directory: str, *, recompute: bool = True) -> dict[str, float]:
 
     from millrace.algorithms import build
     from millrace.config.schema import GRPO, Optimizer
+    from millrace.core.columns import TokenColumns
     from millrace.core.types import Batch, TrainGroup, TrainSequence
     from millrace.trainer.model import load_model, named_weights, recompute_layers
     from millrace.trainer.publish import PublishBuffers
@@ -84,10 +85,8 @@ def trainer(directory: str, *, recompute: bool = True) -> dict[str, float]:
     def batch(version: int) -> Batch:
         def sequence(index: int) -> TrainSequence:
             tokens = [(7 * index + i) % VOCAB for i in range(COMPLETION)]
-            numbers = [-1.0] * COMPLETION
-            return TrainSequence(
-                index, tokens, numbers, [version] * COMPLETION, [True] * COMPLETION, index % 2, False
-            )
+            columns = TokenColumns.of(tokens, [-1.0] * COMPLETION, version)
+            return TrainSequence(index, columns, index % 2, truncated=False)
 
         groups = range(GROUPS)
         return Batch(

@@ -27,6 +27,7 @@ from common import ENVIRONMENT, medians, report, say, table
 from peers.start import TASKS, make_untrained, write_prompts
 
 from millrace.config.load import load
+from millrace.core.columns import TokenColumns, token_array
 from millrace.core.events import Event
 from millrace.core.types import Finish, Group, State, StepRecord, Trajectory
 from millrace.ledger.sqlite import SqliteLedger
@@ -126,7 +127,7 @@ def ledger_rate(directory: Path, steps: int = 100) -> dict[str, float]:
 def _group(group_id: int) -> Group:
     first = group_id * GROUP_SIZE
     members = [Trajectory(first + i, group_id) for i in range(GROUP_SIZE)]
-    return Group(group_id, f"row:{group_id}", list(range(24)), "a prompt", members)
+    return Group(group_id, f"row:{group_id}", token_array(range(24)), "a prompt", members)
 
 
 def _advance(members: list[Trajectory], state: State) -> None:
@@ -134,9 +135,7 @@ def _advance(members: list[Trajectory], state: State) -> None:
         if state is State.BUFFERED:
             member.reward = 1.0
         else:
-            member.tokens += range(TOKENS // 3)
-            member.logprobs += [-0.5] * (TOKENS // 3)
-            member.versions += [0] * (TOKENS // 3)
+            member.columns.extend(TokenColumns.of(range(TOKENS // 3), [-0.5] * (TOKENS // 3), 0))
         member.state = state
         member.finish = Finish.STOP if state in (State.GENERATED, State.BUFFERED) else None
 

@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from millrace.core.columns import TokenColumns
+from millrace.core.placement import HERE, Place
 from millrace.core.types import (
     Batch,
     CheckpointInfo,
@@ -59,13 +61,19 @@ class Troupe:
         self._handles: list[LocalHandle] = []
 
     async def spawn(
-        self, name: str, target: str, kwargs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
+        self,
+        name: str,
+        target: str,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        place: Place = HERE,
+        timeout_s: float = 60.0,
     ) -> LocalHandle:
         process = self._processes[seat(name) % len(self._processes)]
         handle = LocalHandle(name, 1, process)  # type: ignore[arg-type]
         self._handles.append(handle)
         async with asyncio.timeout(timeout_s):
-            await handle.start(self._silence_s_max, None)
+            await handle.start(place, self._silence_s_max, None)
             await handle.construct(target, kwargs or {}, None)
         return handle
 
@@ -93,7 +101,9 @@ class _Process:
                 env={**os.environ, "PYTHONPATH": path},
             )
 
-    async def fork(self, ward: Ward, fds: Sequence[int], *, epoch: int, silence_s_max: float | None) -> None:
+    async def fork(
+        self, ward: Ward, fds: Sequence[int], *, epoch: int, silence_s_max: float | None, place: Place
+    ) -> None:
         part = json.dumps([ward.name, epoch, silence_s_max]).encode()
         socket.send_fds(self._control, [part], list(fds))
         ward.forked(Child(self._popen.pid, os.pidfd_open(self._popen.pid)))
@@ -119,7 +129,7 @@ async def _play(control: socket.socket) -> None:
                 return
             worker = Worker(*json.loads(packet), tasks)
             connection = socket.socket(fileno=fds[0])
-            tasks.create_task(loop.create_unix_connection(lambda: worker.wire, sock=connection))
+            tasks.create_task(loop.create_unix_connection(lambda: worker.framing, sock=connection))
 
         loop.add_reader(control, take_part)
         await ended
@@ -133,18 +143,17 @@ async def _play(control: socket.socket) -> None:
 class Text:
     """What every completion is cut from: token ids and log-probs distributed like a model's."""
 
-    tokens: list[int]
-    logprobs: list[float]
+    columns: TokenColumns
 
     @classmethod
     def sampled(cls, size: int = 1 << 20) -> Text:
         rng = np.random.default_rng(0)
         tokens = (VOCABULARY * rng.random(size) ** 4).astype(np.int32)
         logprobs = -rng.exponential(0.5, size).astype(np.float32)
-        return cls(tokens.tolist(), logprobs.tolist())
+        return cls(TokenColumns.from_buffers(tokens.tobytes(), logprobs.tobytes(), [(0, size)]))
 
     def start(self, trajectory_id: int, length: int) -> int:
-        return trajectory_id * 7919 % (len(self.tokens) - length)
+        return trajectory_id * 7919 % (len(self.columns) - length)
 
 
 _TEXTS: list[Text] = []
@@ -210,16 +219,10 @@ class PlayedReplica:
         if finished:
             del self._works[work.trajectory_id]
         self._generated += completion.told - start
-        piece = slice(completion.start + start, completion.start + completion.told)
-        return Progress(
-            work.trajectory_id,
-            work.lease,
-            start,
-            self._text.tokens[piece],
-            self._text.logprobs[piece],
-            self._version,
-            Finish.STOP if finished else None,
-        )
+        columns = self._text.columns[completion.start + start : completion.start + completion.told]
+        columns.runs = [(self._version, len(columns))] if columns else []
+        finish = Finish.STOP if finished else None
+        return Progress(work.trajectory_id, work.lease, start, columns, finish)
 
     async def submit(self, works: list[Work]) -> None:
         for work in works:
@@ -230,7 +233,7 @@ class PlayedReplica:
 
     async def release(self, trajectory_ids: list[int]) -> list[Progress]:
         held = (self._works.pop(trajectory_id, None) for trajectory_id in trajectory_ids)
-        return [Progress(c.work.trajectory_id, c.work.lease, c.told, [], [], -1) for c in held if c]
+        return [Progress(c.work.trajectory_id, c.work.lease, c.told, TokenColumns()) for c in held if c]
 
     async def pull(self, version: int, endpoint: Endpoint) -> Served:
         await asyncio.sleep(0.5)
@@ -248,7 +251,7 @@ class PlayedTrainer:
     async def step(self, batch: Batch) -> StepResult:
         await asyncio.sleep(self._step_s)
         self._version = batch.version + 1
-        num_tokens = sum(len(s.tokens) for g in batch.groups for s in g.sequences)
+        num_tokens = sum(len(s.columns) for g in batch.groups for s in g.sequences)
         return StepResult(self._version, {"loss": 0.0}, {}, num_tokens, self._step_s)
 
     async def publish(self, endpoint: Endpoint) -> Published:
@@ -279,7 +282,7 @@ class PlayedEnvironment:
 
     def _prompt(self, group_id: int) -> Prompt:
         start = self._text.start(group_id, self._prompt_tokens)
-        tokens = self._text.tokens[start : start + self._prompt_tokens]
+        tokens = self._text.columns.tokens[start : start + self._prompt_tokens]
         return Prompt(group_id, f"row-{group_id}", tokens, "a prompt")
 
     async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Scored]]:

@@ -11,6 +11,7 @@ import torch
 
 from millrace.algorithms import build
 from millrace.config.schema import AIPO, GRPO, Optimizer
+from millrace.core.columns import TokenColumns
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.model import load_model
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
@@ -65,10 +66,7 @@ def framework_batch(minimal, version, batch):
             sequences.append(
                 TrainSequence(
                     trajectory_id=i,
-                    tokens=tokens[kept].tolist(),
-                    logprobs=logprobs[kept].tolist(),
-                    versions=[version] * int(lengths),
-                    mask=[True] * int(lengths),
+                    columns=TokenColumns.of(tokens[kept].tolist(), logprobs[kept].tolist(), version),
                     reward=float(rewards),
                     truncated=False,
                 )

@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 
+from millrace.core.columns import token_array
 from millrace.core.errors import LedgerError
 from millrace.core.types import Finish, Group, State, StepRecord, Trajectory
 from millrace.ledger import SqliteLedger
@@ -24,19 +25,17 @@ def token(trajectory_id: int, position: int) -> int:
 
 
 def grow(trajectory: Trajectory, version: int) -> None:
-    start = len(trajectory.tokens)
+    start = len(trajectory.columns)
     for position in range(start, min(start + CHUNK, TOKENS)):
-        trajectory.tokens.append(token(trajectory.trajectory_id, position))
-        trajectory.logprobs.append(-float(position))
-        trajectory.versions.append(version)
+        trajectory.columns.append(token(trajectory.trajectory_id, position), -float(position), version)
     trajectory.state, trajectory.replica = State.LEASED, "replica-0"
-    if len(trajectory.tokens) == TOKENS:
+    if len(trajectory.columns) == TOKENS:
         trajectory.state, trajectory.finish = State.BUFFERED, Finish.STOP
 
 
 def make_group(group_id: int) -> Group:
     members = [Trajectory(group_id * GROUP_SIZE + i, group_id) for i in range(GROUP_SIZE)]
-    return Group(group_id, f"row-{group_id}", [1, 2, 3], "prompt", members)
+    return Group(group_id, f"row-{group_id}", token_array([1, 2, 3]), "prompt", members)
 
 
 def write(ledger: SqliteLedger) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from millrace.cli.app import run
 from millrace.config.load import load
+from millrace.core.columns import TokenColumns
 from millrace.core.errors import DataError
 from millrace.core.types import Accounting, Finish, Group, State, StepRecord, Trajectory
 from millrace.environments.tokenizer import make_character_tokenizer
@@ -190,7 +191,7 @@ def write_ledger(directory: RunDirectory) -> None:
     ledger.admit([Group(0, "rows:1", [1, 2], "1+1=", members)])
     for member in members:
         member.state, member.finish, member.reward = State.BUFFERED, Finish.STOP, float(member.trajectory_id)
-        member.tokens, member.logprobs, member.versions = [7, 1], [-0.5, -0.1], [0, 0]
+        member.columns = TokenColumns.of([7, 1], [-0.5, -0.1], 0)
     ledger.update(members)
     ledger.flush()
     ledger.commit_step(StepRecord(1, [0], [0, 1], {"loss": 0.25}))

@@ -14,6 +14,7 @@ from tests.runs import make_start
 from millrace.config.freeze import dump
 from millrace.config.load import load
 from millrace.config.schema import Synchronous
+from millrace.core.columns import TokenColumns
 from millrace.core.errors import DigestMismatchError, MillraceError
 from millrace.core.types import Batch, Endpoint, Served, TrainGroup, TrainSequence
 from millrace.rollout.replica import TorchReplica
@@ -48,7 +49,7 @@ def start(tmp_path_factory):
 
 def batch(version: int) -> Batch:
     members = [
-        TrainSequence(i, [7 + i, 8], [-1.0, -1.0], [version] * 2, [True] * 2, float(i), False)
+        TrainSequence(i, TokenColumns.of([7 + i, 8], [-1.0, -1.0], version), float(i), truncated=False)
         for i in range(2)
     ]
     return Batch(version, [TrainGroup(0, [5, 6], members)])

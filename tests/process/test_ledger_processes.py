@@ -59,19 +59,19 @@ def test_kill_9_at_any_moment_loses_nothing_that_was_flushed(path: Path) -> None
 
 def check_kept(path: Path, least: tuple[int, ...]) -> None:
     ledger = SqliteLedger(path, run={})
-    recovered = ledger.recover()
+    recovered, steps = ledger.recover(), ledger.steps_after(0)
     accounting = ledger.flush()
     assert accounting.balanced
     assert (accounting.admitted, accounting.trained, recovered.version) >= least
     assert accounting.trained == recovered.version * GROUP_SIZE
-    trained = [i for record, _ in recovered.replay for i in record.trajectory_ids]
+    trained = [i for record in steps for i in record.trajectory_ids]
     assert len(trained) == len(set(trained)) == accounting.trained
     assert recovered.next_group_id * GROUP_SIZE == accounting.admitted
     assert recovered.unused_group_ids == []
-    for group in [*recovered.groups, *(g for _, groups in recovered.replay for g in groups)]:
+    for group in [*recovered.groups, *(ledger.group(i) for record in steps for i in record.group_ids)]:
         for member in group.members:
-            expected = [token(member.trajectory_id, i) for i in range(len(member.tokens))]
-            assert member.tokens == expected and len(member.versions) == len(expected)
+            expected = [token(member.trajectory_id, i) for i in range(len(member.columns))]
+            assert member.columns.tokens.tolist() == expected
             assert member.state is not State.TRAINED or len(expected) == TOKENS
     ledger.close()
 
@@ -148,7 +148,7 @@ def unchanged_by_reading(path: Path, version: int) -> None:
     before = files(path.parent)
     with LedgerReader(path) as reader:
         assert reader.overview().version >= version
-        assert reader.trajectory(0).tokens
+        assert reader.trajectory(0).columns
     assert files(path.parent) == before
 
 

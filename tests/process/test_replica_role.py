@@ -86,13 +86,13 @@ async def until_finished(reports: AsyncIterator[Report], ids: set[int]) -> list[
 async def until_sampled(reports: AsyncIterator[Report], tokens: int) -> list[Progress]:
     progress: list[Progress] = []
     async with asyncio.timeout(DEADLINE_S):
-        while sum(len(p.tokens) for p in progress) < tokens:
+        while sum(len(p.columns) for p in progress) < tokens:
             progress += (await anext(reports)).progress
     return progress
 
 
 def tokens_of(progress: list[Progress], trajectory_id: int) -> list[int]:
-    return [token for p in progress if p.trajectory_id == trajectory_id for token in p.tokens]
+    return [token for p in progress if p.trajectory_id == trajectory_id for token in p.columns.tokens]
 
 
 def test_submitted_work_is_streamed_to_its_end(model_path: str, endpoint: Endpoint) -> None:
@@ -152,8 +152,8 @@ def test_a_pull_in_mid_flight_keeps_the_trajectories_and_tells_versions_apart(
     progress = asyncio.run(scenario())
     for i in range(4):
         mine = [p for p in progress if p.trajectory_id == i]
-        assert [p.start for p in mine] == [sum(len(q.tokens) for q in mine[:k]) for k in range(len(mine))]
-        versions = [version for p in mine for version in [p.version] * len(p.tokens)]
+        assert [p.start for p in mine] == [sum(len(q.columns) for q in mine[:k]) for k in range(len(mine))]
+        versions = [version for p in mine for version in p.columns.versions()]
         assert len(versions) == 250 and versions == sorted(versions) and set(versions) == {0, 1}
 
 
@@ -169,9 +169,9 @@ def test_released_trajectories_go_on_elsewhere_as_if_never_moved(model_path: str
         await until_sampled(source.reports(), 5)
         (released,) = await source.release([0])
         assert await source.release([0]) == []
-        await destination.submit([work(0, 60, lease=1, tokens=released.tokens)])
+        await destination.submit([work(0, 60, lease=1, tokens=released.columns.tokens)])
         rest = tokens_of(await until_finished(destination.reports(), {0}), 0)
-        return expected, released.tokens + rest
+        return expected, released.columns.tokens.tolist() + rest
 
     expected, moved = asyncio.run(scenario())
     assert moved == expected
@@ -212,7 +212,7 @@ def test_what_has_finished_but_was_not_reported_is_released_with_its_end(
         while not replica._engine.has_finished:
             await replica._on(replica._engine_thread, replica._engine.step)
         (part,) = await replica.release([0])
-        assert (len(part.tokens), part.finish) == (5, Finish.LENGTH)
+        assert (len(part.columns), part.finish) == (5, Finish.LENGTH)
         assert await replica.release([0]) == []
         assert (await anext(replica.reports())).progress == []
 

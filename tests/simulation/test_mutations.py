@@ -12,7 +12,19 @@ from millrace.controller import supervisor
 from millrace.controller.lineage import Lineage
 from millrace.controller.state import RunState
 from millrace.controller.trainer_session import TrainerSession
-from millrace.core.types import Batch, Finish, Progress, Report, Served, Staged, State, StepResult, Trajectory
+from millrace.core.columns import TokenColumns
+from millrace.core.types import (
+    Batch,
+    Finish,
+    Progress,
+    Report,
+    Served,
+    Staged,
+    State,
+    StepRecord,
+    StepResult,
+    Trajectory,
+)
 from millrace.ledger.recovery import Recovery
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.schedule import schedule
@@ -33,13 +45,13 @@ def partial_tokens_dropped_when_a_replica_dies(patch: pytest.MonkeyPatch) -> Non
 
     def unlease(state: RunState, trajectory: Trajectory) -> None:
         honest(state, trajectory)
-        trajectory.tokens, trajectory.logprobs, trajectory.versions = [], [], []
+        trajectory.columns = TokenColumns()
 
     patch.setattr(RunState, "unlease", unlease)
 
 
 def tokens_kept_by_a_restart(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RunState, "restart", lambda state, trajectory: len(trajectory.tokens))
+    patch.setattr(RunState, "restart", lambda state, trajectory: len(trajectory.columns))
 
 
 def lease_of_a_dead_replica_kept(patch: pytest.MonkeyPatch) -> None:
@@ -56,7 +68,7 @@ def slot_freed_before_the_last_tokens(patch: pytest.MonkeyPatch) -> None:
 
     def progress(state: RunState, name: str, parts: list[Progress]) -> list[Trajectory]:
         early = [
-            msgspec.structs.replace(part, finish=Finish.STOP) if part.start + len(part.tokens) > 40 else part
+            msgspec.structs.replace(part, finish=Finish.STOP) if part.start + len(part.columns) > 40 else part
             for part in parts
         ]
         return honest(state, name, early)
@@ -141,15 +153,12 @@ def step_applied_twice(patch: pytest.MonkeyPatch) -> None:
 
 def replay_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A trainer that comes back goes on from its checkpoint as if nothing had been committed since."""
-    honest = SqliteLedger.recover
+    honest = SqliteLedger.steps_after
 
-    def recover(ledger: SqliteLedger, *args: Any) -> Recovery:
-        found = honest(ledger, *args)
-        if found.checkpoint is not None:
-            found.replay.clear()
-        return found
+    def steps_after(ledger: SqliteLedger, version: int) -> list[StepRecord]:
+        return [] if version else honest(ledger, version)
 
-    patch.setattr(SqliteLedger, "recover", recover)
+    patch.setattr(SqliteLedger, "steps_after", steps_after)
     patch.setattr(SimTrainer, "step", _step_of_any_version)
 
 

@@ -110,7 +110,7 @@ def test_a_paged_engine_admits_by_what_is_used_and_preempts_when_memory_runs_out
     parts += engine.collect(100.0, 1.0)
     assert highest <= 200
     assert engine.load().prefilled_tokens > 4 * 10  # what was preempted was computed again
-    lengths = {tid: sum(len(p.tokens) for p in parts if p.trajectory_id == tid) for tid in range(4)}
+    lengths = {tid: sum(len(p.columns) for p in parts if p.trajectory_id == tid) for tid in range(4)}
     assert lengths == dict.fromkeys(range(4), 80)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from millrace import sim
 from millrace.core import clock
+from millrace.core.columns import TokenColumns
 from millrace.core.errors import DataError, TornVersionError, TrainingError, UnknownVersionError, WorkerDied
 from millrace.core.protocols import Handle
 from millrace.core.types import (
@@ -57,8 +58,7 @@ def decoder(*, slots: int = 4, kv_capacity_tokens: int = 10_000, version: int = 
 def lengths(parts: Iterable[Progress]) -> dict[int, int]:
     total: dict[int, int] = {}
     for part in parts:
-        assert len(part.tokens) == len(part.logprobs)
-        total[part.trajectory_id] = total.get(part.trajectory_id, 0) + len(part.tokens)
+        total[part.trajectory_id] = total.get(part.trajectory_id, 0) + len(part.columns)
     return total
 
 
@@ -129,7 +129,7 @@ def decoder_run(works: list[Work]) -> list[Progress]:
 def test_a_trajectory_that_was_complete_already_ends_without_new_tokens() -> None:
     whole = lengths(decoder_run([work(5)]))[5]
     (part,) = decoder_run([work(5, lease=2, tokens=range(whole))])
-    assert (part.start, part.tokens, part.finish) == (whole, [], Finish.STOP)
+    assert (part.start, len(part.columns), part.finish) == (whole, 0, Finish.STOP)
 
 
 def test_lengths_are_cut_at_the_budget() -> None:
@@ -164,11 +164,8 @@ def test_released_trajectories_give_back_their_tokens_by_version() -> None:
     engine.submit([work(0)], 1.0, 1.0)
     reported = engine.collect(1.01 + 0.05, 1.0)
     engine.swap(3, 1.01 + 0.05, 1.0)  # 0.1 s, then its KV of 15 tokens again: 0.015 s
-    parts = engine.release([0, 99], 1.01 + 0.05 + 0.115 + 0.03, 1.0)
-    assert [(p.version, p.start, len(p.tokens), p.finish) for p in parts] == [
-        (0, 0, 5, None),
-        (3, 5, 3, None),
-    ]
+    (part,) = engine.release([0, 99], 1.01 + 0.05 + 0.115 + 0.03, 1.0)
+    assert (part.start, part.columns.runs, part.finish) == (0, [(0, 5), (3, 3)], None)
     assert lengths(reported) == {0: 5}
     assert engine.release([0], 2.0, 1.0) == []
     assert engine.collect(9.0, 1.0) == []
@@ -178,7 +175,7 @@ def test_a_release_answers_for_a_trajectory_without_tokens() -> None:
     engine = decoder(slots=1)
     engine.submit([work(0), work(1)], 0.0, 1.0)
     (waiting,) = engine.release([1], 0.0, 1.0)
-    assert (waiting.trajectory_id, waiting.start, waiting.tokens) == (1, 0, [])
+    assert (waiting.trajectory_id, waiting.start, len(waiting.columns)) == (1, 0, 0)
 
 
 def test_time_is_either_busy_or_idle() -> None:
@@ -219,7 +216,7 @@ async def call(handle: Handle, method: str, *args: Any) -> Any:
 
 def batch(version: int, tokens: int = 20, versions: int = 0) -> Batch:
     sequences = [
-        TrainSequence(tid, [0] * tokens, [-1.0] * tokens, [versions] * tokens, [True] * tokens, reward, False)
+        TrainSequence(tid, TokenColumns.of([0] * tokens, [-1.0] * tokens, versions), reward, truncated=False)
         for tid, reward in ((0, 0.0), (1, 1.0))
     ]
     return Batch(version, [TrainGroup(0, [0] * 10, sequences)])
@@ -261,7 +258,7 @@ def test_a_replica_streams_all_tokens_of_its_work_in_order(slice_s: float) -> No
             async for report in reports:
                 for part in report.progress:
                     assert part.start == held[part.trajectory_id]
-                    held[part.trajectory_id] += len(part.tokens)
+                    held[part.trajectory_id] += len(part.columns)
                     if part.finish is not None:
                         left.remove(part.trajectory_id)
                 if not left:

@@ -8,9 +8,8 @@ import ast
 from tests.tidy.sources import calls, imports, modules
 
 SPEAKS_THE_WIRE = {
-    "millrace.runtime.wire",
-    "millrace.runtime.handle",
-    "millrace.runtime.worker",
+    "millrace.core.columns",
+    "millrace.runtime.framing",
     "millrace.runtime.seam",
     "millrace.sim.virtual.links",
 }

@@ -16,6 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from millrace.algorithms import build
 from millrace.config.schema import Config
+from millrace.core.columns import TokenColumns
 from millrace.core.events import Events
 from millrace.core.types import (
     Accounting,
@@ -146,13 +147,11 @@ class World:
         parts = _drain(self._engine, set(ids))
         groups: dict[int, list[TrainSequence]] = {}
         for trajectory_id in ids:
-            tokens, logprobs, versions = parts[trajectory_id]
-            score = self.score(tokens)
+            columns = parts[trajectory_id]
+            score = self.score(columns.tokens.tolist())
             self._tell_score(trajectory_id, score)
             if isinstance(score, Scored):
-                sequence = TrainSequence(
-                    trajectory_id, tokens, logprobs, versions, [True] * len(tokens), score.value, False
-                )
+                sequence = TrainSequence(trajectory_id, columns, score.value, truncated=False)
                 groups.setdefault(trajectory_id // GROUP, []).append(sequence)
         return [TrainGroup(i, PROMPT, members) for i, members in groups.items() if len(members) > 1]
 
@@ -174,17 +173,14 @@ class World:
         )
 
 
-def _drain(engine: Engine, wanted: set[int]) -> dict[int, tuple[list[int], list[float], list[int]]]:
+def _drain(engine: Engine, wanted: set[int]) -> dict[int, TokenColumns]:
     """Step until all of `wanted` have finished."""
-    parts: dict[int, tuple[list[int], list[float], list[int]]] = {}
+    parts: dict[int, TokenColumns] = {}
     open_ids = set(wanted)
     while open_ids:
         engine.step()
         for progress in engine.take_progress():
-            tokens, logprobs, versions = parts.setdefault(progress.trajectory_id, ([], [], []))
-            tokens += progress.tokens
-            logprobs += progress.logprobs
-            versions += [progress.version] * len(progress.tokens)
+            parts.setdefault(progress.trajectory_id, TokenColumns()).extend(progress.columns)
             if progress.finish in (Finish.STOP, Finish.LENGTH):
                 open_ids.discard(progress.trajectory_id)
     return parts

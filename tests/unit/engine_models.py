@@ -137,8 +137,8 @@ def collect(progress: Sequence[Progress]) -> dict[int, tuple[list[int], list[flo
     logprobs: dict[int, list[float]] = {}
     finishes: dict[int, Finish] = {}
     for part in progress:
-        tokens.setdefault(part.trajectory_id, []).extend(part.tokens)
-        logprobs.setdefault(part.trajectory_id, []).extend(part.logprobs)
+        tokens.setdefault(part.trajectory_id, []).extend(part.columns.tokens)
+        logprobs.setdefault(part.trajectory_id, []).extend(part.columns.logprobs)
         if part.finish is not None:
             finishes[part.trajectory_id] = part.finish
     return {key: (tokens[key], logprobs[key], finishes[key]) for key in tokens}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millrace.core.columns import TokenColumns, token_array
 from millrace.core.types import Finish, Group, State, StepRecord, Trajectory
 
 GROUP_SIZE = 2
@@ -10,7 +11,9 @@ GROUP_SIZE = 2
 def make_group(group_id: int) -> Group:
     first = group_id * GROUP_SIZE
     members = [Trajectory(first + i, group_id) for i in range(GROUP_SIZE)]
-    return Group(group_id, f"row-{group_id}", [1, 2, 3 + group_id], f"prompt {group_id}", members)
+    return Group(
+        group_id, f"row-{group_id}", token_array([1, 2, 3 + group_id]), f"prompt {group_id}", members
+    )
 
 
 def lease(trajectory: Trajectory, replica: str = "replica-0") -> None:
@@ -21,14 +24,12 @@ def lease(trajectory: Trajectory, replica: str = "replica-0") -> None:
 
 def grow(trajectory: Trajectory, num_tokens: int, version: int = 0) -> None:
     """Tokens that tell where they are and under which lease they were sampled."""
-    for position in range(len(trajectory.tokens), len(trajectory.tokens) + num_tokens):
-        trajectory.tokens.append(1000 * trajectory.lease + position)
-        trajectory.logprobs.append(-0.5 - position)
-        trajectory.versions.append(version)
+    for position in range(len(trajectory.columns), len(trajectory.columns) + num_tokens):
+        trajectory.columns.append(1000 * trajectory.lease + position, -0.5 - position, version)
 
 
 def restart(trajectory: Trajectory) -> None:
-    trajectory.tokens, trajectory.logprobs, trajectory.versions = [], [], []
+    trajectory.columns = TokenColumns()
     trajectory.state = State.QUEUED
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import pickle
 import tomllib
 from pathlib import Path
 
@@ -16,11 +16,20 @@ from hypothesis import strategies as st
 from millrace.config.load import load_as, parse_value, read_overrides
 from millrace.config.schema import Config
 from millrace.config.toml import as_toml
+from millrace.core.columns import TokenColumns, token_array
 from millrace.core.digest import NamedBuffer, TensorSpec
 from millrace.core.errors import ConfigError, DataError, LedgerError, WeightsError
-from millrace.ledger.codec import pack_plain, pack_squeezed, pack_versions, unpack_tokens, unpack_versions
+from millrace.ledger.codec import (
+    pack_plain,
+    pack_prompt,
+    pack_squeezed,
+    pack_versions,
+    unpack_columns,
+    unpack_prompt,
+    version_runs,
+)
 from millrace.observe.jsonl import read_events
-from millrace.runtime.wire import Kind, Wire
+from millrace.runtime.framing import PIECE_BYTES, Framing, Kind
 from millrace.weights.manifest import make_manifest
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -76,35 +85,35 @@ LOGPROB = st.floats(max_value=0.0, allow_nan=False)
 
 
 @given(TOKENS, st.data(), st.booleans())
-def test_tokens_and_log_probs_come_back_bit_for_bit(tokens, data, squeeze):
-    logprobs = data.draw(st.lists(LOGPROB, min_size=len(tokens), max_size=len(tokens)))
-    pack = pack_squeezed if squeeze else pack_plain
-    back, values = unpack_tokens(pack(tokens, logprobs))
-    assert back == tokens
-    assert np.array(values).tobytes() == np.array(logprobs).tobytes()
+def test_tokens_log_probs_and_versions_come_back_bit_for_bit(tokens, data, squeeze):
+    several = {"min_size": len(tokens), "max_size": len(tokens)}
+    logprobs = data.draw(st.lists(LOGPROB, **several))
+    columns = TokenColumns.of(tokens, logprobs, data.draw(st.lists(st.integers(0, 3), **several)))
+    packed = (pack_squeezed if squeeze else pack_plain)(columns)
+    assert unpack_columns(packed, pack_versions(columns.runs)) == columns
 
 
-@given(st.lists(st.integers(0, 5), max_size=60))
-def test_versions_come_back(versions):
-    assert unpack_versions(pack_versions(versions)) == versions
+@given(TOKENS)
+def test_a_prompt_comes_back(tokens):
+    assert unpack_prompt(pack_prompt(token_array(tokens))).tolist() == tokens
 
 
-@given(st.binary(max_size=100))
-def test_bytes_that_nobody_packed_are_a_ledger_error_or_tokens(blob):
+@given(st.binary(max_size=100), st.binary(max_size=10), st.sampled_from([b"", b"p", b"z"]))
+def test_bytes_that_nobody_packed_are_a_ledger_error_or_tokens(blob, versions, mark):
     with contextlib.suppress(LedgerError):
-        tokens, _ = unpack_tokens(blob)
-        assert all(isinstance(token, int) for token in tokens)
+        assert len(unpack_columns(mark + blob, versions)) == sum(n for _, n in version_runs(versions))
     with contextlib.suppress(LedgerError):
-        unpack_versions(blob)
+        assert all(isinstance(token, int) for token in unpack_prompt(mark + blob))
 
 
 @given(st.lists(st.integers(0, 1000), min_size=20, max_size=60), st.data())
 def test_a_flipped_bit_in_squeezed_tokens_is_never_taken_for_tokens(tokens, data):
-    packed = bytearray(pack_squeezed(tokens, [-0.5] * len(tokens)))
-    position = data.draw(st.integers(4, len(packed) - 1))
+    columns = TokenColumns.of(tokens, [-0.5] * len(tokens), 0)
+    packed = bytearray(pack_squeezed(columns))
+    position = data.draw(st.integers(5, len(packed) - 1))
     packed[position] ^= 1 << data.draw(st.integers(0, 7))
     try:
-        assert unpack_tokens(bytes(packed)) == (tokens, [-0.5] * len(tokens))
+        assert unpack_columns(bytes(packed), pack_versions(columns.runs)) == columns
     except LedgerError as error:
         assert "damaged" in str(error)
 
@@ -131,13 +140,13 @@ def test_only_bytes_are_laid_out(dtype, size):
 
 
 class _Pipe:
-    """A transport that keeps what is written."""
+    """A transport that keeps what is written, piece by piece."""
 
     def __init__(self) -> None:
-        self.sent = b""
+        self.pieces: list[bytes] = []
 
-    def writelines(self, parts) -> None:
-        self.sent += b"".join(parts)
+    def write(self, piece) -> None:
+        self.pieces.append(bytes(piece))
 
 
 MESSAGES = st.lists(
@@ -146,20 +155,57 @@ MESSAGES = st.lists(
 )
 
 
+def sent(messages) -> list[bytes]:
+    """What one end writes, a piece for every turn of its loop."""
+
+    async def send() -> list[bytes]:
+        sender, pipe = Framing(lambda *_: None, lambda: None), _Pipe()
+        sender._transport = pipe  # type: ignore[assignment]
+        for message in messages:
+            sender.send(*message)
+        while sender._outgoing:  # noqa: ASYNC110 - turn by turn
+            await asyncio.sleep(0)
+        return pipe.pieces
+
+    return asyncio.run(send())
+
+
+def received(data: bytes, cuts) -> list[tuple]:
+    """What the other end makes of it, however it is cut."""
+    messages: list[tuple] = []
+    receiver = Framing(lambda *message: messages.append(message), lambda: None)
+    position = turn = 0
+    while position < len(data):
+        into = receiver.get_buffer(-1)
+        part = data[position : position + min(len(into), cuts[turn % len(cuts)])]
+        into[: len(part)] = part
+        receiver.buffer_updated(len(part))
+        position, turn = position + len(part), turn + 1
+    return [(*head, payload.value()) for *head, payload in messages]
+
+
 @given(MESSAGES, st.lists(st.integers(1, 50), min_size=1))
 def test_messages_arrive_whole_and_in_order_however_the_bytes_are_cut(messages, cuts):
-    pipe, received = _Pipe(), []
-    sender = Wire(lambda *_: None, lambda: None)
-    sender._transport = pipe  # type: ignore[assignment]
-    for message in messages:
-        sender.send(*message)
-    receiver = Wire(lambda *message: received.append(message), lambda: None)
-    position, turn = 0, 0
-    while position < len(pipe.sent):
-        size = cuts[turn % len(cuts)]
-        receiver.data_received(pipe.sent[position : position + size])
-        position, turn = position + size, turn + 1
-    assert [(*head, pickle.loads(payload)) for *head, payload in received] == messages
+    assert received(b"".join(sent(messages)), cuts) == messages
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 1000, PIECE_BYTES])
+def test_columns_of_any_size_travel_between_other_messages(num_tokens):
+    columns = TokenColumns.of(range(num_tokens), [-0.5] * num_tokens, 3)
+    messages = [
+        (Kind.CALL, 1, 2, "before"),
+        (Kind.CALL, 1, 3, [columns, columns]),
+        (Kind.CALL, 1, 4, "after"),
+    ]
+    for cuts in ([7919], [1 << 30]):
+        assert received(b"".join(sent(messages)), cuts) == messages
+
+
+def test_a_large_batch_is_written_piece_by_piece_and_the_loop_turns_in_between():
+    columns = TokenColumns.of(range(4 * PIECE_BYTES), [-0.5] * 4 * PIECE_BYTES, 3)
+    pieces = sent([(Kind.CALL, 1, 1, columns)])
+    assert max(map(len, pieces)) <= PIECE_BYTES
+    assert len(pieces) >= 32  # 4 bytes of id and 4 of log-prob a token
 
 
 # ---------------------------------------------------------------- events

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from millrace.controller.state import RunState
 from millrace.controller.trajectories import RunNumbers
+from millrace.core.columns import TokenColumns, token_array
 from millrace.core.types import Finish, Progress, Prompt, Sampling, Scored, State
 
 NUMBERS = RunNumbers(
@@ -21,7 +22,7 @@ NUMBERS = RunNumbers(
 
 
 def complete(state: RunState, trajectory_id: int) -> None:
-    part = Progress(trajectory_id, 1, 0, [5], [-1.0], 0, Finish.STOP)
+    part = Progress(trajectory_id, 1, 0, TokenColumns.of([5], [-1.0], 0), Finish.STOP)
     state.progress("replica-0", [part])
     state.score(trajectory_id, Scored(1.0))
 
@@ -30,7 +31,7 @@ def test_a_group_that_ends_while_two_of_it_are_scored_leaves_nothing_to_train() 
     state = RunState(NUMBERS, ["replica-0"])
     state.replicas.up("replica-0", 1)
     state.replicas.served("replica-0", 0)
-    state.admit(Prompt(0, "row-0", [1, 2], "text"), "replica-0")
+    state.admit(Prompt(0, "row-0", token_array([1, 2]), "text"), "replica-0")
     complete(state, 1)
     complete(state, 2)
     state.end_group(0, State.ABANDONED, "its replicas died")

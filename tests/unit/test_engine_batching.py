@@ -132,7 +132,7 @@ def test_work_that_is_already_complete_is_reported_finished(tokens: list[int], f
     engine = make_engine(make_model())
     engine.submit([make_work(0, [5, 6], Sampling(max_tokens=4), tokens=tokens)])
     (progress,) = drain(engine)
-    assert (progress.start, progress.tokens, progress.finish) == (len(tokens), [], finish)
+    assert (progress.start, len(progress.columns), progress.finish) == (len(tokens), 0, finish)
 
 
 def test_streamed_progress_joins_without_gaps() -> None:
@@ -141,8 +141,8 @@ def test_streamed_progress_joins_without_gaps() -> None:
     engine.submit(works)
     position = {i: i for i in range(3)}
     for part in drain(engine):
-        assert part.start == position[part.trajectory_id] and len(part.tokens) == len(part.logprobs)
-        position[part.trajectory_id] += len(part.tokens)
+        assert part.start == position[part.trajectory_id]
+        position[part.trajectory_id] += len(part.columns)
     assert set(position.values()) == {25}
 
 
@@ -156,7 +156,7 @@ def test_a_repeated_or_older_lease_changes_nothing() -> None:
     progress = drain(engine)
     engine.submit([work])
     assert not engine.has_work and not engine.has_finished
-    assert sum(len(part.tokens) for part in progress) == 12
+    assert sum(len(part.columns) for part in progress) == 12
 
 
 def test_a_newer_lease_replaces_the_older_one() -> None:
@@ -166,7 +166,7 @@ def test_a_newer_lease_replaces_the_older_one() -> None:
     engine.submit([make_work(0, [5, 6], Sampling(max_tokens=12), lease=1)])
     progress = drain(engine)
     assert {part.lease for part in progress} == {1}
-    assert sum(len(part.tokens) for part in progress) == 12
+    assert sum(len(part.columns) for part in progress) == 12
 
 
 def test_a_released_trajectory_gives_back_its_tokens() -> None:
@@ -178,8 +178,8 @@ def test_a_released_trajectory_gives_back_its_tokens() -> None:
     engine.take_progress()
     released = engine.release([1, 77])
     whole = run(make_engine(model, eos_ids=()), works)
-    assert released[0].tokens == whole[1][0][: len(released[0].tokens)] and len(released) == 1
-    assert (released[0].start, len(released[0].tokens)) == (0, 8)
+    assert released[0].columns.tokens.tolist() == whole[1][0][:8] and len(released) == 1
+    assert (released[0].start, len(released[0].columns)) == (0, 8)
     assert engine.release([1]) == []
     assert {key: value[0] for key, value in collect(drain(engine)).items()} == {
         key: whole[key][0][8:] for key in (0, 2)
@@ -191,7 +191,7 @@ def test_a_waiting_trajectory_is_released_with_nothing_sampled() -> None:
     engine.submit([make_work(0, [5], LONG), make_work(1, [6], LONG, tokens=[7, 8])])
     engine.step()
     (progress,) = engine.release([1])
-    assert (progress.start, progress.tokens, progress.finish) == (2, [], None)
+    assert (progress.start, len(progress.columns), progress.finish) == (2, 0, None)
     assert engine.load().waiting == 0
 
 

@@ -112,7 +112,7 @@ def test_a_failed_flush_keeps_everything_for_the_next(path: Path, monkeypatch: p
     ledger.flush()
     ledger.close()
     found = SqliteLedger(path, run={}).recover().groups[0].members[0]
-    assert (found.lease, found.tokens) == (1, group.members[0].tokens)
+    assert (found.lease, found.columns) == (1, group.members[0].columns)
 
 
 def test_a_group_or_trajectory_cannot_be_admitted_twice() -> None:

@@ -47,7 +47,7 @@ def test_reading_a_run_that_has_ended_changes_no_file(path: Path) -> None:
     before = files(path.parent)
     with LedgerReader(path) as reader:
         assert reader.overview().version == 1
-        assert reader.group(0).members[0].tokens
+        assert reader.group(0).members[0].columns
     assert files(path.parent) == before
 
 
@@ -61,7 +61,7 @@ def test_a_step_a_trajectory_and_a_group_are_found_by_their_ids(path: Path) -> N
         assert reader.steps() == [step_of(1, group)]
         trajectory = reader.trajectory(1)
         assert (trajectory.state, trajectory.trained_version) == (State.TRAINED, 1)
-        assert trajectory.tokens == group.members[1].tokens
+        assert trajectory.columns == group.members[1].columns
         assert reader.group(0).prompt == group.prompt
 
 

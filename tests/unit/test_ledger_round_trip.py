@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_records import complete, grow, lease, make_group, ready_group, restart, step_of
 
+from millrace.core.columns import TokenColumns
 from millrace.core.types import (
     TERMINAL,
     BadPrompt,
@@ -39,8 +40,8 @@ def whole(info: CheckpointInfo) -> bool:
 def test_a_new_ledger_holds_nothing(path: Path) -> None:
     ledger = SqliteLedger(path, run={})
     recovered = ledger.recover()
-    assert (recovered.next_group_id, recovered.version, recovered.checkpoint) == (0, 0, None)
-    assert recovered.groups == [] and recovered.replay == []
+    assert (recovered.next_group_id, recovered.version, ledger.checkpoint()) == (0, 0, None)
+    assert recovered.groups == [] and ledger.steps_after(0) == []
     assert ledger.accounting().balanced and ledger.accounting().admitted == 0
 
 
@@ -56,11 +57,12 @@ def test_every_field_of_a_group_comes_back(path: Path) -> None:
 def test_log_probs_come_back_bit_for_bit(path: Path) -> None:
     ledger = SqliteLedger(path, run={})
     group = make_group(0)
-    single, double = group.members
-    single.logprobs, double.logprobs = [-0.5, float("-inf")], [-0.1, -1e-300]
+    finished, growing = group.members
     for member in group.members:
-        member.tokens, member.versions = [7, 2**31 - 1], [3, 4]
-        member.state, member.finish = State.GENERATED, Finish.STOP
+        logprobs = [-0.5, float("-inf"), float("nan"), -0.0, 0.0, -1e-45]
+        member.columns = TokenColumns.of([7, 2**31 - 1, 0, 1, 2, 3], logprobs, [3, 4, 4, 3, 3, 9])
+    finished.state, finished.finish = State.GENERATED, Finish.STOP
+    assert growing.state is State.QUEUED
     ledger.admit([group])
     assert reopen(ledger, path).recover().groups == [group]
 
@@ -75,7 +77,7 @@ def test_leased_trajectories_are_queued_again_with_the_tokens_they_have(path: Pa
     ledger = reopen(ledger, path)
     member = ledger.recover().groups[0].members[0]
     assert (member.state, member.replica, member.epoch) == (State.QUEUED, "", 0)
-    assert member.tokens == group.members[0].tokens
+    assert member.columns == group.members[0].columns
     assert member.lease == 1, "a lease number is never used again"
 
 
@@ -99,8 +101,8 @@ def test_tokens_flushed_in_parts_come_back_whole(path: Path) -> None:
         ledger.update([group.members[member]])
         ledger.flush()
     found = reopen(ledger, path).recover().groups[0].members
-    assert [m.tokens for m in found] == [m.tokens for m in group.members]
-    assert found[0].versions == [0] * 3 + [1] * 3 + [2] * 3
+    assert [m.columns for m in found] == [m.columns for m in group.members]
+    assert found[0].columns.runs == [(0, 3), (1, 3), (2, 3)]
 
 
 def test_a_recovered_trajectory_grows_on(path: Path) -> None:
@@ -114,7 +116,7 @@ def test_a_recovered_trajectory_grows_on(path: Path) -> None:
     lease(member)
     grow(member, 3)
     ledger.update([member])
-    assert reopen(ledger, path).recover().groups[0].members[0].tokens == member.tokens
+    assert reopen(ledger, path).recover().groups[0].members[0].columns == member.columns
 
 
 def test_a_restart_drops_tokens_even_when_it_has_grown_past_them_before_the_flush(path: Path) -> None:
@@ -129,7 +131,7 @@ def test_a_restart_drops_tokens_even_when_it_has_grown_past_them_before_the_flus
     lease(member)
     grow(member, 6)
     ledger.update([member])
-    assert reopen(ledger, path).recover().groups[0].members[0].tokens == member.tokens
+    assert reopen(ledger, path).recover().groups[0].members[0].columns == member.columns
 
 
 def test_tokens_cut_off_are_gone(path: Path) -> None:
@@ -140,10 +142,9 @@ def test_tokens_cut_off_are_gone(path: Path) -> None:
     grow(member, 6)
     ledger.admit([group])
     ledger.flush()
-    for column in (member.tokens, member.logprobs, member.versions):
-        del column[2:]
+    member.columns = member.columns[:2]
     ledger.update([member])
-    assert len(reopen(ledger, path).recover().groups[0].members[0].tokens) == 2
+    assert len(reopen(ledger, path).recover().groups[0].members[0].columns) == 2
 
 
 def test_only_new_tokens_are_written(path: Path) -> None:
@@ -198,14 +199,13 @@ def test_steps_after_the_checkpoint_are_replayed_in_order_with_their_tokens(path
     for version, group in enumerate(order, 1):
         ledger.commit_step(step_of(version, group))
     ledger.commit_checkpoint(CheckpointInfo(2, "/checkpoints/v2", 0.1))
-    recovered = reopen(ledger, path).recover(checkpoint_ok=whole)
-    assert recovered.version == 4 and recovered.groups == []
-    assert [record for record, _ in recovered.replay] == [
-        step_of(3, groups[3]),
-        step_of(4, groups[1]),
-    ]
-    replayed = recovered.replay[0][1][0].members[0]
-    assert replayed.tokens == groups[3].members[0].tokens
+    ledger.close()
+    ledger = SqliteLedger(path, run={}, checkpoint_ok=whole)
+    recovered, checkpoint = ledger.recover(), ledger.checkpoint()
+    assert recovered.version == 4 and recovered.groups == [] and checkpoint is not None
+    assert ledger.steps_after(checkpoint.version) == [step_of(3, groups[3]), step_of(4, groups[1])]
+    replayed = ledger.group(groups[3].group_id).members[0]
+    assert replayed.columns == groups[3].members[0].columns
     assert (replayed.state, replayed.trained_version) == (State.TRAINED, 3)
 
 
@@ -216,19 +216,19 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(path: Path) -> None:
         ledger.admit([group])
         ledger.commit_step(step_of(version, group))
         ledger.commit_checkpoint(CheckpointInfo(version, f"/v{version}", 0.1))
-    recovered = reopen(ledger, path).recover(checkpoint_ok=lambda info: info.path == "/v1")
-    assert recovered.checkpoint == CheckpointInfo(1, "/v1", 0.1)
-    assert [record.version for record, _ in recovered.replay] == [2]
+    ledger.close()
+    ledger = SqliteLedger(path, run={}, checkpoint_ok=lambda info: info.path == "/v1")
+    assert ledger.checkpoint() == CheckpointInfo(1, "/v1", 0.1)
 
 
-def test_without_a_checkpoint_every_step_is_replayed(path: Path) -> None:
+def test_without_a_checkpoint_every_step_is_there_to_be_replayed(path: Path) -> None:
     ledger = SqliteLedger(path, run={})
     for version in (1, 2, 3):
         group = ready_group(version)
         ledger.admit([group])
         ledger.commit_step(step_of(version, group))
     ledger = reopen(ledger, path)
-    assert [record.version for record, _ in ledger.recover().replay] == [1, 2, 3]
+    assert [record.version for record in ledger.steps_after(0)] == [1, 2, 3]
 
 
 def test_recovering_during_a_run_takes_nothing_back() -> None:
@@ -242,7 +242,39 @@ def test_recovering_during_a_run_takes_nothing_back() -> None:
     ledger.flush()
     states = ledger._db.execute("SELECT state FROM trajectories ORDER BY trajectory_id").fetchall()
     assert states == [("leased",), ("queued",)]
-    assert ledger.recover().groups[0].members[0].tokens == group.members[0].tokens
+    assert ledger.recover().groups[0].members[0].columns == group.members[0].columns
+
+
+def test_a_flush_writes_those_that_only_grew_in_turn_and_the_end_writes_all(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.ledger.sqlite.GROWING_MAX", 2)
+    ledger = SqliteLedger(path, run={})
+    groups = [make_group(i) for i in range(3)]
+    members = [member for group in groups for member in group.members]
+    ledger.admit(groups)
+    ledger.flush()
+    for written in (2, 4, 6, 6):
+        for member in members:
+            grow(member, 1)
+        ledger.grow(members)
+        ledger.flush()
+        found = ledger._db.execute("SELECT count(DISTINCT trajectory_id) FROM chunks").fetchone()[0]
+        assert found == written
+    assert reopen(ledger, path).recover().groups == groups
+
+
+def test_a_trajectory_that_changes_is_written_with_its_newest_tokens(path: Path) -> None:
+    ledger = SqliteLedger(path, run={})
+    group = make_group(0)
+    ledger.admit([group])
+    grow(group.members[0], 3)
+    ledger.grow([group.members[0]])
+    complete(group.members[0])
+    ledger.update([group.members[0]])
+    ledger.flush()
+    ledger.flush()
+    assert ledger._db.execute("SELECT start, num_tokens FROM chunks").fetchall() == [(0, 3)]
 
 
 ACTIONS = ("admit", "lease", "grow", "restart", "cut", "complete", "reject", "train", "flush", "reopen")
@@ -269,7 +301,8 @@ def test_any_history_comes_back_as_it_was(
             version += train(ledger, groups, live[number % len(live)], version)
         elif live:
             act(action, live[number % len(live)], number % 5)
-            ledger.update([live[number % len(live)]])
+            record = ledger.grow if action == "grow" else ledger.update
+            record([live[number % len(live)]])
     ledger = reopen(ledger, path)
     expected = [queued_copy(g) for g in groups.values() if any(t.live for t in g.members)]
     assert ledger.recover().groups == expected
@@ -285,8 +318,7 @@ def act(action: str, trajectory: Trajectory, number: int) -> None:
     elif action == "restart":
         restart(trajectory)
     elif action == "cut":
-        for column in (trajectory.tokens, trajectory.logprobs, trajectory.versions):
-            del column[number:]
+        trajectory.columns = trajectory.columns[:number]
     elif action == "complete":
         complete(trajectory)
     elif action == "reject":

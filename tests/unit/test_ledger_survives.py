@@ -26,7 +26,7 @@ def test_a_moved_run_directory_keeps_its_checkpoints(tmp_path: Path) -> None:
     with LedgerReader(there / "ledger.sqlite") as reader:
         shown = reader.overview().checkpoint
     moved = SqliteLedger(there / "ledger.sqlite", run={})
-    recovered = moved.recover().checkpoint
+    recovered = moved.checkpoint()
     moved.close()
     assert recovered == shown == CheckpointInfo(1, str(there / "checkpoints" / "v1"), 0.1)
 
@@ -39,7 +39,7 @@ def test_a_checkpoint_elsewhere_stays_where_it_is(tmp_path: Path) -> None:
     ledger.admit([group])
     ledger.commit_step(step_of(1, group))
     ledger.commit_checkpoint(CheckpointInfo(1, str(tmp_path / "elsewhere"), 0.1))
-    checkpoint = ledger.recover().checkpoint
+    checkpoint = ledger.checkpoint()
     ledger.close()
     assert checkpoint is not None
     assert checkpoint.path == str(tmp_path / "elsewhere")

@@ -73,9 +73,9 @@ def test_a_completion_does_not_see_its_siblings():
     assert set(changed.nonzero()[:, 0].tolist()) <= set(own)
 
 
-def test_short_runs_share_a_call_and_long_ones_are_not_padded_to_them():
-    runs = pack([Tree([1] * 4, [Branch([2] * n, np.ones(n, bool), 0)]) for n in (2000, 9, 8, 7)], 9999)[
+def test_short_stretches_share_a_call_and_long_ones_are_not_padded_to_them():
+    stretches = pack([Tree([1] * 4, [Branch([2] * n, np.ones(n, bool), 0)]) for n in (2000, 9, 8, 7)], 9999)[
         0
-    ].runs
-    blocks = attention.plan(runs, torch.device("cpu")).blocks
+    ].stretches
+    blocks = attention.plan(stretches, torch.device("cpu")).blocks
     assert [tuple(block.queries_RQ.shape) for block in blocks] == [(1, 2003), (3, 12)]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from trainer_doubles import make_batch, make_trainer, weights_of
 
+from millrace.core.columns import TokenColumns
 from millrace.core.types import Batch
 from millrace.trainer.blame import blame
 
@@ -35,7 +36,9 @@ def poisoned(batch, *ids):
     groups = []
     for group in batch.groups:
         sequences = [
-            msgspec.structs.replace(s, logprobs=[POISON] * len(s.tokens), mask=[True] * len(s.tokens))
+            msgspec.structs.replace(
+                s, columns=TokenColumns.of(s.columns.tokens, [POISON] * len(s.columns), 0), mask=None
+            )
             if s.trajectory_id in ids
             else s
             for s in group.sequences

@@ -14,7 +14,7 @@ def branch(tokens, first_index, mask=None):
 
 
 def shown(row):
-    return [(run.start, run.length, run.prefix_P.tolist()) for run in row.runs]
+    return [(stretch.start, stretch.length, stretch.prefix_P.tolist()) for stretch in row.stretches]
 
 
 @st.composite
@@ -51,7 +51,7 @@ def test_what_completions_begin_with_is_forwarded_once():
     assert row.sources_N.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 0, 1, 5]
 
 
-def test_equal_completions_are_one_run_and_all_are_trained():
+def test_equal_completions_are_one_stretch_and_all_are_trained():
     (row,) = pack([Tree([1, 2], [branch([3, 4, 5], 3 * i) for i in range(3)])], 100)
     assert shown(row) == [(0, 4, [])]
     assert row.flat_N.tolist() == list(range(9))
@@ -99,11 +99,13 @@ def test_every_trained_token_is_read_exactly_once_from_its_predecessor(trees, bu
 
 
 @given(forests(), st.integers(4, 60))
-def test_rows_keep_the_budget_and_runs_cover_them(trees, budget):
+def test_rows_keep_the_budget_and_stretches_cover_them(trees, budget):
     for row in pack(trees, budget):
         size = len(row.tokens_T)
-        assert size <= budget or sum(len(run.prefix_P) == 0 for run in row.runs) == 1
-        covered = sorted(i for run in row.runs for i in range(run.start, run.start + run.length))
+        assert size <= budget or sum(len(stretch.prefix_P) == 0 for stretch in row.stretches) == 1
+        covered = sorted(
+            i for stretch in row.stretches for i in range(stretch.start, stretch.start + stretch.length)
+        )
         assert covered == list(range(size))
 
 

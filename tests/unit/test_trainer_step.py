@@ -10,6 +10,7 @@ from trainer_doubles import make_batch, make_trainer, sequence_logprobs, tiny_mo
 
 from millrace.algorithms import build
 from millrace.config.schema import AIPO, GRPO, DrGRPO, Optimizer
+from millrace.core.columns import TokenColumns
 from millrace.core.errors import DataError, TrainingError, WeightsError
 from millrace.core.types import Batch
 from millrace.trainer.flat_batch import flatten
@@ -32,6 +33,10 @@ def gradient(trainer, batch):
 
 
 ALGORITHMS = [GRPO(), GRPO(normalize="sequence", kl=0.1), DrGRPO(), AIPO()]
+
+
+def with_logprobs(columns, logprobs):
+    return TokenColumns.of(columns.tokens, logprobs, columns.versions())
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=["grpo", "grpo-kl", "dr_grpo", "aipo"])
@@ -87,8 +92,8 @@ def test_the_loss_is_that_of_the_paper_written_out(temperature, tmp_path):
     for group in batch.groups:
         baseline = np.mean([s.reward for s in group.sequences])
         for s in group.sequences:
-            logprobs = sequence_logprobs(plain, group.prompt, s.tokens, temperature)
-            weight = (logprobs.detach() - torch.tensor(s.logprobs)).exp().clamp(max=3.0)
+            logprobs = sequence_logprobs(plain, group.prompt, s.columns.tokens.tolist(), temperature)
+            weight = (logprobs.detach() - torch.tensor(s.columns.logprobs.tolist())).exp().clamp(max=3.0)
             mask = torch.tensor(s.mask)
             total = total - (weight * (s.reward - baseline) * logprobs * mask).sum()
             count += int(mask.sum())
@@ -113,22 +118,30 @@ def test_the_same_batch_and_weights_give_the_same_bits(tmp_path):
 def test_masked_tokens_are_context_and_nothing_else():
     batch = make_batch(version=1)
     first = batch.groups[0].sequences[0]
-    lies = [value if trained else math.nan for value, trained in zip(first.logprobs, first.mask, strict=True)]
+    lies = [
+        value if trained else math.nan
+        for value, trained in zip(first.columns.logprobs, first.mask, strict=True)
+    ]
     assert not all(first.mask)
     assert torch.equal(
-        gradient(make_trainer(), batch), gradient(make_trainer(), replaced(batch, logprobs=lies))
+        gradient(make_trainer(), batch),
+        gradient(make_trainer(), replaced(batch, columns=with_logprobs(first.columns, lies))),
     )
 
 
 def test_what_is_not_finite_never_reaches_the_optimizer(tmp_path):
     algorithm = GRPO(scale="none", correction=1e6)
     trainer, good = make_trainer(algorithm), make_batch()
-    before, length = weights_of(trainer), len(good.groups[0].sequences[0].tokens)
-    batch = replaced(good, reward=1e36, logprobs=[-1e4] * length, mask=[True] * length)
+    before, columns = weights_of(trainer), good.groups[0].sequences[0].columns
+    batch = replaced(good, reward=1e36, columns=with_logprobs(columns, [-1e4] * len(columns)), mask=None)
     with pytest.raises(TrainingError, match=r"step 0 -> 1: the loss is (nan|inf|-inf).*saved as rejected_v0"):
         trainer.step(batch, quarantine=tmp_path)
     (saved,) = tmp_path.glob("rejected_v0_*.msgpack")
-    assert msgspec.msgpack.decode(saved.read_bytes(), type=Batch) == batch
+    told = msgspec.msgpack.decode(saved.read_bytes())["groups"][0]["sequences"][0]["columns"]
+    assert (told["tokens"], told["versions"]) == (
+        columns.tokens.tolist(),
+        [list(run) for run in columns.runs],
+    )
     assert trainer.version == 0
     assert not trainer.optimizer.state
     for one, other in zip(before, weights_of(trainer), strict=True):
@@ -172,8 +185,10 @@ def test_the_gap_is_measured_before_the_update_and_told_by_staleness(tmp_path):
     expected: dict[int, list[float]] = {}
     for group in batch.groups:
         for s in group.sequences:
-            current = sequence_logprobs(plain, group.prompt, s.tokens).tolist()
-            for now, then, version, trained in zip(current, s.logprobs, s.versions, s.mask, strict=True):
+            current = sequence_logprobs(plain, group.prompt, s.columns.tokens.tolist()).tolist()
+            for now, then, version, trained in zip(
+                current, s.columns.logprobs, s.columns.versions(), s.mask, strict=True
+            ):
                 if trained:
                     expected.setdefault(3 - version, []).append(abs(now - then))
     found = trainer.step(batch, quarantine=tmp_path).logprob_gap
@@ -207,7 +222,7 @@ def test_metrics_tell_the_batch(tmp_path):
     metrics = make_trainer().step(batch, quarantine=tmp_path).metrics
     sequences = [s for group in batch.groups for s in group.sequences]
     assert metrics["reward"] == pytest.approx(np.mean([s.reward for s in sequences]))
-    assert metrics["completion_tokens"] == pytest.approx(np.mean([len(s.tokens) for s in sequences]))
+    assert metrics["completion_tokens"] == pytest.approx(np.mean([len(s.columns) for s in sequences]))
     assert all(math.isfinite(value) for value in metrics.values())
     assert 0 < metrics["entropy"] < math.log(64)
 
@@ -215,11 +230,10 @@ def test_metrics_tell_the_batch(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"logprobs": [0.0]}, "does not align"),
-        ({"versions": [7] * 99}, "does not align"),
+        ({"mask": [True] * 99}, "does not align"),
         ({"reward": math.nan}, "rewards of a group must be finite"),
         (
-            {"tokens": [1], "logprobs": [math.nan], "versions": [0], "mask": [True]},
+            {"columns": TokenColumns.of([1], [math.nan], 0), "mask": None},
             "log-probs that are not finite",
         ),
     ],
@@ -231,16 +245,18 @@ def test_a_malformed_batch_is_refused(changes, message, tmp_path):
 
 def test_a_token_from_the_future_is_refused(tmp_path):
     batch = make_batch(version=2)
-    length = len(batch.groups[0].sequences[0].tokens)
+    columns = batch.groups[0].sequences[0].columns
     with pytest.raises(DataError, match="newer than the trainer's version 2"):
-        make_trainer().step(replaced(batch, versions=[3] * length), quarantine=tmp_path)
+        make_trainer().step(
+            replaced(batch, columns=TokenColumns.of(columns.tokens, columns.logprobs, 3)), quarantine=tmp_path
+        )
 
 
 def test_a_batch_without_a_trained_token_is_refused(tmp_path):
     batch = make_batch()
     groups = [
         msgspec.structs.replace(
-            g, sequences=[msgspec.structs.replace(s, mask=[False] * len(s.mask)) for s in g.sequences]
+            g, sequences=[msgspec.structs.replace(s, mask=[False] * len(s.columns)) for s in g.sequences]
         )
         for g in batch.groups
     ]

@@ -13,6 +13,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.algorithms import build
 from millrace.config.schema import GRPO, Optimizer
+from millrace.core.columns import TokenColumns
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.types import Batch, Endpoint, TrainGroup, TrainSequence
 from millrace.trainer.attention import NAME
@@ -69,9 +70,11 @@ def _sequence(trajectory_id: int, random: np.random.Generator, version: int) -> 
     switch = int(random.integers(0, length + 1))
     return TrainSequence(
         trajectory_id=trajectory_id,
-        tokens=random.integers(0, VOCAB, length).tolist(),
-        logprobs=random.uniform(-6, -2, length).tolist(),
-        versions=[max(0, version - 1)] * switch + [version] * (length - switch),
+        columns=TokenColumns.of(
+            random.integers(0, VOCAB, length).tolist(),
+            random.uniform(-6, -2, length).tolist(),
+            [max(0, version - 1)] * switch + [version] * (length - switch),
+        ),
         mask=(random.random(length) < 0.8).tolist(),
         reward=float(random.integers(0, 2)) + trajectory_id % 3,
         truncated=bool(random.integers(0, 2)),

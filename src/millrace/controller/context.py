@@ -96,7 +96,7 @@ class RunContext:
     def request_scores(self, trajectories: Iterable[Trajectory]) -> None:
         for t in trajectories:
             assert t.finish is not None, t
-            self.pool.request(ScoreRequest(t.trajectory_id, t.group_id, t.tokens, t.finish))
+            self.pool.request(ScoreRequest(t.trajectory_id, t.group_id, t.columns.tokens, t.finish))
 
     def _scored(self, trajectory_id: int, score: Score) -> None:
         self.waits.progress()
@@ -154,9 +154,9 @@ class RunContext:
 
     def flush(self) -> None:
         """Hand what changed to the ledger, and tell of what ended."""
-        changed, ended = self.state.changes()
-        if changed:
-            self.ledger.update(changed)
+        changed, grown, ended = self.state.changes()
+        self.ledger.update(changed)
+        self.ledger.grow(grown)
         for t in ended:
             self.events.emit("ended", trajectory_id=t.trajectory_id, state=t.state.value, reason=t.reason)
         self.ledger.flush()

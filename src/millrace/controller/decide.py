@@ -48,8 +48,8 @@ class Decisions:
         lost = set(schedule.restart(view))
         queued = sorted(state.queued.values(), key=lambda t: t.trajectory_id)
         for trajectory in queued:
-            if trajectory.versions and trajectory.versions[-1] in lost:
-                self._run.restart(trajectory, f"version {trajectory.versions[-1]} is no longer held")
+            if (version := trajectory.columns.version_last) in lost:
+                self._run.restart(trajectory, f"version {version} is no longer held")
         placed = schedule.place(view, [state.queued_view(trajectory) for trajectory in queued])
         for trajectory, replica in zip(queued, placed, strict=True):
             if replica is not None:

@@ -43,10 +43,7 @@ def _sequences(group: Group) -> list[TrainSequence]:
     return [
         TrainSequence(
             trajectory_id=m.trajectory_id,
-            tokens=m.tokens,
-            logprobs=m.logprobs,
-            versions=m.versions,
-            mask=[True] * len(m.tokens),
+            columns=m.columns,
             reward=m.reward,
             truncated=m.finish is Finish.LENGTH,
         )

@@ -95,9 +95,9 @@ class ReplicaSession:
             run.events.emit(
                 "finished",
                 trajectory_id=t.trajectory_id,
-                tokens=len(t.tokens),
-                versions_min=t.versions[0],
-                versions_max=t.versions[-1],
+                tokens=len(t.columns),
+                versions_min=t.columns.version_first,
+                versions_max=t.columns.version_last,
                 finish=t.finish,
             )
         run.request_scores(finished)

@@ -29,7 +29,7 @@ class RunState(Trajectories):
 
     def view(self) -> View:
         """The run as decisions see it."""
-        orphans = {trajectory.versions[-1] for trajectory in self.queued.values() if trajectory.versions}
+        orphans = {version for t in self.queued.values() for version, _ in t.columns.runs[-1:]}
         version, taken, numbers = self.version + bool(self.taken), frozenset(self.taken), self.numbers
         return View(
             version=version,

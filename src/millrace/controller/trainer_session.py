@@ -90,17 +90,15 @@ class TrainerSession:
         for little more than a step still gets on.
         """
         run, died_in_it, self._catching_up = self._run, self._catching_up, True
-        run.flush()
-        recovered = run.ledger.recover()
-        checkpoint = recovered.checkpoint
+        checkpoint = run.ledger.checkpoint()
         path = checkpoint.path if checkpoint else None
         with run.waits.waiting("trainer", "its weights to load", bounded=True):
             self._loaded = await self._call(handle, "load", path)
         self._published_to = None
         self._checkpointed = self._loaded.version
         run.pulse.fire()
-        for record, groups in recovered.replay:
-            batch = make_batch(record.version - 1, groups)
+        for record in run.ledger.steps_after(self._loaded.version):
+            batch = await self._batch_of(record)
             result = await self._step(handle, batch)
             if isinstance(result, StepRejected):
                 raise TrainingError(
@@ -111,6 +109,14 @@ class TrainerSession:
             if died_in_it:
                 await self._checkpoint(handle, record.version)
         self._catching_up = False
+
+    async def _batch_of(self, record: StepRecord) -> Batch:
+        """The batch of a committed step, as it was. Read group by group: the loop turns in between."""
+        groups = []
+        for group_id in record.group_ids:
+            groups.append(self._run.ledger.group(group_id))
+            await asyncio.sleep(0)
+        return make_batch(record.version - 1, groups)
 
     async def _take(self, handle: Handle) -> Batch | None:
         """Wait for a batch; meanwhile serve a relay that came back. None: the run is to stop.
@@ -248,7 +254,7 @@ def staleness_histogram(batch: Batch) -> dict[int, int]:
     counts: dict[int, int] = {}
     for group in batch.groups:
         for sequence in group.sequences:
-            for version in sequence.versions:
+            for version, num_tokens in sequence.columns.runs:
                 staleness = batch.version - version
-                counts[staleness] = counts.get(staleness, 0) + 1
+                counts[staleness] = counts.get(staleness, 0) + num_tokens
     return dict(sorted(counts.items()))

@@ -1,7 +1,7 @@
 """Trajectories and their groups: every legal transition of them.
 
-Synchronous and pure of I/O. Trajectories that changed collect in `dirty` until the shell hands them to the
-ledger, those that ended also in `ended`.
+Synchronous and pure of I/O. Trajectories that changed collect in `dirty`, those that only have new tokens in
+`grown`, until the shell hands them to the ledger; those that ended also in `ended`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from millrace.controller.groups import GroupRecord
 from millrace.controller.replicas import Replicas
+from millrace.core.columns import TokenColumns
 from millrace.core.errors import DataError
 from millrace.core.types import (
     Abstain,
@@ -54,6 +55,7 @@ class Trajectories:
         self.trajectories: dict[int, Trajectory] = {}
         self.queued: dict[int, Trajectory] = {}  # admitted, on no replica
         self.dirty: dict[int, Trajectory] = {}
+        self.grown: dict[int, Trajectory] = {}
         self.ended: list[Trajectory] = []  # since the shell last looked
         self._fruitless: dict[int, int] = {}  # trajectory -> leases lost without a single new token
         self._lease_start: dict[int, tuple[int, int]] = {}  # (tokens, replica's version) at the lease
@@ -65,12 +67,13 @@ class Trajectories:
         """Groups that could be trained on: while fewer than a batch, a look at which is not worth it."""
         return self._ready - self._ready_gone
 
-    def changes(self) -> tuple[list[Trajectory], list[Trajectory]]:
-        """What changed, and what of it ended, since the last call."""
-        changed, ended = list(self.dirty.values()), self.ended
+    def changes(self) -> tuple[list[Trajectory], list[Trajectory], list[Trajectory]]:
+        """What changed, what only has new tokens, and what ended, since the last call."""
+        changed, grown = list(self.dirty.values()), [t for i, t in self.grown.items() if i not in self.dirty]
+        ended, self.ended = self.ended, []
         self.dirty.clear()
-        self.ended = []
-        return changed, ended
+        self.grown.clear()
+        return changed, grown, ended
 
     # ------------------------------------------------------------ admission and leases
 
@@ -90,7 +93,7 @@ class Trajectories:
     def adopt(self, group: Group, *, birth: int) -> list[Trajectory]:
         """A live group found in the ledger, born at `birth` where it has no token. Returns its members that
         still need a score."""
-        born = [m.versions[0] for m in group.members if m.versions]
+        born = [version for m in group.members for version, _ in m.columns.runs[:1]]
         self.groups[group.group_id] = GroupRecord(group, birth=min(born, default=birth))
         unscored = []
         for member in group.members:
@@ -111,7 +114,7 @@ class Trajectories:
         trajectory.state, trajectory.replica, trajectory.epoch = State.LEASED, replica, record.epoch
         trajectory.lease += 1
         record.leased[tid] = trajectory
-        self._lease_start[tid] = len(trajectory.tokens), record.version
+        self._lease_start[tid] = len(trajectory.columns), record.version
         self.dirty[tid] = trajectory
         owner = self.groups[trajectory.group_id]
         self._recompute_birth(owner)
@@ -120,15 +123,14 @@ class Trajectories:
             trajectory.group_id,
             trajectory.lease,
             owner.group.prompt,
-            list(trajectory.tokens),
+            trajectory.columns.tokens[:],
             self.numbers.sampling,
             self.numbers.seed,
         )
 
     def queued_view(self, trajectory: Trajectory) -> QueuedView:
         """A queued trajectory as the schedule sees it."""
-        version = trajectory.versions[-1] if trajectory.versions else None
-        return QueuedView(version, self.groups[trajectory.group_id].birth)
+        return QueuedView(trajectory.columns.version_last, self.groups[trajectory.group_id].birth)
 
     def unlease(self, trajectory: Trajectory) -> None:
         """Take a trajectory back from its replica; it keeps its partial tokens."""
@@ -139,8 +141,8 @@ class Trajectories:
 
     def restart(self, trajectory: Trajectory) -> int:
         """Forget a queued trajectory's partial tokens (its noise stays). Returns how many."""
-        discarded = len(trajectory.tokens)
-        trajectory.tokens, trajectory.logprobs, trajectory.versions = [], [], []
+        discarded = len(trajectory.columns)
+        trajectory.columns = TokenColumns()
         self.dirty[trajectory.trajectory_id] = trajectory
         return discarded
 
@@ -151,7 +153,7 @@ class Trajectories:
         poisoned, record = [], self.replicas[name]
         for place, trajectory in enumerate(list(record.leased.values())):
             tid = trajectory.trajectory_id
-            fruitless = len(trajectory.tokens) == self._lease_start[tid][0]
+            fruitless = len(trajectory.columns) == self._lease_start[tid][0]
             if not fruitless:
                 self._fruitless.pop(tid, None)
             elif place < record.slots:
@@ -166,8 +168,8 @@ class Trajectories:
         sampled before a swap can be reported after it. It never falls, so one member that old settles it."""
         birth, births = record.birth, []
         for member in record.group.members:
-            if member.versions:
-                born = member.versions[0]
+            if member.columns.runs:
+                born = member.columns.runs[0][0]
             elif member.state is State.LEASED:
                 born = self._lease_start[member.trajectory_id][1]
             elif member.state is State.QUEUED:
@@ -191,18 +193,17 @@ class Trajectories:
             trajectory = leased.get(part.trajectory_id)
             if trajectory is None or part.lease != trajectory.lease:
                 continue
-            known = len(trajectory.tokens) - part.start
+            columns = trajectory.columns
+            held = len(columns)
+            known = held - part.start
             if known < 0:
                 raise DataError(
                     f"trajectory {part.trajectory_id}: {name} reports tokens from {part.start}, "
-                    f"but only {len(trajectory.tokens)} are known: {-known} are missing"
+                    f"but only {held} are known: {-known} are missing"
                 )
-            fresh, first = part.tokens[known:], not trajectory.tokens
-            trajectory.tokens += fresh
-            trajectory.logprobs += part.logprobs[known:]
-            trajectory.versions += [part.version] * len(fresh)
-            self.dirty[part.trajectory_id] = trajectory
-            if first and fresh:
+            columns.extend(part.columns[known:] if known else part.columns)
+            self.grown[part.trajectory_id] = trajectory
+            if not held and columns:
                 self._recompute_birth(self.groups[trajectory.group_id])
             if part.finish is not None:
                 self._complete(trajectory, part.finish)
@@ -211,6 +212,7 @@ class Trajectories:
 
     def _complete(self, trajectory: Trajectory, finish: Finish) -> None:
         trajectory.state, trajectory.finish = State.GENERATED, finish
+        self.dirty[trajectory.trajectory_id] = trajectory
         self.replicas[trajectory.replica].leased.pop(trajectory.trajectory_id)
 
     # ------------------------------------------------------------ scores and ends

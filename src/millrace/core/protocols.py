@@ -103,10 +103,9 @@ class Replica(Protocol):
     async def release(self, trajectory_ids: list[int]) -> list[Progress]:
         """Stop working on these and give back all of their tokens since `Work.tokens`.
 
-        At least one `Progress` for each trajectory really released (empty if it has no new token;
-        several where versions changed). One that has finished and was not reported yet is given back with
-        its `finish`, and is not reported again. Ids that are unknown, or were reported to their end, are left
-        out, so releasing twice changes nothing."""
+        One `Progress` for each trajectory really released (empty if it has no new token). One that has
+        finished and was not reported yet is given back with its `finish`, and is not reported again. Ids
+        that are unknown, or were reported to their end, are left out, so releasing twice changes nothing."""
 
     async def pull(self, version: int, endpoint: Endpoint) -> Served:
         """Copy `version` into standby and digest it while decoding goes on, then swap between two decode
@@ -191,10 +190,19 @@ class WeightsReader(Protocol):
 
 
 class Ledger(Protocol):
-    """The durable record. Synchronous: a flush is a local transaction of well under a millisecond."""
+    """The durable record. Synchronous: a flush is a local transaction of milliseconds at most."""
 
     def recover(self) -> Recovered:
-        """What the file holds, ready to go on from."""
+        """What the file holds, ready to go on from: for the start of a run, as it reads every live group."""
+
+    def checkpoint(self) -> CheckpointInfo | None:
+        """The newest complete one."""
+
+    def steps_after(self, version: int) -> list[StepRecord]:
+        """Committed steps, in order: after a checkpoint's version, what is to be done again."""
+
+    def group(self, group_id: int) -> Group:
+        """A group of a committed step, with its members and their tokens."""
 
     def admit(self, groups: Sequence[Group]) -> None: ...
 
@@ -204,6 +212,9 @@ class Ledger(Protocol):
     def update(self, trajectories: Sequence[Trajectory]) -> None:
         """Record their present state; tokens already recorded are not written again."""
 
+    def grow(self, trajectories: Sequence[Trajectory]) -> None:
+        """They have new tokens and are otherwise as they were."""
+
     def commit_step(self, record: StepRecord) -> None:
         """Mark the step's trajectories trained, durably, together with its record."""
 
@@ -212,7 +223,8 @@ class Ledger(Protocol):
     def accounting(self) -> Accounting: ...
 
     def flush(self) -> Accounting:
-        """Make everything so far durable. Raises LedgerError if the accounts do not close."""
+        """Make everything so far durable, but for the newest tokens of some of those that only grew: their
+        turn comes in one of the next. Raises LedgerError if the accounts do not close."""
 
     def close(self) -> None: ...
 
@@ -222,7 +234,5 @@ class Recovered(Protocol):
 
     next_group_id: int
     groups: list[Group]  # live groups, by id; queued and leased members keep their partial tokens
-    checkpoint: CheckpointInfo | None  # newest complete one
-    replay: list[tuple[StepRecord, list[Group]]]  # steps after the checkpoint, in order
     version: int  # after the last committed step
     quarantined: list[str]  # ids of rows that are never to be drawn again

@@ -6,11 +6,15 @@ two mutable records, owned by the controller and mirrored by the ledger.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 import msgspec
+
+from millrace.core.columns import Packed, TokenColumns, pack, unpack
 
 # ---------------------------------------------------------------- lifecycle
 
@@ -65,7 +69,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
     group_id: int
     row_id: str
-    tokens: list[int]
+    tokens: array[int]
     text: str
 
 
@@ -88,21 +92,19 @@ class Work(msgspec.Struct, frozen=True):
     trajectory_id: int
     group_id: int
     lease: int
-    prompt: list[int]
-    tokens: list[int]
+    prompt: array[int]
+    tokens: array[int]
     sampling: Sampling
     seed: int
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Tokens [start, start + len(tokens)) of a completion, all sampled under one version."""
+    """Tokens [start, start + len(columns)) of a completion."""
 
     trajectory_id: int
     lease: int
     start: int
-    tokens: list[int]
-    logprobs: list[float]
-    version: int
+    columns: TokenColumns
     finish: Finish | None = None
 
 
@@ -122,10 +124,25 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """One message of a replica's report stream: a batch of progress, and its load."""
+    """One message of a replica's report stream: a batch of progress, and its load. Pickled, it is a few
+    buffers, however many trajectories it tells of."""
 
     progress: list[Progress]
     load: ReplicaLoad
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        heads = [(p.trajectory_id, p.lease, p.start, p.finish) for p in self.progress]
+        return _unpacked_report, (heads, pack([p.columns for p in self.progress]), self.load)
+
+
+def _unpacked_report(
+    heads: list[tuple[int, int, int, Finish | None]], packed: Packed, load: ReplicaLoad
+) -> Report:
+    progress = [
+        Progress(trajectory_id, lease, start, columns, finish)
+        for (trajectory_id, lease, start, finish), columns in zip(heads, unpack(packed), strict=True)
+    ]
+    return Report(progress, load)
 
 
 # ---------------------------------------------------------------- rewards
@@ -154,7 +171,7 @@ Score = Scored | Failed | Abstain
 class ScoreRequest(msgspec.Struct, frozen=True):
     trajectory_id: int
     group_id: int
-    tokens: list[int]
+    tokens: array[int]
     finish: Finish
 
 
@@ -162,22 +179,25 @@ class ScoreRequest(msgspec.Struct, frozen=True):
 
 
 class TrainSequence(msgspec.Struct, frozen=True):
-    """A completion to train on. `logprobs`, `versions` and `mask` are per completion token."""
+    """A completion to train on. `mask` says of each token whether it is trained; None: all are."""
 
     trajectory_id: int
-    tokens: list[int]
-    logprobs: list[float]
-    versions: list[int]
-    mask: list[bool]
+    columns: TokenColumns
     reward: float
     truncated: bool
+    mask: Sequence[bool] | None = None
+
+    @property
+    def num_trained(self) -> int:
+        """Tokens that are trained."""
+        return len(self.columns) if self.mask is None else sum(self.mask)
 
 
 class TrainGroup(msgspec.Struct, frozen=True):
     """Sequences that share a prompt and are compared with each other (two or more)."""
 
     group_id: int
-    prompt: list[int]
+    prompt: array[int]
     sequences: list[TrainSequence]
 
 
@@ -268,7 +288,7 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Trajectory:
-    """One attempt at one prompt: the accountable unit. `tokens`, `logprobs` and `versions` align."""
+    """One attempt at one prompt: the accountable unit. `columns` grow; a restart takes new ones."""
 
     trajectory_id: int
     group_id: int
@@ -277,9 +297,7 @@ class Trajectory:
     replica: str = ""
     epoch: int = 0
     lease: int = 0
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    columns: TokenColumns = field(default_factory=TokenColumns)
     finish: Finish | None = None
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
@@ -296,7 +314,7 @@ class Group:
 
     group_id: int
     row_id: str
-    prompt: list[int]
+    prompt: array[int]
     text: str
     members: list[Trajectory]
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from millrace.config import schema
+from millrace.core.columns import token_array
 from millrace.core.errors import DataError, OutOfMemory, needing_memory
 from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
 from millrace.environments.calls import Calls
@@ -109,7 +110,7 @@ class EnvironmentWorker:
 
     def _inputs(self, request: ScoreRequest) -> tuple[str, Row]:
         text = self._tokenizer.decode(
-            request.tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            list(request.tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text, self._task.columns(self._row(request.group_id))
 
@@ -130,7 +131,7 @@ class EnvironmentWorker:
             raise
         except Exception as error:  # a row, a template or a tokenizer can do anything
             return BadPrompt(group_id, row_id, f"{row_id}: {type(error).__name__}: {shortened(error)}")
-        return Prompt(group_id, row_id, tokens, text)
+        return Prompt(group_id, row_id, token_array(tokens), text)
 
     @property
     def _room(self) -> int:

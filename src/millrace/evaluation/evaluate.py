@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millrace.config.schema import Config, GymTask
+from millrace.core.columns import token_array
 from millrace.core.types import Finish, Prompt, Sampling, ScoreRequest
 from millrace.evaluation import scores
 from millrace.evaluation.evaluation import Attempt, Evaluation, summarize
@@ -64,7 +65,7 @@ def _attempts(config: Config, asked: list[Prompt], completions: Completions) -> 
     owners = [prompt.group_id for prompt, row in zip(asked, completions, strict=True) for _ in row]
     flat = [tokens for row in completions for tokens in row]
     requests = [
-        ScoreRequest(index, group_id, tokens, finish(tokens))
+        ScoreRequest(index, group_id, token_array(tokens), finish(tokens))
         for index, (group_id, tokens) in enumerate(zip(owners, flat, strict=True))
     ]
     attempts = iter(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.config.schema import Config
+from millrace.core.columns import token_array
 from millrace.core.types import Abstain, Failed, Finish, Scored, ScoreRequest
 from millrace.evaluation import scores
 
@@ -30,7 +31,8 @@ def run_trials(config: Config, rows: int, own: list[str]) -> list[dict[str, Any]
     """The reward's answer to every trial of the first `rows` usable rows, as JSON types."""
     trials = list(make_trials(config, rows, own))
     requests = [
-        ScoreRequest(index, trial.group_id, trial.tokens, Finish.STOP) for index, trial in enumerate(trials)
+        ScoreRequest(index, trial.group_id, token_array(trial.tokens), Finish.STOP)
+        for index, trial in enumerate(trials)
     ]
     timed = scores.scores(config, requests)
     return [_result(trial, one) for trial, one in zip(trials, timed, strict=True)]

@@ -1,9 +1,15 @@
-"""What was recorded since the last flush, by reference, and how it becomes rows."""
+"""What was recorded since the last flush, by reference, and how it becomes rows.
+
+What a flush costs is bounded: of trajectories that only grew it writes `GROWING_MAX`, those that have waited
+longest. Thousands of trajectories that report every second are thereby written every few seconds, in chunks
+that are worth a row; a few are written at once.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from millrace.core.errors import LedgerError
@@ -12,6 +18,8 @@ from millrace.ledger import records
 from millrace.ledger.accounts import Accounts
 from millrace.ledger.schema import LIVE_STATES
 from millrace.ledger.token_log import TokenLog
+
+GROWING_MAX = 1024
 
 _TRAIN = (
     f"UPDATE trajectories SET state = '{State.TRAINED}', trained_version = ?"
@@ -22,8 +30,9 @@ _TRAIN = (
 class Buffer:
     """Unwritten changes and the accounts that already contain them.
 
-    Trajectories are held by reference and looked at again when they are written. TRAINED is left to
-    `write_step`: until then a trajectory counts, and is written, in the state it had before.
+    `_dirty` holds what changed in more than its tokens, `_growing` what only grew. Trajectories are held by
+    reference and looked at again when they are written. TRAINED is left to `write_step`: until then a
+    trajectory counts, and is written, in the state it had before.
     """
 
     def __init__(self, accounts: Accounts) -> None:
@@ -32,6 +41,7 @@ class Buffer:
         self._groups: dict[int, Group] = {}
         self._skips: list[BadPrompt] = []
         self._dirty: dict[int, Trajectory] = {}
+        self._growing: dict[int, Trajectory] = {}  # since the last chunk of each, the oldest first
         self._rows: dict[int, tuple[Any, ...]] = {}  # of live trajectories, as in the file
         self._planned: dict[int, tuple[Any, ...]] = {}
 
@@ -58,6 +68,10 @@ class Buffer:
         self._look_at(trajectory)
         self._dirty[trajectory.trajectory_id] = trajectory
 
+    def grow(self, trajectories: Iterable[Trajectory]) -> None:
+        for trajectory in trajectories:
+            self._growing[trajectory.trajectory_id] = trajectory
+
     def look_again(self, trained: Iterable[int]) -> None:
         """Bring the accounts up to the present states, before writing.
 
@@ -72,8 +86,9 @@ class Buffer:
                     "  Only commit_step trains."
                 )
 
-    def write(self, db: sqlite3.Connection) -> None:
-        """Inside a transaction. Nothing here changes until `written` says that it was committed."""
+    def write(self, db: sqlite3.Connection, growing_max: int | None) -> None:
+        """Inside a transaction. Nothing here changes until `written` says that it was committed.
+        `growing_max` None: everything."""
         db.executemany(records.INSERT_GROUP, [records.group_row(g) for g in self._groups.values()])
         skips = [(p.group_id, p.row_id, p.reason) for p in self._skips]
         db.executemany(records.INSERT_SKIPPED, skips)
@@ -89,9 +104,13 @@ class Buffer:
                 changed.append(row)
         db.executemany(records.INSERT_TRAJECTORY, new)
         _change_each(db, records.UPDATE_TRAJECTORY, changed)
-        drops, chunks = self._tokens.plan(self._dirty.values())
+        drops, chunks = self._tokens.plan(self._with_new_tokens(growing_max))
         db.executemany("DELETE FROM chunks WHERE trajectory_id = ?", drops)
         db.executemany(records.INSERT_CHUNK, chunks)
+
+    def _with_new_tokens(self, growing_max: int | None) -> list[Trajectory]:
+        self._growing = {i: t for i, t in self._growing.items() if i not in self._dirty}
+        return [*self._dirty.values(), *islice(self._growing.values(), growing_max)]
 
     def write_step(self, db: sqlite3.Connection, record: StepRecord, wall_s: float) -> None:
         db.execute(records.INSERT_STEP, records.step_row(record, wall_s))
@@ -102,6 +121,8 @@ class Buffer:
             self.accounts.move(trajectory_id, State.TRAINED)
         self._rows.update(self._planned)
         ended = [i for i in (*self._dirty, *trained) if self.accounts.states[i] in TERMINAL]
+        for trajectory_id in self._tokens.planned:
+            self._growing.pop(trajectory_id, None)
         self._tokens.confirm(ended)
         self.accounts.settle(ended)
         for trajectory_id in ended:
@@ -111,7 +132,6 @@ class Buffer:
     def _look_at(self, trajectory: Trajectory) -> None:
         if trajectory.state is not State.TRAINED:
             self.accounts.move(trajectory.trajectory_id, trajectory.state)
-        self._tokens.look_at(trajectory)
 
 
 def _change_each(db: sqlite3.Connection, statement: str, rows: list[tuple[Any, ...]]) -> None:

@@ -1,72 +1,63 @@
 """Tokens as bytes: what is read is bit for bit what was written.
 
-A growing trajectory is written plainly and often, a finished one squeezed and once. Squeezed, integers
-are little-endian int32 and log-probs float32 where that is exact (what engines produce), else
-float64, both byte plane by byte plane (all lowest bytes first), which zstd likes about 15 % better.
+A growing trajectory is written plainly and often, a finished one squeezed and once. Plain are the columns as
+they are: int32 ids, then float32 log-probs, little-endian. Squeezed, both go byte plane by byte plane (all
+lowest bytes first), which zstd likes about 15 % better. The first byte says which of the two it is.
 """
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
+from typing import Any
 
 import msgspec
 import numpy as np
 import zstandard
 
+from millrace.core.columns import TokenColumns
 from millrace.core.errors import LedgerError
+
+_PLAIN, _SQUEEZED = b"p", b"z"
 
 # Making one costs ten times what using it does. Only a ledger's one writing thread compresses.
 _COMPRESSOR = zstandard.ZstdCompressor(level=3, write_checksum=True)
 _DECOMPRESSOR = zstandard.ZstdDecompressor()
 
 
-class _Packed(msgspec.Struct, array_like=True):
-    """`logprobs_dtype` is empty where there are no log-probs (prompts)."""
-
-    num_tokens: int
-    logprobs_dtype: str
-    planes: bytes
+def pack_plain(columns: TokenColumns) -> bytes:
+    """Cheap to write."""
+    return _PLAIN + _little(columns.tokens) + _little(columns.logprobs)
 
 
-def pack_plain(tokens: Sequence[int], logprobs: Sequence[float]) -> bytes:
-    """Token ids and their log-probs: cheap to write."""
-    return msgspec.msgpack.encode((tokens, logprobs))
+def pack_squeezed(columns: TokenColumns) -> bytes:
+    """Cheap to keep."""
+    return _squeeze(_planes(columns.tokens) + _planes(columns.logprobs))
 
 
-def pack_squeezed(tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> bytes:
-    """Token ids and, for completions, their log-probs: cheap to keep."""
-    planes = _to_planes(np.asarray(tokens, "<i4"))
-    dtype = ""
-    if logprobs is not None:
-        values = _smallest_exact(np.asarray(logprobs, "<f8"))
-        dtype, planes = values.dtype.str, planes + _to_planes(values)
-    packed = msgspec.msgpack.encode(_Packed(len(tokens), dtype, planes))
-    return _COMPRESSOR.compress(packed)
+def pack_prompt(tokens: array[int]) -> bytes:
+    return _squeeze(_planes(tokens))
 
 
-def unpack_tokens(blob: bytes) -> tuple[list[int], list[float]]:
-    """Whatever either packed; log-probs are empty where none were given. Raises LedgerError."""
+def unpack_columns(data: bytes, versions: bytes) -> TokenColumns:
+    """What `pack_plain` or `pack_squeezed` packed, with the runs of `pack_versions`. Raises LedgerError."""
     with _decoding("tokens"):
-        if not blob.startswith(zstandard.FRAME_HEADER):
-            return msgspec.msgpack.decode(blob, type=tuple[list[int], list[float]])
-        return _unsqueezed(msgspec.msgpack.decode(_DECOMPRESSOR.decompress(blob), type=_Packed))
+        tokens, logprobs = _halves(data)
+        return TokenColumns.from_buffers(_native(tokens), _native(logprobs), version_runs(versions))
 
 
-def _unsqueezed(packed: _Packed) -> tuple[list[int], list[float]]:
-    split = 4 * packed.num_tokens
-    tokens = _from_planes(packed.planes[:split], "<i4").tolist()
-    if not packed.logprobs_dtype:
-        return tokens, []
-    return tokens, _from_planes(packed.planes[split:], packed.logprobs_dtype).tolist()
+def unpack_prompt(data: bytes) -> array[int]:
+    """Raises LedgerError."""
+    with _decoding("prompt"):
+        tokens = array("i")
+        tokens.frombytes(_native(_from_planes(_unsqueeze(data))))
+        return tokens
 
 
-def pack_versions(versions: Sequence[int]) -> bytes:
-    """Per-token versions as runs: nearly always one or two."""
-    if versions and versions.count(versions[0]) == len(versions):
-        return msgspec.msgpack.encode([(versions[0], len(versions))])
-    return msgspec.msgpack.encode([(version, len(list(run))) for version, run in groupby(versions)])
+def pack_versions(runs: Sequence[tuple[int, int]]) -> bytes:
+    return msgspec.msgpack.encode(runs)
 
 
 def version_runs(blob: bytes) -> list[tuple[int, int]]:
@@ -75,8 +66,14 @@ def version_runs(blob: bytes) -> list[tuple[int, int]]:
         return msgspec.msgpack.decode(blob, type=list[tuple[int, int]])
 
 
-def unpack_versions(blob: bytes) -> list[int]:
-    return [version for version, count in version_runs(blob) for _ in range(count)]
+def _halves(data: bytes) -> tuple[bytes, bytes]:
+    """The bytes of the ids and of the log-probs."""
+    if data[:1] == _PLAIN:
+        half = 1 + len(data) // 2
+        return data[1:half], data[half:]
+    planes = _unsqueeze(data)
+    half = len(planes) // 2
+    return _from_planes(planes[:half]), _from_planes(planes[half:])
 
 
 @contextmanager
@@ -91,17 +88,32 @@ def _decoding(what: str) -> Iterator[None]:
         ) from error
 
 
-def _smallest_exact(values: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        narrow = values.astype("<f4")
-    return narrow if np.array_equal(narrow, values) else values
+def _squeeze(planes: bytes) -> bytes:
+    return _SQUEEZED + _COMPRESSOR.compress(planes)
 
 
-def _to_planes(values: np.ndarray) -> bytes:
-    return values.view(np.uint8).reshape(-1, values.itemsize).T.tobytes()
+def _unsqueeze(data: bytes) -> bytes:
+    if data[:1] != _SQUEEZED:
+        raise ValueError(f"the first byte is {data[:1]!r}")
+    return _DECOMPRESSOR.decompress(memoryview(data)[1:])
 
 
-def _from_planes(planes: bytes, dtype: str) -> np.ndarray:
-    size = np.dtype(dtype).itemsize
-    rows = np.frombuffer(planes, np.uint8).reshape(size, -1).T
-    return np.ascontiguousarray(rows).view(dtype).reshape(-1)
+def _little(values: array[Any]) -> bytes:
+    return _native(values.tobytes())
+
+
+def _native(data: bytes) -> bytes:
+    """Between little-endian and this machine's byte order, either way."""
+    if sys.byteorder == "little":
+        return data
+    swapped = array("i", data)
+    swapped.byteswap()
+    return swapped.tobytes()
+
+
+def _planes(values: array[Any]) -> bytes:
+    return np.frombuffer(_little(values), np.uint8).reshape(-1, 4).T.tobytes()
+
+
+def _from_planes(planes: bytes) -> bytes:
+    return np.frombuffer(planes, np.uint8).reshape(4, -1).T.tobytes()

@@ -98,14 +98,14 @@ class LedgerReader:
         with self._snapshot(f"read group {group_id}"):
             row = self._db.execute("SELECT 1 FROM groups WHERE group_id = ?", (group_id,)).fetchone()
             self._found(row, f"group {group_id}", "groups", "group_id")
-            return records.load_groups(self._db, [group_id])[0]
+            return records.load_group(self._db, group_id)
 
     def groups(self, group_ids: Sequence[int] | None = None) -> Iterator[Group]:
         """These groups, by default all that were admitted, one at a time: with members and their tokens."""
         with self._snapshot("read the groups"):
             every = self._db.execute("SELECT group_id FROM groups ORDER BY group_id").fetchall()
             for group_id in [row[0] for row in every] if group_ids is None else group_ids:
-                yield records.load_groups(self._db, [group_id])[0]
+                yield records.load_group(self._db, group_id)
 
     def skipped(self) -> list[Skipped]:
         with self._snapshot("read skipped prompts"):

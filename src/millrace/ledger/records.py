@@ -1,18 +1,25 @@
-"""Rows of the file as the nouns of `core`: how each is written, and how it is read back."""
+"""Rows of the file as the nouns of `core`: the one place where each is written, and read back."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from millrace.core.columns import TokenColumns
 from millrace.core.errors import LedgerError
 from millrace.core.types import CheckpointInfo, Finish, Group, State, StepRecord, Trajectory
-from millrace.ledger.codec import pack_squeezed, unpack_tokens, unpack_versions
-from millrace.ledger.token_log import is_final
+from millrace.ledger.codec import (
+    pack_plain,
+    pack_prompt,
+    pack_squeezed,
+    pack_versions,
+    unpack_columns,
+    unpack_prompt,
+)
 
 INSERT_GROUP = "INSERT INTO groups (group_id, row_id, prompt, text) VALUES (?, ?, ?, ?)"
 INSERT_SKIPPED = "INSERT OR REPLACE INTO skipped (group_id, row_id, reason) VALUES (?, ?, ?)"
@@ -32,11 +39,18 @@ SELECT_TRAJECTORIES = (
 )
 SELECT_STEPS = "SELECT version, group_ids, trajectory_ids, metrics FROM steps"
 
+ChunkRow = tuple[int, int, int, bytes, bytes]  # parameters of INSERT_CHUNK
+
 _NO_METRICS = msgspec.msgpack.encode({})
 
 
 def group_row(group: Group) -> tuple[Any, ...]:
-    return group.group_id, group.row_id, pack_squeezed(group.prompt), group.text
+    return group.group_id, group.row_id, pack_prompt(group.prompt), group.text
+
+
+def is_final(trajectory: Trajectory) -> bool:
+    """No token will be added or taken away."""
+    return trajectory.finish is not None or not trajectory.live
 
 
 def trajectory_row(trajectory: Trajectory, state: State) -> tuple[Any, ...]:
@@ -47,12 +61,19 @@ def trajectory_row(trajectory: Trajectory, state: State) -> tuple[Any, ...]:
         trajectory.replica,
         trajectory.epoch,
         trajectory.lease,
-        len(trajectory.tokens) if is_final(trajectory) else None,
+        len(trajectory.columns) if is_final(trajectory) else None,
         trajectory.finish.value if trajectory.finish else None,
         trajectory.reward,
         encode(trajectory.metrics) if trajectory.metrics else _NO_METRICS,
         trajectory.trajectory_id,
     )
+
+
+def chunk_row(trajectory_id: int, start: int, columns: TokenColumns, *, squeeze: bool) -> ChunkRow:
+    """The tokens from `start` on."""
+    new = columns[start:] if start else columns
+    data = pack_squeezed(new) if squeeze else pack_plain(new)
+    return trajectory_id, start, len(new), pack_versions(new.runs), data
 
 
 def step_row(record: StepRecord, wall_s: float) -> tuple[Any, ...]:
@@ -85,15 +106,8 @@ def relative(path: str, directory: str) -> str:
     return os.path.relpath(path, directory) if inside else path
 
 
-def load_groups(db: sqlite3.Connection, group_ids: Iterable[int]) -> list[Group]:
-    """Groups with all members and their tokens, in the order of `group_ids`; members by id.
-
-    Raises LedgerError: a group or a token is missing.
-    """
-    return [_load_group(db, group_id) for group_id in group_ids]
-
-
-def _load_group(db: sqlite3.Connection, group_id: int) -> Group:
+def load_group(db: sqlite3.Connection, group_id: int) -> Group:
+    """With all members, by id, and their tokens. Raises LedgerError: the group or a token is missing."""
     row = db.execute("SELECT row_id, prompt, text FROM groups WHERE group_id = ?", (group_id,)).fetchone()
     if row is None:
         raise LedgerError(
@@ -101,7 +115,7 @@ def _load_group(db: sqlite3.Connection, group_id: int) -> Group:
         )
     rows = db.execute(f"{SELECT_TRAJECTORIES} WHERE group_id = ? ORDER BY trajectory_id", (group_id,))
     members = [load_trajectory(db, member) for member in rows.fetchall()]
-    return Group(group_id, row[0], unpack_tokens(row[1])[0], row[2], members)
+    return Group(group_id, row[0], unpack_prompt(row[1]), row[2], members)
 
 
 def load_trajectory(db: sqlite3.Connection, row: Sequence[Any]) -> Trajectory:
@@ -123,15 +137,12 @@ def load_trajectory(db: sqlite3.Connection, row: Sequence[Any]) -> Trajectory:
         "SELECT start, versions, data FROM chunks WHERE trajectory_id = ? ORDER BY start", (row[0],)
     )
     for start, versions, data in chunks:
-        if start != len(trajectory.tokens):
+        if start != len(trajectory.columns):
             break
-        tokens, logprobs = unpack_tokens(data)
-        trajectory.tokens += tokens
-        trajectory.logprobs += logprobs
-        trajectory.versions += unpack_versions(versions)
-    if row[7] is not None and len(trajectory.tokens) != row[7]:
+        trajectory.columns.extend(unpack_columns(data, versions))
+    if row[7] is not None and len(trajectory.columns) != row[7]:
         raise LedgerError(
-            f"trajectory {row[0]} has {len(trajectory.tokens)} of its {row[7]} tokens in the ledger\n"
+            f"trajectory {row[0]} has {len(trajectory.columns)} of its {row[7]} tokens in the ledger\n"
             "  The file is damaged or incomplete."
         )
     return trajectory

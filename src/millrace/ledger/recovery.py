@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from millrace.core.types import CheckpointInfo, Group, State, StepRecord, Trajectory
-from millrace.ledger.records import SELECT_STEPS, load_groups, to_checkpoint, to_step
+from millrace.ledger.records import SELECT_STEPS, load_group, to_checkpoint, to_step
 from millrace.ledger.schema import LIVE_STATES
 
 CheckpointOk = Callable[[CheckpointInfo], bool]
@@ -21,39 +21,36 @@ class Recovery:
 
     next_group_id: int
     groups: list[Group]
-    checkpoint: CheckpointInfo | None
-    replay: list[tuple[StepRecord, list[Group]]]
     version: int
     unused_group_ids: list[int]
     quarantined: list[str]
     live: list[tuple[Trajectory, State]]  # and the state in the file
 
 
-def read_recovery(db: sqlite3.Connection, directory: str, checkpoint_ok: CheckpointOk) -> Recovery:
-    """Leases do not survive: leased trajectories are queued again, with the tokens they have. Checkpoints
-    lie where the file in `directory` says, relative to that.
+def read_recovery(db: sqlite3.Connection) -> Recovery:
+    """Leases do not survive: leased trajectories are queued again, with the tokens they have.
 
     Raises LedgerError: a group or a token that the record refers to is missing.
     """
-    checkpoint = _newest_checkpoint(db, directory, checkpoint_ok)
-    covered = checkpoint.version if checkpoint else 0
-    steps = db.execute(f"{SELECT_STEPS} WHERE version > ? ORDER BY version", (covered,)).fetchall()
-    replay = [(record, load_groups(db, record.group_ids)) for record in map(to_step, steps)]
     next_group_id, unused = _positions(db)
-    groups = load_groups(db, live_group_ids(db))
+    groups = [load_group(db, group_id) for group_id in live_group_ids(db)]
     live = [(member, member.state) for group in groups for member in group.members if member.live]
     for member, _ in live:
         _give_up_lease(member)
     return Recovery(
         next_group_id=next_group_id,
         groups=groups,
-        checkpoint=checkpoint,
-        replay=replay,
         version=last_version(db),
         unused_group_ids=unused,
         quarantined=_quarantined(db),
         live=live,
     )
+
+
+def steps_after(db: sqlite3.Connection, version: int) -> list[StepRecord]:
+    """In order."""
+    rows = db.execute(f"{SELECT_STEPS} WHERE version > ? ORDER BY version", (version,))
+    return [to_step(row) for row in rows]
 
 
 def last_version(db: sqlite3.Connection) -> int:
@@ -62,9 +59,10 @@ def last_version(db: sqlite3.Connection) -> int:
     return version
 
 
-def _newest_checkpoint(
+def newest_checkpoint(
     db: sqlite3.Connection, directory: str, checkpoint_ok: CheckpointOk
 ) -> CheckpointInfo | None:
+    """Of those that are `checkpoint_ok`. They lie where the file in `directory` says, relative to that."""
     rows = db.execute("SELECT version, path, save_s FROM checkpoints ORDER BY version DESC").fetchall()
     saved = (to_checkpoint(row, directory) for row in rows)
     return next((info for info in saved if checkpoint_ok(info)), None)

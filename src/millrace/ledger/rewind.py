@@ -11,7 +11,7 @@ import sqlite3
 
 from millrace.core.errors import LedgerError
 from millrace.core.types import State
-from millrace.ledger.records import load_groups
+from millrace.ledger.records import load_group
 from millrace.ledger.recovery import last_version, live_group_ids
 from millrace.ledger.schema import LIVE_STATES
 
@@ -33,9 +33,10 @@ def rewind(db: sqlite3.Connection, version: int) -> int:
         " WHERE trained_version > ?",
         (reason, version),
     ).rowcount
-    for group in load_groups(db, live_group_ids(db)):
-        if any(v > version for member in group.members for v in member.versions):
-            ended += _end(db, group.group_id, reason)
+    for group_id in live_group_ids(db):
+        members = load_group(db, group_id).members
+        if any(sampled > version for member in members for sampled, _ in member.columns.runs):
+            ended += _end(db, group_id, reason)
     db.execute("DELETE FROM steps WHERE version > ?", (version,))
     db.execute("DELETE FROM checkpoints WHERE version > ?", (version,))
     return ended

@@ -9,7 +9,7 @@ from __future__ import annotations
 from millrace.core.types import LIVE, State
 
 APPLICATION_ID = 0x4D4C5243  # "MLRC"
-FORMAT = 2
+FORMAT = 3
 
 ADMITTED = "admitted"  # the row of `counts` that only ever grows
 
@@ -25,7 +25,7 @@ CREATE TABLE run (
 CREATE TABLE groups (
     group_id INTEGER PRIMARY KEY,   -- position in the data stream
     row_id TEXT NOT NULL,
-    prompt BLOB NOT NULL,           -- squeezed token ids
+    prompt BLOB NOT NULL,           -- squeezed token ids (codec.py)
     text TEXT NOT NULL
 );
 CREATE TABLE skipped (
@@ -54,7 +54,7 @@ CREATE TABLE chunks (
     start INTEGER NOT NULL,         -- position of the first token
     num_tokens INTEGER NOT NULL,
     versions BLOB NOT NULL,         -- msgpack: [[version, count], ...]
-    data BLOB NOT NULL              -- token ids and log-probs
+    data BLOB NOT NULL              -- token ids and log-probs, plain or squeezed (codec.py)
 );
 CREATE UNIQUE INDEX chunks_position ON chunks (trajectory_id, start);
 CREATE TABLE steps (

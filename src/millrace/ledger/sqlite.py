@@ -28,11 +28,18 @@ from millrace.core.types import (
 )
 from millrace.ledger import records
 from millrace.ledger.accounts import Accounts, refuse_imbalance
-from millrace.ledger.buffer import Buffer
+from millrace.ledger.buffer import GROWING_MAX, Buffer
 from millrace.ledger.failures import ledger_failures
 from millrace.ledger.lock import RunLock
 from millrace.ledger.opening import MEMORY, identity, open_for_writing, read_about, refuse_moved
-from millrace.ledger.recovery import CheckpointOk, Recovery, last_version, read_recovery
+from millrace.ledger.recovery import (
+    CheckpointOk,
+    Recovery,
+    last_version,
+    newest_checkpoint,
+    read_recovery,
+    steps_after,
+)
 from millrace.ledger.rewind import rewind
 
 _FOLD_CHANGES = 20_000  # rows after which a step folds the write-ahead log back into the file
@@ -46,8 +53,9 @@ class SqliteLedger:
     """The durable record of one run. Implements `core.protocols.Ledger`.
 
     `path` is the run's file, or ":memory:" for a simulation (nothing survives it). `run` describes a
-    new run; an existing file keeps its own, which is then `self.run`. Call `recover` before anything
-    else on a file that existed. Not for use from several threads.
+    new run; an existing file keeps its own, which is then `self.run`. `checkpoint_ok` says whether a
+    checkpoint is whole. Call `recover` before anything else on a file that existed. Not for use from several
+    threads.
 
     Raises:
         LedgerError: the file is in use, damaged, not a ledger, or of another format; later, when the
@@ -55,7 +63,10 @@ class SqliteLedger:
             stays so, and flushing again may succeed.
     """
 
-    def __init__(self, path: str | Path, *, run: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: str | Path, *, run: Mapping[str, Any], checkpoint_ok: CheckpointOk = _directory_exists
+    ) -> None:
+        self._checkpoint_ok = checkpoint_ok
         self._path = MEMORY if path == MEMORY else os.path.abspath(path)
         self._directory = os.path.dirname(self._path)
         self._lock = None if path == MEMORY else RunLock(self._path)
@@ -95,8 +106,15 @@ class SqliteLedger:
             else:
                 self._refuse_unless_ended_so(trajectory)
 
+    def grow(self, trajectories: Sequence[Trajectory]) -> None:
+        """Raises LedgerError: unknown, or ended before."""
+        for trajectory in trajectories:
+            if trajectory.trajectory_id not in self._accounts.states:
+                self._refuse_unless_ended_so(trajectory)
+        self._buffer.grow(trajectories)
+
     def flush(self) -> Accounting:
-        self._write(None)
+        self._write(None, GROWING_MAX)
         return self.accounting()
 
     def commit_step(self, record: StepRecord) -> None:
@@ -110,7 +128,7 @@ class SqliteLedger:
                 "  Steps are committed one by one, in order."
             )
         self._refuse_training_again(record)
-        self._write(record)
+        self._write(record, GROWING_MAX)
         self._version = record.version
         self._fold_log()
 
@@ -143,39 +161,49 @@ class SqliteLedger:
         """With what is buffered."""
         return self._accounts.accounting()
 
-    def recover(self, checkpoint_ok: CheckpointOk = _directory_exists) -> Recovery:
-        """What the file holds, after a flush. Meant for the start of a run, and good at any time:
-        trajectories that this object knows already are only read, never taken back.
-
-        `checkpoint_ok` says whether a checkpoint is whole; the newest whole one is recovered from.
-        """
-        self.flush()
+    def recover(self) -> Recovery:
+        """What the file holds, after a flush of everything. Meant for the start of a run: it reads every
+        live group. Good at any time: trajectories that this object knows already are only read."""
+        self._write(None, None)
         with ledger_failures(self._path, "recover"):
-            recovery = read_recovery(self._db, self._directory, checkpoint_ok)
+            recovery = read_recovery(self._db)
         for trajectory, recorded in recovery.live:
             if trajectory.trajectory_id not in self._accounts.states:
                 self._buffer.adopt(trajectory, recorded)
         return recovery
 
+    def checkpoint(self) -> CheckpointInfo | None:
+        """The newest whole one."""
+        with ledger_failures(self._path, "look for a checkpoint"):
+            return newest_checkpoint(self._db, self._directory, self._checkpoint_ok)
+
+    def steps_after(self, version: int) -> list[StepRecord]:
+        with ledger_failures(self._path, f"read the steps after {version}"):
+            return steps_after(self._db, version)
+
+    def group(self, group_id: int) -> Group:
+        with ledger_failures(self._path, f"read group {group_id}"):
+            return records.load_group(self._db, group_id)
+
     def close(self) -> None:
-        """Flush, unless the last write failed, and let the run go. Idempotent."""
+        """Flush everything, unless the last write failed, and let the run go. Idempotent."""
         if self._closed:
             return
         try:
             if not self._failed:
-                self.flush()
+                self._write(None, None)
         finally:
             self._release()
 
     # ------------------------------------------------------------ writing
 
-    def _write(self, record: StepRecord | None) -> None:
+    def _write(self, record: StepRecord | None, growing_max: int | None) -> None:
         trained = record.trajectory_ids if record else []
         doing = f"commit step {record.version}" if record else "flush"
         self._buffer.look_again(trained)
         counts = self._accounts.counts_after_training(trained)
         with self._transaction(doing, durable=record is not None):
-            self._buffer.write(self._db)
+            self._buffer.write(self._db, growing_max)
             if record is not None:
                 self._buffer.write_step(self._db, record, wall())
             refuse_imbalance(self._path, self._accounts.admitted, counts, records.read_counts(self._db))

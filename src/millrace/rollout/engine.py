@@ -132,7 +132,7 @@ class Engine:
     def release(self, trajectory_ids: Iterable[int]) -> list[Progress]:
         """Forget these trajectories and give back all that was sampled of them here."""
         removed = [self._remove(trajectory_id) for trajectory_id in trajectory_ids]
-        return [part for sequence in removed if sequence is not None for part in sequence.sampled()]
+        return [sequence.sampled() for sequence in removed if sequence is not None]
 
     def take_progress(self) -> list[Progress]:
         """Tokens since the last call, in slot order, then what has finished."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from millrace.core.columns import token_array
 from millrace.core.types import Sampling, Work
 from millrace.rollout.engine import Engine
 
@@ -13,7 +14,7 @@ _leases = itertools.count()
 
 
 def generate(
-    engine: Engine, prompts: Sequence[list[int]], sampling: Sampling, *, n: int = 1, seed: int = 0
+    engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling, *, n: int = 1, seed: int = 0
 ) -> list[list[list[int]]]:
     """`n` completions of every prompt (token ids), in the order of the prompts.
 
@@ -27,8 +28,8 @@ def generate(
             trajectory_id=index * n + attempt,
             group_id=index,
             lease=lease,
-            prompt=list(prompt),
-            tokens=[],
+            prompt=token_array(prompt),
+            tokens=token_array(),
             sampling=sampling,
             seed=seed,
         )
@@ -40,5 +41,5 @@ def generate(
     while engine.has_work or engine.has_finished:
         engine.step()
         for progress in engine.take_progress():
-            completions[progress.trajectory_id].extend(progress.tokens)
+            completions[progress.trajectory_id].extend(progress.columns.tokens)
     return [completions[start : start + n] for start in range(0, len(works), n)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from millrace.core.columns import TokenColumns
 from millrace.core.types import Finish, Progress, Work
 from millrace.rollout.stop import StopStrings
 
 
 class Sequence:
-    """Tokens so far, under which version each was sampled, and how much of that was reported."""
+    """Tokens so far, what was sampled of them here, and how much of that was reported."""
 
     def __init__(
         self,
@@ -21,11 +22,9 @@ class Sequence:
     ) -> None:
         self.work = work
         self.tokens = [*work.prompt, *work.tokens]
-        self.logprobs: list[float] = []
         self.finish: Finish | None = None
         self.prefix_key = (work.group_id, tuple(work.prompt))
-        self._spans: list[tuple[int, int]] = []  # (version, index of its first token in the completion)
-        self._reported = len(work.tokens)
+        self._sampled, self._reported = TokenColumns(), 0
         self._stop_ids = eos_ids
         self._budget = min(len(work.prompt) + work.sampling.max_tokens, max_sequence_tokens)
         strings = work.sampling.stop_strings
@@ -37,47 +36,29 @@ class Sequence:
         return len(self.tokens) - len(self.work.prompt)
 
     def append(self, token: int, logprob: float, version: int) -> None:
-        if not self._spans or self._spans[-1][0] != version:
-            self._spans.append((version, self.completion_length))
         self.tokens.append(token)
-        self.logprobs.append(logprob)
+        self._sampled.append(token, logprob, version)
         if token in self._stop_ids or self._stop_strings is not None:
             self._note_finish()
         elif len(self.tokens) >= self._budget:
             self.finish = Finish.LENGTH
 
     def unreported(self) -> list[Progress]:
-        """Progress since the last call, one per version; the last one carries the finish."""
-        progress = self._progress(self._reported)
-        self._reported = self.completion_length
-        return progress
+        """Progress since the last call, with the finish; nothing if there is neither."""
+        since, self._reported = self._reported, len(self._sampled)
+        return [self._progress(since)] if self._reported > since or self.finish is not None else []
 
-    def sampled(self) -> list[Progress]:
-        """Everything sampled here, one per version; one empty progress if that is nothing."""
-        start = len(self.work.tokens)
-        return self._progress(start) or [self._part(start, start, -1)]
+    def sampled(self) -> Progress:
+        """Everything sampled here."""
+        return self._progress(0)
 
-    def _progress(self, since: int) -> list[Progress]:
-        ends = [*(start for _, start in self._spans[1:]), self.completion_length]
-        parts = [
-            self._part(max(start, since), end, version)
-            for (version, start), end in zip(self._spans, ends, strict=False)
-            if end > since
-        ]
-        if self.finish is not None and not parts:
-            return [self._part(since, since, -1)]
-        return parts
-
-    def _part(self, start: int, end: int, version: int) -> Progress:
-        prompt, resumed = len(self.work.prompt), len(self.work.tokens)
+    def _progress(self, since: int) -> Progress:
         return Progress(
             trajectory_id=self.work.trajectory_id,
             lease=self.work.lease,
-            start=start,
-            tokens=self.tokens[prompt + start : prompt + end],
-            logprobs=self.logprobs[start - resumed : end - resumed],
-            version=version,
-            finish=self.finish if end == self.completion_length else None,
+            start=len(self.work.tokens) + since,
+            columns=self._sampled[since:],
+            finish=self.finish,
         )
 
     def _note_finish(self) -> None:

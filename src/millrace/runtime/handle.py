@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import pickle
 import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -15,10 +14,10 @@ from typing import Any
 from millrace.core.errors import DataError, RemoteError
 from millrace.core.placement import Place
 from millrace.runtime import process
+from millrace.runtime.framing import Framing, Kind, Payload
 from millrace.runtime.launcher import Child, Launcher
 from millrace.runtime.seam import CREDIT_STEP, PING, STREAM_WINDOW, died, late, where
 from millrace.runtime.stacks import DUMP_STACKS
-from millrace.runtime.wire import Kind, Wire
 
 DRAIN_S = 0.005
 """How long the dead may hold up their burial, while the last bytes they sent are read."""
@@ -38,7 +37,7 @@ class LocalHandle:
         self._loop = asyncio.get_running_loop()
         self.dead: asyncio.Future[str] = self._loop.create_future()
         self._launcher = launcher
-        self._wire = Wire(self._receive, self._disconnected)
+        self._framing = Framing(self._receive, self._disconnected)
         self._connected = False
         self._child: Child | None = None
         self._ended = False
@@ -69,12 +68,12 @@ class LocalHandle:
                         raise value
                     return
                 if num_taken % CREDIT_STEP == 0:
-                    self._wire.send(Kind.CREDIT, self.epoch, call_id, CREDIT_STEP)
+                    self._framing.send(Kind.CREDIT, self.epoch, call_id, CREDIT_STEP)
                 yield value
         finally:
             del self._pending[call_id]
             if not complete:
-                self._wire.send(Kind.CANCEL, self.epoch, call_id, None)
+                self._framing.send(Kind.CANCEL, self.epoch, call_id, None)
 
     def dump_stacks(self) -> None:
         """Have it write the stacks of its threads and tasks into its log."""
@@ -95,7 +94,7 @@ class LocalHandle:
         """Fork the process and connect to it. Raises: WorkerError, WorkerDied (of the forkserver)."""
         ours, theirs = socket.socketpair()
         with theirs:
-            await self._loop.create_unix_connection(lambda: self._wire, sock=ours)
+            await self._loop.create_unix_connection(lambda: self._framing, sock=ours)
             self._connected = True
             fds = [theirs.fileno()] if log_fd is None else [theirs.fileno(), log_fd]
             await self._launcher.fork(self, fds, epoch=self.epoch, silence_s_max=silence_s_max, place=place)
@@ -166,7 +165,7 @@ class LocalHandle:
             raise died(self.name, self.epoch, method, self.dead.result())
         call_id = next(self._ids)
         try:
-            self._wire.send(kind, self.epoch, call_id, command)
+            self._framing.send(kind, self.epoch, call_id, command)
         except Exception as error:
             place = where(self.name, self.epoch, method)
             raise DataError(
@@ -175,12 +174,12 @@ class LocalHandle:
         self._pending[call_id] = method, deliver
         return call_id
 
-    def _receive(self, kind: Kind, epoch: int, call_id: int, payload: bytes) -> None:
+    def _receive(self, kind: Kind, epoch: int, call_id: int, payload: Payload) -> None:
         if call_id not in self._pending:  # its caller has given up
             return
         method, deliver = self._pending[call_id]
         try:
-            value = pickle.loads(payload)
+            value = payload.value()
         except Exception as error:
             place = where(self.name, epoch, method)
             kind, value = Kind.ERROR, RemoteError(f"{place}: cannot unpickle what it sent: {error!r}")
@@ -213,6 +212,6 @@ class LocalHandle:
         if self.dead.done():
             return
         self.dead.set_result(self._cause or cause)
-        self._wire.close()
+        self._framing.close()
         for method, deliver in self._pending.values():
             deliver(Kind.ERROR, died(self.name, self.epoch, method, self.dead.result()))

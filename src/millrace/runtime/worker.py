@@ -10,18 +10,17 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import os
-import pickle
 import socket
 import sys
 from contextlib import aclosing
 from typing import Any
 
 from millrace.core.errors import StaleEpochError
+from millrace.runtime.framing import Framing, Kind, Payload
 from millrace.runtime.process import CONTROLLER_LOST, CUT_OFF
 from millrace.runtime.seam import PING, begin_call, begin_stream, crossing, load_class, where
 from millrace.runtime.stacks import answer_dumps
 from millrace.runtime.vitals import VitalSigns
-from millrace.runtime.wire import Kind, Wire
 
 
 def main(connection: socket.socket, name: str, epoch: int, silence_s_max: float | None) -> None:
@@ -37,7 +36,7 @@ async def _serve(connection: socket.socket, name: str, epoch: int, silence_s_max
     answer_dumps()
     async with asyncio.TaskGroup() as tasks:
         worker = Worker(name, epoch, silence_s_max, tasks)
-        await loop.create_unix_connection(lambda: worker.wire, sock=connection)
+        await loop.create_unix_connection(lambda: worker.framing, sock=connection)
         await loop.create_future()  # never set: the process ends in `_controller_lost` or by a signal
 
 
@@ -45,7 +44,7 @@ class Worker:
     """Answers the commands of one incarnation. `tasks` owns every answer in progress."""
 
     def __init__(self, name: str, epoch: int, silence_s_max: float | None, tasks: asyncio.TaskGroup) -> None:
-        self.wire = Wire(self._receive, lambda: os._exit(CONTROLLER_LOST))
+        self.framing = Framing(self._receive, lambda: os._exit(CONTROLLER_LOST))
         self._name, self._epoch, self._silence_s_max = name, epoch, silence_s_max
         self._tasks = tasks
         self._object: Any = None
@@ -55,7 +54,7 @@ class Worker:
 
     # ------------------------------------------------------------ commands
 
-    def _receive(self, kind: Kind, epoch: int, call_id: int, payload: bytes) -> None:
+    def _receive(self, kind: Kind, epoch: int, call_id: int, payload: Payload) -> None:
         if epoch != self._epoch:
             told = (
                 f"{self._name} (epoch {self._epoch}) got a command for epoch {epoch}; use the newest handle"
@@ -70,19 +69,19 @@ class Worker:
                 self._streams[call_id] = task, credit
                 task.add_done_callback(lambda _: self._streams.pop(call_id))
             case Kind.CREDIT if call_id in self._streams:
-                self._grant(self._streams[call_id][1], pickle.loads(payload))
+                self._grant(self._streams[call_id][1], payload.value())
             case Kind.CANCEL if call_id in self._streams:
                 self._streams[call_id][0].cancel()
             case Kind.CALL | Kind.CONSTRUCT:
                 self._tasks.create_task(self._answer(kind, call_id, payload, None))
 
     async def _answer(
-        self, kind: Kind, call_id: int, payload: bytes, credit: asyncio.Semaphore | None
+        self, kind: Kind, call_id: int, payload: Payload, credit: asyncio.Semaphore | None
     ) -> None:
         """Run one command. Every way it can end is told to the caller."""
         method = kind.name.lower()
         try:
-            method, *rest = pickle.loads(payload)
+            method, *rest = payload.value()
             if kind is Kind.CONSTRUCT:
                 await self._construct(method, *rest)
                 self._send(Kind.RESULT, call_id, None)
@@ -125,7 +124,7 @@ class Worker:
     # ------------------------------------------------------------ parts
 
     def _send(self, kind: Kind, call_id: int, value: Any) -> None:
-        self.wire.send(kind, self._epoch, call_id, value)
+        self.framing.send(kind, self._epoch, call_id, value)
 
     @staticmethod
     def _grant(credit: asyncio.Semaphore, num_items: int) -> None:

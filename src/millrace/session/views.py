@@ -72,8 +72,8 @@ def trajectory_view(reader: LedgerReader, run: RunDirectory, trajectory_id: int)
         "epoch": trajectory.epoch,
         "trained_version": trajectory.trained_version,
         "prompt": group.text,
-        "completion": tokenizer.decode(trajectory.tokens) if tokenizer else None,
-        "tokens": [_token_line(trajectory, i, tokenizer) for i in range(len(trajectory.tokens))],
+        "completion": tokenizer.decode(trajectory.columns.tokens.tolist()) if tokenizer else None,
+        "tokens": [_token_line(trajectory, i, tokenizer) for i in range(len(trajectory.columns))],
     }
 
 
@@ -88,7 +88,7 @@ def trajectory_record(group: Group, trajectory: Trajectory, tokenizer: Any | Non
         "finish": trajectory.finish.value if trajectory.finish else None,
         "reward": trajectory.reward,
         **{f"reward/{name}": value for name, value in trajectory.metrics.items()},
-        "num_tokens": len(trajectory.tokens),
+        "num_tokens": len(trajectory.columns),
         "trained_version": trajectory.trained_version,
         "staleness": _staleness(trajectory, trajectory.trained_version),
         "replica": trajectory.replica,
@@ -96,12 +96,16 @@ def trajectory_record(group: Group, trajectory: Trajectory, tokenizer: Any | Non
         "prompt": group.text,
         "completion": _as_the_reward_saw_it(trajectory, tokenizer) if tokenizer else None,
     }
-    columns = ("tokens", "logprobs", "versions") if tokens else ()
-    return record | {name: list(getattr(trajectory, name)) for name in columns}
+    if not tokens:
+        return record
+    own = trajectory.columns
+    columns = {"tokens": own.tokens.tolist(), "logprobs": own.logprobs.tolist(), "versions": own.versions()}
+    return record | columns
 
 
 def _as_the_reward_saw_it(trajectory: Trajectory, tokenizer: Any) -> str:
-    text = tokenizer.decode(trajectory.tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    tokens = trajectory.columns.tokens.tolist()
+    text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return str(text)
 
 
@@ -130,7 +134,7 @@ def _by_replica(trajectories: Iterable[Trajectory]) -> list[View]:
             "replica": name,
             "epoch": max(t.epoch for t in own),
             "trajectories": len(own),
-            "tokens": sum(len(t.tokens) for t in own),
+            "tokens": sum(len(t.columns) for t in own),
             "reward_mean": _mean([t.reward for t in own if t.reward is not None]),
             "moved_or_resumed": sum(t.lease > 1 for t in own),
         }
@@ -143,7 +147,7 @@ def _step_line(record: StepRecord, trained: list[Trajectory]) -> View:
     return {
         "version": record.version,
         "trajectories": len(trained),
-        "tokens": sum(len(t.tokens) for t in trained),
+        "tokens": sum(len(t.columns) for t in trained),
         "reward_mean": _mean([t.reward for t in trained if t.reward is not None]),
         "staleness_max": max((oldest for oldest in staleness if oldest is not None), default=None),
         "loss": record.metrics.get("loss"),
@@ -155,7 +159,7 @@ def _trajectory_line(trajectory: Trajectory) -> View:
         "trajectory_id": trajectory.trajectory_id,
         "group_id": trajectory.group_id,
         "reward": trajectory.reward,
-        "tokens": len(trajectory.tokens),
+        "tokens": len(trajectory.columns),
         "finish": trajectory.finish.value if trajectory.finish else None,
         "staleness": _staleness(trajectory, trajectory.trained_version),
         "replica": trajectory.replica,
@@ -164,21 +168,21 @@ def _trajectory_line(trajectory: Trajectory) -> View:
 
 
 def _token_line(trajectory: Trajectory, position: int, tokenizer: Any | None) -> View:
-    token = trajectory.tokens[position]
+    token = trajectory.columns[position : position + 1]
     return {
         "position": position,
-        "token": token,
-        "text": tokenizer.decode([token]) if tokenizer else None,
-        "logprob": trajectory.logprobs[position],
-        "version": trajectory.versions[position],
+        "token": token.tokens[0],
+        "text": tokenizer.decode(token.tokens.tolist()) if tokenizer else None,
+        "logprob": token.logprobs[0],
+        "version": token.version_first,
     }
 
 
 def _staleness(trajectory: Trajectory, trained_version: int | None) -> int | None:
     """Of its oldest token, when it was trained on."""
-    if trained_version is None or not trajectory.versions:
+    if trained_version is None or not trajectory.columns:
         return None
-    return trained_version - 1 - min(trajectory.versions)
+    return trained_version - 1 - min(version for version, _ in trajectory.columns.runs)
 
 
 def _mean(values: list[float]) -> float | None:

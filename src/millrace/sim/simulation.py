@@ -17,7 +17,7 @@ from millrace.core.types import Accounting
 from millrace.ledger.accounts import Accounts
 from millrace.ledger.buffer import Buffer
 from millrace.ledger.records import read_counts
-from millrace.ledger.recovery import CheckpointOk, Recovery, last_version
+from millrace.ledger.recovery import last_version
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.schedule.presets import build
 from millrace.sim.costs.interface import CostModel, Costs
@@ -118,8 +118,7 @@ class _Ledger(SqliteLedger):
     """In memory. `image` is what an earlier one had flushed when its controller died."""
 
     def __init__(self, world: World, image: bytes | None = None) -> None:
-        super().__init__(":memory:", run={})
-        self._world = world
+        super().__init__(":memory:", run={}, checkpoint_ok=lambda info: info.path in world.checkpoints)
         if image is not None:
             self._db.deserialize(image)
             self._accounts = Accounts(read_counts(self._db))
@@ -128,9 +127,6 @@ class _Ledger(SqliteLedger):
 
     def image(self) -> bytes:
         return self._db.serialize()
-
-    def recover(self, checkpoint_ok: CheckpointOk | None = None) -> Recovery:
-        return super().recover(checkpoint_ok or (lambda info: info.path in self._world.checkpoints))
 
 
 class _Simulation:

@@ -1,11 +1,11 @@
-"""Attention over a packed row: each run sees itself causally and all of its prefix.
+"""Attention over a packed row: each stretch sees itself causally and all of its prefix.
 
-Runs of similar length are padded together into blocks, so that short sequences cost one attention call
+Stretches of similar length are padded together into blocks, so that short sequences cost one attention call
 for many of them and long ones are not padded much. Padding cannot leak: a padded key stands behind
-every real query of its run, or is masked; a padded query is computed and thrown away.
+every real query of its stretch, or is masked; a padded query is computed and thrown away.
 
-Shape suffixes: T = tokens of the row, R = runs of a block, Q = queries of its longest run, P = keys of
-its longest prefix, H = heads, D = head dimension.
+Shape suffixes: T = tokens of the row, R = stretches of a block, Q = queries of its longest, P = keys of its
+longest prefix, H = heads, D = head dimension.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from millrace.trainer.packing import Run
+from millrace.trainer.packing import Stretch
 
 NAME = "millrace_packed"
 
@@ -30,7 +30,7 @@ CALL_OVERHEAD = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Runs attended in one call. `mask` is None for runs without a prefix: plain causal."""
+    """Stretches attended in one call. `mask` is None for stretches without a prefix: plain causal."""
 
     queries_RQ: torch.Tensor
     keys_RK: torch.Tensor
@@ -45,50 +45,51 @@ class Plan:
     outputs_T: torch.Tensor
 
 
-def plan(runs: Sequence[Run], device: torch.device) -> Plan:
-    """Arrange the runs of a row, which cover it completely, into blocks on `device`."""
-    blocks, outputs, offset = [], np.zeros(sum(run.length for run in runs), dtype=np.int64), 0
-    for members in _buckets(runs):
+def plan(stretches: Sequence[Stretch], device: torch.device) -> Plan:
+    """Arrange the stretches of a row, which cover it completely, into blocks on `device`."""
+    blocks, outputs, offset = [], np.zeros(sum(stretch.length for stretch in stretches), dtype=np.int64), 0
+    for members in _buckets(stretches):
         blocks.append(_block(members, device))
-        width = max(run.length for run in members)
-        for run in members:
-            outputs[run.start : run.start + run.length] = np.arange(offset, offset + run.length)
+        width = max(stretch.length for stretch in members)
+        for stretch in members:
+            rows = slice(stretch.start, stretch.start + stretch.length)
+            outputs[rows] = np.arange(offset, offset + stretch.length)
             offset += width
     return Plan(tuple(blocks), torch.from_numpy(outputs).to(device))
 
 
-def _buckets(runs: Sequence[Run]) -> list[list[Run]]:
-    """Group runs so that padding costs less than the calls it saves. Longest first."""
-    buckets: list[list[Run]] = []
+def _buckets(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
+    """Group stretches so that padding costs less than the calls it saves. Longest first."""
+    buckets: list[list[Stretch]] = []
     for masked in (False, True):
         length = prefix = own = 0
-        kind = [run for run in runs if bool(len(run.prefix_P)) == masked]
-        for index, run in enumerate(sorted(kind, key=lambda r: (-r.length, -len(r.prefix_P), r.start))):
-            entries = run.length * (len(run.prefix_P) + run.length)
-            prefix = max(prefix, len(run.prefix_P))
+        kind = [stretch for stretch in stretches if bool(len(stretch.prefix_P)) == masked]
+        for index, stretch in enumerate(sorted(kind, key=lambda r: (-r.length, -len(r.prefix_P), r.start))):
+            entries = stretch.length * (len(stretch.prefix_P) + stretch.length)
+            prefix = max(prefix, len(stretch.prefix_P))
             padded = (len(buckets[-1]) + 1) * length * (prefix + length) if index else 0
             if index == 0 or padded - own - entries > CALL_OVERHEAD:
                 buckets.append([])
-                length, prefix, own = run.length, len(run.prefix_P), 0
+                length, prefix, own = stretch.length, len(stretch.prefix_P), 0
             own += entries
-            buckets[-1].append(run)
+            buckets[-1].append(stretch)
     return buckets
 
 
-def _block(runs: Sequence[Run], device: torch.device) -> Block:
-    width = max(run.length for run in runs)
-    start = np.array([run.start for run in runs])[:, None]
-    length = np.array([run.length for run in runs])[:, None]
+def _block(stretches: Sequence[Stretch], device: torch.device) -> Block:
+    width = max(stretch.length for stretch in stretches)
+    start = np.array([stretch.start for stretch in stretches])[:, None]
+    length = np.array([stretch.length for stretch in stretches])[:, None]
     own = np.arange(width)[None, :]
     queries = start + np.where(own < length, own, 0)
-    prefix_length = np.array([len(run.prefix_P) for run in runs])[:, None]
+    prefix_length = np.array([len(stretch.prefix_P) for stretch in stretches])[:, None]
     prefix_width = int(prefix_length.max())
     if not prefix_width:
         index = torch.from_numpy(queries).to(device)
         return Block(index, index, None)
-    prefixes = np.zeros((len(runs), prefix_width), np.int64)
-    for row, run in zip(prefixes, runs, strict=True):
-        row[: len(run.prefix_P)] = run.prefix_P
+    prefixes = np.zeros((len(stretches), prefix_width), np.int64)
+    for row, stretch in zip(prefixes, stretches, strict=True):
+        row[: len(stretch.prefix_P)] = stretch.prefix_P
     seen = np.arange(prefix_width)[None, :] < prefix_length
     keys = np.concatenate([prefixes, queries], axis=1)
     if seen.all():

@@ -23,7 +23,7 @@ def blame(trainer: PolicyTrainer, batch: Batch) -> list[int]:
         sequence.trajectory_id
         for group in groups
         for sequence, alone in zip(group.sequences, _alone(group), strict=True)
-        if any(sequence.mask) and not _trains(trainer, batch, alone)
+        if sequence.num_trained and not _trains(trainer, batch, alone)
     ]
     return named or [s.trajectory_id for group in batch.groups for s in group.sequences]
 
@@ -31,12 +31,12 @@ def blame(trainer: PolicyTrainer, batch: Batch) -> list[int]:
 def _alone(group: TrainGroup) -> Iterator[TrainGroup]:
     """The group once for each sequence, all others masked: they still make its baseline."""
     for alone in group.sequences:
-        sequences = [s if s is alone else replace(s, mask=[False] * len(s.mask)) for s in group.sequences]
+        sequences = [s if s is alone else replace(s, mask=[False] * len(s.columns)) for s in group.sequences]
         yield replace(group, sequences=sequences)
 
 
 def _trains(trainer: PolicyTrainer, batch: Batch, group: TrainGroup) -> bool:
-    if not any(any(sequence.mask) for sequence in group.sequences):
+    if not any(sequence.num_trained for sequence in group.sequences):
         return True
     try:
         trainer.measure(Batch(batch.version, [group]))

@@ -32,12 +32,12 @@ class FlatBatch:
 
 
 def flatten(batch: Batch, algorithm: Algorithm, *, max_tokens: int) -> FlatBatch:
-    """Raises DataError: no trained token at all, arrays of a sequence that do not align, a token from
+    """Raises DataError: no trained token at all, a mask of another length than its tokens, a token from
     the future, a log-prob that is not finite, or what `Algorithm.advantages` refuses."""
     sequences = [sequence for group in batch.groups for sequence in group.sequences]
     for sequence in sequences:
         _check(sequence, batch.version)
-    masks = [np.asarray(s.mask, dtype=bool) for s in sequences]
+    masks = [_mask(sequence) for sequence in sequences]
     num_trained = int(sum(mask.sum() for mask in masks))
     if num_trained == 0:
         raise DataError(f"the batch of version {batch.version} has no token to train on: every mask is empty")
@@ -48,11 +48,11 @@ def flatten(batch: Batch, algorithm: Algorithm, *, max_tokens: int) -> FlatBatch
     lengths = [len(mask) for mask in masks]
     return FlatBatch(
         trees=_trees(batch, masks),
-        behavior_C=np.concatenate([np.asarray(s.logprobs, dtype=np.float32) for s in sequences]),
+        behavior_C=np.concatenate([np.asarray(s.columns.logprobs) for s in sequences]),
         advantages_C=np.repeat(advantages, lengths),
         weights_C=np.concatenate(weights).astype(np.float32),
-        staleness_C=batch.version - np.concatenate([np.asarray(s.versions, np.int64) for s in sequences]),
-        after_swap_C=np.concatenate([np.asarray(s.versions) != s.versions[:1] for s in sequences]),
+        staleness_C=batch.version - np.concatenate([_versions(s) for s in sequences]),
+        after_swap_C=np.concatenate([_versions(s) != s.columns.version_first for s in sequences]),
         num_trained=num_trained,
     )
 
@@ -62,28 +62,41 @@ def _trees(batch: Batch, masks: list[NDArray[np.bool_]]) -> list[Tree]:
     for group in batch.groups:
         branches = []
         for sequence in group.sequences:
-            branches.append(Branch(sequence.tokens, next(remaining), first))
-            first += len(sequence.tokens)
-        trees.append(Tree(group.prompt, branches))
+            tokens = np.asarray(sequence.columns.tokens)
+            branches.append(Branch(tokens, next(remaining), first))
+            first += len(tokens)
+        trees.append(Tree(np.asarray(group.prompt), branches))
     return trees
 
 
+def _mask(sequence: TrainSequence) -> NDArray[np.bool_]:
+    if sequence.mask is None:
+        return np.ones(len(sequence.columns), dtype=bool)
+    return np.asarray(sequence.mask, dtype=bool)
+
+
+def _versions(sequence: TrainSequence) -> NDArray[np.int64]:
+    """Of every token."""
+    runs = np.array(sequence.columns.runs, dtype=np.int64).reshape(-1, 2)
+    return np.repeat(runs[:, 0], runs[:, 1])
+
+
 def _check(sequence: TrainSequence, version: int) -> None:
-    sizes = {len(sequence.tokens), len(sequence.logprobs), len(sequence.versions), len(sequence.mask)}
-    if len(sizes) != 1:
+    mask, columns = _mask(sequence), sequence.columns
+    if len(mask) != len(columns):
         raise DataError(
-            f"trajectory {sequence.trajectory_id} does not align: {len(sequence.tokens)} tokens, "
-            f"{len(sequence.logprobs)} log-probs, {len(sequence.versions)} versions, "
-            f"{len(sequence.mask)} mask entries"
+            f"trajectory {sequence.trajectory_id} does not align: {len(columns)} tokens, "
+            f"{len(mask)} mask entries"
         )
-    trained = np.asarray(sequence.logprobs)[np.asarray(sequence.mask, dtype=bool)]
+    trained = np.asarray(columns.logprobs)[mask]
     if not np.isfinite(trained).all():
         raise DataError(
             f"trajectory {sequence.trajectory_id} has behavior log-probs that are not finite: "
             f"{trained[~np.isfinite(trained)].tolist()[:5]}. The engine must record those of sampled tokens"
         )
-    if sequence.versions and max(sequence.versions) > version:
+    newest = max((run_version for run_version, _ in columns.runs), default=version)
+    if newest > version:
         raise DataError(
-            f"trajectory {sequence.trajectory_id} has a token of version {max(sequence.versions)}, "
+            f"trajectory {sequence.trajectory_id} has a token of version {newest}, "
             f"newer than the trainer's version {version}"
         )

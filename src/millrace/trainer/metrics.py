@@ -23,7 +23,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "reward": float(np.mean([s.reward for s in sequences])),
         "reward_std": float(np.mean([np.std(group) for group in rewards])),
         "groups_without_signal": float(np.mean([min(group) == max(group) for group in rewards])),
-        "completion_tokens": float(np.mean([len(s.tokens) for s in sequences])),
+        "completion_tokens": float(np.mean([len(s.columns) for s in sequences])),
         "truncated": float(np.mean([s.truncated for s in sequences])),
     }
 

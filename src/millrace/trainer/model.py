@@ -106,7 +106,7 @@ def row_logprobs(
             input_ids=put(row.tokens_T)[None],
             position_ids=put(row.positions_T)[None],
             use_cache=False,
-            packed=plan(row.runs, device),
+            packed=plan(row.stretches, device),
         ).last_hidden_state
     head = model.get_output_embeddings().weight
     pairs_P, pair_N = np.unique(row.sources_N * len(head) + row.targets_N, return_inverse=True)

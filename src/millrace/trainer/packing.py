@@ -5,18 +5,22 @@ only what it does not share with the one before it, at the positions where it go
 radix tree, because no earlier sequence shares more. A token's log-prob is read from the hidden state of
 its predecessor, so what follows the last trained token is not forwarded at all. Pure numpy: knows no model.
 
-Shape suffixes: T = tokens of a row, P = tokens that a run looks back at, N = trained tokens of a row.
+Shape suffixes: T = tokens of a row, P = tokens that a stretch looks back at, N = trained tokens of a row.
+Tokens may come as lists or as arrays; they are laid out as arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millrace.core.errors import DataError
+
+Tokens = Sequence[int] | NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,7 @@ class Branch:
     """One completion. `first_index` is the index of its first token in the batch's flat arrays, which
     hold every completion token, trained or not."""
 
-    tokens: Sequence[int]
+    tokens: Tokens
     mask: NDArray[np.bool_]
     first_index: int
 
@@ -37,12 +41,12 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    prompt: Sequence[int]
+    prompt: Tokens
     branches: Sequence[Branch]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class Stretch:
     """Tokens [start, start + length) of a row: causal among themselves, and each sees all of the row's
     tokens `prefix_P`, which stand before them in their sequence."""
 
@@ -56,7 +60,7 @@ class _Piece:
     """Sequences of one tree that go into the same row. `shared[i]` tokens of sequence i, prompt
     included, are also those of sequence i - 1."""
 
-    prompt: Sequence[int]
+    prompt: Tokens
     branches: list[Branch]
     shared: list[int]
 
@@ -73,7 +77,7 @@ class Row:
 
     tokens_T: NDArray[np.int64]
     positions_T: NDArray[np.int64]
-    runs: tuple[Run, ...]
+    stretches: tuple[Stretch, ...]
     sources_N: NDArray[np.int64]
     targets_N: NDArray[np.int64]
     flat_N: NDArray[np.int64]
@@ -106,10 +110,10 @@ def pack(trees: Sequence[Tree], token_budget: int) -> list[Row]:
 
 
 def _split(tree: Tree, token_budget: int) -> list[_Piece]:
-    if not tree.prompt:
+    if not len(tree.prompt):
         raise DataError("a prompt to train on has no token: the first completion token has no predecessor")
     pieces: list[_Piece] = []
-    before: Sequence[int] = ()
+    before: Tokens = ()
     room = 0
     for forwarded, branch in _in_order(tree):
         shared = len(tree.prompt) + _num_common(before, forwarded)
@@ -123,7 +127,7 @@ def _split(tree: Tree, token_budget: int) -> list[_Piece]:
     return pieces
 
 
-def _in_order(tree: Tree) -> list[tuple[Sequence[int], Branch]]:
+def _in_order(tree: Tree) -> list[tuple[Tokens, Branch]]:
     """Branches with something to train on and their forwarded tokens, in lexicographic order."""
     kept = []
     for branch in tree.branches:
@@ -131,10 +135,15 @@ def _in_order(tree: Tree) -> list[tuple[Sequence[int], Branch]]:
             raise DataError(f"a mask has {len(branch.mask)} entries for {len(branch.tokens)} tokens")
         if branch.mask.any():
             kept.append((branch.tokens[: branch.num_forwarded], branch))
-    return sorted(kept, key=lambda pair: (pair[0], pair[1].first_index))
+    return sorted(kept, key=lambda pair: (_sortable(pair[0]), pair[1].first_index))
 
 
-def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
+def _sortable(tokens: Tokens) -> bytes:
+    """Bytes in the order of the tokens: ids are not negative."""
+    return np.asarray(tokens, dtype=">i4").tobytes()
+
+
+def _num_common(one: Tokens, other: Tokens) -> int:
     """Length of the common prefix."""
     shortest = min(len(one), len(other))
     differ = np.flatnonzero(np.asarray(one[:shortest]) != np.asarray(other[:shortest]))
@@ -142,29 +151,32 @@ def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _lay_out(pieces: Sequence[_Piece]) -> Row:
-    tokens: list[int] = []
+    tokens: list[NDArray[np.int64]] = []
+    num_tokens = 0
     positions: list[NDArray[np.int64]] = []
-    runs: list[Run] = []
+    stretches: list[Stretch] = []
     sources: list[NDArray[np.int64]] = []
     targets: list[NDArray[np.int64]] = []
     flat: list[NDArray[np.int64]] = []
     for piece in pieces:
         path_T = np.empty(0, np.int64)  # where in the row the tokens of the sequence lie
         for branch, shared in zip(piece.branches, piece.shared, strict=True):
-            start, sequence = len(tokens), [*piece.prompt, *branch.tokens[: branch.num_forwarded]]
-            tokens.extend(sequence[shared:])
+            completion = np.asarray(branch.tokens, dtype=np.int64)
+            sequence = np.concatenate([piece.prompt, completion[: branch.num_forwarded]]).astype(np.int64)
+            start, num_tokens = num_tokens, num_tokens + len(sequence) - shared
+            tokens.append(sequence[shared:])
             positions.append(np.arange(shared, len(sequence)))
-            path_T = np.concatenate([path_T[:shared], np.arange(start, len(tokens))])
-            if len(tokens) > start:
-                runs.append(Run(start, len(tokens) - start, path_T[:shared]))
+            path_T = np.concatenate([path_T[:shared], np.arange(start, num_tokens)])
+            if num_tokens > start:
+                stretches.append(Stretch(start, num_tokens - start, path_T[:shared]))
             trained = np.flatnonzero(branch.mask)
             sources.append(path_T[len(piece.prompt) + trained - 1])
-            targets.append(np.asarray(branch.tokens, dtype=np.int64)[trained])
+            targets.append(completion[trained])
             flat.append(branch.first_index + trained)
     return Row(
-        tokens_T=np.asarray(tokens, dtype=np.int64),
+        tokens_T=np.concatenate(tokens),
         positions_T=np.concatenate(positions),
-        runs=tuple(runs),
+        stretches=tuple(stretches),
         sources_N=np.concatenate(sources),
         targets_N=np.concatenate(targets),
         flat_N=np.concatenate(flat),

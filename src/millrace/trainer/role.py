@@ -92,7 +92,7 @@ class TorchTrainer:
         return await self._run(lambda: self._load(checkpoint), "the model and its optimizer")
 
     async def step(self, batch: Batch) -> StepResult | StepRejected:
-        num_tokens = sum(len(g.prompt) + len(s.tokens) for g in batch.groups for s in g.sequences)
+        num_tokens = sum(len(g.prompt) + len(s.columns) for g in batch.groups for s in g.sequences)
         what = f"its step from version {batch.version} ({num_tokens} tokens)"
         return await self._run(lambda: self._step(batch), what)
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from millrace.algorithms import Algorithm, TokenLogprobs
 from millrace.config.schema import Optimizer
+from millrace.core.columns import TokenColumns
 from millrace.core.errors import TrainingError, WeightsError, writing
 from millrace.core.types import Batch, StepResult
 from millrace.trainer.flat_batch import FlatBatch, flatten
@@ -200,5 +201,12 @@ def save_rejected(batch: Batch, directory: Path) -> str:
         return f"the batch is not saved: {SAVED_MAX} are"
     with writing(directory / name):
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_bytes(msgspec.msgpack.encode(batch))
+        (directory / name).write_bytes(msgspec.msgpack.encode(batch, enc_hook=_plain))
     return f"the batch is saved as {name}"
+
+
+def _plain(columns: Any) -> Any:
+    """Of what msgpack does not know: token columns, and arrays of token ids."""
+    if isinstance(columns, TokenColumns):
+        return {"tokens": columns.tokens, "logprobs": columns.logprobs, "versions": columns.runs}
+    return columns.tolist()

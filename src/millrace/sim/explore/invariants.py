@@ -12,6 +12,7 @@ from typing import Any
 from millrace.config.schema import AReaL, LlamaRL
 from millrace.controller.state import ReplicaRecord, RunState
 from millrace.core import clock
+from millrace.core.columns import token_array
 from millrace.core.errors import MillraceError
 from millrace.core.events import Event
 from millrace.core.types import State, Trajectory
@@ -186,7 +187,7 @@ class Invariants(Observer):
         return leased
 
     def _check_tokens(self, trajectory: Trajectory) -> None:
-        tid, count = trajectory.trajectory_id, len(trajectory.tokens)
+        tid, count = trajectory.trajectory_id, len(trajectory.columns)
         before = self._held.get(tid, 0)
         if tid in self._restarted:
             before = 0
@@ -195,23 +196,21 @@ class Invariants(Observer):
         require(
             count >= before, "tokens are lost only by a counted restart", trajectory_id=tid, before=before
         )
-        versions = trajectory.versions
+        columns = trajectory.columns
+        versions = [version for version, _ in columns.runs]
         require(
-            count == len(trajectory.logprobs) == len(versions),
+            count == len(columns.logprobs) == sum(num for _, num in columns.runs),
             "every token has its log-prob and its version",
             trajectory=trajectory,
         )
         require(
-            trajectory.tokens[before:] == list(range(before, count)),
+            columns.tokens[before:] == token_array(range(before, count)),
             "tokens come whole and in order",
             trajectory_id=tid,
         )
-        fresh = versions[max(0, before - 1) :]
-        require(fresh == sorted(fresh), "versions never fall along a trajectory", trajectory_id=tid)
-        if not self._mixes and versions:
-            require(
-                versions[0] == versions[-1], "one version per trajectory", trajectory_id=tid, versions=fresh
-            )
+        require(versions == sorted(versions), "versions never fall along a trajectory", trajectory_id=tid)
+        if not self._mixes:
+            require(len(versions) <= 1, "one version per trajectory", trajectory_id=tid, versions=versions)
         self._held[tid] = count
 
     def _check_groups(self, state: RunState) -> None:
@@ -249,7 +248,7 @@ class Invariants(Observer):
             )
         if 0 <= replica.pulling < replica.version:
             if self._rescues.get(replica.name) != replica.pulling:
-                orphaned = any(t.versions[-1:] == [replica.pulling] for t in state.queued.values())
+                orphaned = any(t.columns.version_last == replica.pulling for t in state.queued.values())
                 require(
                     orphaned, "an older version is fetched only for lost trajectories", replica=replica.name
                 )
@@ -273,7 +272,7 @@ class Invariants(Observer):
     # ------------------------------------------------------------ the end
 
     def on_end(self, ledger: SqliteLedger, world: World) -> None:
-        accounting, found = ledger.accounting(), ledger.recover(lambda info: False)
+        accounting, found, steps = ledger.accounting(), ledger.recover(), ledger.steps_after(0)
         require(accounting.balanced, "the accounts close", accounting=accounting)
         require(accounting.in_flight == 0, "nothing is in flight in vain at the end", accounting=accounting)
         require(
@@ -286,14 +285,14 @@ class Invariants(Observer):
         final = next(iter(world.exports.values()), None)
         require(final is not None, "the final weights are exported")
         assert final is not None
-        committed = tuple(tuple(record.trajectory_ids) for record, _ in found.replay)
+        committed = tuple(tuple(record.trajectory_ids) for record in steps)
         trained = [tid for step in final.trained for tid in step]
         require(len(set(trained)) == len(trained), "nothing is trained twice in the final weights")
         require(
             final.trained == committed, "the final weights are what the ledger says", trained=final.trained
         )
         require(accounting.trained == len(trained), "trained counts what was trained", accounting=accounting)
-        prompts = [len(record.group_ids) for record, _ in found.replay]
+        prompts = [len(record.group_ids) for record in steps]
         require(
             set(prompts) == {self._config.batch.prompts}, "every batch has all of its groups", batches=prompts
         )

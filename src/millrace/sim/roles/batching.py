@@ -9,16 +9,19 @@ swap that has begun. Work begun before `now` may end after it.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from heapq import heappop, heappush
 
+from millrace.core.columns import TokenColumns
 from millrace.core.types import Finish, Progress, ReplicaLoad, Work
 from millrace.sim.costs.interface import CostModel
 from millrace.sim.costs.workload import Workload
 
 LOGPROB = -1.0
 """Of every simulated token. Token ids are positions."""
+_POSITIONS, _LOGPROBS = array("i"), array("f")
 HEADROOM = 0.05
 """Of KV memory that a paged engine keeps free for the growth of what runs when it lets another sequence
 in."""
@@ -54,21 +57,24 @@ class _Request:
             self.spans.append((version, self.mark, self.held))
             self.mark = self.held
 
-    def progress(self, since: int, version: int) -> Iterator[Progress]:
-        """Tokens from `since` on, a part per version; at least one part, and the last one ends it."""
-        parts = [(under, max(since, start), end) for under, start, end in self.spans if end > since]
-        if self.held > max(self.mark, since) or not parts:
-            parts.append((version, max(self.mark, since), self.held))
-        for index, (under, start, end) in enumerate(parts, 1):
-            yield Progress(
-                trajectory_id=self.work.trajectory_id,
-                lease=self.work.lease,
-                start=start,
-                tokens=list(range(start, end)),
-                logprobs=[LOGPROB] * (end - start),
-                version=under,
-                finish=self.finish if index == len(parts) and self.finished else None,
-            )
+    def progress(self, since: int, version: int) -> Progress:
+        """Tokens from `since` on."""
+        columns = TokenColumns()
+        columns.runs = [(under, end - max(since, start)) for under, start, end in self.spans if end > since]
+        if self.held > max(self.mark, since):
+            columns.runs.append((version, self.held - max(self.mark, since)))
+        if self.held > since:
+            columns.tokens, columns.logprobs = _text(since, self.held)
+        finish = self.finish if self.finished else None
+        return Progress(self.work.trajectory_id, self.work.lease, since, columns, finish)
+
+
+def _text(start: int, end: int) -> tuple[array[int], array[float]]:
+    """Tokens and log-probs of these positions."""
+    if end > len(_POSITIONS):
+        _LOGPROBS.extend([LOGPROB] * (2 * end - len(_POSITIONS)))
+        _POSITIONS.extend(range(len(_POSITIONS), 2 * end))
+    return _POSITIONS[start:end], _LOGPROBS[start:end]
 
 
 class BatchingEngine:
@@ -140,7 +146,7 @@ class BatchingEngine:
         for tid in trajectory_ids:
             sequence = self._take_out(tid)
             if sequence is not None:
-                released += sequence.progress(len(sequence.work.tokens), self.version)
+                released.append(sequence.progress(len(sequence.work.tokens), self.version))
         return released
 
     def swap(self, version: int, now_s: float, slowdown: float) -> float:
@@ -159,14 +165,12 @@ class BatchingEngine:
     def collect(self, now_s: float, slowdown: float, *, unfinished: bool = True) -> list[Progress]:
         """What is new since it was last collected; of completed sequences only unless `unfinished`."""
         self.advance(now_s, slowdown)
-        news: list[Progress] = []
-        for sequence in self._finished:
-            news += sequence.progress(sequence.told, self.version)
+        news = [sequence.progress(sequence.told, self.version) for sequence in self._finished]
         self._finished.clear()
         for sequence in self._running.values() if unfinished else ():
             sequence.held = sequence.origin + self._steps
             if sequence.held > sequence.told:
-                news += sequence.progress(sequence.told, self.version)
+                news.append(sequence.progress(sequence.told, self.version))
                 sequence.told = sequence.held
         return news
 

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 
+from millrace.core.columns import token_array
 from millrace.core.types import Abstain, BadPrompt, Failed, Prompt, Score, Scored, ScoreRequest
 from millrace.sim.costs.interface import CostModel, Costs
 from millrace.sim.costs.workload import Workload
@@ -55,7 +56,7 @@ class SimEnvironment:
         if uniform(self._seed, "bad prompt", group_id) < self._workload.bad_prompt_fraction:
             return BadPrompt(group_id, row_id, "simulated: the row is broken")
         length = self._workload.prompt_length(self._seed, group_id)
-        return Prompt(group_id, row_id, list(range(length)), text=row_id)
+        return Prompt(group_id, row_id, token_array(range(length)), text=row_id)
 
     def _score(self, request: ScoreRequest) -> Score:
         """Pure in (seed, trajectory id)."""

@@ -108,17 +108,20 @@ def _sequences(batch: Batch) -> list[TrainSequence]:
 
 
 def _lengths(batch: Batch) -> list[int]:
-    return [len(group.prompt) + len(s.tokens) for group in batch.groups for s in group.sequences]
+    return [len(group.prompt) + len(s.columns) for group in batch.groups for s in group.sequences]
 
 
 def _result(batch: Batch, step_s: float) -> StepResult:
     sequences = _sequences(batch)
-    staleness = Counter(batch.version - version for s in sequences for version in s.versions)
+    staleness = Counter[int]()
+    for sequence in sequences:
+        for version, count in sequence.columns.runs:
+            staleness[batch.version - version] += count
     reward = sum(s.reward for s in sequences) / len(sequences) if sequences else 0.0
     return StepResult(
         version=batch.version + 1,
         metrics={"loss": 0.0, "grad_norm": 1.0, "reward": reward},
         logprob_gap={behind: (0.0, 0.0, count) for behind, count in sorted(staleness.items())},
-        trained_tokens=sum(sum(s.mask) for s in sequences),
+        trained_tokens=sum(s.num_trained for s in sequences),
         step_s=step_s,
     )

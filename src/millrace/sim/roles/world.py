@@ -30,7 +30,10 @@ class History:
     def after(self, batch: Batch) -> History:
         """One optimizer step later."""
         sequences = [s for group in batch.groups for s in group.sequences]
-        learned = [(s.trajectory_id, len(s.tokens), s.versions[-1:], s.reward) for s in sequences]
+        learned = [
+            (s.trajectory_id, len(s.columns), [version for version, _ in s.columns.runs[-1:]], s.reward)
+            for s in sequences
+        ]
         history = xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode((self.digest, learned)))
         ids = tuple(s.trajectory_id for s in sequences)
         return History(self.version + 1, f"sim-{self.version + 1}-{history}", (*self.trained, ids))

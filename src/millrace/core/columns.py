@@ -1,0 +1,180 @@
+"""Tokens of one completion as packed columns, from the engine that samples them to the trainer.
+
+A token is four bytes of id, four of log-prob, and a share of a run of versions: a completion of thousands of
+tokens is two buffers and a few pairs, however often it is sent, kept or cut.
+"""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+Buffer = bytes | bytearray | memoryview | array
+
+Packed = tuple[list[list[tuple[int, int]]], bytes, bytes]
+"""Several columns as few buffers: the runs of each, all token ids, all log-probs."""
+
+
+def token_array(tokens: Iterable[int] = ()) -> array[int]:
+    """Token ids as int32."""
+    return array("i", tokens)
+
+
+class TokenColumns:
+    """Tokens, and under which distribution each was sampled. They grow at the end and never change.
+
+    tokens    int32, ids
+    logprobs  float32, of the distribution really sampled from
+    runs      (version, how many tokens in a row), in order of position; no two neighbours have one version
+
+    Equal are columns whose bytes are: NaN equals itself, and -0.0 is not 0.0. Pickling with protocol 5 hands
+    out the two buffers as they are, so what is sent out of band must not grow any more.
+    """
+
+    __slots__ = ("logprobs", "runs", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: array[int] = array("i")
+        self.logprobs: array[float] = array("f")
+        self.runs: list[tuple[int, int]] = []
+
+    @classmethod
+    def of(
+        cls, tokens: Iterable[int], logprobs: Iterable[float], versions: int | Iterable[int]
+    ) -> TokenColumns:
+        """`versions`: of every token, or one for all. Log-probs are rounded to float32.
+
+        Raises: ValueError: the columns differ in length.
+        """
+        columns = cls()
+        columns.tokens, columns.logprobs = array("i", tokens), array("f", logprobs)
+        if isinstance(versions, int):
+            columns.runs = [(versions, len(columns))] if columns.tokens else []
+        else:
+            columns.runs = [(version, len(list(run))) for version, run in groupby(versions)]
+        columns._refuse_misaligned()
+        return columns
+
+    @classmethod
+    def from_buffers(cls, tokens: Buffer, logprobs: Buffer, runs: Iterable[Sequence[int]]) -> TokenColumns:
+        """A copy of int32 ids and float32 log-probs. Raises: ValueError: as `of`."""
+        columns = cls()
+        columns.tokens.frombytes(tokens)
+        columns.logprobs.frombytes(logprobs)
+        columns.runs = [(version, count) for version, count in runs]
+        columns._refuse_misaligned()
+        return columns
+
+    # ------------------------------------------------------------ looking
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, part: slice) -> TokenColumns:
+        """A copy of the tokens from `part.start` to `part.stop`."""
+        start, stop, step = part.indices(len(self.tokens))
+        assert step == 1, part
+        columns = TokenColumns()
+        columns.tokens, columns.logprobs = self.tokens[start:stop], self.logprobs[start:stop]
+        columns.runs = list(_cut(self.runs, start, stop))
+        return columns
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenColumns):
+            return NotImplemented
+        return (
+            self.runs == other.runs
+            and self.tokens == other.tokens
+            and self.logprobs.tobytes() == other.logprobs.tobytes()
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # they grow
+
+    def __repr__(self) -> str:
+        return f"TokenColumns({len(self)} tokens, versions {self.runs})"
+
+    @property
+    def version_first(self) -> int | None:
+        """Of the first token; None: there is none."""
+        return self.runs[0][0] if self.runs else None
+
+    @property
+    def version_last(self) -> int | None:
+        return self.runs[-1][0] if self.runs else None
+
+    def versions(self) -> list[int]:
+        """Of every token."""
+        return [version for version, count in self.runs for _ in range(count)]
+
+    # ------------------------------------------------------------ growing
+
+    def append(self, token: int, logprob: float, version: int) -> None:
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self._extend_runs(version, 1)
+
+    def extend(self, other: TokenColumns) -> None:
+        self.tokens.extend(other.tokens)
+        self.logprobs.extend(other.logprobs)
+        for version, count in other.runs:
+            self._extend_runs(version, count)
+
+    def _extend_runs(self, version: int, count: int) -> None:
+        runs = self.runs
+        if runs and runs[-1][0] == version:
+            runs[-1] = version, runs[-1][1] + count
+        else:
+            runs.append((version, count))
+
+    def _refuse_misaligned(self) -> None:
+        num_tokens, num_versions = len(self.tokens), sum([count for _, count in self.runs])
+        if not num_tokens == len(self.logprobs) == num_versions:
+            raise ValueError(
+                f"columns do not align: {num_tokens} tokens, {len(self.logprobs)} log-probs, "
+                f"{num_versions} versions"
+            )
+
+    # ------------------------------------------------------------ carrying
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        if protocol >= 5:
+            tokens, logprobs = pickle.PickleBuffer(self.tokens), pickle.PickleBuffer(self.logprobs)
+            return TokenColumns.from_buffers, (tokens, logprobs, self.runs)
+        return TokenColumns.from_buffers, (self.tokens.tobytes(), self.logprobs.tobytes(), self.runs)
+
+
+def pack(columns: Sequence[TokenColumns]) -> Packed:
+    tokens = b"".join([one.tokens for one in columns])
+    logprobs = b"".join([one.logprobs for one in columns])
+    return [one.runs for one in columns], tokens, logprobs
+
+
+def unpack(packed: Packed) -> list[TokenColumns]:
+    """What `pack` was given. Raises: ValueError: the parts do not fit together."""
+    all_runs, tokens, logprobs = packed
+    tokens_view, logprobs_view = memoryview(tokens), memoryview(logprobs)
+    unpacked, start = [], 0
+    for runs in all_runs:
+        end = start + 4 * sum([count for _, count in runs])
+        columns = TokenColumns()
+        columns.tokens.frombytes(tokens_view[start:end])
+        columns.logprobs.frombytes(logprobs_view[start:end])
+        columns.runs = runs
+        unpacked.append(columns)
+        start = end
+    if not start == len(tokens) == len(logprobs):
+        raise ValueError(f"runs for {start} bytes, {len(tokens)} of tokens, {len(logprobs)} of log-probs")
+    return unpacked
+
+
+def _cut(runs: Sequence[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The runs of positions [start, stop)."""
+    first = 0
+    for version, count in runs:
+        kept = min(first + count, stop) - max(first, start)
+        if kept > 0:
+            yield version, kept
+        first += count
