@@ -11,6 +11,7 @@ from ledger_records import grow, lease, make_group, ready_group, step_of
 from millrace.core.errors import LedgerError
 from millrace.core.types import Accounting, State
 from millrace.ledger import SqliteLedger, opening
+from millrace.ledger.checksums import register
 
 
 @pytest.fixture
@@ -20,6 +21,7 @@ def path(tmp_path: Path) -> Path:
 
 def tamper(path: Path, *statements: str) -> None:
     db = sqlite3.connect(path, isolation_level=None)
+    register(db)
     for statement in statements:
         db.execute(statement)
     db.close()
@@ -81,7 +83,10 @@ def test_a_row_lost_while_nobody_looked_is_noticed_on_opening(path: Path) -> Non
     ledger = SqliteLedger(path, run={})
     ledger.admit([make_group(0)])
     ledger.close()
-    tamper(path, "DROP TRIGGER trajectory_lost", "DELETE FROM trajectories WHERE trajectory_id = 1")
+    find = "SELECT sql FROM sqlite_schema WHERE name = 'trajectory_lost'"
+    (trigger,) = sqlite3.connect(path).execute(find).fetchone()
+    delete = "DELETE FROM trajectories WHERE trajectory_id = 1"
+    tamper(path, "DROP TRIGGER trajectory_lost", delete, trigger)
     with pytest.raises(LedgerError, match=r"accounts do not close: admitted is 1, not 2"):
         SqliteLedger(path, run={})
 

@@ -16,14 +16,14 @@ from millrace.core.errors import LedgerError
 from millrace.core.types import TERMINAL, BadPrompt, Group, State, StepRecord, Trajectory
 from millrace.ledger import records
 from millrace.ledger.accounts import Accounts
-from millrace.ledger.schema import LIVE_STATES
+from millrace.ledger.schema import LIVE_STATES, intact
 from millrace.ledger.token_log import TokenLog
 
 GROWING_MAX = 1024
 
 _TRAIN = (
     f"UPDATE trajectories SET state = '{State.TRAINED}', trained_version = ?"
-    f" WHERE trajectory_id = ? AND state IN {LIVE_STATES}"
+    f" WHERE trajectory_id = ? AND state IN {LIVE_STATES} AND {intact('trajectories')}"
 )
 
 
@@ -140,6 +140,7 @@ def _change_each(db: sqlite3.Connection, statement: str, rows: list[tuple[Any, .
         changed = db.executemany(statement, rows).rowcount
         if changed != len(rows):
             raise LedgerError(
-                f"{len(rows) - changed} of {len(rows)} trajectories are missing or have ended in the file\n"
-                "  Another program changed it: resume from a copy of the run."
+                f"{len(rows) - changed} of {len(rows)} trajectories are missing, ended or damaged in the "
+                "file\n"
+                "  The disk or another program changed it: resume from a copy of the run."
             )

@@ -7,7 +7,10 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
+
 from millrace.core.errors import LedgerError
+from millrace.ledger.checksums import DamageError
 
 OTHER_PATH = "Give the path of a run's ledger.sqlite, or another run directory for a new run."
 
@@ -19,6 +22,20 @@ def ledger_failures(path: str, doing: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise LedgerError(f"ledger {path}: {doing}: {error}\n  {_advice(error, path)}") from error
+    except DamageError as error:
+        raise LedgerError(f"ledger {path}: {doing}: {error}\n  {damaged_advice(path)}") from error
+
+
+@contextmanager
+def reading(path: str, doing: str) -> Iterator[None]:
+    """As `ledger_failures`; and what cannot be decoded was damaged too."""
+    try:
+        with ledger_failures(path, doing):
+            yield
+    except (ValueError, TypeError, LookupError, msgspec.MsgspecError) as error:
+        raise LedgerError(
+            f"ledger {path}: {doing}: cannot be decoded: {error}\n  {damaged_advice(path)}"
+        ) from error
 
 
 def _advice(error: sqlite3.Error, path: str) -> str:
@@ -34,7 +51,7 @@ def _advice(error: sqlite3.Error, path: str) -> str:
         return "Its writer stands still in the middle of a write: let it go on, or end it, then look again."
     if name.startswith("SQLITE_NOTADB"):
         return f"This is not a ledger, or its first page is damaged. {OTHER_PATH}"
-    if name.startswith("SQLITE_CORRUPT"):
+    if name.startswith("SQLITE_CORRUPT") or "UTF-8" in str(error):
         return damaged_advice(path)
     if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
         return "The file or its directory is not writable: check its permissions and mount."

@@ -15,7 +15,7 @@ from millrace.core.types import Accounting, CheckpointInfo, Group, State, StepRe
 from millrace.ledger import records
 from millrace.ledger.accounts import Accounts
 from millrace.ledger.codec import version_runs
-from millrace.ledger.failures import ledger_failures
+from millrace.ledger.failures import reading
 from millrace.ledger.opening import begin_reading, open_for_reading, read_about
 from millrace.ledger.recovery import last_version
 
@@ -42,7 +42,8 @@ class Skipped:
 
 
 class LedgerReader:
-    """Read-only queries on a run's ledger. Each sees the newest flush; none takes a lock or writes.
+    """Read-only queries on a run's ledger. Each sees the newest flush; none takes a lock or writes. The whole
+    file is checked first, if it has no more than 1 GiB.
 
     Raises:
         LedgerError: no such file, not a ledger, damaged, of another format, or the thing asked for is
@@ -152,7 +153,7 @@ class LedgerReader:
     @contextmanager
     def _snapshot(self, doing: str) -> Iterator[None]:
         """All queries inside see the same flush."""
-        with ledger_failures(self._path, doing):
+        with reading(self._path, doing):
             begin_reading(self._db)
             try:
                 yield
@@ -163,8 +164,7 @@ class LedgerReader:
         return self._db.execute(query).fetchone()[0]
 
     def _checkpoint(self) -> CheckpointInfo | None:
-        query = "SELECT version, path, save_s FROM checkpoints ORDER BY version DESC LIMIT 1"
-        row = self._db.execute(query).fetchone()
+        row = self._db.execute(f"{records.SELECT_CHECKPOINTS} LIMIT 1").fetchone()
         return records.to_checkpoint(row, os.path.dirname(self._path)) if row else None
 
     def _found(self, row: Any, what: str, table: str, key: str) -> Any:

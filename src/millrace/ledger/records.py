@@ -12,6 +12,7 @@ import msgspec
 from millrace.core.columns import TokenColumns
 from millrace.core.errors import LedgerError
 from millrace.core.types import CheckpointInfo, Finish, Group, State, StepRecord, Trajectory
+from millrace.ledger.checksums import DamageError, checked
 from millrace.ledger.codec import (
     pack_plain,
     pack_prompt,
@@ -20,6 +21,7 @@ from millrace.ledger.codec import (
     unpack_columns,
     unpack_prompt,
 )
+from millrace.ledger.schema import intact
 
 INSERT_GROUP = "INSERT INTO groups (group_id, row_id, prompt, text) VALUES (?, ?, ?, ?)"
 INSERT_SKIPPED = "INSERT OR REPLACE INTO skipped (group_id, row_id, reason) VALUES (?, ?, ?)"
@@ -31,13 +33,22 @@ INSERT_TRAJECTORY = (
 )
 UPDATE_TRAJECTORY = (
     "UPDATE trajectories SET state = ?, reason = ?, replica = ?, epoch = ?, lease = ?, num_tokens = ?,"
-    " finish = ?, reward = ?, metrics = ? WHERE trajectory_id = ?"
+    f" finish = ?, reward = ?, metrics = ? WHERE trajectory_id = ? AND {intact('trajectories')}"
 )
 SELECT_TRAJECTORIES = (
     "SELECT trajectory_id, group_id, state, reason, replica, epoch, lease, num_tokens, finish,"
-    " reward, metrics, trained_version FROM trajectories"
+    f" reward, metrics, trained_version, {intact('trajectories')} FROM trajectories"
 )
-SELECT_STEPS = "SELECT version, group_ids, trajectory_ids, metrics FROM steps"
+SELECT_STEPS = f"SELECT version, group_ids, trajectory_ids, metrics, {intact('steps')} FROM steps"
+SELECT_CHECKPOINTS = (
+    f"SELECT version, path, save_s, {intact('checkpoints')} FROM checkpoints ORDER BY version DESC"
+)
+_SELECT_GROUP = f"SELECT group_id, row_id, prompt, text, {intact('groups')} FROM groups WHERE group_id = ?"
+_SELECT_CHUNKS = (
+    f"SELECT trajectory_id, start, versions, data, {intact('chunks')} FROM chunks"
+    " WHERE trajectory_id = ? ORDER BY start"
+)
+INSERT_CHECKPOINT = "INSERT OR REPLACE INTO checkpoints (version, path, save_s, wall_s) VALUES (?, ?, ?, ?)"
 
 ChunkRow = tuple[int, int, int, bytes, bytes]  # parameters of INSERT_CHUNK
 
@@ -91,13 +102,14 @@ def encode(value: Any) -> bytes:
 
 
 def to_step(row: Sequence[Any]) -> StepRecord:
-    version, group_ids, trajectory_ids, metrics = row
+    version, group_ids, trajectory_ids, metrics = checked("steps", row)
     decode = msgspec.msgpack.decode
     return StepRecord(version, decode(group_ids), decode(trajectory_ids), decode(metrics, strict=False))
 
 
 def to_checkpoint(row: Sequence[Any], directory: str) -> CheckpointInfo:
-    return CheckpointInfo(version=row[0], path=os.path.join(directory, row[1]), save_s=row[2])
+    version, path, save_s = checked("checkpoints", row)
+    return CheckpointInfo(version=version, path=os.path.join(directory, path), save_s=save_s)
 
 
 def relative(path: str, directory: str) -> str:
@@ -107,19 +119,19 @@ def relative(path: str, directory: str) -> str:
 
 
 def load_group(db: sqlite3.Connection, group_id: int) -> Group:
-    """With all members, by id, and their tokens. Raises LedgerError: the group or a token is missing."""
-    row = db.execute("SELECT row_id, prompt, text FROM groups WHERE group_id = ?", (group_id,)).fetchone()
+    """With all members, by id, and their tokens. Raises DamageError."""
+    row = db.execute(_SELECT_GROUP, (group_id,)).fetchone()
     if row is None:
-        raise LedgerError(
-            f"group {group_id} is missing from the ledger\n  The file is damaged or incomplete."
-        )
+        raise DamageError(f"table groups, group_id {group_id}: the row is missing")
+    _, row_id, prompt, text = checked("groups", row)
     rows = db.execute(f"{SELECT_TRAJECTORIES} WHERE group_id = ? ORDER BY trajectory_id", (group_id,))
     members = [load_trajectory(db, member) for member in rows.fetchall()]
-    return Group(group_id, row[0], unpack_prompt(row[1]), row[2], members)
+    return Group(group_id, row_id, unpack_prompt(prompt), text, members)
 
 
 def load_trajectory(db: sqlite3.Connection, row: Sequence[Any]) -> Trajectory:
-    """From a row of SELECT_TRAJECTORIES, with its tokens. Raises LedgerError: tokens are missing."""
+    """From a row of SELECT_TRAJECTORIES, with its tokens. Raises DamageError."""
+    row = checked("trajectories", row)
     trajectory = Trajectory(
         trajectory_id=row[0],
         group_id=row[1],
@@ -133,18 +145,13 @@ def load_trajectory(db: sqlite3.Connection, row: Sequence[Any]) -> Trajectory:
         metrics=msgspec.msgpack.decode(row[10]),
         trained_version=row[11],
     )
-    chunks = db.execute(
-        "SELECT start, versions, data FROM chunks WHERE trajectory_id = ? ORDER BY start", (row[0],)
-    )
-    for start, versions, data in chunks:
+    for chunk in db.execute(_SELECT_CHUNKS, (row[0],)):
+        _, start, versions, data = checked("chunks", chunk)
         if start != len(trajectory.columns):
             break
         trajectory.columns.extend(unpack_columns(data, versions))
     if row[7] is not None and len(trajectory.columns) != row[7]:
-        raise LedgerError(
-            f"trajectory {row[0]} has {len(trajectory.columns)} of its {row[7]} tokens in the ledger\n"
-            "  The file is damaged or incomplete."
-        )
+        raise DamageError(f"trajectory {row[0]} has {len(trajectory.columns)} of its {row[7]} tokens")
     return trajectory
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from millrace.core.types import CheckpointInfo, Group, State, StepRecord, Trajectory
-from millrace.ledger.records import SELECT_STEPS, load_group, to_checkpoint, to_step
+from millrace.ledger.records import SELECT_CHECKPOINTS, SELECT_STEPS, load_group, to_checkpoint, to_step
 from millrace.ledger.schema import LIVE_STATES
 
 CheckpointOk = Callable[[CheckpointInfo], bool]
@@ -30,7 +30,7 @@ class Recovery:
 def read_recovery(db: sqlite3.Connection) -> Recovery:
     """Leases do not survive: leased trajectories are queued again, with the tokens they have.
 
-    Raises LedgerError: a group or a token that the record refers to is missing.
+    Raises DamageError: a group or a token that the record refers to is missing or damaged.
     """
     next_group_id, unused = _positions(db)
     groups = [load_group(db, group_id) for group_id in live_group_ids(db)]
@@ -63,7 +63,7 @@ def newest_checkpoint(
     db: sqlite3.Connection, directory: str, checkpoint_ok: CheckpointOk
 ) -> CheckpointInfo | None:
     """Of those that are `checkpoint_ok`. They lie where the file in `directory` says, relative to that."""
-    rows = db.execute("SELECT version, path, save_s FROM checkpoints ORDER BY version DESC").fetchall()
+    rows = db.execute(SELECT_CHECKPOINTS).fetchall()
     saved = (to_checkpoint(row, directory) for row in rows)
     return next((info for info in saved if checkpoint_ok(info)), None)
 

@@ -1,7 +1,8 @@
 """Tables of a ledger file, and how a file says that it is one.
 
 `counts` is kept by triggers, not by the program, so that a row that is lost or changed by anyone, by
-whatever statement, shows in the next check of the accounts.
+whatever statement, shows in the next check of the accounts. Every other row has a `checksum` of what it
+holds. SQLite computes it with `row_checksum` (checksums.py) whenever the row is written.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from millrace.core.types import LIVE, State
 
 APPLICATION_ID = 0x4D4C5243  # "MLRC"
-FORMAT = 3
+FORMAT = 4
 
 ADMITTED = "admitted"  # the row of `counts` that only ever grows
 
@@ -17,22 +18,56 @@ LIVE_STATES = "(" + ", ".join(sorted(f"'{s.value}'" for s in LIVE)) + ")"
 
 _COUNT_ROWS = ", ".join(f"('{name}', 0)" for name in [ADMITTED, *(s.value for s in State)])
 
+CHECKED = {
+    "run": ("about", "created_wall_s"),
+    "groups": ("group_id", "row_id", "prompt", "text"),
+    "skipped": ("group_id", "row_id", "reason"),
+    "trajectories": (
+        *("trajectory_id", "group_id", "state", "reason", "replica", "epoch", "lease"),
+        *("num_tokens", "finish", "reward", "metrics", "trained_version"),
+    ),
+    "chunks": ("trajectory_id", "start", "num_tokens", "versions", "data"),
+    "steps": ("version", "group_ids", "trajectory_ids", "metrics", "wall_s"),
+    "checkpoints": ("version", "path", "save_s", "wall_s"),
+}
+"""Columns that a row's checksum covers: all of a table's."""
+
+
+def computed(table: str) -> str:
+    """The checksum of a row as it is now, as SQL. Texts go as bytes: damaged ones may not be UTF-8."""
+    texts = {"about", "row_id", "text", "reason", "state", "replica", "finish", "path"}
+    columns = (f"CAST({name} AS BLOB)" if name in texts else name for name in CHECKED[table])
+    return f"row_checksum({', '.join(columns)})"
+
+
+def intact(table: str) -> str:
+    """Whether a row is as it was written, as SQL."""
+    return f"checksum IS {computed(table)}"
+
+
+def _checksum(table: str) -> str:
+    return f"checksum INTEGER NOT NULL AS ({computed(table)}) STORED"
+
+
 TABLES = f"""
 CREATE TABLE run (
     about TEXT NOT NULL,            -- JSON: what the caller says of the run (config digest, seed, ...)
-    created_wall_s REAL NOT NULL
-);
+    created_wall_s REAL NOT NULL,
+    {_checksum("run")}
+) STRICT;
 CREATE TABLE groups (
     group_id INTEGER PRIMARY KEY,   -- position in the data stream
     row_id TEXT NOT NULL,
     prompt BLOB NOT NULL,           -- squeezed token ids (codec.py)
-    text TEXT NOT NULL
-);
+    text TEXT NOT NULL,
+    {_checksum("groups")}
+) STRICT;
 CREATE TABLE skipped (
     group_id INTEGER PRIMARY KEY,
     row_id TEXT NOT NULL,
-    reason TEXT NOT NULL
-);
+    reason TEXT NOT NULL,
+    {_checksum("skipped")}
+) STRICT;
 CREATE TABLE trajectories (
     trajectory_id INTEGER PRIMARY KEY,
     group_id INTEGER NOT NULL,
@@ -45,8 +80,9 @@ CREATE TABLE trajectories (
     finish TEXT,
     reward REAL,
     metrics BLOB NOT NULL,          -- msgpack
-    trained_version INTEGER
-);
+    trained_version INTEGER,
+    {_checksum("trajectories")}
+) STRICT;
 CREATE INDEX trajectories_group ON trajectories (group_id);
 CREATE INDEX trajectories_live ON trajectories (state, group_id) WHERE state IN {LIVE_STATES};
 CREATE TABLE chunks (
@@ -54,23 +90,26 @@ CREATE TABLE chunks (
     start INTEGER NOT NULL,         -- position of the first token
     num_tokens INTEGER NOT NULL,
     versions BLOB NOT NULL,         -- msgpack: [[version, count], ...]
-    data BLOB NOT NULL              -- token ids and log-probs, plain or squeezed (codec.py)
-);
+    data BLOB NOT NULL,              -- token ids and log-probs, plain or squeezed (codec.py)
+    {_checksum("chunks")}
+) STRICT;
 CREATE UNIQUE INDEX chunks_position ON chunks (trajectory_id, start);
 CREATE TABLE steps (
     version INTEGER PRIMARY KEY,    -- after the step
     group_ids BLOB NOT NULL,        -- msgpack, in batch order
     trajectory_ids BLOB NOT NULL,   -- msgpack, in batch order
     metrics BLOB NOT NULL,          -- msgpack
-    wall_s REAL NOT NULL
-);
+    wall_s REAL NOT NULL,
+    {_checksum("steps")}
+) STRICT;
 CREATE TABLE checkpoints (
     version INTEGER PRIMARY KEY,
     path TEXT NOT NULL,
     save_s REAL NOT NULL,
-    wall_s REAL NOT NULL
-);
-CREATE TABLE counts (name TEXT PRIMARY KEY, num INTEGER NOT NULL) WITHOUT ROWID;
+    wall_s REAL NOT NULL,
+    {_checksum("checkpoints")}
+) STRICT;
+CREATE TABLE counts (name TEXT PRIMARY KEY, num INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 INSERT INTO counts VALUES {_COUNT_ROWS};
 CREATE TRIGGER trajectory_admitted AFTER INSERT ON trajectories BEGIN
     UPDATE counts SET num = num + 1 WHERE name = '{ADMITTED}';

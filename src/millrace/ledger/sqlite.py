@@ -29,7 +29,7 @@ from millrace.core.types import (
 from millrace.ledger import records
 from millrace.ledger.accounts import Accounts, refuse_imbalance
 from millrace.ledger.buffer import GROWING_MAX, Buffer
-from millrace.ledger.failures import ledger_failures
+from millrace.ledger.failures import ledger_failures, reading
 from millrace.ledger.lock import RunLock
 from millrace.ledger.opening import MEMORY, identity, open_for_writing, read_about, refuse_moved
 from millrace.ledger.recovery import (
@@ -75,7 +75,7 @@ class SqliteLedger:
         try:
             self._db = open_for_writing(self._path, run)
             self._identity = identity(self._path)
-            with ledger_failures(self._path, "open"):
+            with reading(self._path, "open"):
                 self.run = read_about(self._db)
                 self._accounts = Accounts(records.read_counts(self._db))
                 self._version: int = last_version(self._db)  # after the last committed step
@@ -141,7 +141,7 @@ class SqliteLedger:
             )
         with self._transaction(f"commit checkpoint {info.version}", durable=True):
             row = (info.version, records.relative(info.path, self._directory), info.save_s, wall())
-            self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", row)
+            self._db.execute(records.INSERT_CHECKPOINT, row)
 
     def rewind(self, version: int) -> int:
         """Go back to a committed version, durably. Returns how many trajectories ended by it. Meant for the
@@ -165,7 +165,7 @@ class SqliteLedger:
         """What the file holds, after a flush of everything. Meant for the start of a run: it reads every
         live group. Good at any time: trajectories that this object knows already are only read."""
         self._write(None, None)
-        with ledger_failures(self._path, "recover"):
+        with reading(self._path, "recover"):
             recovery = read_recovery(self._db)
         for trajectory, recorded in recovery.live:
             if trajectory.trajectory_id not in self._accounts.states:
@@ -174,15 +174,15 @@ class SqliteLedger:
 
     def checkpoint(self) -> CheckpointInfo | None:
         """The newest whole one."""
-        with ledger_failures(self._path, "look for a checkpoint"):
+        with reading(self._path, "look for a checkpoint"):
             return newest_checkpoint(self._db, self._directory, self._checkpoint_ok)
 
     def steps_after(self, version: int) -> list[StepRecord]:
-        with ledger_failures(self._path, f"read the steps after {version}"):
+        with reading(self._path, f"read the steps after {version}"):
             return steps_after(self._db, version)
 
     def group(self, group_id: int) -> Group:
-        with ledger_failures(self._path, f"read group {group_id}"):
+        with reading(self._path, f"read group {group_id}"):
             return records.load_group(self._db, group_id)
 
     def close(self) -> None:
@@ -276,7 +276,8 @@ class SqliteLedger:
         if (state := self._accounts.states.get(trajectory_id)) in TERMINAL:
             return state, None
         query = "SELECT state, trained_version FROM trajectories WHERE trajectory_id = ?"
-        row = self._db.execute(query, (trajectory_id,)).fetchone()
+        with reading(self._path, f"look for trajectory {trajectory_id}"):
+            row = self._db.execute(query, (trajectory_id,)).fetchone()
         return (State(row[0]), row[1]) if row and State(row[0]) in TERMINAL else None
 
     def _release(self) -> None:
