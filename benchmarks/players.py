@@ -43,7 +43,7 @@ from millrace.core.types import (
     Work,
 )
 from millrace.runtime.handle import LocalHandle
-from millrace.runtime.launcher import Child, Ward
+from millrace.runtime.launcher import Child, Owner
 from millrace.runtime.worker import Worker
 
 VOCABULARY = 150_000
@@ -102,11 +102,11 @@ class _Process:
             )
 
     async def fork(
-        self, ward: Ward, fds: Sequence[int], *, epoch: int, silence_s_max: float | None, place: Place
+        self, owner: Owner, fds: Sequence[int], *, epoch: int, silence_s_max: float | None, place: Place
     ) -> None:
-        part = json.dumps([ward.name, epoch, silence_s_max]).encode()
+        part = json.dumps([owner.name, epoch, silence_s_max]).encode()
         socket.send_fds(self._control, [part], list(fds))
-        ward.forked(Child(self._popen.pid, os.pidfd_open(self._popen.pid)))
+        owner.forked(Child(self._popen.pid, os.pidfd_open(self._popen.pid)))
 
     def drain(self) -> None:
         """Nobody reports how a player ended."""

@@ -125,7 +125,7 @@ class RunContext:
             self.mailboxes[replica].put(Abort(ids))
 
     def poisoned(self, trajectory: Trajectory, replica: str) -> None:
-        """Too many replicas died of it: give up the group and never draw its row again."""
+        """Too many replicas died while they decoded it: end the group and never draw its row again."""
         row_id = self.state.groups[trajectory.group_id].group.row_id
         reason = f"{self.state.numbers.attempts} replicas died before its next token, last {replica}"
         self.state.quarantine(row_id)
@@ -153,7 +153,7 @@ class RunContext:
     # ------------------------------------------------------------ ledger
 
     def flush(self) -> None:
-        """Hand what changed to the ledger, and tell of what ended."""
+        """Hand what changed to the ledger, and report what ended."""
         changed, grown, ended = self.state.changes()
         self.ledger.update(changed)
         self.ledger.grow(grown)

@@ -1,4 +1,4 @@
-"""A run: its workers kept alive, its loops kept going, its end.
+"""A run: its workers, its loops and its end.
 
 decide       on any news: the schedule's decisions and safeguards     decide.py
 replica      one per replica: its reports in, its orders out          replica_session.py
@@ -159,8 +159,8 @@ class Controller:
             self._run.flush()
 
     async def _watch(self) -> None:
-        """No progress: say who waits for whom; after `stall_s`, end the run with that, unless something is
-        waited for within a deadline of its own."""
+        """Without progress: say who waits for whom. After `stall_s` that message ends the run, unless an open
+        wait has a deadline of its own."""
         stall_s, waits = self._run.config.supervision.stall_s, self._run.waits
         waits.progress()
         progressed_s, notice_s = waits.progressed_s, min(QUIET_S, stall_s)
@@ -169,7 +169,7 @@ class Controller:
             if waits.progressed_s != progressed_s:
                 progressed_s, notice_s = waits.progressed_s, min(QUIET_S, stall_s)
             quiet_s = clock.now() - progressed_s
-            stalled = quiet_s >= stall_s and not waits.excused
+            stalled = quiet_s >= stall_s and not waits.bounded
             if quiet_s < notice_s and not stalled:
                 continue
             lines = self._run.standing()
@@ -182,12 +182,12 @@ class Controller:
             notice_s *= 2
 
     async def _sleep_on_watch(self, seconds: float) -> None:
-        """Time in which this process itself stood still (a suspended host) is nobody's stall."""
+        """Time in which this process itself was stopped (a suspended host) is no stall."""
         due_s = clock.now() + seconds
         await asyncio.sleep(seconds)
         late_s = clock.now() - due_s
         if late_s > seconds:
-            self._run.waits.excuse(late_s)
+            self._run.waits.discount(late_s)
 
 
 def _told(error: BaseException) -> str:

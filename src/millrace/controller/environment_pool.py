@@ -1,9 +1,8 @@
 """The environment pool: prompts ahead of need (prompts.py), and scores with a deadline each.
 
-Any worker serves any job. A reward that does not answer in time costs its worker, not the run: the
-worker is killed and replaced, that trajectory fails with the reason, the others of its batch are
-scored again elsewhere. While a reward runs that deadline alone judges its worker: a reward that holds the
-interpreter keeps heartbeats from being answered.
+Any worker serves any job. If a reward does not answer in time, its worker is killed and replaced. That
+trajectory fails with the reason, and the others of its batch are scored again elsewhere. While a reward runs,
+only that deadline ends its worker: a worker whose reward holds the interpreter cannot answer heartbeats.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ GRACE_S = 2.0  # beyond the reward's own deadline, for the message to arrive
 
 
 class EnvironmentPool:
-    """Consumes score requests and prompt demand; produces `on_score(trajectory_id, score)` and a
-    buffer of prompts in the order of their group ids. Fires `pulse` when either has news. A worker's session
-    that is woken waits `look_s` before it looks for work."""
+    """Consumes score requests and prompt demand. Produces `on_score(trajectory_id, score)`, and a buffer of
+    prompts in the order of their group ids. Fires `pulse` when either has news. A worker's session that is
+    woken waits `look_s` before it looks for work."""
 
     def __init__(
         self,
@@ -124,7 +123,8 @@ class EnvironmentPool:
             self._work.fire()
 
     def _blame(self, waiting: deque[ScoreRequest], death: WorkerError) -> None:
-        """The request under way may have cost the worker; once can be bad luck, twice is not."""
+        """The request under way may have killed the worker. One death may have another cause; after two the
+        request fails."""
         suspect = waiting[0].trajectory_id
         self._deaths[suspect] = self._deaths.get(suspect, 0) + 1
         if self._deaths[suspect] >= DEATHS_MAX:

@@ -1,4 +1,4 @@
-"""Which weights are which version: the trainer's digests, and whether a replica serves what it says."""
+"""Which digests a version has, and whether a replica serves the version that it reports."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ VERSIONS_REMEMBERED = 256  # far more than any relay holds
 class Lineage:
     """Digests of the newest published versions.
 
-    A version may have several: a trainer that went back to a checkpoint publishes it again, and on some
-    devices a repeated step differs in its last bits. Each of them is weights that the trainer had.
+    A version may have several digests. A trainer that went back to a checkpoint publishes the version again,
+    and on some devices a repeated step differs in its last bits. Each digest is of weights that the trainer
+    had.
     """
 
     def __init__(self) -> None:

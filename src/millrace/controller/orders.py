@@ -25,14 +25,14 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Everything in flight goes to replicas that serve the same version, so many trajectories to each."""
+    """Everything in flight goes to replicas that serve the same version: how many trajectories to each."""
 
     shares: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Work that nobody wants any more."""
+    """Stop work on these trajectories: their results are not used any more."""
 
     trajectory_ids: list[int]
 

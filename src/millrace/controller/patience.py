@@ -1,13 +1,13 @@
 """How long a command may take: as long as its worker is seen to work on it, and no longer.
 
-A worker whose process answers heartbeats can still be stuck in one call: on a lock, on a peer that is
-gone. Three signs end it, the first of which alone needs a call of the kind to compare with:
+A worker whose process answers heartbeats can still be stuck in one call: on a lock, or on a peer that is
+gone. One of three signs ends the worker; only the first needs an earlier call of the same method:
 
-- it takes ten times longer than any such call before;
+- the call takes ten times longer than any such call before;
 - for 20 s its process has neither computed nor waited for a disk;
-- the worker does not know of it: the request or its answer is lost.
+- the worker does not know of the call: the request or its answer is lost.
 
-One that was given up wrongly has the whole limit again, so a misjudged call costs one restart.
+After a wrong judgement the next call of that method has the whole limit, so the mistake costs one restart.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from millrace.core.protocols import Handle
 from millrace.core.types import Vitals
 
 FACTOR = 10.0
-FLOOR_S = 20.0  # no call is given up sooner: a loaded machine is slow now and then
+FLOOR_S = 20.0  # no call ends its worker sooner: a loaded machine is slow now and then
 CPU_SHARE = 0.02  # of one core; answering heartbeats and reporting takes a tenth of that
-CREDIT_S_MAX = FLOOR_S / 2  # two heartbeats further apart tell of a controller that stood still
-LOST_S = 15.0  # of heartbeats that know nothing of a call: some may have overtaken it, or its answer
+CREDIT_S_MAX = FLOOR_S / 2  # between two heartbeats; a longer time means that the controller was stopped
+LOST_S = 15.0  # of heartbeats without a call: some may have arrived before the call, or before its answer
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Patience:
         return min(self._limit_s, max(FLOOR_S, FACTOR * longest_s))
 
     async def call(self, handle: Handle, method: str, *args: Any) -> Any:
-        """`handle.call` with the deadline of `method`. Raises: as that does."""
+        """`handle.call` with the deadline of `method`. Raises: as `handle.call`."""
         calls, call = self._incarnation(handle).calls, _Call(method, clock.now())
         calls.append(call)
         try:

@@ -1,7 +1,7 @@
 """The stream of prompts, fetched ahead of need.
 
-A fetch that costs its worker leaves every row of it under suspicion: they are fetched again one by one. A row
-that costs two workers is skipped, with the reason.
+If a worker dies in a fetch, any row of the fetch may be the cause, so the rows are fetched again one by one.
+A row that costs two workers is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PromptStream:
     def next(self) -> Prompt | BadPrompt | None:
         """The next of the stream, or None: not fetched yet.
 
-        Raises: DataError: so many prompts in a row cannot be used that the data must be at fault.
+        Raises: DataError: too many prompts in a row cannot be used, so the data must be wrong.
         """
         if not self._fetched:
             return None
@@ -60,7 +60,8 @@ class PromptStream:
         return prompt
 
     async def fetch(self, handle: Handle) -> None:
-        """The next prompts, from this worker. Raises: PlannedRestart: they cost it; they are still due."""
+        """The next prompts, from this worker. Raises: PlannedRestart: the fetch cost the worker; the prompts
+        are still due."""
         first, alone = self._next_group_id, self._next_group_id < self._alone_until
         ids = list(range(first, first + (1 if alone else PROMPT_BATCH)))
         self._fetching = True

@@ -35,32 +35,32 @@ class Waits:
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[str, float]] = {}
-        self._excusing: set[str] = set()  # of the open waits, those that excuse the run for its quiet
+        self._bounded: set[str] = set()  # open waits that have a deadline of their own
         self._tried: set[tuple[str, str]] = set()  # waits with a deadline since the last progress
         self._fruitful: set[str] = set()
         self.progressed_s = 0.0
 
     @contextmanager
     def waiting(self, who: str, what: str, *, bounded: bool = False) -> Iterator[None]:
-        """`bounded`: this wait has a deadline of its own. The run is not stalled meanwhile, unless the same
-        was waited for before without any progress since."""
+        """`bounded`: this wait has a deadline of its own. Meanwhile the run is not stalled, unless it is the
+        second such wait without progress in between."""
         self._open[who] = (what, clock.now())
         if bounded and (who, what) not in self._tried:
             self._tried.add((who, what))
-            self._excusing.add(who)
+            self._bounded.add(who)
         try:
             yield
         finally:
             self._open.pop(who, None)
-            self._excusing.discard(who)
+            self._bounded.discard(who)
 
     @property
-    def excused(self) -> bool:
+    def bounded(self) -> bool:
         """Something is waited for within its own deadline."""
-        return bool(self._excusing)
+        return bool(self._bounded)
 
     def progress(self, worker: str | None = None) -> None:
-        """The run got on; `worker` has done a part of it."""
+        """The run made progress; `worker` did a part of it."""
         self.progressed_s = clock.now()
         self._tried.clear()
         if worker is not None:
@@ -70,8 +70,8 @@ class Waits:
         """Has `worker`, in whichever incarnation, done a part of the run's work?"""
         return worker in self._fruitful
 
-    def excuse(self, seconds: float) -> None:
-        """That long nobody could have made progress."""
+    def discount(self, seconds: float) -> None:
+        """Seconds in which no progress was possible do not count as quiet."""
         self.progressed_s += seconds
 
     def describe(self) -> list[str]:

@@ -42,8 +42,8 @@ class RelaySession:
             with run.waits.waiting("relay", f"the digest of version {item.version}", bounded=True):
                 staged: Staged = await self._call(handle, "stage", item.version, item.digest)
         except (UnknownVersionError, TornVersionError) as error:
-            # Written over meanwhile, by a newer version or by a trainer that came back and publishes this
-            # one again: either is told to `run.published` when it is whole.
+            # The slot was overwritten: by a newer version, or by a new trainer that publishes this version
+            # again. `run.published` gets either when it is whole.
             run.events.emit("stage_missed", version=item.version, reason=str(error))
             return
         run.state.relay_holds(staged.held)

@@ -1,7 +1,7 @@
 """One replica's session: reports in, orders out.
 
-Orders are carried out one after the other; submitting is idempotent, so what a dead replica never got
-is simply leased elsewhere.
+Orders are carried out one after another. Work that a dead replica never got is leased to another replica,
+because submitting is idempotent.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class ReplicaSession:
         raise WorkerDied(f"{self.name}: its report stream ended")
 
     async def _listen(self) -> None:
-        """A report a second is promised: without one the replica is given up, whatever else it answers.
+        """A replica promises a report a second. Without reports the replica is killed, even if it answers
+        calls.
 
         Looks are counted, not seconds: a controller that stood still itself has missed one look.
         """
@@ -76,7 +77,8 @@ class ReplicaSession:
         )
 
     async def _probe(self, handle: Handle) -> None:
-        """An engine stuck in a step leaves its process able to answer heartbeats: ask the engine itself."""
+        """Ask the engine itself: while an engine is stuck in a step, its process can still answer
+        heartbeats."""
         while True:
             await asyncio.sleep(self._run.config.supervision.heartbeat_timeout_s / 2)
             await self._run.patience.call(handle, "release", [])
@@ -150,7 +152,8 @@ class ReplicaSession:
         )
 
     async def _move(self, handle: Handle, order: Move) -> None:
-        """Each destination gets its share. What is over, or was for one that is gone, waits for a replica."""
+        """Each destination gets its share. The rest, and the share of a destination that is gone, wait for a
+        replica."""
         run, state = self._run, self._run.state
         moved = await self._release(handle)
         for destination in state.replicas.end_move(self.name, order.shares):

@@ -82,8 +82,8 @@ class Replicas(dict[str, ReplicaRecord]):
             self[name].moves.add(source)
 
     def end_move(self, source: str, destinations: Iterable[str]) -> list[str]:
-        """Returns the destinations that are still as they were when the move began: alive without a break,
-        serving that version, and not about to pull another. Once it has ended there are none."""
+        """Returns the destinations that have not changed since the move began: the same incarnation, the same
+        version, no pull ahead. After its end a move has none."""
         held = [name for name in destinations if source in self[name].moves]
         for name in (source, *held):
             self[name].moves.discard(source)

@@ -47,7 +47,7 @@ class RestartPolicy:
 
 
 Session = Callable[[Handle], Awaitable[None]]
-Excused = Callable[[Handle], bool]
+Exempt = Callable[[Handle], bool]
 
 
 class PlannedRestart(WorkerError):
@@ -59,7 +59,8 @@ def _never(handle: Handle) -> bool:
 
 
 class Supervisor:
-    """`heard` judges what a worker says of itself with each heartbeat; what it raises ends that worker."""
+    """`heard` judges what a worker says of itself with each heartbeat. An error that `heard` raises ends that
+    worker."""
 
     def __init__(
         self,
@@ -75,9 +76,9 @@ class Supervisor:
         self._resident_bytes: dict[str, int] = {}  # of it, at its last heartbeat
         self.restarts = 0
 
-    async def keep(self, spec: WorkerSpec, session: Session, excused: Excused = _never) -> None:
-        """Run `session` on incarnation after incarnation of `spec`, until one returns. Where `excused` says
-        so, a heartbeat that is not answered ends nothing: what the worker does has another deadline.
+    async def keep(self, spec: WorkerSpec, session: Session, exempt: Exempt = _never) -> None:
+        """Run `session` on incarnation after incarnation of `spec`, until one returns. A worker that is
+        `exempt` may leave a heartbeat unanswered: its work has another deadline.
 
         Raises: the error of a first start that fails; WorkerError when the restart budget is spent;
         every error that a session raises on its own account.
@@ -86,7 +87,7 @@ class Supervisor:
         died_at: float | None = None
         while True:
             try:
-                await self._live(spec, session, excused, died_at)
+                await self._live(spec, session, exempt, died_at)
                 return
             except* (WorkerError, DeadlineExceeded) as failures:
                 cause = _first(failures)
@@ -96,7 +97,7 @@ class Supervisor:
             if (isinstance(cause, RemoteError) and never_worked) or (
                 isinstance(cause, OutOfMemory) and not made
             ):
-                raise cause  # a bug or a wrong setting, not bad luck
+                raise cause  # a bug or a wrong setting, which another start would meet again
             died_at = clock.now()
             self.restarts += 1
             epoch = self._epochs.get(spec.name, 0)
@@ -105,9 +106,7 @@ class Supervisor:
             if not isinstance(cause, PlannedRestart):
                 await self._back_off(spec, crashes, cause)
 
-    async def _live(
-        self, spec: WorkerSpec, session: Session, excused: Excused, died_at: float | None
-    ) -> None:
+    async def _live(self, spec: WorkerSpec, session: Session, exempt: Exempt, died_at: float | None) -> None:
         """One incarnation, from spawn to death. Never leaves it running."""
         started = clock.now()
         with self._waits.waiting(spec.name, "its start", bounded=True):
@@ -128,33 +127,33 @@ class Supervisor:
             async with asyncio.TaskGroup() as group:
                 watchers = [
                     group.create_task(_death(handle), name=f"{spec.name}.death"),
-                    group.create_task(self._heartbeat(handle, excused), name=f"{spec.name}.heartbeat"),
+                    group.create_task(self._heartbeat(handle, exempt), name=f"{spec.name}.heartbeat"),
                 ]
                 await session(handle)
                 for watcher in watchers:
                     watcher.cancel()
-                # A watcher that fails just now must do so in here: a group that is closing already would
-                # leave its cancellation of this task behind (Python 3.11).
+                # A watcher that fails now must fail inside the group. A group that is closing already would
+                # not undo its cancellation of this task (Python 3.11).
                 await asyncio.wait(watchers)
         finally:
             handle.kill()
 
-    async def _heartbeat(self, handle: Handle, excused: Excused) -> None:
-        """An answer within `heartbeat_timeout_s`, or the worker is given up (and killed)."""
+    async def _heartbeat(self, handle: Handle, exempt: Exempt) -> None:
+        """A worker that does not answer within `heartbeat_timeout_s` is killed."""
         while True:
             await asyncio.sleep(self._policy.heartbeat_timeout_s / 3)
-            asked_s, was_excused = clock.now(), excused(handle)
+            asked_s, was_exempt = clock.now(), exempt(handle)
             try:
                 vitals = await handle.call("__ping__", timeout_s=self._policy.heartbeat_timeout_s)
             except DeadlineExceeded:
-                if was_excused or excused(handle):
+                if was_exempt or exempt(handle):
                     continue
                 raise
             self._resident_bytes[handle.name] = vitals.resident_bytes
             self._heard(handle, vitals, asked_s)
 
     def _told(self, name: str, cause: BaseException) -> str:
-        """The kernel kills without a word when memory runs out; how large the worker was is a hint."""
+        """The kernel gives no reason when it kills for want of memory; the worker's size is a hint."""
         told = str(cause)
         if "SIGKILL" not in told:
             return told
@@ -178,7 +177,7 @@ class Supervisor:
 
 
 def _heed_cancel() -> None:
-    """A task group that was cancelled in the moment in which a member failed tells only of the failure."""
+    """A task group that is cancelled at the moment in which a member fails reports only the failure."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

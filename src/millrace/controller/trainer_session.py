@@ -1,8 +1,8 @@
 """The trainer's session: replay, then take -> step -> commit -> publish -> checkpoint, until done.
 
-A trainer that crashed takes the same way as a resumed run: the newest checkpoint, then the very
-batches of the steps that it does not cover, in their order. They are trained once per lineage of the
-final weights, and the versions come out as they were.
+A trainer that crashed goes on as a resumed run does. It loads the newest checkpoint, then repeats the later
+steps in their order, each with its own batch. So each batch is trained once per lineage of the final weights,
+and the versions come out as they were.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class TrainerSession:
     async def _catch_up(self, handle: Handle) -> None:
         """Load the newest checkpoint and replay the committed steps after it.
 
-        Where the last trainer died before it had caught up, every replayed step is saved: one that lives
-        for little more than a step still gets on.
+        If the last trainer died before it had caught up, every replayed step is saved. Then a trainer that
+        lives for little more than one step still makes progress.
         """
         run, died_in_it, self._catching_up = self._run, self._catching_up, True
         checkpoint = run.ledger.checkpoint()
@@ -150,7 +150,7 @@ class TrainerSession:
         return result
 
     async def _reject(self, handle: Handle, rejected: StepRejected) -> None:
-        """What is at fault ends, durably, before another try: a resumed run does not take it again.
+        """The trajectories at fault end, durably, before another try: a resumed run does not take them again.
 
         Raises TrainingError: REJECTED_MAX batches in a row were not fit to be trained on.
         """
@@ -205,7 +205,7 @@ class TrainerSession:
         run.pulse.fire()
 
     async def _await_another_relay(self, endpoint: Endpoint) -> None:
-        """The slots are gone, so the relay is: its death will be known in a moment."""
+        """The slots are gone, so the relay is gone too, and its death will be known in a moment."""
         run = self._run
         with run.waits.waiting("trainer", f"a relay other than {endpoint.path}"):
             deadline_s = clock.now() + run.config.supervision.heartbeat_timeout_s

@@ -64,7 +64,7 @@ class Trajectories:
 
     @property
     def num_ready(self) -> int:
-        """Groups that could be trained on: while fewer than a batch, a look at which is not worth it."""
+        """Groups that could be trained on. With fewer than a batch, `take` need not be asked."""
         return self._ready - self._ready_gone
 
     def changes(self) -> tuple[list[Trajectory], list[Trajectory], list[Trajectory]]:
@@ -91,10 +91,10 @@ class Trajectories:
         return group, [self.lease(member, replica) for member in members]
 
     def adopt(self, group: Group, *, birth: int) -> list[Trajectory]:
-        """A live group found in the ledger, born at `birth` where it has no token. Returns its members that
-        still need a score."""
-        born = [version for m in group.members for version, _ in m.columns.runs[:1]]
-        self.groups[group.group_id] = GroupRecord(group, birth=min(born, default=birth))
+        """A live group found in the ledger; its birth is `birth` where it has no token. Returns its members
+        that still need a score."""
+        oldest = [version for m in group.members for version, _ in m.columns.runs[:1]]
+        self.groups[group.group_id] = GroupRecord(group, birth=min(oldest, default=birth))
         unscored = []
         for member in group.members:
             if not member.live:
@@ -169,16 +169,16 @@ class Trajectories:
         birth, births = record.birth, []
         for member in record.group.members:
             if member.columns.runs:
-                born = member.columns.runs[0][0]
+                version = member.columns.runs[0][0]
             elif member.state is State.LEASED:
-                born = self._lease_start[member.trajectory_id][1]
+                version = self._lease_start[member.trajectory_id][1]
             elif member.state is State.QUEUED:
                 return
             else:
                 continue
-            if born <= birth:
+            if version <= birth:
                 return
-            births.append(born)
+            births.append(version)
         record.birth = min(births, default=birth)
 
     # ------------------------------------------------------------ tokens
@@ -248,7 +248,7 @@ class Trajectories:
         self._forget(tid)
 
     def end_group(self, group_id: int, state: State, reason: str) -> None:
-        """All of it at once: the last members are no group of their own in between."""
+        """End all live members at once, so that the last ones never count as a group of their own."""
         record = self.groups.pop(group_id)
         self._ready_gone += record.ready_rank is not None
         for member in record.group.members:

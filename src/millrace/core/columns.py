@@ -1,7 +1,7 @@
 """Tokens of one completion as packed columns, from the engine that samples them to the trainer.
 
-A token is four bytes of id, four of log-prob, and a share of a run of versions: a completion of thousands of
-tokens is two buffers and a few pairs, however often it is sent, kept or cut.
+A token is four bytes of id, four of log-prob, and a share of a run of versions. So a completion of thousands
+of tokens is two buffers and a few pairs, however often it is sent, kept or cut.
 """
 
 from __future__ import annotations

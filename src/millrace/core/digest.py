@@ -16,7 +16,7 @@ import xxhash
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """Where one tensor lies in a slot. `offset` counts from the start of the slot's data."""
+    """Where one tensor is in a slot. `offset` counts from the start of the slot's data."""
 
     name: str
     dtype: str  # "float32", "bfloat16", ...

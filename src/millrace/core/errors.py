@@ -92,9 +92,8 @@ def alone(error: BaseException) -> BaseException:
 
 @contextmanager
 def boundary(role: str, what: str, kind: type[MillraceError] = WorkerError) -> Iterator[None]:
-    """Turn a foreign exception into ours, naming the role and what it was doing.
-
-    Ours pass through unchanged, as do cancellation and interrupts, and what `needing_memory` is for.
+    """Turn a foreign exception into ours, naming the role and what it was doing. Our errors pass through
+    unchanged; so do cancellation, interrupts, and what `needing_memory` turns into `OutOfMemory`.
     """
     try:
         yield
@@ -108,7 +107,7 @@ def boundary(role: str, what: str, kind: type[MillraceError] = WorkerError) -> I
 
 @contextmanager
 def after(first: BaseException | None) -> Iterator[None]:
-    """What fails after the first error is a note on it: it is the first that has to be told."""
+    """A failure after the first error becomes a note on the first, which is the one to report."""
     try:
         yield
     except MillraceError as later:

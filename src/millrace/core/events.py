@@ -1,4 +1,4 @@
-"""Events: what happened, told once, to any number of sinks.
+"""Events: what happened, sent once to any number of sinks.
 
 An event is a kind and plain fields. Sinks (a JSONL file, the live view, a trace digest) subscribe
 and are called in the order of subscription; they return quickly and never raise for bad fields.
@@ -22,7 +22,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 HEADER = frozenset({"kind", "time_s", "wall_s"})
-"""Names that no field may have: in `events.jsonl` they stand beside the fields."""
+"""Names that no field may have: in `events.jsonl` these names are beside the fields."""
 
 Sink = Callable[[Event], None]
 

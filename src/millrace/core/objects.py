@@ -20,7 +20,7 @@ def find_object(
     load: Callable[[str], ModuleType] = importlib.import_module,
     kind: type[MillraceError] = ConfigError,
 ) -> tuple[Any, ModuleType]:
-    """The object at `path`, and its module. What stands before the last ":" is for `load`.
+    """The object at `path`, and its module. `load` gets the text before the last ":".
 
     `called` names in errors what the path is for, and `form` how it must look.
     Raises: `kind` for a path of another form, or a module without that name; whatever `load` raises.

@@ -11,9 +11,9 @@ THIS_HOST = "localhost"
 class Place(msgspec.Struct, frozen=True):
     """Where one worker runs.
 
-    A role never names a device. Its process sees the devices of its place and no others, so the first of
-    them is the first that any library counts: torch, JAX, NCCL or an engine of its own. A library that
-    opens "the" GPU by itself cannot open one that belongs to another worker.
+    A role never names a device. Its process sees the devices of its place and no others. So torch, JAX, NCCL
+    or any other library counts them from the first, and a library that opens "the" GPU by itself cannot open
+    one that belongs to another worker.
 
     host     a name; `THIS_HOST` is the controller's
     devices  GPUs there, by their number in `nvidia-smi`; (): none; None: those that the controller may use
@@ -32,7 +32,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def variables(self) -> dict[str, str]:
-        """What is set in the worker's environment. CUDA is told to count as `nvidia-smi` does."""
+        """What is set in the worker's environment. CUDA must count as `nvidia-smi` does."""
         if self.devices is None:
             return dict(self.environ)
         visible = ",".join(map(str, self.devices))

@@ -1,7 +1,7 @@
 """Which models are computed right: one list for the engine and the trainer, which must agree on every logit.
 
-A model outside it may load and run, and be off: attention windows, scaled or capped logits and frequencies
-that depend on the length of the sequence are in no code here.
+Another model may load and run, and compute wrong numbers. No code here computes attention windows, scaled or
+capped logits, or frequencies that depend on the length of the sequence.
 """
 
 from __future__ import annotations

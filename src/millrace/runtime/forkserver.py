@@ -2,21 +2,21 @@
 
 Importing torch takes more than a second; a fork of a process that has done it takes tens of
 milliseconds and shares its memory. The user's script is never run again.
-A worker with a Python of its own is forked in the same way, and then becomes that Python by exec: everything
+A worker with a Python of its own is forked in the same way, and then becomes that Python by exec. Everything
 below holds for both.
 
-Nothing outlives the controller, however that ends:
-- The forkserver sees its end through a pidfd and the closed control socket. It then kills every
-  descendant and exits. Until the imports are done and it can look, it dies with the controller. A
-  suspended forkserver is woken by that end (the kernel adds a SIGHUP, which must not end it).
-- Every worker leads a process group, adopts its own orphans and dies with the forkserver. When a worker
-  ends, its group is killed, and what is left of its descendants (whatever their group or session)
-  falls to the forkserver, which kills it: it is a child that the forkserver did not make.
-- If controller and forkserver are killed together, the workers still end; processes that these have
-  started are then nobody's.
+No process outlives the controller, however the controller ends:
+- The forkserver sees that end through a pidfd and the closed control socket. Then it kills every descendant
+  and exits. During the imports it cannot look, so the kernel kills it with the controller. A suspended
+  forkserver is woken by that end (the kernel adds a SIGHUP, which must not end it).
+- Every worker leads a process group, adopts its own orphans and dies with the forkserver. When a worker ends,
+  its group is killed. Descendants that are left, of whatever group or session, become children of the
+  forkserver. It kills every child that it did not make.
+- If controller and forkserver are killed together, the workers still end; nobody ends the processes that
+  these have started.
 
-SIGINT and SIGTERM are the controller's to act on: schedulers send them to every process of a job, and
-the controller may need its workers for an orderly end. Workers and forkserver end by SIGKILL.
+Only the controller acts on SIGINT and SIGTERM. Schedulers send them to every process of a job, and the
+controller may need its workers for an orderly end. Workers and forkserver end by SIGKILL.
 
 Run by `runtime.launcher` as `python -m millrace.runtime.forkserver FD`, with FD one end of a
 SOCK_SEQPACKET pair. It reads one Setup, then Forks; it answers with Ready or Broken, then with Forked
@@ -120,7 +120,7 @@ class Forkserver:
                     if self._pidfd in ready or (self._control in ready and not self._obey()):
                         break
             except ConnectionError:
-                pass  # the controller ended while it was being told something
+                pass  # the controller ended during this message
         self._end_all()
 
     def _obey(self) -> bool:
@@ -170,7 +170,7 @@ class Forkserver:
     def _reap(self) -> None:
         """Tell which workers ended and kill what they left behind.
 
-        The dead stay unreaped until all is told and done: so long their pid and group are theirs.
+        The dead are reaped last: until then no other process can get their pid and group.
         """
         ended = False
         while dead := process.next_dead_child():

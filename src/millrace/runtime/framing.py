@@ -6,12 +6,11 @@ may come this way.
 
     header | pickle | buffers | sizes of the buffers
 
-Large buffers of a message travel beside its pickle, as they lie in memory (PEP 574): they must not change
-until the message is sent. What waits is written a piece at a time, and the loop turns between two pieces, so
-that a batch of gigabytes holds up nothing but what follows it to the same worker. The header is readable
-without the payload, so a payload that cannot be unpickled is the error of its own call and of no other.
-Outgoing bytes are held in memory until the other side reads: calls are bounded by their callers, streams by
-their window.
+Large buffers of a message travel beside its pickle, without a copy (PEP 574): they must not change until the
+message is sent. A message is written a piece at a time, and the loop turns between two pieces. So a batch of
+gigabytes delays only later messages to the same worker. The header is readable without the payload, so a
+payload that cannot be unpickled is the error of its own call only. Outgoing bytes are held in memory until
+the other side reads: callers bound their calls, a window bounds a stream.
 """
 
 from __future__ import annotations

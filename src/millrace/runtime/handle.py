@@ -119,14 +119,14 @@ class LocalHandle:
         """Kill it and wait, for END_TIMEOUT_S at most, until it is gone."""
         self.kill()
         if self._child is None:
-            self._bury("never started")
+            self._report_death("never started")
         await asyncio.wait([self.dead], timeout=END_TIMEOUT_S)
 
     def forked(self, child: Child) -> None:
         """Own `child` from now on."""
         self._child = child
         self._loop.add_reader(child.pidfd, self._process_ended)
-        if self.dead.done():  # given up in the meantime
+        if self.dead.done():  # killed in the meantime
             self.kill()
 
     def exited(self, cause: str) -> None:
@@ -175,7 +175,7 @@ class LocalHandle:
         return call_id
 
     def _receive(self, kind: Kind, epoch: int, call_id: int, payload: Payload) -> None:
-        if call_id not in self._pending:  # its caller has given up
+        if call_id not in self._pending:  # its caller waits no more
             return
         method, deliver = self._pending[call_id]
         try:
@@ -190,7 +190,7 @@ class LocalHandle:
     def _disconnected(self) -> None:
         self._connected = False
         if self._ended:
-            self._bury()
+            self._report_death()
         else:
             self.kill()
 
@@ -199,16 +199,16 @@ class LocalHandle:
         self._loop.remove_reader(self._child.pidfd)
         os.close(self._child.pidfd)
         self._ended = True
-        # Either the forkserver has told how, or it has not reaped it yet and /proc still knows.
+        # Either the forkserver has said how, or it has not reaped the worker yet and /proc still knows.
         self._cause = self._cause or process.zombie_exit(self._child.pid)
         if self._cause is None:
             self._launcher.drain()
         if self._connected:
-            self._loop.call_later(DRAIN_S, self._bury)
+            self._loop.call_later(DRAIN_S, self._report_death)
         else:
-            self._bury()
+            self._report_death()
 
-    def _bury(self, cause: str = "the cause is unknown") -> None:
+    def _report_death(self, cause: str = "the cause is unknown") -> None:
         if self.dead.done():
             return
         self.dead.set_result(self._cause or cause)

@@ -32,29 +32,29 @@ scatter over the heaps of both, which then grow for ever, if slowly."""
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A forked process. `pidfd` belongs to its ward."""
+    """A forked process. Its owner closes `pidfd`."""
 
     pid: int
     pidfd: int
 
 
-class Ward(Protocol):
+class Owner(Protocol):
     """Whoever asked for a process."""
 
     name: str
 
     def forked(self, child: Child) -> None:
-        """It exists. Told even if the asker has given up, who must then end it."""
+        """The process exists. An owner that no longer wants the process must end it now."""
 
     def exited(self, cause: str) -> None:
-        """How it ended."""
+        """The process ended by `cause`."""
 
 
 class Launcher:
     """One forkserver, bound to the running loop.
 
-    Waits for: packets on the control socket, and the forkserver's end, which it learns from a pidfd.
-    `gone` resolves to a cause then; workers die with it.
+    Waits for: packets on the control socket, and the forkserver's end, which a pidfd shows. At that end
+    `gone` resolves to a cause; the workers die with the forkserver.
     """
 
     def __init__(self, preload: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ class Launcher:
         self._slots = asyncio.Semaphore(FORKS_IN_FLIGHT)
         self._ids = itertools.count(1)
         self._forks: dict[int, asyncio.Future[None]] = {}  # asked for, not yet answered
-        self._wards: dict[int, Ward] = {}
+        self._owners: dict[int, Owner] = {}
         self._pids: dict[int, int] = {}
         self._reason = ""
         self._ready_s: float | None = None
@@ -80,9 +80,9 @@ class Launcher:
         self._loop.add_reader(self._pidfd, self._ended)
 
     async def fork(
-        self, ward: Ward, fds: Sequence[int], *, epoch: int, silence_s_max: float | None, place: Place
+        self, owner: Owner, fds: Sequence[int], *, epoch: int, silence_s_max: float | None, place: Place
     ) -> None:
-        """Fork a worker for `ward`, which gets `fds` (its socket, maybe a log file).
+        """Fork a worker for `owner`, which gets `fds` (its socket, maybe a log file).
 
         Raises: WorkerError (a module of the preload cannot be imported), WorkerDied (the forkserver).
         """
@@ -92,7 +92,7 @@ class Launcher:
             fork_id = next(self._ids)
             command = forkserver.Fork(
                 fork_id,
-                ward.name,
+                owner.name,
                 epoch,
                 silence_s_max,
                 logs=len(fds) > 1,
@@ -100,7 +100,7 @@ class Launcher:
                 python=place.python,
             )
             forkserver.tell(self._control, command, list(fds))
-            self._wards[fork_id] = ward
+            self._owners[fork_id] = owner
             answer = self._forks[fork_id] = self._loop.create_future()
             try:
                 await self._answered(answer)
@@ -108,8 +108,8 @@ class Launcher:
                 del self._forks[fork_id]
 
     async def _answered(self, answer: asyncio.Future[None]) -> None:
-        """Wait. A forkserver that is stopped, or silent for ANSWER_S with nothing left to import, is
-        killed: its workers die with it, and all of them start anew."""
+        """Wait. A forkserver is killed if it is stopped, or silent for ANSWER_S with nothing left to import.
+        Its workers die with it, and all of them start anew."""
         asked_s = self._loop.time()
         while not answer.done():
             await asyncio.wait([answer], timeout=ANSWER_S)
@@ -120,7 +120,7 @@ class Launcher:
         await answer
 
     def drain(self) -> None:
-        """Take in what the forkserver has told so far."""
+        """Take in every message of the forkserver so far."""
         while not self.gone.done():
             try:
                 packet, fds = forkserver.hear(self._control)
@@ -151,13 +151,13 @@ class Launcher:
         match notice:
             case forkserver.Forked():
                 self._pids[notice.fork_id] = notice.pid
-                self._wards[notice.fork_id].forked(Child(notice.pid, fds[0]))
+                self._owners[notice.fork_id].forked(Child(notice.pid, fds[0]))
                 answer = self._forks.get(notice.fork_id)
                 if answer is not None and not answer.done():
                     answer.set_result(None)
             case forkserver.Exited():
                 del self._pids[notice.fork_id]
-                self._wards.pop(notice.fork_id).exited(notice.cause)
+                self._owners.pop(notice.fork_id).exited(notice.cause)
             case forkserver.Ready():
                 self._ready_s = self._loop.time()
             case forkserver.Broken():
@@ -171,7 +171,7 @@ class Launcher:
         os.close(self._pidfd)
         self.gone.set_result(f"the forkserver {process.describe_exit(self._process.wait())}")
         for fork_id, pid in self._pids.items():  # killed by their parent-death signal; their groups are not
-            self._wards[fork_id].exited(self.gone.result())
+            self._owners[fork_id].exited(self.gone.result())
             process.kill(pid)
         for answer in self._forks.values():
             if not answer.done():

@@ -33,9 +33,8 @@ class LocalRuntime:
     `preload` must stay on the CPU: a CUDA context does not survive a fork. Workers have our environment, and
     `launcher.DEFAULTS` where that says nothing.
     `log_dir` takes the output of each worker as NAME.EPOCH.log, bounded as `logs` says (None: it goes where
-    ours goes). A worker
-    that hears nothing for `silence_s_max` stops itself; one that does not answer for `answer_s` while it is
-    made is given up (None: off).
+    ours goes). A worker that hears nothing for `silence_s_max` stops itself. A worker that does not answer
+    for `answer_s` while it is made is killed (None: off).
 
     Epochs go on from the logs in `log_dir`: a worker of an earlier session is never taken for one of this.
 

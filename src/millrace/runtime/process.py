@@ -76,8 +76,8 @@ def _default_signals() -> None:
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """However the block ends, this process ends with it, without Python's shutdown: that would close its
-    sockets first, and its controller would take it for a worker that can no longer be commanded."""
+    """This process ends with the block, however the block ends, and without Python's shutdown. A shutdown
+    would first close the sockets, and the controller would see a worker that can no longer be commanded."""
     status = 1
     try:
         yield

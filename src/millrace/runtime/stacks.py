@@ -1,7 +1,7 @@
 """Where a process is: the stacks of its threads and of its tasks, on demand.
 
-A worker writes its own, into its log, when it is sent `DUMP_STACKS`: the threads' from C, which works
-while it is stuck in a call; the tasks' from its loop, if that still turns.
+A worker that gets the signal `DUMP_STACKS` writes its stacks into its log. C code writes those of the
+threads, also while the worker is stuck in a call. The loop, if it still turns, writes those of the tasks.
 """
 
 from __future__ import annotations

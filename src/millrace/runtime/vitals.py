@@ -1,5 +1,5 @@
-"""What a process says of itself with every heartbeat: whether it computes, waits for a disk, and at what; and
-how large it is."""
+"""What a process says of itself with every heartbeat: whether it computes or waits for a disk, which calls it
+executes, and how large it is."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The worker's side of the wire: one object, its methods run as tasks of one event loop.
 
 Waits for: messages of the controller. Ends: at once when the controller's socket closes, or when the
-controller has been silent for too long (a worker cut off from its controller must not go on). Both
-need the loop to turn; a worker stuck in C code is ended from outside, by the forkserver.
+controller has been silent for too long. A worker without a controller must not go on. Both need the loop to
+turn; the forkserver kills a worker that is stuck in C code.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Worker:
     async def _answer(
         self, kind: Kind, call_id: int, payload: Payload, credit: asyncio.Semaphore | None
     ) -> None:
-        """Run one command. Every way it can end is told to the caller."""
+        """Run one command. Its caller hears of every possible end."""
         method = kind.name.lower()
         try:
             method, *rest = payload.value()
@@ -134,8 +134,8 @@ class Worker:
     def _watch_silence(self, silence_s_max: float) -> None:
         """Look again when the silence would be too long.
 
-        The loop reads sockets before it runs timers, so a worker that was itself busy for longer than
-        that sees the messages that waited for it first.
+        The loop reads sockets before it runs timers. So a worker that was busy for longer than that first
+        sees the messages that waited.
         """
         loop = asyncio.get_running_loop()
         left_s = self._heard_s + silence_s_max - loop.time()

@@ -50,12 +50,12 @@ class KVRoom:
     Slots: another group starts while one of the `batch_max` slots (None: all) is free; the members
     that find none wait in the replica. KV: running trajectories count with what they hold,
     waiting ones and the new group with the most that they may need; an idle replica may always start
-    one group. Rounds: `round_groups` groups; the next round begins when the replica is empty (and,
-    where newer weights exist, has taken them), and never under weights that are not the newest.
+    one group. Rounds: `round_groups` groups. The next round begins when the replica is empty and serves the
+    newest weights.
 
-    Source: Laminar, arXiv:2510.12633 (trajectory-level generation). There the round is the engine's
-    maximum batch; here it is a share of the trainer's batch by default, so that a few replicas do not
-    run far ahead of the trainer on a small machine.
+    Source: Laminar, arXiv:2510.12633 (trajectory-level generation). There the round is the engine's maximum
+    batch. Here it is a share of the trainer's batch by default: on a small machine a few replicas would else
+    run far ahead of the trainer.
     """
 
     round_groups: int
@@ -79,8 +79,8 @@ class KVRoom:
 
 @dataclass(frozen=True, slots=True)
 class WhileNewest:
-    """On a replica that serves the newest weights: as many groups as fill its slots, again and again, as far
-    as its KV cache has room (counted as in `KVRoom`).
+    """A replica that serves the newest weights starts as many groups as fill its slots, again and again, as
+    far as its KV cache has room (counted as in `KVRoom`).
 
     Laminar starts a round and lets the replica run empty; here it goes on until newer weights exist, and runs
     empty only then. So decode batches stay full, and no group starts under weights that are already old.
@@ -97,8 +97,8 @@ class WhileNewest:
 
 
 def _groups_in_kv(view: View, replica: ReplicaView) -> int:
-    """New groups that have KV room: what runs counts with what it holds, what waits and what is new with the
-    most that it may need. An idle replica has room for one."""
+    """New groups that have KV room. A running trajectory counts with what it holds, a waiting or new one with
+    the most that it may need. An idle replica has room for one group."""
     promised = replica.kv_used_tokens + replica.waiting * view.max_sequence_tokens
     group_tokens = view.group_size * view.max_sequence_tokens
     groups = max(0, replica.kv_capacity_tokens - promised) // group_tokens

@@ -1,15 +1,15 @@
 """The staleness book: which groups must be trained by when, and whether all of them can be.
 
-A group born at version b has the deadline d = b + S: trained later, its staleness would exceed the
-bound S. The trainer consumes B groups per version, so by version j it can train B (j - k + 1) more,
-counted from the version k of its next batch. The live groups are *feasible* at k when
+A group with birth b has the deadline d = b + S: if it is trained later, its staleness exceeds the bound S.
+The trainer consumes B groups per version. Counted from the version k of its next batch, it can train B (j - k
++ 1) more groups by version j. The live groups are *feasible* at k when
 
     for every j:  #{g live : d(g) <= j}  <=  B (j - k + 1)
 
 which is necessary (pigeonhole) and sufficient (earliest deadline first) for training all of them in
 time. Admission keeps it true for k, `choose` keeps it true for k + 1; then no group is ever too old.
 Proof: docs/schedules.md. AReaL's `N_r <= B (i + eta + 1)` (arXiv:2505.24298, eq. 3) is the special
-case in which every live group was born at the current version i.
+case in which the birth of every live group is the current version i.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from millrace.schedule.view import GroupView, View
 
 NO_LIMIT = maxsize  # so many groups that no bound is in sight
 UNBOUNDED_ROUNDS = 2
-"""Without a staleness bound, live groups are limited to this many times what the slots of all replicas
-hold (or a batch, if that is more): one round being generated, one waiting for the trainer."""
+"""Without a staleness bound, live groups are limited to this many times what the slots of all replicas hold
+(or a batch, if that is more). One round is being generated, and one waits for the trainer."""
 
 
 def unbounded_groups_max(slots: int, batch_groups: int, group_size: int) -> int:
@@ -50,8 +50,8 @@ def groups_room(view: View, staleness_max: int | None) -> int:
 class Deadlines:
     """Groups counted by deadline, with the places left for each.
 
-    A live deadline costs one entry, so asking and adding are as cheap as there are distinct births:
-    a handful, however many groups. `staleness_max` None: everything fits.
+    Each live deadline costs one entry. So the cost of asking and adding grows with the distinct births, which
+    are few, and not with the groups. `staleness_max` None: everything fits.
     """
 
     def __init__(self, view: View, staleness_max: int | None, groups: Iterable[GroupView] = ()) -> None:
@@ -112,10 +112,10 @@ def choose(
 ) -> list[GroupView] | None:
     """The batch: of all batches that leave the rest of `live` feasible, the first in `ranked` order.
 
-    `ranked` holds the ready groups of `live` in the order in which they are wanted. Groups that must
-    be trained now are in every such batch, whatever their rank. The batches with this property are the
-    bases of a matroid, so going through `ranked` once and taking what still leaves room for what is
-    owed gives the lexicographically first of them.
+    `ranked` holds the ready groups of `live` in the order in which they are wanted. Groups that must be
+    trained now are in every such batch, whatever their rank. The batches with this property are the bases of
+    a matroid. So one greedy pass through `ranked` gives the lexicographically first batch: a group is taken
+    if the rest of the batch still has room for what is owed.
 
     Returns None where there is no such batch yet: too few groups are ready, or one that is owed is not.
     """
@@ -136,10 +136,10 @@ def choose(
 
 
 def overdue(view: View, staleness_max: int | None) -> list[int]:
-    """Ids of groups to give up so that the others can be trained in time: as few as possible.
+    """Ids of groups to end so that the others can be trained in time: as few as possible.
 
-    Ready groups are kept before unready ones, then older before younger. Empty as long as admission
-    and `choose` were obeyed and births never fell; not so after resuming under a tighter bound.
+    Ready groups are kept before unready ones, then older before younger. Empty as long as admission and
+    `choose` were obeyed and births never decreased. After a resume under a tighter bound it may not be empty.
     """
     if Deadlines(view, staleness_max, view.groups).feasible:
         return []

@@ -1,4 +1,4 @@
-"""What a schedule will do, told before anything runs."""
+"""What a schedule will do, described before anything runs."""
 
 from __future__ import annotations
 

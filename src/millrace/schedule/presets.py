@@ -70,9 +70,9 @@ def _own(path: str, config: Config) -> Schedule:
 def synchronous() -> Schedule:
     """Generate a batch, train on it, hand out the new weights, generate the next. Staleness 0.
 
-    The barrier is the bound: under S = 0 a group may start only on a replica that serves the very version
-    that the batch will be trained at, and B such groups are all that fit. The replicas wait for the
-    trainer and the trainer waits for the slowest trajectory.
+    The bound is the barrier. Under S = 0 a group may start only on a replica that serves the version at which
+    the batch will be trained, and only B groups fit. The replicas wait for the trainer, and the trainer waits
+    for the slowest trajectory.
     """
     return Schedule(
         kind="synchronous",
@@ -105,9 +105,9 @@ def llamarl(*, lag: int, iteration_tokens: int) -> Schedule:
 def areal(*, eta: int) -> Schedule:
     """AReaL (arXiv:2505.24298): interruptible generation, staleness at most `eta`, oldest first.
 
-    Differs: the paper's formula `N_r <= B (i + eta + 1)` counts trajectories as if all were born at the
-    current version i and so bounds staleness only where nothing is overtaken; counting by birth keeps the
-    bound for any order of completion, and equals the formula where all births are i.
+    Differs: the paper's formula `N_r <= B (i + eta + 1)` counts as if every birth were the current version i.
+    So it bounds staleness only where trajectories complete in the order of their start. Counting by birth
+    keeps the bound for any order, and equals the formula where all births are i.
     """
     return Schedule(
         kind="areal",
@@ -160,10 +160,10 @@ def laminar(
 def millrace(*, staleness_max: int | None, repack_interval_s: float, batch_max: int | None) -> Schedule:
     """Laminar's trajectories of one version, with other answers to admit, repack and take.
 
-    A replica on the newest weights keeps its slots full until newer ones exist; then it runs empty, and is
-    emptied by repack only as far as the bound leaves new groups to start, onto the emptiest replica rather
-    than the fullest; the oldest ready groups are trained first. Found with the simulator, and compared with
-    Laminar in docs/experiments.md.
+    A replica on the newest weights keeps its slots full until newer ones exist; then it runs empty. Repack
+    empties only as many replicas as the bound leaves new groups for, onto the emptiest replica and not the
+    fullest. The oldest ready groups are trained first. Found with the simulator, and compared with Laminar in
+    docs/experiments.md.
     """
     return Schedule(
         kind="millrace",

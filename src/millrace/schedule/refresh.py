@@ -1,7 +1,7 @@
 """Refresh: when does a replica take newer weights?
 
 A rule here is asked only about replicas that serve something older than the newest version and are
-not busy. First pulls and the rescue of lost trajectories are the same for all rules: see `Schedule`.
+not busy. First pulls and the recovery of lost trajectories are the same for all rules: see `Schedule`.
 """
 
 from __future__ import annotations

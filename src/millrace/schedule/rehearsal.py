@@ -1,11 +1,11 @@
 """Rehearsal: play a schedule against random completions, pulls, crashes and failures.
 
-For whoever writes a schedule: `rehearse` runs a whole small training run as pure data, in milliseconds, with
-everything in an order drawn from a seed, and checks what the controller relies on:
+For whoever writes a schedule. `rehearse` runs a whole small training run as pure data, in milliseconds, in an
+order drawn from a seed. It checks what the controller relies on:
 
-- no group is trained beyond `staleness_max`, and without faults none is ever given up as stale;
+- no group is trained beyond `staleness_max`, and without faults no group ends as stale;
 - a batch is exactly `batch_groups` ready groups, in order of group id;
-- a group's birth never falls under a bound;
+- under a bound a group's birth never decreases;
 - one trajectory holds one version unless the schedule mixes them;
 - the run ends: there is no state in which nothing can happen any more.
 """

@@ -9,9 +9,9 @@ in ascending order of C_used, each moves whole onto the destination d of S with
 
     C(d) + C(planned for d) + C(s) <= C_max    and    N(d) + N(planned for d) + N(s) <= B
 
-that has the highest projected KV load (best fit). C is KV use, C_prev its reading at the tick before (a
-replica whose use still grows is ramping up and is left alone), N counts running and waiting
-trajectories, B is the roofline decode batch.
+that has the highest projected KV load (best fit). C is KV use, and C_prev its reading at the tick before: a
+replica whose use still grows is ramping up and takes no part. N counts running and waiting trajectories, and
+B is the roofline decode batch.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Repack on demand: empty a replica only when the newest weights have work for it.
 
-Laminar packs whatever ramps down, as densely as fits. Under a staleness bound that can be too much, twice: an
-emptied replica is idle where the bound leaves no room for new groups, and stragglers that share a full
-replica decode slower, although it is they whom the trainer waits for at their deadline. So here
+Laminar packs whatever ramps down, as densely as fits. Under a staleness bound that can be too much, for two
+reasons. An emptied replica is idle where the bound leaves no room for new groups. The last trajectories of a
+version decode slower on a full replica, and at their deadline the trainer waits for them. So here
 
 - as many replicas are emptied as it takes to start what the bound admits, and no more;
-- those with the fewest trajectories go first, each trajectory onto what is then the *emptiest* other replica
-  under its version, within a limit: also a replica that fits nowhere as a whole is emptied;
+- those with the fewest trajectories go first;
+- each trajectory goes to what is then the *emptiest* other replica under its version, within a limit, so a
+  replica that fits nowhere as a whole can be emptied too;
 - only replicas behind the newest version take part: the others still start new groups.
 
 Measured against Laminar's rule in docs/experiments.md.
@@ -23,7 +24,7 @@ from millrace.schedule.deadlines import groups_room
 from millrace.schedule.view import RepackOrder, ReplicaView, View
 
 PACKED_MAX = 48
-"""Trajectories on a replica that takes others' in: about where the KV of long ones makes a decode step twice
+"""Trajectories on a replica that receives. With about so many long ones, their KV makes a decode step twice
 as long as that of a single one (7B to 72B on H800, `sim/costs/generation.py`). See benchmarks/policies.py."""
 
 
@@ -58,8 +59,8 @@ class OnDemand:
 
 
 def replicas_wanted(view: View, room: int) -> int:
-    """Replicas to empty so that `room` new groups can start, beyond those that can take them already: on the
-    newest weights or on their way there."""
+    """Replicas to empty so that `room` new groups can start. Replicas on the newest weights, or pulling them,
+    can take groups already and are not counted."""
     ready = [r for r in view.replicas if r.version_next >= view.newest or r.load == 0]
     free = sum(max(0, replica.slots - replica.load) for replica in ready) // view.group_size
     slots = max((replica.slots for replica in view.replicas), default=1)

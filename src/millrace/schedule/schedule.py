@@ -5,7 +5,7 @@ Each has a rule in a file of its own name. The staleness bound, the end of the r
 every rule and live here.
 
 Safeguards, for trajectories and groups that a fault has set back: `place` (on which replica does a queued
-trajectory go on?), `restart` (which ones must begin again?), `expire` (which groups are given up?).
+trajectory go on?), `restart` (which ones must begin again?), `expire` (which groups end as stale?).
 
 Pure: every method is a function of the view. So the controller that trains and the controller that is
 simulated decide alike.
@@ -54,8 +54,8 @@ class Schedule:
     def admit(self, view: View) -> list[str]:
         """Replica ids: one new group may start now on each entry, in this order (repeats allowed).
 
-        A group enters only if it and all live groups can still be trained by their deadlines, and never
-        beyond what the remaining steps will consume. Call it after `refresh`.
+        A group enters only if it and all live groups can still be trained by their deadlines. Groups beyond
+        what the remaining steps consume never enter. Call it after `refresh`.
         """
         left = self.groups_max(view) - len(view.groups)
         if left <= 0:
@@ -97,18 +97,18 @@ class Schedule:
         """Which replicas take which version now. Busy replicas are left alone.
 
         A first pull, and an empty replica for lost trajectories that no replica serves the version of,
-        come before the schedule's own rule. Only such a rescue may go to an older version.
+        come before the schedule's own rule. Only such a pull may go to an older version.
         """
-        rescuable = self._rescuable(view)
+        resumable = self._resumable(view)
         present = {replica.version_next for replica in view.replicas}
-        missing = [version for version in rescuable if version not in present]
+        missing = [version for version in resumable if version not in present]
         orders = []
         for replica in sorted(view.replicas, key=lambda r: r.version >= 0):
             if replica.busy:
                 continue
             if missing and replica.load == 0:
                 orders.append(RefreshOrder(replica.replica_id, missing.pop(0)))
-            elif view.newest > replica.version and self._takes_newest(view, replica, rescuable):
+            elif view.newest > replica.version and self._takes_newest(view, replica, resumable):
                 discard = self.refresh_rule.discards and replica.load > 0
                 orders.append(RefreshOrder(replica.replica_id, view.newest, discard))
         return orders
@@ -120,8 +120,9 @@ class Schedule:
     def take(self, view: View) -> list[int] | None:
         """Group ids of the next batch in the order to be trained, exactly `view.batch_groups`; None: wait.
 
-        Waits while too few groups are ready, or one that is not ready has to be in this batch lest it (or
-        another) miss its deadline. The order is by group id, so equal sets are equal batches.
+        Waits while too few groups are ready. Also waits while a group that is not ready has to be in this
+        batch, so that no group misses its deadline. The order is by group id, so equal sets are equal
+        batches.
         """
         if view.steps_left <= 0:
             return None
@@ -140,7 +141,7 @@ class Schedule:
         if self.mixes_versions:
             return []
         present = {replica.version_next for replica in view.replicas}
-        reachable = present.union(self._rescuable(view))
+        reachable = present.union(self._resumable(view))
         return [version for version in view.orphans if version not in reachable]
 
     def describe(self) -> dict[str, str]:
@@ -165,14 +166,14 @@ class Schedule:
             replicas.append(replica)
         return [replica for replica in replicas if replica.version >= 0]
 
-    def _takes_newest(self, view: View, replica: ReplicaView, rescuable: list[int]) -> bool:
+    def _takes_newest(self, view: View, replica: ReplicaView, resumable: list[int]) -> bool:
         if replica.version < 0:
             return True
-        if replica.load == 0 and replica.version in rescuable:
+        if replica.load == 0 and replica.version in resumable:
             return False
         return self.refresh_rule.due(view, replica)
 
-    def _rescuable(self, view: View) -> list[int]:
+    def _resumable(self, view: View) -> list[int]:
         """Versions of orphans that a replica could serve without refreshing away from them at once."""
         if self.mixes_versions:
             return []

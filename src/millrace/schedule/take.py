@@ -1,8 +1,8 @@
 """Take: which ready groups make the next batch?
 
-A rule here only says in which order groups are wanted. `Schedule.take` gives the first batch in that
-order that leaves every other live group trainable in time (`deadlines.choose`), sorted by group id: two
-schedules that choose the same set train on the identical batch.
+A rule here only says in which order groups are wanted. `Schedule.take` gives the first batch in that order
+that leaves every other live group trainable in time (`deadlines.choose`). The batch is sorted by group id, so
+two schedules that choose the same set train on the identical batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a decision may look at. Plain data, made by the controller; no clock, no I/O.
 
 Words: a group's *birth* is the oldest version among its tokens, or the version its replica serves if
-it has none yet. Trained at trainer version k, its staleness is k - birth, so under a bound S its
+it has none yet. A group that is trained at trainer version k has staleness k - birth. So under a bound S its
 *deadline* is birth + S: the last trainer version at which it may be taken.
 """
 

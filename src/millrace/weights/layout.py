@@ -1,4 +1,4 @@
-"""The memory that holds published weights: what lies where, and who may write it.
+"""The memory that holds published weights: where everything is, and who may write it.
 
     header page      magic, format, number of slots, bytes per slot; then one record per slot
     manifest area    `MANIFEST_BYTES` per slot
@@ -19,10 +19,10 @@ they copy.
 stores and of loads. ARM may not: a reader there could in theory pass both checks with old bytes. That
 cannot go unnoticed, since every replica digests what it serves after a pull and compares.
 
-**Who may open it.** The memory is a memfd: it has no name in any file system, so nothing is left behind
-when its processes die, however they die. Processes of the run open `/proc/<pid>/fd/<fd>` of the relay.
-The kernel grants that to the same user on the same host (and pid namespace) only; no socket listens.
-A mapping outlives the relay. The file is sealed against resizing, so no reader can meet a hole in it.
+**Who may open it.** The memory is a memfd, which has no name in any file system. So no memory is left behind
+when its processes die, however they die. Processes of the run open `/proc/<pid>/fd/<fd>` of the relay. The
+kernel grants that to the same user on the same host (and pid namespace) only; no socket listens. A mapping
+outlives the relay. The file is sealed against resizing, so every mapped page stays valid.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def check_sequence(memory: Memory, slot: int, sequence: int) -> None:
 
 
 def digest_slot(memory: Memory, slot: int, manifest: Sequence[TensorSpec]) -> str:
-    """The version digest of the bytes that lie in the slot."""
+    """The version digest of the bytes in the slot."""
     data = memory.data[slot]
     return version_digest(
         (t.name, t.dtype, t.shape, tensor_digest(data[t.offset : t.offset + t.num_bytes])) for t in manifest

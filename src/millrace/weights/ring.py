@@ -36,9 +36,9 @@ class RingWriter:
     def write(self, version: int, tensors: Sequence[NamedBuffer]) -> str:
         """Copy `tensors` into a slot; nobody can read it until the relay has staged it.
 
-        The slot is the one that holds this version already, else an unused one, else the oldest that is
-        not the newest staged version. Versions above `version` are dropped first: they come from steps
-        that were undone when the trainer went back to a checkpoint.
+        The slot is the one that holds this version already, else an unused one, else the oldest that is not
+        the newest staged version. Versions above `version` are dropped first. They come from steps that were
+        undone when the trainer went back to a checkpoint.
 
         Returns:
             The version digest of `tensors` as they are here, not of the copy: what is staged is held to it.
