@@ -20,9 +20,9 @@ from engine_models import (
 )
 from msgspec.structs import replace
 
-from millrace.compute import dtypes
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.types import Progress, Sampling
+from millrace.placement import number_format
 
 SAMPLING = Sampling(max_tokens=40)
 
@@ -134,7 +134,7 @@ def test_the_engine_computes_with_exactly_the_digested_buffers(name: str) -> Non
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_bfloat16_weights_are_served_as_published(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dtypes, "multiplies_bfloat16", lambda: fast)
+    monkeypatch.setattr(number_format, "multiplies_bfloat16", lambda: fast)
     model = make_model().to(torch.bfloat16)
     engine = make_engine(model, dtype=torch.bfloat16)
     assert engine.computes.startswith("bfloat16" if fast else "float32 (bfloat16 weights")
@@ -149,7 +149,7 @@ def test_bfloat16_weights_are_served_as_published(fast: bool, monkeypatch: pytes
 def test_weights_in_another_format_are_served_from_the_swap_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dtypes, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(number_format, "multiplies_bfloat16", lambda: False)
     engine = make_engine(make_model().to(torch.bfloat16), dtype=torch.bfloat16)
     before = engine.digest()
     weights_into(engine, make_model(seed=1).to(torch.bfloat16))

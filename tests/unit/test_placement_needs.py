@@ -11,10 +11,11 @@ from safetensors.numpy import save_file
 
 from millrace.config.schema import Config
 from millrace.core.errors import DataError
-from millrace.placement.needs import Memory, kv_token_bytes, num_parameters, read_needs
+from millrace.placement import number_format
+from millrace.placement.needs import Memory, kv_token_bytes, read_needs, tensor_elements
 
 MODEL = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
-PARAMETERS = 206
+PARAMETERS, LARGEST = 206, 200
 KV = 256  # bytes of a token in float32
 
 
@@ -37,7 +38,7 @@ def config_for(model: Path, dtype: str, **sections: object) -> Config:
 
 
 def test_parameters_are_counted_over_all_files(model: Path) -> None:
-    assert num_parameters(model) == PARAMETERS
+    assert tensor_elements(model) == [200, 5, 1]
 
 
 def test_kv_counts_key_value_heads_not_query_heads() -> None:
@@ -50,18 +51,17 @@ def test_kv_counts_key_value_heads_not_query_heads() -> None:
     ("dtype", "on_gpu", "trainer", "replica"),
     [
         ("float32", False, Memory(0, 16 * PARAMETERS), Memory(0, 8 * PARAMETERS + 512 * KV)),
-        ("bfloat16", False, Memory(0, 18 * PARAMETERS), Memory(0, 8 * PARAMETERS + 512 * KV)),
         (
             "float32",
             True,
             Memory(16 * PARAMETERS, 4 * PARAMETERS),
-            Memory(8 * PARAMETERS + 512 * KV, 8 * PARAMETERS),
+            Memory(8 * PARAMETERS + 512 * KV, 4 * PARAMETERS + 4 * LARGEST),
         ),
         (
             "bfloat16",
             True,
             Memory(16 * PARAMETERS, 2 * PARAMETERS),
-            Memory(4 * PARAMETERS + 256 * KV, 4 * PARAMETERS),
+            Memory(4 * PARAMETERS + 256 * KV, 2 * PARAMETERS + 2 * LARGEST),
         ),
     ],
 )
@@ -72,6 +72,43 @@ def test_device_and_host_are_counted_apart(
     assert (needs.trainer, needs.replica) == (trainer, replica)
 
 
+@pytest.mark.parametrize(
+    ("fast", "trainer", "replica"),
+    [
+        (True, 18 * PARAMETERS, 4 * PARAMETERS + 256 * KV),
+        (False, 22 * PARAMETERS, 10 * PARAMETERS + 2 * LARGEST + 512 * KV),
+    ],
+)
+def test_bfloat16_needs_more_on_a_cpu_that_computes_it_in_float32(
+    model: Path, fast: bool, trainer: int, replica: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(number_format, "multiplies_bfloat16", lambda: fast)
+    needs = read_needs(config_for(model, "bfloat16"), on_gpu=False)
+    assert (needs.trainer, needs.replica) == (Memory(0, trainer), Memory(0, replica))
+    assert needs.weights_bytes == 2 * PARAMETERS
+
+
+@pytest.mark.parametrize(
+    ("limit", "flags", "fast"),
+    [
+        ("", "avx512f avx512_bf16", True),
+        ("", "avx2 amx_bf16", True),
+        ("", "avx2 avx512f", False),
+        ("avx2", "avx512f avx512_bf16", False),
+    ],
+)
+def test_bfloat16_is_computed_where_the_cpu_multiplies_it_and_torch_may(
+    limit: str, flags: str, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    if limit:
+        monkeypatch.setenv("ATEN_CPU_CAPABILITY", limit)
+    monkeypatch.setattr(number_format, "cpu_flags", lambda: set(flags.split()))
+    assert number_format.multiplies_bfloat16() == fast
+    assert number_format.computing_dtype("bfloat16", on_gpu=True) == "bfloat16"
+    assert number_format.computing_dtype("float32", on_gpu=False) == "float32"
+
+
 def test_a_reference_model_is_counted(model: Path) -> None:
     config = config_for(model, "float32", algorithm={"kind": "grpo", "kl": 0.1})
     assert read_needs(config, on_gpu=True).trainer.device_bytes == 20 * PARAMETERS
@@ -79,9 +116,9 @@ def test_a_reference_model_is_counted(model: Path) -> None:
 
 def test_a_broken_model_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no \*\.safetensors"):
-        num_parameters(tmp_path)
+        tensor_elements(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"short")
     with pytest.raises(DataError, match="is not a safetensors file"):
-        num_parameters(tmp_path)
+        tensor_elements(tmp_path)
     with pytest.raises(DataError, match="has no 'num_attention_heads'"):
         kv_token_bytes({}, 4)

@@ -262,3 +262,25 @@ def test_a_batch_without_a_trained_token_is_refused(tmp_path):
     ]
     with pytest.raises(DataError, match="no token to train on"):
         make_trainer().step(Batch(0, groups), quarantine=tmp_path)
+
+
+@pytest.mark.parametrize("computing", [torch.float32, torch.bfloat16])
+def test_gradients_are_of_the_weights_that_replicas_sample_with(computing) -> None:
+    batch, rounded, model = make_batch(), tiny_model(), tiny_model()
+    for parameter in rounded.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16).float()
+    trainer = make_trainer(model=model, dtype=computing, published=torch.bfloat16)
+    masters = weights_of(trainer)
+    expected = gradient(make_trainer(model=rounded, dtype=computing), batch)
+    assert torch.equal(gradient(trainer, batch), expected)
+    assert all(map(torch.equal, weights_of(trainer), masters))
+
+
+def test_master_weights_come_back_from_a_batch_that_cannot_be_trained_on() -> None:
+    trainer = make_trainer(GRPO(scale="none", correction=1e6), published=torch.bfloat16)
+    masters, good = weights_of(trainer), make_batch()
+    columns = good.groups[0].sequences[0].columns
+    broken = replaced(good, reward=1e36, columns=with_logprobs(columns, [-1e4] * len(columns)), mask=None)
+    with pytest.raises(TrainingError):
+        trainer.measure(broken)
+    assert all(map(torch.equal, weights_of(trainer), masters))

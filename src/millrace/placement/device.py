@@ -1,18 +1,19 @@
-"""The torch device that a worker was given: the first that its process sees, or the CPU."""
+"""The torch device that a worker was given, and the number format it computes in there."""
 
 from __future__ import annotations
 
 import torch
 
 from millrace.core.errors import ConfigError
+from millrace.placement import number_format
 from millrace.placement.assign import CONTEXT_BYTES
 
 
 def torch_device(device: str = "auto", share: float = 1.0) -> torch.device:
     """`cpu`, `cuda`, or `auto`, which is cuda where there is one.
 
-    `share`: of the GPU's memory, what this process may take. torch refuses what goes beyond, so that no
-    worker takes what was given to another.
+    It is the first GPU that the process sees. `share`: of its memory, what this process may take. torch
+    refuses what goes beyond, so that no worker takes what was given to another.
     Raises: ConfigError: there is no such device.
     """
     if device == "auto":
@@ -28,3 +29,10 @@ def torch_device(device: str = "auto", share: float = 1.0) -> torch.device:
         total_bytes = torch.cuda.get_device_properties(found).total_memory
         torch.cuda.set_per_process_memory_fraction(share - CONTEXT_BYTES / total_bytes, found)
     return found
+
+
+def computing_dtype(published: torch.dtype, device: torch.device) -> torch.dtype:
+    """The format for products of weights that are published in `published`: see `number_format`."""
+    name = str(published).removeprefix("torch.")
+    computing: torch.dtype = getattr(torch, number_format.computing_dtype(name, on_gpu=device.type != "cpu"))
+    return computing

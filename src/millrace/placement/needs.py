@@ -12,10 +12,11 @@ from safetensors import SafetensorError, safe_open
 
 from millrace.config.schema import Config
 from millrace.core.errors import DataError
+from millrace.placement.number_format import computing_dtype
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 TRAINER_BYTES = 16  # float32 per parameter: master weight, gradient, two Adam moments
-COMPUTING_BYTES = 4  # float32 per parameter: of a reference model, and of a CPU's copy of bfloat16 weights
+COPY_BYTES = 4  # float32 per parameter: of a reference model, and of weights rounded as published
 CHECKPOINT_BYTES = 12  # master weight and the two moments
 
 
@@ -43,29 +44,32 @@ class Needs:
 def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     """What each worker keeps, beside what it needs for a moment.
 
-        trainer   16 bytes a parameter (4 more for a reference), and for publishing one version on the host,
-                  unless that is the master weights themselves (float32 on a CPU)
-        replica   2 versions (served and standby) + slots * max_sequence_tokens * KV of a token; on a GPU 2
-                  versions more on the host, where one lands and one is digested; bfloat16 on a CPU one more
-                  in float32, to compute with
+        trainer   16 bytes a parameter (4 more for a reference, 4 more for rounded weights where bfloat16 is
+                  computed in float32), and for publishing one version on the host, unless that is the
+                  master weights themselves (float32 on a CPU)
+        replica   2 versions (served and standby) + slots * max_sequence_tokens * KV of a token, in the format
+                  that is computed in. Where that is another than the published one, or a GPU's, a published
+                  version more on the host, where weights land, and the largest tensor, to be digested
 
     Raises: DataError: the model directory cannot be read.
     """
     directory = Path(config.model.path)
     size = DTYPE_BYTES[config.model.dtype]
-    parameters = num_parameters(directory)
+    tensors = tensor_elements(directory)
+    parameters = sum(tensors)
     weights = parameters * size
-    converted = size != COMPUTING_BYTES and not on_gpu
-    kv_token = kv_token_bytes(read_model_config(directory), COMPUTING_BYTES if converted else size)
+    computing = DTYPE_BYTES[computing_dtype(config.model.dtype, on_gpu=on_gpu)]
+    kv_token = kv_token_bytes(read_model_config(directory), computing)
     kv_replica = kv_token * config.rollout.slots * config.rollout.max_sequence_tokens
-    states = parameters * (TRAINER_BYTES + COMPUTING_BYTES * _has_reference(config))
-    published = 0 if size == COMPUTING_BYTES and not on_gpu else weights
-    replica = 2 * weights + kv_replica
+    copies = _has_reference(config) + (computing != size)
+    states = parameters * (TRAINER_BYTES + COPY_BYTES * copies)
+    published = 0 if config.model.dtype == "float32" and not on_gpu else weights
+    replica = 2 * parameters * computing + kv_replica
+    landing = weights + max(tensors, default=0) * size if on_gpu or computing != size else 0
     if on_gpu:
-        trainer, replica_memory = Memory(states, published), Memory(replica, 2 * weights)
+        trainer, replica_memory = Memory(states, published), Memory(replica, landing)
     else:
-        copy = parameters * COMPUTING_BYTES * converted
-        trainer, replica_memory = Memory(0, states + published), Memory(0, replica + copy)
+        trainer, replica_memory = Memory(0, states + published), Memory(0, replica + landing)
     return Needs(
         num_parameters=parameters,
         weights_bytes=weights,
@@ -82,18 +86,18 @@ def _has_reference(config: Config) -> bool:
     return config.algorithm.kind == "grpo" and config.algorithm.kl > 0
 
 
-def num_parameters(directory: Path) -> int:
-    """Elements of all tensors, from the headers of the safetensors files."""
+def tensor_elements(directory: Path) -> list[int]:
+    """Elements of each tensor, from the headers of the safetensors files."""
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise DataError(f"{directory} has no *.safetensors file")
-    return sum(map(_num_elements, files))
+    return [elements for file in files for elements in _elements(file)]
 
 
-def _num_elements(path: Path) -> int:
+def _elements(path: Path) -> list[int]:
     try:
         with safe_open(path, framework="numpy") as file:
-            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+            return [math.prod(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path} is not a safetensors file: {error}") from error
 

@@ -18,10 +18,10 @@ from contextlib import nullcontext
 
 import torch
 
-from millrace.compute.dtypes import computing_dtype
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import DataError, WeightsError
 from millrace.core.types import Progress, ReplicaLoad, Work
+from millrace.placement.device import computing_dtype
 from millrace.rollout.architecture import Architecture
 from millrace.rollout.attention import PrefillAttention, Segment, bucketed
 from millrace.rollout.cache import KVCache

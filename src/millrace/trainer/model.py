@@ -88,6 +88,33 @@ def compute_dtype(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def served_weights(
+    model: PreTrainedModel, *, published: torch.dtype, computing: torch.dtype
+) -> Iterator[None]:
+    """Inside, `model` computes with its weights as replicas have them: rounded to `published`.
+
+    So its log-probs are those of the policy that sampled. Gradients are taken there and applied to the master
+    weights, which come back at the end. Where products are computed in `published` (`compute_dtype`), these
+    round their matrices themselves; where they are computed in float32, this costs a copy of the weights.
+    """
+    rounds = set[torch.Tensor]() if computing == torch.float32 else _matrices(model)
+    masters = {p: p.data for p in model.parameters() if published != torch.float32 and p not in rounds}
+    try:
+        for parameter, master in masters.items():
+            parameter.data = master.to(published).float()
+        yield
+    finally:
+        for parameter, master in masters.items():
+            parameter.data = master
+
+
+def _matrices(model: PreTrainedModel) -> set[torch.Tensor]:
+    """What products alone read. An embedding is looked up, also where it is the output projection."""
+    matrices = {module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)}
+    return matrices - {model.get_input_embeddings().weight}
+
+
 def row_logprobs(
     model: PreTrainedModel, row: Row, *, temperature: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from transformers import PreTrainedModel
 
 from millrace.algorithms import build
-from millrace.compute.dtypes import computing_dtype
 from millrace.config.schema import Config
 from millrace.core.digest import digest_buffers
 from millrace.core.errors import (
@@ -37,7 +37,7 @@ from millrace.core.types import (
     StepResult,
     TrainerState,
 )
-from millrace.placement.device import torch_device
+from millrace.placement.device import computing_dtype, torch_device
 from millrace.trainer.blame import blame
 from millrace.trainer.checkpoint import (
     atomic_directory,
@@ -213,15 +213,24 @@ def _policy_trainer(config: Config, device: torch.device) -> PolicyTrainer:
     model = load_model(config.model.path, device)
     if config.model.recompute:
         recompute_layers(model)
-    reference = load_model(config.model.path, device) if algorithm.needs_reference else None
+    reference = _reference(config, device) if algorithm.needs_reference else None
     settings = StepSettings(
         optimizer=config.optimizer,
         token_budget=config.batch.token_budget,
         max_tokens=config.sampling.max_tokens,
         temperature=config.sampling.temperature,
         dtype=computing_dtype(_dtype(config), device),
+        published=_dtype(config),
     )
     return PolicyTrainer(model, algorithm, settings, reference=reference)
+
+
+def _reference(config: Config, device: torch.device) -> PreTrainedModel:
+    """Version 0 as replicas have it."""
+    model = load_model(config.model.path, device)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(_dtype(config)).float()
+    return model
 
 
 def _dtype(config: Config) -> torch.dtype:

@@ -26,7 +26,7 @@ from millrace.core.types import Batch, StepResult
 from millrace.trainer.flat_batch import FlatBatch, flatten
 from millrace.trainer.gradients import clip_gradients, grad_norm
 from millrace.trainer.metrics import TokenStatistics, batch_metrics
-from millrace.trainer.model import named_weights, not_finite, row_logprobs
+from millrace.trainer.model import named_weights, not_finite, row_logprobs, served_weights
 from millrace.trainer.packing import Row, pack
 
 SAVED_MAX = 8  # rejected batches that a run directory keeps, the first ones
@@ -34,13 +34,15 @@ SAVED_MAX = 8  # rejected batches that a run directory keeps, the first ones
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """What a step depends on beside weights and batch. `token_budget` changes speed, never a gradient."""
+    """What a step depends on beside weights and batch. `token_budget` changes speed, never a gradient.
+    `dtype`: of matrix products; `published`: of the weights that replicas sample with."""
 
     optimizer: Optimizer
     token_budget: int
     max_tokens: int
     temperature: float
     dtype: torch.dtype
+    published: torch.dtype = torch.float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,9 @@ class PolicyTrainer:
         flat = flatten(batch, self.algorithm, max_tokens=self.settings.max_tokens)
         rows = pack(flat.trees, self.settings.token_budget)
         statistics = TokenStatistics(self.algorithm.weight_cap)
-        loss = sum(self._backward(row, flat, statistics) for row in rows)
+        settings = self.settings
+        with served_weights(self.model, published=settings.published, computing=settings.dtype):
+            loss = sum(self._backward(row, flat, statistics) for row in rows)
         forwarded = sum(len(row.tokens_T) for row in rows)
         return Gradient(loss, statistics, flat.num_trained, len(rows), forwarded)
 

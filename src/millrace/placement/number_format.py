@@ -1,0 +1,33 @@
+"""In which number format a worker computes. torch is not imported: the controller asks too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def computing_dtype(published: str, *, on_gpu: bool) -> str:
+    """The format for products of weights that are published as `published`.
+
+    It is `published` itself but for bfloat16 on a CPU without instructions for its products (AVX512-BF16 or
+    AMX): such a CPU converts every number, and takes several times as long as in float32. Every bfloat16
+    number is a float32 number, so nothing of a weight is lost.
+    """
+    if published != "bfloat16" or on_gpu or multiplies_bfloat16():
+        return published
+    return "float32"
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for products of bfloat16 numbers, and torch may use them."""
+    limit = os.environ.get("ATEN_CPU_CAPABILITY", "avx512")  # torch's own variable; it holds for all workers
+    return limit.startswith("avx512") and not {"avx512_bf16", "amx_bf16"}.isdisjoint(cpu_flags())
+
+
+def cpu_flags() -> set[str]:
+    """What the kernel says that the first core can do; empty where it says so in other words (ARM)."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "flags":
+            return set(value.split())
+    return set()
