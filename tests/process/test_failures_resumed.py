@@ -13,6 +13,7 @@ from failure_rows import seen
 from tests.runs import events, make_start, summary, train, weights
 
 from millrace.cli.app import run
+from millrace.ledger.log import Log
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.session.run_directory import RunDirectory
 
@@ -85,8 +86,25 @@ def _damage_the_checkpoint(directory: RunDirectory) -> None:
     file.write_bytes(file.read_bytes()[:-1000])
 
 
+def _change_a_row(directory: RunDirectory) -> None:
+    data = bytearray(directory.ledger.read_bytes())
+    data[data.index(b"replica-")] ^= 1
+    directory.ledger.write_bytes(data)
+
+
+def _forget_steps(directory: RunDirectory) -> None:
+    Log(str(directory.ledger)).committed(9)
+
+
+def _save_a_later_version(directory: RunDirectory) -> None:
+    shutil.copytree(directory.checkpoints / "v00000004", directory.checkpoints / "v00000009")
+
+
 DAMAGES: dict[str, Callable[[RunDirectory], object]] = {
     "ledger-truncated": _truncate,
+    "ledger-row-damaged": _change_a_row,
+    "ledger-rolled-back": _forget_steps,
+    "ledger-older-copy": _save_a_later_version,
     "ledger-other-format": _another_format,
     "ledger-foreign": lambda directory: directory.ledger.write_text("a letter to the editor\n" * 100),
     "events-broken": _break_an_event,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,18 @@ from millrace.core.types import (
 from millrace.ledger import records
 from millrace.ledger.accounts import Accounts, refuse_imbalance
 from millrace.ledger.buffer import GROWING_MAX, Buffer
+from millrace.ledger.checksums import refuse_damage
 from millrace.ledger.failures import ledger_failures, reading
 from millrace.ledger.lock import RunLock
-from millrace.ledger.opening import MEMORY, identity, open_for_writing, read_about, refuse_moved
+from millrace.ledger.log import Log
+from millrace.ledger.opening import (
+    MEMORY,
+    identity,
+    keeping_the_log,
+    open_for_writing,
+    read_about,
+    refuse_moved,
+)
 from millrace.ledger.recovery import (
     CheckpointOk,
     Recovery,
@@ -70,6 +79,7 @@ class SqliteLedger:
         self._path = MEMORY if path == MEMORY else os.path.abspath(path)
         self._directory = os.path.dirname(self._path)
         self._lock = None if path == MEMORY else RunLock(self._path)
+        self._log = Log(self._path)
         self._closed = self._failed = False
         self._folded_at = 0  # total changes of the connection
         try:
@@ -130,6 +140,7 @@ class SqliteLedger:
         self._refuse_training_again(record)
         self._write(record, GROWING_MAX)
         self._version = record.version
+        self._log.committed(record.version)
         self._fold_log()
 
     def commit_checkpoint(self, info: CheckpointInfo) -> None:
@@ -151,11 +162,19 @@ class SqliteLedger:
         """
         with self._transaction(f"go back to version {version}", durable=True):
             ended = rewind(self._db, version)
+        with ledger_failures(self._path, "fold the log"):
+            self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
+        self._log.committed(version)
         self._accounts = Accounts(records.read_counts(self._db))
         self._buffer, self._version = Buffer(self._accounts), version
         return ended
 
     # ------------------------------------------------------------ reading
+
+    @property
+    def version(self) -> int:
+        """After the last committed step; 0 where there is none."""
+        return self._version
 
     def accounting(self) -> Accounting:
         """With what is buffered."""
@@ -163,7 +182,11 @@ class SqliteLedger:
 
     def recover(self) -> Recovery:
         """What the file holds, after a flush of everything. Meant for the start of a run: it reads every
-        live group. Good at any time: trajectories that this object knows already are only read."""
+        live group. Good at any time: trajectories that this object knows already are only read.
+
+        Raises LedgerError: damaged, or committed steps are missing: only `rewind` goes on from there.
+        """
+        self._log.refuse_rolled_back(self._version)
         self._write(None, None)
         with reading(self._path, "recover"):
             recovery = read_recovery(self._db)
@@ -186,14 +209,26 @@ class SqliteLedger:
             return records.load_group(self._db, group_id)
 
     def close(self) -> None:
-        """Flush everything, unless the last write failed, and let the run go. Idempotent."""
+        """Flush everything, unless the last write failed, and let the run go. Idempotent.
+
+        Raises LedgerError: the file cannot be written, or was damaged while it was open.
+        """
         if self._closed:
             return
         try:
             if not self._failed:
                 self._write(None, None)
+                self._check_the_end()
         finally:
             self._release()
+
+    def _check_the_end(self) -> None:
+        """Everything into the one file, which is then read as a resume would."""
+        with reading(self._path, "close"):
+            busy = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+            refuse_damage(self._db)
+        if not busy:  # by somebody who reads the run, and keeps the log
+            self._log.folded(self._version)
 
     # ------------------------------------------------------------ writing
 
@@ -214,6 +249,7 @@ class SqliteLedger:
         """All or nothing. `durable` waits for the disk."""
         self._failed = True
         refuse_moved(self._path, self._identity, doing)
+        self._log.refuse_cut(doing)
         with ledger_failures(self._path, doing):
             if durable:
                 self._db.execute("PRAGMA synchronous = FULL")
@@ -226,6 +262,7 @@ class SqliteLedger:
                     self._db.rollback()
                 if durable:
                     self._db.execute("PRAGMA synchronous = NORMAL")
+        self._log.look()
         self._failed = False
 
     def _fold_log(self) -> None:
@@ -283,6 +320,7 @@ class SqliteLedger:
     def _release(self) -> None:
         self._closed = True
         if hasattr(self, "_db"):
-            self._db.close()
+            with keeping_the_log(self._path) if self._log.is_cut else nullcontext():
+                self._db.close()
         if self._lock is not None:
             self._lock.release()

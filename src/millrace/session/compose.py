@@ -16,7 +16,7 @@ from millrace.config.schema import Config
 from millrace.controller.controller import Controller, Fleet
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock
-from millrace.core.errors import after
+from millrace.core.errors import LedgerError, after
 from millrace.core.events import Events, Sink
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.jsonl import retell
@@ -74,6 +74,7 @@ async def train(
             events.subscribe(sink)
         if from_version is not None:
             _go_back(run, ledger, events, from_version)
+        _refuse_newer_checkpoints(run, ledger)
         async with _runtime(config, run) as runtime, asyncio.TaskGroup() as group:
             controller = Controller(
                 config,
@@ -98,6 +99,18 @@ def _go_back(run: RunDirectory, ledger: SqliteLedger, events: Events, version: i
         if int(checkpoint.name[1:]) > version and not checkpoint.is_symlink():
             shutil.rmtree(checkpoint)
     events.emit("rewound", version=version, trajectories=ended)
+
+
+def _refuse_newer_checkpoints(run: RunDirectory, ledger: SqliteLedger) -> None:
+    """A step is committed before it is saved, so a later checkpoint means that the ledger is an older one."""
+    version, saved = ledger.version, run.newest_checkpoint()
+    if saved > version:
+        raise LedgerError(
+            f"ledger {run.ledger}: it holds {version} committed steps, and checkpoints/v{saved:08d} is of "
+            f"step {saved}: this is an older copy, or its write-ahead log was lost\n"
+            "  Restore both from one backup. To go on without the lost steps: `millrace train --resume "
+            f"--from-version {version}`."
+        )
 
 
 def fleet(config: Config, run: RunDirectory) -> Fleet:

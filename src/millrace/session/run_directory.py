@@ -67,6 +67,11 @@ class RunDirectory:
         """The exported model: a Hugging Face directory."""
         return self.path / "model"
 
+    def newest_checkpoint(self) -> int:
+        """The newest version that has a directory, whole or not; 0: none has."""
+        found = (path.name[1:] for path in self.checkpoints.glob("v????????"))
+        return max((int(version) for version in found if version.isdigit()), default=0)
+
     def is_held(self) -> bool:
         """Whether a living process owns the run. Asks for a shared lock and lets go at once."""
         lock = Path(f"{self.ledger}.lock")
