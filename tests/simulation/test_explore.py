@@ -39,8 +39,19 @@ def test_the_same_seed_takes_the_same_path_in_every_process_under_every_fault() 
 
 def test_the_worlds_hold_every_kind_of_fault() -> None:
     worlds = [random_world(seed).faults for seed in HARD]
-    for kind in ("failures", "slow", "partitions", "mishaps", "clock_jumps", "controller_crashes"):
+    for kind in (
+        "failures",
+        "slow",
+        "partitions",
+        "mishaps",
+        "clock_jumps",
+        "controller_crashes",
+        "crashes",
+        "poisonous",
+    ):
         assert any(getattr(faults, kind) for faults in worlds), kind
+    rewards = [random_world(seed).workload for seed in HARD]
+    assert any(work.held_fraction for work in rewards) and any(work.starved_fraction for work in rewards)
 
 
 def test_processes_share_the_seeds_and_report_them_in_order() -> None:

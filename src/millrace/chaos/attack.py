@@ -20,6 +20,13 @@ POLL_S = 0.01
 QUIET_S_MAX = 180.0  # without a step: the run hangs
 PAUSE_S_MEAN = 0.4  # between the moment that an attack may come and the attack
 THAW_S_MAX = 2.0
+SALVO = {1: 6, 2: 2, 3: 1, 5: 1}
+"""How many are attacked at once, and how often."""
+MOMENTS = {"": 4, "step": 2, "published": 2, "checkpoint": 1, "worker_started": 2}
+"""After which event an attack comes, at once; none: at any moment. A step was just committed, and is about
+to be published; what starts is about to replay or to serve."""
+MOMENT_S_MAX = 5.0
+NEAR_S = 0.05
 
 WEIGHTS = {"replica": 5, "trainer": 3, "relay": 3, "environment": 3, "forkserver": 1, "controller": 2}
 ACTS = {"kill": 6, "pause": 2, "freeze": 2}
@@ -97,11 +104,9 @@ class Campaign:
             role = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
             # The last fifth of the steps is left to recover in.
             due = 4 * len(self.attacks) * self.steps // (5 * self.kills)
-            if not self._go_on(partial(self._ready_for, role, due)):
+            if not self._go_on(partial(self._ready_for, role, due)) or not self._go_on(self._moment(rng)):
                 break
-            if not self._go_on(partial(_past, time.monotonic() + rng.expovariate(1 / PAUSE_S_MEAN))):
-                break
-            self._attack(role, rng)
+            self._salvo(role, rng)
         self._go_on(lambda: False)
 
     def _go_on(self, until: Callable[[], bool]) -> bool:
@@ -128,7 +133,30 @@ class Campaign:
         """The others may be down: what comes on top of an attack is worth most."""
         return self.run.version >= version and bool(self.run.pids(role))
 
+    def _moment(self, rng: random.Random) -> Callable[[], bool]:
+        """Whether the drawn moment has come: a while passed, or a thing was just told."""
+        kind = rng.choices(list(MOMENTS), list(MOMENTS.values()))[0]
+        now_s, told = time.monotonic(), self.run.counts[kind]
+        if not kind:
+            return partial(_past, now_s + rng.expovariate(1 / PAUSE_S_MEAN))
+        near_s, late_s = rng.uniform(0, NEAR_S), now_s + MOMENT_S_MAX
+        seen_s: list[float] = []
+
+        def come() -> bool:
+            if not seen_s and self.run.counts[kind] > told:
+                seen_s.append(time.monotonic())
+            return _past(seen_s[0] + near_s if seen_s else late_s)
+
+        return come
+
     # ------------------------------------------------------------ attacks
+
+    def _salvo(self, role: str, rng: random.Random) -> None:
+        """One process, or several at once; a controller last, since it ends the others."""
+        size = min(rng.choices(list(SALVO), list(SALVO.values()))[0], self.kills - len(self.attacks))
+        roles = [role, *rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=size - 1)]
+        for each in sorted(roles, key=lambda role: role == "controller"):
+            self._attack(each, rng)
 
     def _attack(self, role: str, rng: random.Random) -> None:
         act = rng.choices(list(ACTS), list(ACTS.values()))[0]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -40,8 +41,10 @@ class ChildRun:
         self._controller: subprocess.Popen[bytes] | None = None
         self._workers: dict[str, tuple[str, int]] = {}  # name -> (role, pid)
         self._read = 0  # bytes of the events file
+        self._began = 0  # byte of the log at which the present session began
         self.events: list[Event] = []  # without the replicas' reports
         self.num_events = 0
+        self.counts: Counter[str] = Counter()  # by kind
         self.version = 0
 
     # ------------------------------------------------------------ its controller
@@ -51,6 +54,7 @@ class ChildRun:
         self._workers.clear()
         resume = ["--resume"] if self.directory.config.exists() else []
         self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._began = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as log:
             self._controller = subprocess.Popen(
                 [*self._command, *resume],
@@ -94,6 +98,16 @@ class ChildRun:
         lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
         return "\n".join(lines[-num_lines:])
 
+    def session_words(self) -> str:
+        """What its present controller printed."""
+        return self._log.read_bytes()[self._began :].decode(errors="replace")
+
+    @property
+    def said(self) -> int:
+        """How much was printed or told so far: it grows while the run gets on."""
+        files = (self._log, self.directory.events)
+        return sum(file.stat().st_size for file in files if file.exists())
+
     # ------------------------------------------------------------ its processes
 
     def processes(self) -> list[int]:
@@ -134,6 +148,7 @@ class ChildRun:
 
     def _take_in(self, event: Event) -> None:
         self.num_events += 1
+        self.counts[event.kind] += 1
         fields = event.fields
         if event.kind == "worker_started":
             self._workers[fields["name"]] = (fields["role"], fields["pid"])

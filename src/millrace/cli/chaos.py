@@ -11,6 +11,8 @@ from rich.table import Table
 
 from millrace.chaos.attack import SUPERVISION, Attack
 from millrace.chaos.child_run import ROLES
+from millrace.chaos.hostile import try_hostile
+from millrace.chaos.sessions import Outcome, Sessions, summarize
 from millrace.chaos.trials import attack, kill_and_resume
 from millrace.cli.options import ConfigFile, Overrides
 from millrace.core.errors import ConfigError
@@ -26,6 +28,13 @@ def command(
     resume_points: Annotated[
         int, typer.Option(min=0, help="Also kill and resume this many further runs, each at another point.")
     ] = 0,
+    tamperings: Annotated[
+        int,
+        typer.Option(min=0, help="Change files of this many further runs, between two sessions."),
+    ] = 0,
+    hostile: Annotated[
+        int, typer.Option(min=0, help="Make this many further runs with hostile rows and rewards.")
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Of who is attacked, how and when.")] = 0,
     run_dir: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/chaos"),
 ) -> None:
@@ -34,17 +43,34 @@ def command(
         raise ConfigError(f"{run_dir} is not empty: name another --run-dir")
     checks = []
     if kills:
-        own = [*(overrides or ()), *SUPERVISION]
-        found, attacks = attack(config_file, run_dir / "run", own, kills, seed, _tell)
+        hardened = [*(overrides or ()), *SUPERVISION]
+        found, attacks = attack(config_file, run_dir / "run", hardened, kills, seed, _tell)
         console.print(_recoveries(attacks))
         checks += found
     if resume_points:
         checks += kill_and_resume(
             config_file, run_dir, list(overrides or ()), resume_points, seed, console.print
         )
+    own = list(overrides or ())
+    if tamperings:
+        sessions = Sessions(config_file, _made(run_dir / "tampered"), own, seed, _tell_outcome)
+        checks += summarize(sessions.try_all(tamperings))
+    if hostile:
+        outcomes = try_hostile(config_file, _made(run_dir / "hostile"), own, hostile, seed, _tell_outcome)
+        checks += summarize(outcomes)
     for check in checks:
         console.print(f"{'PASS' if check.holds else 'FAIL'}  {check.claim} ({check.detail})")
     raise typer.Exit(0 if all(check.holds for check in checks) else 1)
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    return directory.resolve()
+
+
+def _tell_outcome(outcome: Outcome) -> None:
+    wrong = f"  WRONG: {outcome.problem}" if outcome.problem else ""
+    console.print(f"{outcome.kind}: {outcome.changed}: {outcome.end}{wrong}")
 
 
 def _tell(attack: Attack) -> None:

@@ -24,6 +24,8 @@ class Workload:
     failed_fraction: float = 0.0
     abstained_fraction: float = 0.0
     bad_prompt_fraction: float = 0.0
+    held_fraction: float = 0.0  # of the trajectories: their reward never answers
+    starved_fraction: float = 0.0  # their reward needs more memory than its worker may have
     quantum: int = 1
 
     def prompt_length(self, seed: int, group_id: int) -> int:

@@ -291,6 +291,8 @@ class Invariants(Observer):
         require(
             final.trained == committed, "the final weights are what the ledger says", trained=final.trained
         )
+        poison = [tid for tid in trained if world.poisons(tid)]
+        require(not poison, "what a step cannot be made of is not trained on", trajectory_ids=poison)
         require(accounting.trained == len(trained), "trained counts what was trained", accounting=accounting)
         prompts = [len(record.group_ids) for record in steps]
         require(

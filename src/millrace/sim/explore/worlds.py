@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from millrace.config.schema import (
     RLAX,
@@ -29,6 +30,7 @@ from millrace.sim.simulation import Scenario
 from millrace.sim.virtual.faults import (
     ClockJump,
     Corruption,
+    Crash,
     Failures,
     Faults,
     Latency,
@@ -89,7 +91,7 @@ def random_world(seed: int, config: Config | None = None) -> Scenario:
 
     Each kind of fault is present in some of the worlds only, so that a failing seed tells something.
     """
-    rng = random.Random(seed)
+    rng, hostile = random.Random(seed), random.Random(f"hostile {seed}")
     run = _random_config(rng, seed)
     if config is not None:
         run = _hardened(config, seed)
@@ -102,8 +104,10 @@ def random_world(seed: int, config: Config | None = None) -> Scenario:
             failed_fraction=rng.choice((0.0, 0.05)),
             abstained_fraction=rng.choice((0.0, 0.05)),
             bad_prompt_fraction=rng.choice((0.0, 0.1)),
+            held_fraction=hostile.choice((0.0, 0.0, 0.0, 0.02)),
+            starved_fraction=hostile.choice((0.0, 0.0, 0.0, 0.02)),
         ),
-        faults=_random_faults(rng),
+        faults=_with_hostile(_random_faults(rng), hostile),
         latency=Latency(spike_probability=rng.choice((0.0, 0.02, 0.1)), spike_s=0.5),
         time_max_s=TIME_MAX_S,
     )
@@ -165,6 +169,17 @@ def _random_faults(rng: random.Random) -> Faults:
         ),
         controller_crashes=tuple(rng.uniform(0.5, 12.0) for _ in range(rng.choice((0, 0, 0, 1, 2, 4)))),
     )
+
+
+def _with_hostile(faults: Faults, rng: random.Random) -> Faults:
+    """Several workers dead in one moment, and trajectories that no step can be made of."""
+    salvos = [rng.uniform(0.5, 15.0) for _ in range(rng.choice((0, 0, 1, 3)))]
+    crashes = [
+        Crash(workers, at_s)
+        for at_s in salvos
+        for workers in rng.sample(("replica-*", "replica-0", "trainer", "relay", "environment-*"), 3)
+    ]
+    return replace(faults, crashes=tuple(crashes), poisonous=rng.choice((0.0, 0.0, 0.0, 0.004)))
 
 
 def _random_mishaps(rng: random.Random) -> Mishaps:

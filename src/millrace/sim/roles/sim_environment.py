@@ -7,6 +7,7 @@ import math
 from collections.abc import AsyncIterator
 
 from millrace.core.columns import token_array
+from millrace.core.errors import OutOfMemory
 from millrace.core.types import Abstain, BadPrompt, Failed, Prompt, Score, Scored, ScoreRequest
 from millrace.sim.costs.interface import CostModel, Costs
 from millrace.sim.costs.workload import Workload
@@ -49,7 +50,16 @@ class SimEnvironment:
             if wait_s:
                 await asyncio.sleep(wait_s * pace.get()())
             spent_s += wait_s
+            await self._misbehave(request)
             yield request.trajectory_id, self._score(request)
+
+    async def _misbehave(self, request: ScoreRequest) -> None:
+        """Whatever this worker was asked to score after it waits, or is scored by another."""
+        u, workload = uniform(self._seed, "misbehave", request.trajectory_id), self._workload
+        if u < workload.held_fraction:
+            await asyncio.Event().wait()
+        if u < workload.held_fraction + workload.starved_fraction:
+            raise OutOfMemory("simulated: the reward raised MemoryError")
 
     def _prompt(self, group_id: int) -> Prompt | BadPrompt:
         row_id = f"row-{group_id}"

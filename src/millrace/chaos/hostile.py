@@ -1,0 +1,87 @@
+"""Runs whose reward and rows are hostile: each ends with closed accounts, or is refused in words."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from millrace.chaos import aftermath
+from millrace.chaos.child_run import ChildRun
+from millrace.chaos.hostile_reward import HOSTILE
+from millrace.chaos.sessions import Outcome, ended, refusal_problem, session
+from millrace.config.load import load
+from millrace.core.errors import DeadlineExceeded
+
+ROWS = 200
+TIMEOUT_S = 2
+MEMORY_MB = 512
+HUGE_CHARS = 10_000_000
+
+
+def write_rows(file: Path, rng: random.Random) -> None:
+    """Words to repeat, and among them what no run should meet."""
+    odd = (
+        "",
+        "{",
+        "[1, 2]",
+        "null",
+        "\x00\x01",
+        '{"prompt": 7, "answer": "x"}',
+        '{"prompt": "", "answer": ""}',
+        '{"answer": "no prompt"}',
+        json.dumps({"prompt": "a" * HUGE_CHARS, "answer": "a"}),
+        json.dumps({"prompt": "\x1b[2Ja", "answer": "b"}),
+        "[" * 100_000,
+        '{"prompt": "\\ud800", "answer": "a"}',
+    )
+    lines = []
+    for _ in range(ROWS):
+        word = "".join(rng.choices(string.ascii_lowercase, k=4))
+        lines.append(json.dumps({"prompt": word, "answer": word}))
+    for line in odd:
+        lines.insert(rng.randrange(ROWS // 4), line)
+    file.write_text("\n".join(lines) + "\n")
+
+
+def try_hostile(
+    config_file: Path,
+    root: Path,
+    overrides: Sequence[str],
+    count: int,
+    seed: int,
+    tell: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """`count` runs, each with the next reward of `HOSTILE` and with rows of its own."""
+    outcomes = []
+    for number in range(count):
+        reward = HOSTILE[number % len(HOSTILE)].__name__
+        rows = root / f"{number:03d}.jsonl"
+        write_rows(rows, random.Random(f"{seed} {number}"))
+        sets = [
+            *overrides,
+            f'task={{kind = "file", path = "{rows}", template = "{{prompt}}>"}}',
+            f'reward={{kind = "function", path = "{__package__}.hostile_reward:{reward}", '
+            f"timeout_s = {TIMEOUT_S}, memory_mb = {MEMORY_MB}}}",
+        ]
+        outcomes.append(_try(reward, ChildRun(config_file, root / f"{number:03d}", sets), config_file, sets))
+        tell(outcomes[-1])
+    return outcomes
+
+
+def _try(reward: str, run: ChildRun, config_file: Path, sets: list[str]) -> Outcome:
+    kind, config = f"reward {reward}", load(config_file, sets)
+    with ended(run):
+        try:
+            code, words = session(run)
+        except DeadlineExceeded as error:
+            return Outcome(kind, reward, "hung", str(error))
+        if "\x1b]0;owned" in words or "\x1b[2J" in words:
+            return Outcome(kind, reward, "went on", "its words reached the terminal raw", words)
+        if code:
+            return Outcome(kind, reward, "refused", refusal_problem(code, words, ["reward", "rows"]), words)
+        checks = aftermath.check_ledger(run.directory.ledger, config)
+        wrong = [f"{check.claim} ({check.detail})" for check in checks if not check.holds]
+        return Outcome(kind, reward, "went on", "; ".join(wrong), words)

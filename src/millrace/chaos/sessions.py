@@ -1,0 +1,228 @@
+"""Files changed between two sessions of a run. It goes on as if nothing had been, or is refused in words."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from millrace.chaos import aftermath
+from millrace.chaos.attack import POLL_S, QUIET_S_MAX
+from millrace.chaos.child_run import ChildRun
+from millrace.chaos.tampering import KINDS, Scene, tree_digest
+from millrace.config.load import load
+from millrace.config.schema import FileTask
+from millrace.core.errors import DeadlineExceeded, MillraceError
+
+ERROR = re.compile(r"^(?:\w*Error|WorkerDied|OutOfMemory|DeadlineExceeded): ", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one run. `problem` is empty where the rule held."""
+
+    kind: str
+    changed: str
+    end: str  # "went on", "refused", "hung", or "nothing to change"
+    problem: str = ""
+    words: str = ""
+
+
+@dataclass
+class Sessions:
+    """Runs that are killed, tampered with and resumed; `undisturbed` is what they must come to."""
+
+    config_file: Path
+    root: Path
+    overrides: Sequence[str]
+    seed: int
+    tell: Callable[[Outcome], None] = lambda outcome: None
+    kinds: Sequence[str] = tuple(KINDS)
+    _own: list[str] = field(default_factory=list)
+
+    def try_all(self, count: int) -> list[Outcome]:
+        """`count` runs, each kind of change in turn."""
+        self._borrow()
+        whole = ChildRun(self.config_file, self.root / "undisturbed", self._own)
+        with ended(whole):
+            _finish(whole)
+        outcomes = []
+        for number in range(count):
+            kind = self.kinds[number % len(self.kinds)]
+            outcomes.append(self._try(kind, number, whole))
+            self.tell(outcomes[-1])
+        return outcomes
+
+    def _borrow(self) -> None:
+        """Copies of the model and the rows: a user's own are not touched."""
+        config = load(self.config_file, list(self.overrides))
+        shutil.copytree(config.model.path, self.root / "model")
+        self._own = [*self.overrides, f"model.path={self.root / 'model'}"]
+        if isinstance(config.task, FileTask):
+            shutil.copy(config.task.path, self.root / f"rows{Path(config.task.path).suffix}")
+            self._own.append(f"task.path={self.root / f'rows{Path(config.task.path).suffix}'}")
+        self._config = load(self.config_file, self._own)
+
+    def _try(self, kind: str, number: int, whole: ChildRun) -> Outcome:
+        rng = random.Random(f"{self.seed} {number}")
+        run = ChildRun(self.config_file, self.root / f"{number:03d}", self._own)
+        scene = self._scene(run, number)
+        with ended(run), _restored(scene):
+            moved = kind == "moved in the run"
+            told = _run_until(run, rng.randrange(whole.num_events // 10, whole.num_events))
+            if told is None:
+                return Outcome(kind, "", "nothing to change", words="the run had ended")
+            if moved:
+                return self._move(run, whole)
+            run.kill_controller()
+            run.leftovers()
+            changed = KINDS[kind](scene, rng)
+            if changed is None:
+                return Outcome(kind, "", "nothing to change")
+            return self._judge(kind, changed, run, whole, scene)
+
+    def _move(self, run: ChildRun, whole: ChildRun) -> Outcome:
+        """The session notices; the next one goes on where the directory is now."""
+        path, away = run.directory.path, run.directory.path.with_name(f"{run.directory.path.name}-moved")
+        path.rename(away)
+        code, words = _await_end(run)
+        problem = refusal_problem(code, words, [path.name]) if code else "it ended as if nothing had been"
+        if not problem and path.exists():
+            problem = f"it began another directory at {path}"
+        if not problem:
+            away.rename(path)
+            again, later = session(run)
+            problem = f"not resumed: {later}" if again else self._went_on_problem(run, whole)
+        return Outcome("moved in the run", path.name, "refused" if code else "went on", problem, words)
+
+    def _judge(self, kind: str, changed: Path, run: ChildRun, whole: ChildRun, scene: Scene) -> Outcome:
+        told, outside = run.version, tree_digest(scene.outside)
+        try:
+            code, words = session(run)
+        except DeadlineExceeded as error:
+            return Outcome(kind, changed.name, "hung", str(error))
+        if code:
+            names = [changed.name, changed.name.removesuffix("-wal"), changed.parent.name]
+            problem = refusal_problem(code, words, names)
+        else:
+            problem = self._went_on_problem(run, whole, told)
+        if tree_digest(scene.outside) != outside:
+            problem = f"it wrote outside of its directory; {problem}"
+        if kind == "half a checkpoint" and changed.exists():
+            problem = f"{changed.name} is still there; {problem}"
+        return Outcome(kind, changed.name, "refused" if code else "went on", problem, words)
+
+    def _went_on_problem(self, run: ChildRun, whole: ChildRun, told: int = 0) -> str:
+        try:
+            checks = aftermath.check_ledger(run.directory.ledger, self._config)
+        except MillraceError as error:
+            return f"its ledger cannot be read afterwards: {error}"
+        wrong = [f"{check.claim} ({check.detail})" for check in checks if not check.holds]
+        if (resumed := _resumed_version(run)) < told:
+            wrong.append(f"resumed at version {resumed}, though {told} was told as committed")
+        if self._config.staleness_bound == 0 and _weights(run) != _weights(whole):
+            wrong.append("other weights than those of the undisturbed run")
+        return "; ".join(wrong)
+
+    def _scene(self, run: ChildRun, number: int) -> Scene:
+        outside = self.root / f"{number:03d}-outside"
+        outside.mkdir()
+        (outside / "kept").write_text("not of this run")
+        rows = Path(self._config.task.path) if isinstance(self._config.task, FileTask) else None
+        return Scene(run.directory, self.root / "model", rows, outside)
+
+
+def refusal_problem(code: int, words: str, names: list[str]) -> str:
+    if "Traceback (most recent call last)" in words:
+        return f"a raw exception: {words.strip().splitlines()[-1]}"
+    if len(ERROR.findall(words)) != 1:
+        return f"status {code} with {len(ERROR.findall(words))} errors of ours"
+    return "" if any(name in words for name in names) else f"the error names none of {names}"
+
+
+def _run_until(run: ChildRun, num_events: int) -> int | None:
+    """The version at that event; None: the run ended before."""
+    run.start()
+    deadline_s = time.monotonic() + QUIET_S_MAX
+    while run.num_events < num_events:
+        if run.exit_code is not None:
+            return None
+        if time.monotonic() > deadline_s:
+            raise DeadlineExceeded(f"{run.num_events} events in {QUIET_S_MAX:g} s:\n{run.last_words()}")
+        run.poll()
+        time.sleep(0.001)
+    return run.version
+
+
+def session(run: ChildRun) -> tuple[int, str]:
+    """One more session to its end: its exit code and what it said."""
+    run.start()
+    return _await_end(run)
+
+
+def _await_end(run: ChildRun) -> tuple[int, str]:
+    """Raises DeadlineExceeded: it hangs."""
+    said, deadline_s = run.said, time.monotonic() + QUIET_S_MAX
+    while run.exit_code is None:
+        if run.said != said:
+            said, deadline_s = run.said, time.monotonic() + QUIET_S_MAX
+        if time.monotonic() > deadline_s:
+            raise DeadlineExceeded(f"no end in {QUIET_S_MAX:g} s:\n{run.last_words()}")
+        time.sleep(POLL_S)
+    return run.exit_code, run.session_words()
+
+
+def _finish(run: ChildRun) -> None:
+    code, words = session(run)
+    if code:
+        raise MillraceError(f"the undisturbed run ended with exit code {code}:\n{words}")
+    run.poll()
+
+
+def _resumed_version(run: ChildRun) -> int:
+    run.poll()
+    starts = [event.fields["resumed_version"] for event in run.events if event.kind == "run_started"]
+    return int(starts[-1]) if starts else 0
+
+
+def _weights(run: ChildRun) -> bytes:
+    file = run.directory.model / "model.safetensors"
+    return file.read_bytes() if file.exists() else b""
+
+
+@contextmanager
+def ended(run: ChildRun) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        run.end()
+
+
+@contextmanager
+def _restored(scene: Scene) -> Iterator[None]:
+    """What other runs read too is put back."""
+    shared = [path for path in (scene.model / "model.safetensors", scene.rows) if path and path.exists()]
+    before = {path: path.read_bytes() for path in shared}
+    try:
+        yield
+    finally:
+        for path, data in before.items():
+            if path.read_bytes() != data:
+                path.write_bytes(data)
+
+
+def summarize(outcomes: list[Outcome]) -> list[aftermath.Check]:
+    """One claim a kind."""
+    checks = []
+    for kind in dict.fromkeys(outcome.kind for outcome in outcomes):
+        mine = [outcome for outcome in outcomes if outcome.kind == kind]
+        ends = {end: sum(o.end == end for o in mine) for end in dict.fromkeys(o.end for o in mine)}
+        wrong = [o.problem for o in mine if o.problem]
+        detail = ", ".join(f"{num} {end}" for end, num in ends.items())
+        checks.append(aftermath.Check(kind, not wrong, "; ".join([detail, *wrong[:3]])))
+    return checks

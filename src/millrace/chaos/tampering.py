@@ -1,0 +1,139 @@
+"""What may happen to a run's files while nobody runs it: one seeded change each."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from millrace.session.run_directory import RunDirectory
+
+SAFETENSORS_HEADER_BYTES = 8  # the length of the JSON that follows, little-endian
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A run whose controller was killed, and what it reads. `outside` is a directory that is not its."""
+
+    run: RunDirectory
+    model: Path
+    rows: Path | None
+    outside: Path
+
+    @property
+    def write_ahead_log(self) -> Path:
+        return Path(f"{self.run.ledger}-wal")
+
+
+Tampering = Callable[[Scene, random.Random], Path | None]
+"""Changes something and returns what; None: there was nothing to change."""
+
+
+def flip_a_ledger_bit(scene: Scene, rng: random.Random) -> Path | None:
+    return _flip(scene.run.ledger, rng)
+
+
+def flip_a_log_bit(scene: Scene, rng: random.Random) -> Path | None:
+    return _flip(scene.write_ahead_log, rng)
+
+
+def delete_the_log(scene: Scene, rng: random.Random) -> Path | None:
+    file = scene.write_ahead_log
+    if not file.exists() or not file.stat().st_size:
+        return None
+    file.unlink()
+    return file
+
+
+def halve_the_log(scene: Scene, rng: random.Random) -> Path | None:
+    file = scene.write_ahead_log
+    if not file.exists() or not file.stat().st_size:
+        return None
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    return file
+
+
+def flip_a_bit(scene: Scene, rng: random.Random) -> Path | None:
+    """In any other file of the run that it reads again: configuration, events, checkpoints."""
+    files = [scene.run.config, scene.run.events, *scene.run.checkpoints.rglob("*.*")]
+    found = sorted(file for file in files if file.is_file())
+    return _flip(rng.choice(found), rng) if found else None
+
+
+def replace_the_model(scene: Scene, rng: random.Random) -> Path | None:
+    """Every number a little different: the file is whole, of the same size, and of another model."""
+    file = scene.model / "model.safetensors"
+    if not file.exists():
+        return None
+    data = bytearray(file.read_bytes())
+    header = int.from_bytes(data[:SAFETENSORS_HEADER_BYTES], "little")
+    start = SAFETENSORS_HEADER_BYTES + header
+    data[start::4] = bytes(byte ^ 0x7F for byte in data[start::4])  # low bits, in float32 and bfloat16 alike
+    file.write_bytes(data)
+    return file
+
+
+def replace_the_rows(scene: Scene, rng: random.Random) -> Path | None:
+    """The same lines in another order."""
+    if scene.rows is None:
+        return None
+    scene.rows.write_text("\n".join(reversed(scene.rows.read_text().splitlines())) + "\n")
+    return scene.rows
+
+
+def leave_half_a_checkpoint(scene: Scene, rng: random.Random) -> Path | None:
+    """As a trainer leaves it that dies while it saves."""
+    left = scene.run.checkpoints / f".v{rng.randint(1, 8):08d}.building"
+    left.mkdir(parents=True, exist_ok=True)
+    (left / "model.safetensors").write_bytes(rng.randbytes(1000))
+    return left
+
+
+def plant_a_link(scene: Scene, rng: random.Random) -> Path | None:
+    """Something of the run lies outside now, and a link leads to it."""
+    run = scene.run
+    places = [run.config, run.events, run.metrics, run.summary, run.checkpoints, run.logs, run.ledger]
+    place = rng.choice([path for path in places if path.exists()])
+    target = scene.outside / place.name
+    shutil.move(place, target)
+    place.symlink_to(target)
+    return place
+
+
+def move_the_directory(scene: Scene, rng: random.Random) -> Path | None:
+    """Done while the run goes on: see `sessions`. Between two sessions it may be moved."""
+    return None
+
+
+KINDS: dict[str, Tampering] = {
+    "ledger bit": flip_a_ledger_bit,
+    "log bit": flip_a_log_bit,
+    "log deleted": delete_the_log,
+    "log halved": halve_the_log,
+    "other bit": flip_a_bit,
+    "model replaced": replace_the_model,
+    "rows replaced": replace_the_rows,
+    "half a checkpoint": leave_half_a_checkpoint,
+    "link planted": plant_a_link,
+    "moved in the run": move_the_directory,
+}
+
+
+def tree_digest(directory: Path) -> str:
+    """Of every file's name and bytes."""
+    digest = hashlib.blake2b()
+    for file in sorted(path for path in directory.rglob("*") if path.is_file()):
+        digest.update(str(file.relative_to(directory)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _flip(file: Path, rng: random.Random) -> Path | None:
+    if not file.exists() or not file.stat().st_size:
+        return None
+    data = bytearray(file.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    file.write_bytes(data)
+    return file
