@@ -276,7 +276,7 @@ MUTATIONS: dict[Plant, int] = {
     resume_skips_a_prompt: 5,
     resume_forgets_live_groups: 5,
     ended_without_a_reason: 5,
-    lease_number_ignored: 5,
+    lease_number_ignored: 60,
 }
 
 
