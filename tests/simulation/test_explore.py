@@ -16,8 +16,7 @@ from millrace.sim.explore.worlds import random_world, small_config
 SEEDS, CHUNK = 1000, 20
 HARD = range(13, 21)  # between them: every kind of fault
 PROGRAM = (
-    "from millrace.sim.explore.verdicts import try_seed; "
-    "print(*(try_seed(i).digest for i in range(13, 21)))"
+    "from millrace.sim.explore.verdicts import try_seed; print(*(try_seed(i).digest for i in range(13, 21)))"
 )
 
 
