@@ -9,13 +9,17 @@ import json
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from damage import damaged_bytes, damaged_tree, fuzzed
 from hypothesis import given
 from hypothesis import strategies as st
 from observe_events import report, run_started, step
+from safetensors.numpy import save
 from tests.runs import CONFIG
 
+from millrace.api.follow import lines
+from millrace.api.run import Run
 from millrace.config import carried
 from millrace.config.load import load
 from millrace.config.schema import Config
@@ -26,6 +30,7 @@ from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.rules import diagnose
 from millrace.observe.jsonl import EventLog, retell
 from millrace.observe.summary import Summary
+from millrace.placement.needs import kv_token_bytes, num_parameters, read_model_config
 from millrace.session.run_directory import RunDirectory
 
 
@@ -145,6 +150,37 @@ def parquet(place: Path) -> bytes:
     if not file.exists():
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), file)
     return file.read_bytes()
+
+
+@fuzzed
+@given(st.data())
+def test_what_a_run_told_is_read_or_refused(place, data):
+    run = RunDirectory(place / "told")
+    run.path.mkdir(exist_ok=True)
+    run.write_config(config_of(place))
+    run.summary.write_bytes(data.draw(damaged_bytes(b'{"reward_mean": 0.5, "accounting": {"trained": 4}}')))
+    run.metrics.write_bytes(data.draw(damaged_bytes(b'{"version": 1, "loss": 0.5}\n' * 3)))
+    for read in (lambda: Run(run.path).summary(), lambda: list(lines(run.metrics, lambda: True))):
+        try:
+            read()
+        except MillraceError as error:
+            assert str(run.path) in str(error)
+
+
+@fuzzed
+@given(st.data())
+def test_what_a_model_needs_is_read_or_refused(place, data):
+    model = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
+    changed = json.dumps(data.draw(damaged_tree(model))).encode()
+    damaged = damaged_bytes(json.dumps(model).encode())
+    whole = save({"a": np.zeros((3, 4), np.float32), "b": np.zeros(5, np.float32)})
+    (place / "config.json").write_bytes(data.draw(st.just(changed) | damaged))
+    (place / "model.safetensors").write_bytes(data.draw(st.just(whole) | damaged_bytes(whole)))
+    for read in (lambda: kv_token_bytes(read_model_config(place), 4), lambda: num_parameters(place)):
+        try:
+            assert read() >= 0
+        except MillraceError as error:
+            assert str(error)
 
 
 @fuzzed

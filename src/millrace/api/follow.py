@@ -9,13 +9,15 @@ from typing import Any
 
 import msgspec
 
+from millrace.core.errors import DataError, boundary
+
 POLL_S = 0.1
 
 
 def lines(path: Path, has_ended: Callable[[], bool], position: int = 0) -> Iterator[dict[str, Any] | None]:
     """Every line of a JSONL file, and None each time that it has no more for now, until the run has ended.
 
-    `position` is the byte to begin at.
+    `position` is the byte to begin at. Raises DataError: a line is damaged.
     """
     while True:
         last = has_ended()  # asked before reading: what is written until then is read
@@ -26,7 +28,9 @@ def lines(path: Path, has_ended: Callable[[], bool], position: int = 0) -> Itera
             whole = data[: data.rfind(b"\n") + 1]
             position += len(whole)
             for line in whole.splitlines():
-                yield msgspec.json.decode(line)
+                with boundary(str(path), f"not a whole line: {line[:80]!r}", DataError):
+                    told = msgspec.json.decode(line, type=dict[str, Any])
+                yield told
         if last:
             return
         yield None

@@ -16,7 +16,7 @@ from millrace.config.freeze import dump
 from millrace.config.load import Source, combine, read_mapping
 from millrace.config.resume import check_resume
 from millrace.config.schema import Config
-from millrace.core.errors import DataError, LedgerError
+from millrace.core.errors import DataError, LedgerError, boundary
 from millrace.core.events import Event
 from millrace.ledger.reader import LedgerReader
 from millrace.observe.live import LiveView
@@ -103,7 +103,8 @@ class Run:
         """
         if not self._directory.summary.exists():
             raise DataError(f"{self.path} has no summary yet: it is written when a run ends")
-        return dict(json.loads(self._directory.summary.read_text(encoding="utf-8")))
+        with boundary(str(self._directory.summary), "cannot be read", DataError):
+            return dict(json.loads(self._directory.summary.read_text(encoding="utf-8")))
 
     # ------------------------------------------------------------ while it trains
 

@@ -25,7 +25,7 @@ SALVO = {1: 6, 2: 2, 3: 1, 5: 1}
 MOMENTS = {"": 4, "step": 2, "published": 2, "checkpoint": 1, "worker_started": 2}
 """After which event an attack comes, at once; none: at any moment. A step was just committed, and is about
 to be published; what starts is about to replay or to serve."""
-MOMENT_S_MAX = 5.0
+MOMENT_S_MAX = 0.5  # for the event; then at any moment
 NEAR_S = 0.05
 
 WEIGHTS = {"replica": 5, "trainer": 3, "relay": 3, "environment": 3, "forkserver": 1, "controller": 2}

@@ -58,6 +58,6 @@ class RunLock:
     def _holder(self) -> str:
         try:
             holder = msgspec.json.decode(os.pread(self._fd, 4096, 0), type=_Holder)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return "another process"
         return f"process {holder.pid} on {holder.host} for {wall() - holder.since_wall_s:.0f} s"

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from millrace.config.schema import Config
-from millrace.core.errors import DataError
+from millrace.core.errors import DataError, boundary
 from millrace.placement.number_format import computing_dtype
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -103,18 +103,24 @@ def _elements(path: Path) -> list[int]:
 
 
 def read_model_config(directory: Path) -> dict[str, Any]:
-    try:
+    with boundary("model", f"cannot read {directory / 'config.json'}", DataError):
         return dict(json.loads((directory / "config.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {directory / 'config.json'}: {error}") from error
 
 
 def kv_token_bytes(model: dict[str, Any], size: int) -> int:
-    """Keys and values of one token in all layers."""
-    try:
-        heads = model["num_attention_heads"]
-        kv_heads = model.get("num_key_value_heads") or heads
-        head_dim = model.get("head_dim") or model["hidden_size"] // heads
-        return int(2 * model["num_hidden_layers"] * kv_heads * head_dim * size)
-    except KeyError as error:
-        raise DataError(f"the model's config.json has no {error}: is it a decoder model?") from None
+    """Keys and values of one token in all layers. Raises: DataError: `model` is not of a decoder."""
+    heads = _count(model, "num_attention_heads")
+    kv_heads = _count(model, "num_key_value_heads", heads)
+    head_dim = _count(model, "head_dim", _count(model, "hidden_size") // heads)
+    return 2 * _count(model, "num_hidden_layers") * kv_heads * head_dim * size
+
+
+def _count(model: dict[str, Any], key: str, default: int | None = None) -> int:
+    found = model.get(key) or default
+    if found is None:
+        raise DataError(f"the model's config.json has no {key!r}: is it a decoder model?")
+    if type(found) is not int or found < 1:
+        raise DataError(
+            f"the model's config.json has {found!r} as {key!r}: it must be a whole number above 0"
+        )
+    return found

@@ -103,6 +103,8 @@ class RunDirectory:
             raise DataError(f"{self.path} is no run directory: it has no config.json") from None
         except ValueError as error:
             raise DataError(f"{self.config} is not valid JSON: {error}") from None
+        if not isinstance(tree, dict):
+            raise DataError(f"{self.config} is a JSON {type(tree).__name__}, expected an object with keys")
         return restore(tree, self.config)
 
 

@@ -20,7 +20,7 @@ from statistics import fmean, pstdev
 
 from millrace.config.freeze import restore
 from millrace.config.schema import Config
-from millrace.core.errors import DataError
+from millrace.core.errors import DataError, boundary
 from millrace.core.events import Event
 from millrace.ledger.reader import LedgerReader
 from millrace.observe.jsonl import read_events
@@ -71,10 +71,12 @@ def calibrate(run_dir: Path | str) -> Calibration:
     """
     path = Path(run_dir)
     try:
-        config = restore(json.loads((path / "config.json").read_bytes()), path / "config.json")
+        recorded = (path / "config.json").read_bytes()
         events = list(read_events(path / "events.jsonl"))
     except OSError as error:
         raise DataError(f"{path} is not a run directory: {error}") from error
+    with boundary(str(path / "config.json"), "cannot be read", DataError):
+        config = restore(json.loads(recorded), path / "config.json")
     with LedgerReader(path / "ledger.sqlite") as ledger:
         return learn(events, config, lengths=ledger.lengths(), prompts=_prompt_lengths(ledger))
 
