@@ -39,7 +39,7 @@ def allocates(completion: str, answer: str) -> float:
 def prints(completion: str, answer: str) -> float:
     """Without end, with what a terminal would obey."""
     while _hit(completion):
-        print("\x1b[2J\x1b]0;owned\x07" * 100)
+        sys.stdout.write("\x1b[2J\x1b]0;owned\x07\n" * 100)
     return _share(completion, answer)
 
 
