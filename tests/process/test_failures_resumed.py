@@ -121,6 +121,18 @@ def test_a_damaged_file_of_the_run_is_told(row, start, copy, capsys):
     seen(row, told)
 
 
+def test_other_start_weights_are_refused(start, copy, capsys):
+    weights = start.parent / "start" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    try:
+        code, told = resume(start, copy, "steps=5", capsys=capsys)
+    finally:
+        weights.write_bytes(whole)
+    assert code == 1
+    seen("resume-other-content", told)
+
+
 def test_without_its_newest_checkpoint_a_run_repeats_its_steps_and_ends_with_the_same_weights(
     start, copy, finished, capsys
 ):

@@ -29,6 +29,7 @@ from millrace.placement.needs import read_needs
 from millrace.runtime.local import LocalRuntime
 from millrace.runtime.stacks import dump_stacks
 from millrace.schedule.presets import build
+from millrace.session.content import content_digests, refuse_other_content
 from millrace.session.run_directory import RunDirectory
 
 PRELOAD = (
@@ -62,8 +63,11 @@ async def train(
     events, summary = Events(clock.now, clock.wall), Summary()
     with ExitStack() as stack:
         stack.callback(os.umask, os.umask(0o077))  # whatever this run writes is its owner's alone
-        ledger = SqliteLedger(run.ledger, run={"config_digest": config_digest(config), "seed": config.seed})
+        content = content_digests(config)
+        about = {"config_digest": config_digest(config), "seed": config.seed, "content": content}
+        ledger = SqliteLedger(run.ledger, run=about)
         stack.push(lambda _, error, __: _close(ledger, error))  # its lock came first
+        refuse_other_content(ledger.run.get("content", {}), content)
         run.write_config(config)
         if run.events.exists():
             retell(run.events, summary, summary.result)

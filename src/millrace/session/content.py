@@ -1,0 +1,63 @@
+"""What a run learns from, by content: digests of the files of its model and its data.
+
+They are recorded when a run begins. Its steps may be done again from the start weights, and its rows drawn
+again by number, so a resumed run goes on with the same files or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import xxhash
+
+from millrace.config.schema import Config
+from millrace.core.errors import DataError
+
+MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
+"""Weights, configuration and tokenizer: what else lies beside them is not read."""
+
+_PIECE_BYTES = 1 << 20
+_MISSING = "(not there)"
+
+
+def content_digests(config: Config) -> dict[str, str]:
+    """XXH3-128 of each file, by its key and its path below it. Reads every byte, 0.5 s a GB.
+
+    A task of a gym, or of a function, has no file of its own.
+
+    Raises: DataError: a file cannot be read.
+    """
+    model = Path(config.model.path)
+    files = {f"model.path: {path.name}": path for kind in MODEL_FILES for path in model.glob(kind)}
+    if config.task.kind == "file":
+        data = Path(config.task.path)
+        inside = [path for path in data.rglob("*") if path.is_file()] if data.is_dir() else [data]
+        files |= {f"task.path: {path.relative_to(data.parent)}": path for path in inside}
+    return {name: _digest(path) for name, path in sorted(files.items())}
+
+
+def refuse_other_content(recorded: Mapping[str, str], found: Mapping[str, str]) -> None:
+    """Raises: DataError naming each file that is not what the run began with."""
+    wrong = [
+        f"  {name}: {recorded.get(name, _MISSING)} -> {found.get(name, _MISSING)}"
+        for name in sorted(recorded.keys() | found.keys())
+        if recorded.get(name) != found.get(name)
+    ]
+    if wrong:
+        raise DataError(
+            "these files have changed since the run began (digests of their content):\n"
+            + "\n".join(wrong)
+            + "\n  Put them back, or start a new run: a resumed run goes on with the same model and data"
+        )
+
+
+def _digest(path: Path) -> str:
+    state = xxhash.xxh3_128()
+    try:
+        with path.open("rb", buffering=0) as file:
+            while piece := file.read(_PIECE_BYTES):
+                state.update(piece)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    return state.hexdigest()
