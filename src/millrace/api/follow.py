@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from millrace.core.errors import DataError, boundary
+from millrace.observe.jsonl import Tail
 
 POLL_S = 0.1
 
@@ -19,18 +20,13 @@ def lines(path: Path, has_ended: Callable[[], bool], position: int = 0) -> Itera
 
     `position` is the byte to begin at. Raises DataError: a line is damaged.
     """
+    tail = Tail(path, position)
     while True:
         last = has_ended()  # asked before reading: what is written until then is read
-        if path.exists():
-            with path.open("rb") as file:
-                file.seek(position)
-                data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            position += len(whole)
-            for line in whole.splitlines():
-                with boundary(str(path), f"not a whole line: {line[:80]!r}", DataError):
-                    told = msgspec.json.decode(line, type=dict[str, Any])
-                yield told
+        for line in tail.take():
+            with boundary(str(path), f"not a whole line: {line[:80]!r}", DataError):
+                fields = msgspec.json.decode(line, type=dict[str, Any])
+            yield fields
         if last:
             return
         yield None

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from millrace.config.schema import Config
 from millrace.core.events import Event
 from millrace.ledger.reader import LedgerReader
+from millrace.observe.check import Check
 
 SHARED_MEMORY = Path("/dev/shm")
-
-
-@dataclass(frozen=True)
-class Check:
-    """One claim: whether it holds, and with which numbers."""
-
-    claim: str
-    holds: bool
-    detail: str
 
 
 def check_ledger(ledger: Path, config: Config) -> list[Check]:

@@ -12,11 +12,9 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from millrace.core.events import Event
+from millrace.observe.jsonl import Tail, event_of
 from millrace.runtime import process
 from millrace.session.run_directory import RunDirectory
 
@@ -40,7 +38,7 @@ class ChildRun:
         self._log = self.directory.path.with_name(self.directory.path.name + ".log")
         self._controller: subprocess.Popen[bytes] | None = None
         self._workers: dict[str, tuple[str, int]] = {}  # name -> (role, pid)
-        self._read = 0  # bytes of the events file
+        self._tail = Tail(self.directory.events)
         self._began = 0  # byte of the log at which the present session began
         self.events: list[Event] = []  # without the replicas' reports
         self.num_events = 0
@@ -133,15 +131,8 @@ class ChildRun:
     # ------------------------------------------------------------ its events
 
     def poll(self) -> list[Event]:
-        """Take in what was told since the last poll, and return it."""
-        if not self.directory.events.exists():
-            return []
-        with self.directory.events.open("rb") as file:
-            file.seek(self._read)
-            tail = file.read()
-        whole = tail[: tail.rfind(b"\n") + 1]
-        self._read += len(whole)
-        fresh = [_event(msgspec.json.decode(line)) for line in whole.splitlines()]
+        """Take in the events since the last poll, and return them."""
+        fresh = [event_of(line, str(self.directory.events)) for line in self._tail.take()]
         for event in fresh:
             self._take_in(event)
         return fresh
@@ -156,10 +147,6 @@ class ChildRun:
             self.version = max(self.version, fields["version"])
         if event.kind != "report":
             self.events.append(event)
-
-
-def _event(fields: dict[str, Any]) -> Event:
-    return Event(fields.pop("kind"), fields.pop("time_s"), fields.pop("wall_s"), fields)
 
 
 def _title(pid: int) -> str:

@@ -18,6 +18,7 @@ from millrace.chaos.tampering import KINDS, Scene, tree_digest
 from millrace.config.load import load
 from millrace.config.schema import FileTask
 from millrace.core.errors import DeadlineExceeded, MillraceError
+from millrace.observe.check import Check
 
 ERROR = re.compile(r"^(?:\w*Error|WorkerDied|OutOfMemory|DeadlineExceeded): ", re.MULTILINE)
 
@@ -216,7 +217,7 @@ def _restored(scene: Scene) -> Iterator[None]:
                 path.write_bytes(data)
 
 
-def summarize(outcomes: list[Outcome]) -> list[aftermath.Check]:
+def summarize(outcomes: list[Outcome]) -> list[Check]:
     """One claim a kind."""
     checks = []
     for kind in dict.fromkeys(outcome.kind for outcome in outcomes):
@@ -224,5 +225,5 @@ def summarize(outcomes: list[Outcome]) -> list[aftermath.Check]:
         ends = {end: sum(o.end == end for o in mine) for end in dict.fromkeys(o.end for o in mine)}
         wrong = [o.problem for o in mine if o.problem]
         detail = ", ".join(f"{num} {end}" for end, num in ends.items())
-        checks.append(aftermath.Check(kind, not wrong, "; ".join([detail, *wrong[:3]])))
+        checks.append(Check(kind, not wrong, "; ".join([detail, *wrong[:3]])))
     return checks

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millrace.chaos import aftermath
-from millrace.chaos.aftermath import Check
 from millrace.chaos.attack import POLL_S, QUIET_S_MAX, Attack, Campaign
 from millrace.chaos.child_run import ChildRun
 from millrace.config.load import load
 from millrace.core.errors import ConfigError, DeadlineExceeded, MillraceError, WorkerError
+from millrace.observe.check import Check
 
 
 def attack(

@@ -16,6 +16,7 @@ from millrace.chaos.sessions import Outcome, Sessions, summarize
 from millrace.chaos.trials import attack, kill_and_resume
 from millrace.cli.options import ConfigFile, Overrides
 from millrace.core.errors import ConfigError
+from millrace.observe.check import print_checks
 from millrace.observe.terminal import Terminal
 
 console = Terminal(soft_wrap=True)
@@ -58,9 +59,7 @@ def command(
     if hostile:
         outcomes = try_hostile(config_file, _made(run_dir / "hostile"), own, hostile, seed, _tell_outcome)
         checks += summarize(outcomes)
-    for check in checks:
-        console.print(f"{'PASS' if check.holds else 'FAIL'}  {check.claim} ({check.detail})")
-    raise typer.Exit(0 if all(check.holds for check in checks) else 1)
+    raise typer.Exit(0 if print_checks(console, checks) else 1)
 
 
 def _made(directory: Path) -> Path:

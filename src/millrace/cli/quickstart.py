@@ -24,8 +24,9 @@ from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
 from millrace.evaluation.evaluation import Evaluation
+from millrace.observe.check import print_checks
 from millrace.observe.terminal import Terminal
-from millrace.quickstart.checks import Check, checks
+from millrace.quickstart.checks import checks
 from millrace.quickstart.saboteur import Saboteur
 from millrace.quickstart.start_model import make_start_model
 from millrace.session import compose, run_directory
@@ -58,7 +59,8 @@ def command(
     _say("4/4", "evaluate what it learned")
     after = _evaluate(config, run.model)
     _report(before, after)
-    passed = _verdict(checks(before, after, run, saboteur))
+    console.print()
+    passed = print_checks(console, checks(before, after, run, saboteur))
     console.print(f"\n{time.monotonic() - started:.0f} s. Look around: millrace show {run.path}")
     raise typer.Exit(0 if passed else 1)
 
@@ -105,11 +107,3 @@ def _report(before: Evaluation, after: Evaluation) -> None:
     console.print()
     for name, value in rows:
         console.print(f"{name:18} {value(before):.3f} -> {value(after):.3f}")
-
-
-def _verdict(found: list[Check]) -> bool:
-    console.print()
-    for check in found:
-        word = ("PASS", "green") if check.passed else ("FAIL", "red")
-        console.print(Text.assemble(word, f"  {check.name}: {check.detail}"))
-    return all(check.passed for check in found)

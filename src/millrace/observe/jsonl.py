@@ -71,7 +71,25 @@ def read_events(path: Path) -> Iterator[Event]:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
-            yield _event(line, f"{path}:{number}")
+            yield event_of(line, f"{path}:{number}")
+
+
+class Tail:
+    """The lines of a file that another process appends to, each once and whole, from byte `position` on."""
+
+    def __init__(self, path: Path, position: int = 0) -> None:
+        self._path, self._position = path, position
+
+    def take(self) -> list[bytes]:
+        """Lines since the last call; none while there is no file."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._position += len(whole)
+        return whole.splitlines()
 
 
 def retell(path: Path, sink: Sink, conclude: Callable[[], object]) -> None:
@@ -93,7 +111,8 @@ class _Head(msgspec.Struct):
     wall_s: float
 
 
-def _event(line: bytes, where: str) -> Event:
+def event_of(line: bytes, where: str) -> Event:
+    """The event that one line holds. Raises DataError naming `where`."""
     try:
         head, fields = _HEAD.decode(line), msgspec.json.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from millrace.core.events import Event
 from millrace.core.types import Accounting
 from millrace.evaluation.evaluation import Evaluation
 from millrace.ledger.reader import LedgerReader
+from millrace.observe.check import Check
 from millrace.observe.jsonl import read_events
 from millrace.quickstart.saboteur import Saboteur
 from millrace.session.run_directory import RunDirectory
 
 GAIN_MIN = 0.15
 GAP_MAX = 1e-4
-
-
-@dataclass(frozen=True)
-class Check:
-    name: str
-    passed: bool
-    detail: str
 
 
 def checks(before: Evaluation, after: Evaluation, run: RunDirectory, saboteur: Saboteur) -> list[Check]:

@@ -58,14 +58,7 @@ def trajectory_view(reader: LedgerReader, run: RunDirectory, trajectory_id: int)
     trajectory = reader.trajectory(trajectory_id)
     group = reader.group(trajectory.group_id)
     tokenizer = tokenizer_of(run)
-    return {
-        "trajectory_id": trajectory_id,
-        "group_id": trajectory.group_id,
-        "row_id": group.row_id,
-        "state": trajectory.state.value,
-        "reason": trajectory.reason,
-        "finish": trajectory.finish.value if trajectory.finish else None,
-        "reward": trajectory.reward,
+    return _outcome(group, trajectory) | {
         "reward_metrics": trajectory.metrics,
         "lease": trajectory.lease,
         "replica": trajectory.replica,
@@ -79,14 +72,7 @@ def trajectory_view(reader: LedgerReader, run: RunDirectory, trajectory_id: int)
 
 def trajectory_record(group: Group, trajectory: Trajectory, tokenizer: Any | None, *, tokens: bool) -> View:
     """One trajectory as a flat record; with its columns of tokens, if asked for."""
-    record = {
-        "trajectory_id": trajectory.trajectory_id,
-        "group_id": group.group_id,
-        "row_id": group.row_id,
-        "state": trajectory.state.value,
-        "reason": trajectory.reason,
-        "finish": trajectory.finish.value if trajectory.finish else None,
-        "reward": trajectory.reward,
+    record = _outcome(group, trajectory) | {
         **{f"reward/{name}": value for name, value in trajectory.metrics.items()},
         "num_tokens": len(trajectory.columns),
         "trained_version": trajectory.trained_version,
@@ -101,6 +87,18 @@ def trajectory_record(group: Group, trajectory: Trajectory, tokenizer: Any | Non
     own = trajectory.columns
     columns = {"tokens": own.tokens.tolist(), "logprobs": own.logprobs.tolist(), "versions": own.versions()}
     return record | columns
+
+
+def _outcome(group: Group, trajectory: Trajectory) -> View:
+    return {
+        "trajectory_id": trajectory.trajectory_id,
+        "group_id": group.group_id,
+        "row_id": group.row_id,
+        "state": trajectory.state.value,
+        "reason": trajectory.reason,
+        "finish": trajectory.finish.value if trajectory.finish else None,
+        "reward": trajectory.reward,
+    }
 
 
 def _as_the_reward_saw_it(trajectory: Trajectory, tokenizer: Any) -> str:
