@@ -117,7 +117,7 @@ def test_work_waits_for_the_first_version(model_path: str, endpoint: Endpoint) -
         assert (report.progress, report.load.version, report.load.waiting) == ([], -1, 1)
         await replica.pull(1, endpoint)
         progress = await until_finished(reports, {0})
-        assert {p.version for p in progress} == {1}
+        assert {version for p in progress for version in p.columns.versions()} == {1}
 
     asyncio.run(scenario())
 
