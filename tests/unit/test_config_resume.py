@@ -51,3 +51,8 @@ def test_every_rule_matches_a_key_of_the_schema() -> None:
     keys = [key for key, _, _ in leaves(Config)]
     for pattern in FREE_ON_RESUME:
         assert any(fnmatchcase(key, pattern) for key in keys), pattern
+
+
+def test_what_comes_of_rounding_otherwise_from_here_on_is_told(path: Path) -> None:
+    (change,) = check_resume(load(path, ["rollout.exact=true"]), load(path))
+    assert "tokens sampled from now on may differ" in change.allowed

@@ -71,6 +71,11 @@ def test_the_panel_shows_the_run_and_each_replica() -> None:
     assert all(cell in row for cell in ("v1", "25%", "33%", "300"))
 
 
+def test_the_panel_says_what_workers_compute_in() -> None:
+    told = [event("computes", 2.0, name=f"replica-{i}", computes="float32; not exact") for i in range(2)]
+    assert "replica-0, replica-1: float32; not exact" in text_of(status_of(*RUN, *told))
+
+
 def test_a_dead_replica_is_shown_as_dead_until_it_is_back() -> None:
     dead = status_of(*RUN, worker_died(7.0, "replica-0"))
     assert "dead" in text_of(dead) and "killed by signal 9" in text_of(dead)

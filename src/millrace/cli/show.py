@@ -70,6 +70,7 @@ def _run(view: dict[str, Any]) -> Group:
     ends = [(state, reason, num) for state, reason, num in view["reasons"] if reason]
     return Group(
         _named("", head),
+        *([_named("What they compute in", view["computes"])] if view["computes"] else []),
         _named("Trajectories", view["accounting"]),
         *([_table("Ended otherwise", ["state", "reason", "trajectories"], ends)] if ends else []),
         _records("Replicas, over the last steps", view["replicas"]),

@@ -84,7 +84,7 @@ def _open(config: Config, name: str, run_dir: Path | None, resume: bool) -> RunD
         return run_directory.create(name, run_dir)
     run = run_directory.reopen(name, run_dir)
     for change in check_resume(run.read_config(), config):
-        console.print(f"Changed: `{change.key}`: {change.old!r} -> {change.new!r}")
+        console.print(f"Changed: `{change.key}`: {change.old!r} -> {change.new!r} ({change.allowed})")
     return run
 
 

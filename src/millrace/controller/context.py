@@ -54,6 +54,7 @@ class RunContext:
         self.published: deque[Published] = deque()  # written into its slots, not yet staged
         self.to_stage = Pulse()  # for the relay alone: `pulse` fires with every completion
         self.lineage = Lineage()
+        self._computes: dict[str, str] = {}
         self.stopping = False
         self.repack_due = False
         recovered = ledger.recover()
@@ -70,6 +71,12 @@ class RunContext:
         )
         for group in recovered.groups:
             self.request_scores(self.state.adopt(group, birth=recovered.version))
+
+    def computes(self, name: str, told: str) -> None:
+        """What worker `name` says of its arithmetic, when that is news."""
+        if told and self._computes.get(name) != told:
+            self._computes[name] = told
+            self.events.emit("computes", name=name, computes=told)
 
     # ------------------------------------------------------------ leases
 

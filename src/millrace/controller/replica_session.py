@@ -140,6 +140,7 @@ class ReplicaSession:
             run.state.replicas.end_pull(self.name)
         run.lineage.check_served(self.name, order.version, served)
         run.state.replicas.served(self.name, served.version)
+        run.computes(self.name, served.computes)
         run.waits.progress()
         run.events.emit(
             "pulled",

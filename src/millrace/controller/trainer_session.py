@@ -94,6 +94,7 @@ class TrainerSession:
         path = checkpoint.path if checkpoint else None
         with run.waits.waiting("trainer", "its weights to load", bounded=True):
             self._loaded = await self._call(handle, "load", path)
+        run.computes("trainer", self._loaded.computes)
         self._published_to = None
         self._checkpointed = self._loaded.version
         run.pulse.fire()

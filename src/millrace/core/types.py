@@ -259,6 +259,7 @@ class Served(msgspec.Struct, frozen=True):
     digest: str  # of the tensors that the engine computes with
     pull_s: float
     swap_s: float
+    computes: str = ""  # in which number format, and whether exactly; for people
 
 
 class Vitals(msgspec.Struct, frozen=True):
@@ -275,6 +276,7 @@ class TrainerState(msgspec.Struct, frozen=True):
 
     version: int
     slot_bytes: int
+    computes: str = ""  # in which number format; for people
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True):

@@ -61,16 +61,20 @@ class MetricsLog:
         self._file.close()
 
 
-def read_events(path: Path) -> Iterator[Event]:
-    """The events of an earlier `EventLog`, in order. A last line cut short by a crash is left out.
+def read_events(path: Path, kind: str = "") -> Iterator[Event]:
+    """The events of an earlier `EventLog`, in order; only those of `kind`, if given. A last line cut short
+    by a crash is left out.
 
     Keys of mappings inside the fields are strings, as in the file.
     Raises DataError: another line cannot be read.
     """
+    start = f'{{"kind":"{kind}"'.encode() if kind else b""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
+            if not line.startswith(start):
+                continue
             yield event_of(line, f"{path}:{number}")
 
 

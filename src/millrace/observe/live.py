@@ -116,11 +116,20 @@ def render(status: Status, width: int = 120) -> RenderableType:
         _reward(status, width),
         _numbers(status, width),
         _replicas(status, width),
+        *(Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in _computes(status)),
     ]
     if status.last_trouble:
         parts.append(Text(status.last_trouble, style="yellow", overflow="ellipsis", no_wrap=True))
     title = f"millrace · {status.schedule or 'starting'}"
     return Panel(Group(*parts), title=title, title_align="left", width=max(width - _ECHO_WIDTH, 20))
+
+
+def _computes(status: Status) -> list[str]:
+    """One line for those who compute alike."""
+    alike: dict[str, list[str]] = {}
+    for name, told in sorted(status.computes.items()):
+        alike.setdefault(told, []).append(name)
+    return [f"{', '.join(names)}: {told}" for told, names in alike.items()]
 
 
 def sparkline(values: list[float], width: int = _SPARK_WIDTH) -> str:

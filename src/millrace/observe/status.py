@@ -29,6 +29,7 @@ class Status:
         self.ended: str | None = None
         self.started_wall_s = self.wall_s = 0.0
         self.ready: dict[str, None] = {}  # workers that are up, in the order in which they came
+        self.computes: dict[str, str] = {}  # by worker
         self.replicas = ReplicaTotals()
         self._seen: Counter[str] = Counter()
         self._group_size = 0
@@ -61,6 +62,8 @@ class Status:
                 cause = fields["cause"].partition("\n")[0]
                 named = cause.startswith(fields["name"])
                 self.last_trouble = cause if named else f"{fields['name']} died: {cause}"
+            case "computes":
+                self.computes[fields["name"]] = fields["computes"]
             case "worker_recovered":
                 self.last_trouble = f"{fields['name']} is back after {fields['recovery_s']:.2f} s"
             case "stalled":

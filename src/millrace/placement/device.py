@@ -36,3 +36,9 @@ def computing_dtype(published: torch.dtype, device: torch.device) -> torch.dtype
     name = str(published).removeprefix("torch.")
     computing: torch.dtype = getattr(torch, number_format.computing_dtype(name, on_gpu=device.type != "cpu"))
     return computing
+
+
+def computes(published: torch.dtype, computing: torch.dtype) -> str:
+    """In words, for the people who watch a run."""
+    weights = "" if computing == published else f" ({published} weights: this CPU is slow in that)"
+    return f"{computing}{weights}".replace("torch.", "")

@@ -21,7 +21,7 @@ import torch
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import DataError, WeightsError
 from millrace.core.types import Progress, ReplicaLoad, Work
-from millrace.placement.device import computing_dtype
+from millrace.placement.device import computes, computing_dtype
 from millrace.rollout.architecture import Architecture
 from millrace.rollout.attention import PrefillAttention, Segment, bucketed
 from millrace.rollout.cache import KVCache
@@ -86,7 +86,7 @@ class Engine:
                 self._forward, self._active, slots=slots, rows=max(slots, prefill_chunk)
             )
             check_attention(self._cache, group=architecture.num_heads // architecture.num_kv_heads)
-        self.computes = _computes(dtype, computing, self._forward.products, exact=exact)
+        self.computes = _told(dtype, computing, self._forward.products, exact=exact)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # index = slot
         self._batch: DecodeBatch | None = None  # of the last step, if it still holds
@@ -364,7 +364,6 @@ class Engine:
             raise DataError(f"{where} has stop strings, but the engine has no tokenizer to find them with")
 
 
-def _computes(published: torch.dtype, computing: torch.dtype, products: Products, *, exact: bool) -> str:
-    weights = "" if computing == published else f" ({published} weights: this CPU is slow in that)"
+def _told(published: torch.dtype, computing: torch.dtype, products: Products, *, exact: bool) -> str:
     exactness = f"exact, {products} on one thread" if exact else "not exact"
-    return f"{computing}{weights}; {exactness}".replace("torch.", "")
+    return f"{computes(published, computing)}; {exactness}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -78,7 +77,6 @@ class TorchReplica:
                 prefill_chunk=prefill_chunk,
                 exact=exact,
             )
-        sys.stderr.write(f"{name} computes in {self._engine.computes}\n")  # a worker's stderr is its log
         self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-engine")
         self._pull_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-pull")
         self._digest = ""  # of what is served
@@ -188,7 +186,7 @@ class TorchReplica:
     def _pull(self, version: int, endpoint: Endpoint) -> Served:
         """Read into standby and digest it while the engine goes on, then swap. One pull at a time."""
         if version == self._engine.version:
-            return Served(version, self._engine.digest(), pull_s=0.0, swap_s=0.0)
+            return Served(version, self._engine.digest(), 0.0, 0.0, self._engine.computes)
         started_s = time.monotonic()
         with boundary(f"replica {self._name}", f"pulling version {version}", WeightsError):
             reader = self._reader(endpoint)
@@ -202,7 +200,8 @@ class TorchReplica:
             )
         pulled_s = time.monotonic()
         self._engine_thread.submit(self._swap, version, digest, pulled_s - read_s).result()
-        return Served(version, digest, pulled_s - started_s, time.monotonic() - pulled_s)
+        swap_s = time.monotonic() - pulled_s
+        return Served(version, digest, pulled_s - started_s, swap_s, self._engine.computes)
 
     def _reader(self, endpoint: Endpoint) -> WeightsReader:
         """The reader of `endpoint`; opening another endpoint (a restarted relay) closes the last."""

@@ -9,6 +9,7 @@ from typing import Any
 from millrace.core.errors import MillraceError
 from millrace.core.types import Group, StepRecord, Trajectory
 from millrace.ledger.reader import LedgerReader
+from millrace.observe.jsonl import read_events
 from millrace.session.run_directory import RunDirectory
 
 LAST_STEPS = 10
@@ -27,6 +28,7 @@ def run_view(reader: LedgerReader, run: RunDirectory) -> View:
         "version": state.version,
         "steps": config.steps,
         "schedule": config.schedule.kind,
+        "computes": _computes(run),
         "checkpoint": state.checkpoint.path if state.checkpoint else None,
         "num_groups": state.num_groups,
         "num_skipped": state.num_skipped,
@@ -37,6 +39,13 @@ def run_view(reader: LedgerReader, run: RunDirectory) -> View:
         "replicas": _by_replica(t for trained in members.values() for t in trained),
         "last_steps": [_step_line(record, members[record.version]) for record in last],
     }
+
+
+def _computes(run: RunDirectory) -> dict[str, str]:
+    """What each worker said last of its arithmetic."""
+    if not run.events.exists():
+        return {}
+    return {e.fields["name"]: e.fields["computes"] for e in read_events(run.events, "computes")}
 
 
 def step_view(reader: LedgerReader, version: int) -> View:

@@ -37,7 +37,7 @@ from millrace.core.types import (
     StepResult,
     TrainerState,
 )
-from millrace.placement.device import computing_dtype, torch_device
+from millrace.placement.device import computes, computing_dtype, torch_device
 from millrace.trainer.blame import blame
 from millrace.trainer.checkpoint import (
     atomic_directory,
@@ -125,7 +125,8 @@ class TorchTrainer:
             load_checkpoint(trainer, checkpoint)
         self._trainer = trainer
         self._buffers = PublishBuffers(named_weights(trainer.model), _dtype(self._config))
-        return TrainerState(trainer.version, self._buffers.slot_bytes)
+        told = computes(_dtype(self._config), trainer.settings.dtype)
+        return TrainerState(trainer.version, self._buffers.slot_bytes, told)
 
     def _step(self, batch: Batch) -> StepResult | StepRejected:
         trainer = self._ready()
