@@ -13,6 +13,7 @@ from tests.runs import events, make_start, summary, train, weights
 
 from millrace.ledger.reader import LedgerReader
 from millrace.session.run_directory import RunDirectory
+from millrace.session.views import run_view
 
 DEADLINE_S = 90.0
 
@@ -66,6 +67,15 @@ def test_a_killed_worker_changes_nothing_about_the_result(role, when, start, und
     accounting = summary(run)["accounting"]
     assert accounting["trained"] == accounting["admitted"] == 64
     assert weights(run) == weights(undisturbed)
+
+
+def test_a_run_tells_what_its_workers_compute_in(undisturbed):
+    told = {e.fields["name"]: e.fields["computes"] for e in events(undisturbed, "computes")}
+    assert told.pop("trainer") == "float32"
+    assert sorted(told) == ["replica-0", "replica-1"]
+    assert all(text.startswith("float32; exact") for text in told.values())
+    with LedgerReader(undisturbed.ledger) as reader:
+        assert run_view(reader, undisturbed)["computes"] == {"trainer": "float32", **told}
 
 
 def test_a_killed_controller_resumes_to_the_same_weights(start, undisturbed, tmp_path):

@@ -27,8 +27,8 @@ FREE_ON_RESUME: dict[str, str] = {
     "rollout.python": "which Python runs the replicas",
     "rollout.slots": "what is batched together decides rounding only, and nothing with `rollout.exact`",
     "rollout.prefill_chunk": "speed only",
-    "rollout.exact": "decides rounding only. Without it, tokens sampled from now on may differ in a repeat of "
-    "this run",
+    "rollout.exact": "decides rounding only. Without it, tokens sampled from now on may differ in a "
+    "repeat of this run",
     "rollout.report_interval_s": "speed only",
     "schedule.repack*": "where trajectories run",
     "weights.*": "how many versions are held",

@@ -1,7 +1,7 @@
 """The torch engine: continuous batching with exact sampling noise, on any torch device.
 
 A step admits waiting work into free slots, computes at most `prefill_chunk` positions of prompts, and
-decodes one token for every sequence whose keys and values are complete. Prefill covers all tokens but
+decodes one token for every continuation whose keys and values are complete. Prefill covers all tokens but
 the last; the last one is always fed by a decode step, so every sampled token comes from the same
 code. Members of a group prefill their prompt once. New weights are swapped in between two steps: the
 cache is forgotten, and trajectories in flight are prefilled again under the new version.
@@ -25,12 +25,12 @@ from millrace.placement.device import computes, computing_dtype
 from millrace.rollout.architecture import Architecture
 from millrace.rollout.attention import PrefillAttention, Segment, bucketed
 from millrace.rollout.cache import KVCache
+from millrace.rollout.continuation import Continuation
 from millrace.rollout.decode import DecodeBatch
 from millrace.rollout.exact import check_attention, exact_products, one_thread
 from millrace.rollout.forward import ForwardPass
 from millrace.rollout.parameters import Parameters
 from millrace.rollout.products import Products
-from millrace.rollout.sequence import Sequence
 
 # Leases remembered to refuse repeats of old commands, far beyond what can be under way at once.
 _LEASES_REMEMBERED = 10_000
@@ -87,10 +87,10 @@ class Engine:
             )
             check_attention(self._cache, group=architecture.num_heads // architecture.num_kv_heads)
         self.computes = _told(dtype, computing, self._forward.products, exact=exact)
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []  # index = slot
+        self._waiting: deque[Continuation] = deque()
+        self._running: list[Continuation] = []  # index = slot
         self._batch: DecodeBatch | None = None  # of the last step, if it still holds
-        self._finished: dict[int, Sequence] = {}  # by trajectory, not yet reported
+        self._finished: dict[int, Continuation] = {}  # by trajectory, not yet reported
         self._leases: OrderedDict[int, int] = OrderedDict()
         self._generated = self._prefilled = self._steps_since_swap = 0
 
@@ -118,27 +118,27 @@ class Engine:
                 continue
             self._remove(work.trajectory_id)
             self._remember(work)
-            sequence = Sequence(
+            continuation = Continuation(
                 work,
                 eos_ids=self._eos_ids,
                 max_sequence_tokens=self.max_sequence_tokens,
                 decode=self._decode_text,
             )
-            if sequence.finish is None:
-                self._waiting.append(sequence)
+            if continuation.finish is None:
+                self._waiting.append(continuation)
             else:
-                self._finished[work.trajectory_id] = sequence
+                self._finished[work.trajectory_id] = continuation
 
     def release(self, trajectory_ids: Iterable[int]) -> list[Progress]:
         """Forget these trajectories and give back all that was sampled of them here."""
         removed = [self._remove(trajectory_id) for trajectory_id in trajectory_ids]
-        return [sequence.sampled() for sequence in removed if sequence is not None]
+        return [continuation.sampled() for continuation in removed if continuation is not None]
 
     def take_progress(self) -> list[Progress]:
         """Tokens since the last call, in slot order, then what has finished."""
-        sequences = [*self._running, *self._waiting, *self._finished.values()]
+        continuations = [*self._running, *self._waiting, *self._finished.values()]
         self._finished.clear()
-        return [part for sequence in sequences for part in sequence.unreported()]
+        return [part for continuation in continuations for part in continuation.unreported()]
 
     def load(self) -> ReplicaLoad:
         return ReplicaLoad(
@@ -203,7 +203,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Admit, prefill, decode one token for each sequence that is ready.
+        """Admit, prefill, decode one token for each continuation that is ready.
 
         Raises: WeightsError when a logit is not finite, naming the trajectory and version.
         """
@@ -240,10 +240,10 @@ class Engine:
     def _plan_prefill(self, leaders: dict[tuple, int]) -> list[Segment]:
         """Up to `prefill_chunk` positions, first slots first. Followers wait for their leader."""
         budget, segments = self._prefill_chunk, []
-        for slot, sequence in enumerate(self._running):
+        for slot, continuation in enumerate(self._running):
             start = self._cache.lengths[slot]
-            count = min(len(sequence.tokens) - 1 - start, budget)
-            follows = leaders[sequence.prefix_key] != slot and len(sequence.work.prompt) > 1
+            count = min(len(continuation.tokens) - 1 - start, budget)
+            follows = leaders[continuation.prefix_key] != slot and len(continuation.work.prompt) > 1
             if count > 0 and (start > 0 or not follows):
                 segments.append(Segment(slot, start, count))
                 budget -= count
@@ -252,16 +252,16 @@ class Engine:
     def _leaders(self) -> dict[tuple, int]:
         """For each (group, prompt) the slot that has most of it computed."""
         leaders: dict[tuple, int] = {}
-        for slot, sequence in enumerate(self._running):
-            best = leaders.setdefault(sequence.prefix_key, slot)
+        for slot, continuation in enumerate(self._running):
+            best = leaders.setdefault(continuation.prefix_key, slot)
             if self._cache.lengths[slot] > self._cache.lengths[best]:
-                leaders[sequence.prefix_key] = slot
+                leaders[continuation.prefix_key] = slot
         return leaders
 
     def _share(self, leaders: dict[tuple, int]) -> None:
         """Copy complete prompts from leaders to followers that have nothing yet."""
-        for slot, sequence in enumerate(self._running):
-            shared, leader = len(sequence.work.prompt) - 1, leaders[sequence.prefix_key]
+        for slot, continuation in enumerate(self._running):
+            shared, leader = len(continuation.work.prompt) - 1, leaders[continuation.prefix_key]
             if leader != slot and self._cache.lengths[slot] == 0 < shared <= self._cache.lengths[leader]:
                 self._cache.copy(leader, slot, shared)
 
@@ -274,7 +274,7 @@ class Engine:
         logits = self._forward.logits(self._active, hidden, batch.count)
         if batch.rows is not None:
             logits = logits[batch.rows]
-        self._refuse_non_finite(batch.sequences, logits)
+        self._refuse_non_finite(batch.continuations, logits)
         tokens, logprobs = batch.sample(logits)
         complete = len(batch.slots) == len(self._running)
         self._batch = batch if complete else None  # the others have to be prefilled
@@ -290,25 +290,27 @@ class Engine:
         return DecodeBatch(self._running, ready, self._cache, pad=pad, exact=self.exact)
 
     def _note(self, batch: DecodeBatch, tokens: list[int], logprobs: list[float]) -> None:
-        for slot, sequence, token, logprob in zip(
-            batch.slots, batch.sequences, tokens, logprobs, strict=True
+        for slot, continuation, token, logprob in zip(
+            batch.slots, batch.continuations, tokens, logprobs, strict=True
         ):
             self._cache.extend(slot, 1)
-            sequence.append(token, logprob, self.version)
+            continuation.append(token, logprob, self.version)
         self._generated += len(tokens)
         self._steps_since_swap += 1
         for slot in reversed(batch.slots):
             if self._running[slot].finish is not None:
-                sequence = self._vacate(slot)
-                self._finished[sequence.work.trajectory_id] = sequence
+                continuation = self._vacate(slot)
+                self._finished[continuation.work.trajectory_id] = continuation
 
-    def _refuse_non_finite(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
+    def _refuse_non_finite(self, continuations: list[Continuation], logits: torch.Tensor) -> None:
         if not math.isfinite(logits.sum().item()):  # NaN and infinities survive a sum
             finite = logits.isfinite().all(dim=-1)
-            bad = [s.work.trajectory_id for s, ok in zip(sequences, finite.tolist(), strict=True) if not ok]
+            bad = [
+                s.work.trajectory_id for s, ok in zip(continuations, finite.tolist(), strict=True) if not ok
+            ]
             raise WeightsError(
                 f"version {self.version} gives logits that are not finite for trajectories {bad[:8]} "
-                f"({len(bad)} of {len(sequences)} decoded). The weights are broken: look at the "
+                f"({len(bad)} of {len(continuations)} decoded). The weights are broken: look at the "
                 "gradient norm of the last steps, and go back to an earlier checkpoint."
             )
 
@@ -321,25 +323,25 @@ class Engine:
         padding = [0] * (self._forward.products.rows(len(numbers)) - len(numbers))
         return torch.tensor(numbers + padding, device=self._device)
 
-    def _vacate(self, slot: int) -> Sequence:
-        """Take the sequence out of `slot`; the last one moves in."""
-        sequence = self._running[slot]
+    def _vacate(self, slot: int) -> Continuation:
+        """Take the continuation out of `slot`; the last one moves in."""
+        continuation = self._running[slot]
         moved = self._cache.release(slot)
         self._running[slot] = self._running[moved]
         self._running.pop()
         self._batch = None
-        return sequence
+        return continuation
 
-    def _remove(self, trajectory_id: int) -> Sequence | None:
+    def _remove(self, trajectory_id: int) -> Continuation | None:
         if trajectory_id in self._finished:
             return self._finished.pop(trajectory_id)
-        for slot, sequence in enumerate(self._running):
-            if sequence.work.trajectory_id == trajectory_id:
+        for slot, continuation in enumerate(self._running):
+            if continuation.work.trajectory_id == trajectory_id:
                 return self._vacate(slot)
-        for sequence in self._waiting:
-            if sequence.work.trajectory_id == trajectory_id:
-                self._waiting.remove(sequence)
-                return sequence
+        for continuation in self._waiting:
+            if continuation.work.trajectory_id == trajectory_id:
+                self._waiting.remove(continuation)
+                return continuation
         return None
 
     def _remember(self, work: Work) -> None:

@@ -1,4 +1,4 @@
-"""A trajectory while an engine works on it."""
+"""A trajectory as one engine continues it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from millrace.core.types import Finish, Progress, Work
 from millrace.rollout.stop import StopStrings
 
 
-class Sequence:
+class Continuation:
     """Tokens so far, what was sampled of them here, and how much of that was reported."""
 
     def __init__(
