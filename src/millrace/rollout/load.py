@@ -101,6 +101,6 @@ class _Ends(msgspec.Struct):
 
 def _end_said(file: Path) -> list[int | list[int] | None]:
     """What a file says of tokens that end a completion: one thing, or nothing. Raises: DataError."""
-    with boundary(str(file), "its `eos_token_id` cannot be read", DataError):
+    with boundary("the engine", f"`model.path`: read `eos_token_id` in {file}", DataError):
         said = msgspec.json.decode(file.read_bytes(), type=_Ends).eos_token_id
     return [] if isinstance(said, msgspec.UnsetType) else [said]
