@@ -25,3 +25,25 @@ def test_no_tracked_file_holds_a_banned_word() -> None:
             line = text.count("\n", 0, match.start()) + 1
             offenders.append(f"{path.relative_to(ROOT)}:{line}: {match.group()}")
     assert not offenders, "\n".join(offenders)
+
+
+SENTENCE_WORDS_MAX = 40
+FIGURES = "experiments.md"  # where a sentence may hold a whole measurement
+BLOCK = re.compile(r"^( *)```.*?^\1```$|^ {4}(?![ *-])[^\n]*$", re.MULTILINE | re.DOTALL)
+
+
+def sentences(text: str) -> list[str]:
+    """Of a Markdown document without its code. A cell of a table and a point of a list are apart."""
+    points = re.split(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. |[|#]))|\|", BLOCK.sub("", text))
+    return [part for point in points for part in re.split(r"(?<=[.!?;])\s", " ".join(point.split()))]
+
+
+def test_no_sentence_of_the_documents_is_longer_than_a_reader_can_hold() -> None:
+    documents = [path for path in tracked_files() if path.suffix == ".md" and path.name != FIGURES]
+    offenders = [
+        f"{path.relative_to(ROOT)}: {num} words: {sentence}"
+        for path in documents
+        for sentence in sentences(path.read_text())
+        if (num := len(re.findall(r"\S*\w\S*", sentence))) > SENTENCE_WORDS_MAX
+    ]
+    assert not offenders, "\n".join(offenders)
