@@ -37,7 +37,7 @@ def pickled(name: str, thing: Any) -> bytes:
 class _Pickler(cloudpickle.Pickler):
     def persistent_id(self, thing: Any) -> None:
         """Asked of every object. A file would be carried as what it holds now, and device memory as bytes
-        that load only where there is such a device: both would be a surprise later."""
+        that load only on such a device. Neither is what a user expects later."""
         if _is_on_device(thing) or _is_file(thing):
             raise TypeError(_why(thing, TypeError()))
 

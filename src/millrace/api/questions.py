@@ -38,7 +38,7 @@ def evaluate(
     """Evaluate a model on a task: greedy and sampled accuracy, pass@k, mean reward.
 
     Args:
-        config: as of `train`; or a `Run`, which stands for its configuration and its trained model.
+        config: as of `train`; or a `Run`: then its configuration and its trained model are used.
         model: the model directory. Default: the run's, or `model.path`.
         reward, rows: as of `train`. Give rows that training does not draw from.
         prompts: how many; all rows where there are fewer.

@@ -1,6 +1,6 @@
 """The page of public names as Markdown, made from signatures and docstrings.
 
-`python -m millrace.api.reference FILE` rewrites what stands between the markers in FILE.
+`python -m millrace.api.reference FILE` rewrites the text between the markers in FILE.
 """
 
 from __future__ import annotations

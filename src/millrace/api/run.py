@@ -92,9 +92,9 @@ class Run:
             )
 
     def events(self, kind: str | None = None) -> Records:
-        """Everything that the run told, in order, or the events of one kind: see docs/observability.md."""
-        told = self._lines(self._directory.events)
-        return Records(event for event in told if kind in (None, event["kind"]))
+        """Every event of the run, in order, or the events of one kind: see docs/observability.md."""
+        events = self._lines(self._directory.events)
+        return Records(event for event in events if kind in (None, event["kind"]))
 
     def summary(self) -> dict[str, Any]:
         """The run in one dict: rewards, speeds, staleness, accounting. There once it has ended.

@@ -1,9 +1,9 @@
 """What a run carries: a script's own functions and rows, in the run's own directory.
 
 `millrace.train` pickles a function into `RUN/carried/NAME-DIGEST.pickle`, because the run's processes
-cannot import the script or notebook that defines it. Unpickling runs code. So a carried object is loaded
-only from a directory of that name which nobody else can write into, and only if the bytes have the
-digest that the configuration names. A configuration file cannot name one.
+cannot import the script or notebook that defines it. Unpickling runs code. So a carried object is loaded only
+from a directory of that name which nobody else can write into. Its bytes must have the digest that the
+configuration names. A configuration file cannot name one.
 
 `config.json` names what is carried relative to the run directory, which may therefore be moved.
 """

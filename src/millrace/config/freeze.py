@@ -31,7 +31,7 @@ def record(config: Config, file: Path) -> None:
 
 
 def restore(tree: dict[str, Any], file: Path) -> Config:
-    """The configuration that stands in a run's `file`."""
+    """The configuration in a run's `file`."""
     try:
         return Config.model_validate_json(json.dumps(carried.absolute(tree, file.parent)), strict=True)
     except ValidationError as error:

@@ -100,7 +100,7 @@ def read_file(schema: type[Section], path: Path) -> Source:
 def read_mapping(schema: type[Section], mapping: Mapping[str, Any], origin: str) -> Source:
     """Keys and values from Python. A name with dots is a key of a table; a table may be a mapping.
 
-    `origin` stands in errors where a file and its line would.
+    `origin` is named in errors in place of a file and its line.
     """
     tree: Tree = {}
     for name, value in mapping.items():
@@ -112,7 +112,7 @@ def read_mapping(schema: type[Section], mapping: Mapping[str, Any], origin: str)
 
 
 def _at(tree: Tree, key: str) -> Any:
-    """What stands at a dotted key; None: nothing."""
+    """The value at a dotted key; None: there is none."""
     found: Any = tree
     for name in key.split("."):
         found = found.get(name) if isinstance(found, dict) else None

@@ -1,6 +1,6 @@
 """The configuration reference as Markdown, made from the schema: keys, defaults, meanings.
 
-`python -m millrace.config.reference FILE` rewrites what stands between the markers in FILE.
+`python -m millrace.config.reference FILE` rewrites the text between the markers in FILE.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class Model(Section):
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where there is one."""
     recompute: bool = False
-    """The trainer keeps each layer's input only and computes the rest again for the gradient: a fraction of
-    the memory, a third more work, the same gradient."""
+    """The trainer keeps only each layer's input, and computes the rest again for the gradient. This needs a
+    fraction of the memory and a third more work, and gives the same gradient."""
 
 
 class GymTask(Section):
@@ -338,7 +338,7 @@ class Supervision(Section):
     goes on."""
     step_timeout_s: float = Field(default=600.0, ge=1, le=SECONDS_MAX)
     """One command may take this long; after the first of its kind, ten times the longest so far. One whose
-    process does nothing at all is given up after 20 s."""
+    process does nothing at all is killed after 20 s."""
     spawn_timeout_s: float = Field(default=120.0, ge=1, le=SECONDS_MAX)
     """A worker must be ready within this long of its start."""
 

@@ -48,7 +48,7 @@ def _advice(error: sqlite3.Error, path: str) -> str:
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return "Another program holds a lock inside the file: close it (`fuser` names it), then resume."
     if name == "SQLITE_PROTOCOL":
-        return "Its writer stands still in the middle of a write: let it go on, or end it, then look again."
+        return "Its writer is stopped in the middle of a write: let it go on, or end it, then look again."
     if name.startswith("SQLITE_NOTADB"):
         return f"This is not a ledger, or its first page is damaged. {OTHER_PATH}"
     if name.startswith("SQLITE_CORRUPT") or "UTF-8" in str(error):

@@ -97,8 +97,8 @@ class Tail:
 
 
 def retell(path: Path, sink: Sink, conclude: Callable[[], object]) -> None:
-    """Tell `sink` the events of an earlier `EventLog`, in order. `conclude` is what will be asked of the sink
-    later: it is tried here, so that a damaged event is told now.
+    """Send `sink` the events of an earlier `EventLog`, in order. `conclude` is called once at the end, so
+    that a damaged event is an error now and not at the end of the run.
 
     Raises DataError: a line cannot be read, or lacks what the sink needs of it.
     """

@@ -1,7 +1,7 @@
 """The one way to a terminal: what a reward, a model or a row says is shown there, and never obeyed.
 
-An escape sequence in an error's message or in a completion could else move the cursor, rename the window or
-hide what was printed before it. A direction mark could show text in another order than it has.
+Without this, an escape sequence in an error or a completion could move the cursor, rename the window or hide
+what was printed before. A direction mark could show text in another order than it has.
 """
 
 from __future__ import annotations

@@ -30,12 +30,12 @@ WORKSPACE = 1.1
 SHARED_FRACTION = 0.5
 VERSIONS_MIN = 2
 TIGHT = 0.95
-"""Of a share or of the free memory: fuller is told."""
+"""Of a share or of the free memory: above this fraction there is a warning."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """`device` is what roles are told: `cuda` (the first that they see) or `cpu`."""
+    """`device` is what roles get: `cuda` (the first that they see) or `cpu`."""
 
     host: Host
     needs: Needs

@@ -50,7 +50,7 @@ def warnings(placement: Placement) -> Iterator[str]:
     if placement.relay_slots < placement.relay_slots_max:
         yield (
             f"the relay has room for {placement.relay_slots} versions, and up to {placement.relay_slots_max} "
-            "are of use: a trajectory whose replica dies starts again if its version is gone"
+            "are of use: a trajectory whose replica dies starts again from its prompt if its version is gone"
         )
     if placement.device == "cuda":
         for gpu in host.gpus:

@@ -55,8 +55,8 @@ async def train(
     """Run, or go on with, the run in `run`, first back to `from_version` if that is given. Setting `stop`
     ends it after the step under way.
 
-    The live view is drawn on `console`, by default on stdout. What is printed there meanwhile stands
-    above it; on another one it would be drawn over.
+    The live view is drawn on `console`, by default on stdout. What is printed on that console meanwhile is
+    above the view; the view would draw over a print on another console.
 
     Raises: the run's first fatal error. In every case the ledger is flushed and `summary.json` written.
     """
@@ -205,6 +205,6 @@ def _close(ledger: SqliteLedger, error: BaseException | None) -> None:
 
 
 def _write_summary(run: RunDirectory, summary: Summary, error: BaseException | None) -> None:
-    """`error` is what ended the run: that has to be told, and what fails in here after it."""
+    """`error` is what ended the run. It is reported first; a failure in here becomes a note on it."""
     with after(error):
         run.write_summary(summary.result())

@@ -18,7 +18,7 @@ def examine(run: RunDirectory) -> dict[str, Any]:
     """JSON types. Raises: DataError, ConfigError, LedgerError: a record is missing or damaged."""
     config = run.read_config()
     if not run.events.is_file():
-        raise DataError(f"{run.path} has no events.jsonl: the doctor reads what a run told while it ran")
+        raise DataError(f"{run.path} has no events.jsonl: the doctor reads the events that a run wrote")
     evidence = Evidence(config.model.dtype)
     retell(run.events, evidence, partial(diagnose, evidence))
     with LedgerReader(run.ledger) as reader:

@@ -31,7 +31,7 @@ def preflight(config: Config, run_path: Path) -> list[str]:
         raise ConfigError("\n".join(missing))
     placed = place(config)
     if not (config.schedule.kind == "function" and is_carried(config.schedule.path)):
-        build(config)  # a schedule of one's own is loaded: what is wrong with it is told here
+        build(config)  # a user's own schedule is loaded here, so an error in it is reported before the start
     disk = _disk_problem(config, placed.needs, run_path)
     if disk:
         raise ConfigError(disk)

@@ -24,7 +24,7 @@ RUNS = Path("runs")
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Where everything of a run lies. `path` is absolute. The whole directory may be moved."""
+    """Where every file of a run is. `path` is absolute. The whole directory may be moved."""
 
     path: Path
 
@@ -140,7 +140,7 @@ def _numbered(name: str, runs: Path) -> RunDirectory:
 
 
 def _remove_barren(run: RunDirectory) -> None:
-    """Remove a run without a single group, unless something lies there that is not the run's."""
+    """Remove a run without a single group, unless the directory holds a file that is not the run's."""
     ours = (run.config, run.carried, run.events, run.metrics, run.summary, run.logs, run.path / "tensorboard")
     if any(path.is_symlink() for path in run.path.glob("*")):
         return

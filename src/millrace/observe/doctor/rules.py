@@ -1,7 +1,7 @@
 """Which known fault a run has, from its evidence alone. Pure rules, each in the module of its idea.
 
-Only a cause is told, not its consequences: with wrong weights every gap is off, and a run that diverged
-has no signal in its groups and a policy that moves too far.
+Only a cause is reported, not its consequences. With wrong weights every gap is wrong. A run that diverged has
+no signal in its groups, and a policy that moves too far.
 """
 
 from __future__ import annotations
