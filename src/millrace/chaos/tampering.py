@@ -57,8 +57,9 @@ def halve_the_log(scene: Scene, rng: random.Random) -> Path | None:
 
 
 def flip_a_bit(scene: Scene, rng: random.Random) -> Path | None:
-    """In any other file of the run that it reads again: configuration, events, checkpoints."""
-    files = [scene.run.config, scene.run.events, *scene.run.checkpoints.rglob("*.*")]
+    """In another file that the run reads again: configuration, events, the ledger's mark, checkpoints."""
+    mark = Path(f"{scene.run.ledger}.mark")
+    files = [scene.run.config, scene.run.events, mark, *scene.run.checkpoints.rglob("*.*")]
     found = sorted(file for file in files if file.is_file())
     return _flip(rng.choice(found), rng) if found else None
 
