@@ -72,7 +72,8 @@ def test_a_directory_without_a_readable_manifest_is_no_checkpoint(tmp_path):
 @pytest.mark.parametrize(("written", "changed"), [('"version": 0', '"version": 7'), ('"rng.', '"odd.')])
 def test_a_manifest_of_another_version_or_of_other_files_is_refused(written, changed, tmp_path):
     manifest = save_checkpoint(make_trainer(), tmp_path) / "manifest.json"
-    assert written in (whole := manifest.read_text())
+    whole = manifest.read_text()
+    assert written in whole
     manifest.write_text(whole.replace(written, changed))
     with pytest.raises(DataError, match=r"is damaged: its manifest.json is of version"):
         load_checkpoint(make_trainer(), manifest.parent)
