@@ -67,7 +67,7 @@ def check_remains(orphans: list[int], memory_before: set[str]) -> list[Check]:
 
 
 def check_sockets(listening: set[str], run_dir: Path) -> Check:
-    """No process of the run was seen to listen on a port or a socket, and no socket lies in its directory."""
+    """No process of the run was seen to listen on a port or a socket, and its directory holds no socket."""
     left = {f"unix {path}" for path in run_dir.rglob("*") if path.is_socket()}
     return Check("no port or socket", not listening | left, f"found: {sorted(listening | left)[:5]}")
 

@@ -89,7 +89,7 @@ def _open(config: Config, name: str, run_dir: Path | None, resume: bool) -> RunD
 
 
 def _train(config: Config, run: RunDirectory, again: str, from_version: int | None) -> bool:
-    view = Terminal()  # the live view's, so that what is said stands above it
+    view = Terminal()  # the live view's, so that messages are printed above it
 
     def at_once() -> None:
         view.show_cursor()  # which the live view hides

@@ -25,7 +25,7 @@ class Rows(Protocol):
         """Raises DataError, saying where, if the row is broken."""
 
     def place(self, index: int) -> str:
-        """Where the row stands in the file: a line, or an index."""
+        """Where the row is in the file: a line, or an index."""
 
 
 class FunctionRows:

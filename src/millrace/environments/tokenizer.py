@@ -21,8 +21,8 @@ CHAT_TEMPLATE = (
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 """A directory with none of these has no tokenizer. transformers makes an empty one of it, without a word."""
 
-# A tokenizer saved under one of these classes is its tokenizer.json and nothing else, so it can be read
-# without transformers' auto classes, which import torch: 2 s and 100 MB that a reward worker saves.
+# A tokenizer saved under one of these classes is its tokenizer.json and nothing else. So it can be read
+# without transformers' auto classes, which import torch. That saves a reward worker 2 s and 100 MB.
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
 
 

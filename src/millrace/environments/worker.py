@@ -28,10 +28,10 @@ _ADVICE = "Raise `reward.memory_mb`, or look for what keeps so much."
 class EnvironmentWorker:
     """Role `millrace.environments.worker:EnvironmentWorker` (a core.protocols.Environment).
 
-    It keeps no state: every answer is a function of the configuration and the request, so any worker
-    can serve any group, and one that was killed is replaced by starting another. Rows and tokens are
-    made in one thread and plain reward functions called in another, so the loop is free to answer unless one
-    of them holds the interpreter.
+    It keeps no state: every answer is a function of the configuration and the request. So any worker can
+    serve any group, and a new worker can replace one that was killed. Rows and tokens are made in one thread
+    and plain reward functions called in another, so the loop is free to answer unless one of them holds the
+    interpreter.
 
     Args:
         config: a dumped `Config`.

@@ -1,7 +1,7 @@
 """Prompts and scores outside a run: the real environment worker in a process of its own.
 
-What training would do with a completion happens here too: tokens are decoded, the reward runs under
-its deadline and memory limit, and a worker that hangs or dies fails that completion only.
+A completion is treated as in training. Tokens are decoded, and the reward runs under its deadline and memory
+limit. If a worker hangs or dies, only that completion fails.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tables of a ledger file, and how a file says that it is one.
 
-`counts` is kept by triggers, not by the program, so that a row that is lost or changed by anyone, by
-whatever statement, shows in the next check of the accounts. Every other row has a `checksum` of what it
-holds. SQLite computes it with `row_checksum` (checksums.py) whenever the row is written.
+Triggers keep `counts`, not the program. So if anyone loses or changes a row, by whatever statement, the next
+check of the accounts shows it. Every other row has a `checksum` of what it holds. SQLite computes it with
+`row_checksum` (checksums.py) whenever the row is written.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Saboteur:
             self._pids[fields["name"]] = fields["pid"]
         elif event.kind == "step":
             self._version = fields["version"]
-        elif event.kind == "finished":  # told right after the report that it came with
+        elif event.kind == "finished":  # this event follows the report that it came with
             self._brought[self._holder.pop(fields["trajectory_id"])] -= fields["tokens"]
             return
         if self.victim is None and self._version >= self._at_version and self._reported is not None:

@@ -18,7 +18,7 @@ TASKS_PER_PROCESS = 10_000
 def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """`jobs` processes that end when this one does, killed or not: by themselves they would wait for ever.
 
-    An exception in the body gives up what has not begun. A script that asks for processes needs an
+    An exception in the body cancels what has not begun. A script that asks for processes needs an
     `if __name__ == "__main__"`.
     """
     pool = ProcessPoolExecutor(

@@ -39,7 +39,7 @@ class CostModel(Protocol):
 
     @property
     def publish_s(self) -> float:
-        """The trainer stands still for it."""
+        """The trainer waits for it."""
 
     @property
     def stage_s(self) -> float:

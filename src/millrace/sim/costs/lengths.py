@@ -75,7 +75,7 @@ class Mixture:
 @dataclass(frozen=True, slots=True)
 class Drift:
     """Completions that grow as training goes on: by `factor` over the first `trajectories`, then no more.
-    Trajectory ids follow the data stream, so they stand for training time."""
+    Trajectory ids follow the data stream, so they measure training time."""
 
     inner: Lengths
     factor: float

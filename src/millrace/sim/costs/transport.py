@@ -1,7 +1,7 @@
 """What a new version costs on its way to the replicas, per transport.
 
-Every function answers with the same four numbers: how long the trainer stands still, how long until a
-replica may read, how long the replica reads while it goes on decoding, and how long it stands still.
+Every function answers with the same four numbers: how long the trainer waits, how long until a replica may
+read, how long the replica reads while it goes on decoding, and how long the replica waits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Transfer:
     trainer_stall_s: float
     available_s: float  # from the end of the stall until replicas may read
     background_s: float  # a replica reads, decoding meanwhile
-    replica_stall_s: float  # a replica stands still
+    replica_stall_s: float  # a replica waits
 
 
 def transfer(
@@ -90,9 +90,8 @@ def chain_s(relays: int, size: float, bytes_per_s: float) -> float:
 
 
 def ddma_s(size: float, link: float, trainer_devices: int, replicas: int, tensor_parallel: int) -> float:
-    """Every trainer rank sends its shard device to device (LlamaRL, arXiv:2505.24034, section 5): a replica's
-    device receives its own share, and the copies for all replicas fan out as a tree from the trainer's
-    links."""
+    """Every trainer rank sends its shard device to device (LlamaRL, arXiv:2505.24034, section 5). A replica's
+    device receives its own share. The copies for all replicas go out as a tree from the trainer's links."""
     receive_s = size / tensor_parallel / link
     send_s = size / trainer_devices / link * math.ceil(math.log2(replicas + 1))
     return max(receive_s, send_s)

@@ -21,7 +21,7 @@ from millrace.sim.roles.world import World
 from millrace.sim.simulation import Observer, Scenario
 
 SILENCE_TIMEOUTS = 2.0
-"""A replica reports every second, and is given up 4/3 of its heartbeat deadline after it fell silent; and a
+"""A replica reports every second, and is killed 4/3 of its heartbeat deadline after its last report; and a
 margin."""
 
 
@@ -118,7 +118,9 @@ class Invariants(Observer):
             return
         replica = self._state.replicas[event["replica"]]
         known = {replica.version} | ({replica.pulling} if replica.pulling >= 0 else set())
-        require(event["version"] in known, "a replica serves what it was told to", known=known, **event)
+        require(
+            event["version"] in known, "a replica serves the version that was ordered", known=known, **event
+        )
 
     def _on_finished(self, event: dict[str, Any]) -> None:
         tid, tokens = event["trajectory_id"], event["tokens"]
@@ -233,7 +235,8 @@ class Invariants(Observer):
             )
 
     def _check_version(self, state: RunState, replica: ReplicaRecord) -> None:
-        """Versions never go back on a replica, except to rescue trajectories that nobody else can."""
+        """Versions never go back on a replica, except for lost trajectories that no other replica can go on
+        with."""
         epoch, before = self._served.get(replica.name, (-1, -1))
         if not replica.alive or epoch != replica.epoch:
             before = -1
@@ -241,7 +244,7 @@ class Invariants(Observer):
         if replica.version < before:
             require(
                 self._rescues.get(replica.name) == replica.version,
-                "a replica goes back only to rescue lost trajectories",
+                "a replica goes back only for lost trajectories",
                 replica=replica.name,
                 before=before,
                 now=replica.version,
@@ -256,7 +259,7 @@ class Invariants(Observer):
         self._served[replica.name] = replica.epoch, replica.version
 
     def _check_silence(self, replica: ReplicaRecord) -> None:
-        """Heartbeats are a third of their deadline apart; a deadline later the replica is given up."""
+        """Heartbeats are a third of their deadline apart; a deadline later the replica is killed."""
         if not replica.alive:
             self._heard_s.pop(replica.name, None)
             return
@@ -264,7 +267,7 @@ class Invariants(Observer):
         limit_s = SILENCE_TIMEOUTS * self._config.supervision.heartbeat_timeout_s
         require(
             silent_s <= limit_s or not self._steady,
-            "a silent replica is given up when its heartbeat is late",
+            "a silent replica is killed when its heartbeat is late",
             replica=replica.name,
             silent_s=silent_s,
         )
@@ -274,7 +277,7 @@ class Invariants(Observer):
     def on_end(self, ledger: SqliteLedger, world: World) -> None:
         accounting, found, steps = ledger.accounting(), ledger.recover(), ledger.steps_after(0)
         require(accounting.balanced, "the accounts close", accounting=accounting)
-        require(accounting.in_flight == 0, "nothing is in flight in vain at the end", accounting=accounting)
+        require(accounting.in_flight == 0, "nothing is in flight at the end", accounting=accounting)
         require(
             self._config.staleness_bound is None or accounting.stale == 0,
             "a bounded schedule lets no group grow too old",

@@ -67,7 +67,7 @@ def explore(
     """Run `count` worlds from `first_seed` on.
 
     `jobs` processes share them (a script that asks for more than one needs an `if __name__ == "__main__"`).
-    `on_seed` is told of each in order. `config`: a user's own run instead of random small ones, shortened
+    `on_seed` is called for each in order. `config`: a user's own run instead of random small ones, shortened
     to a few steps. `command` is how failures say that they are replayed.
     """
     seeds = range(first_seed, first_seed + count)

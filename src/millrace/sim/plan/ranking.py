@@ -194,8 +194,8 @@ def problem_of(model: ModelSizes, device: Device, count: int, demand: Demand) ->
 def training_config(plan: Plan, base: dict[str, Any]) -> dict[str, Any]:
     """The best candidate as the keys of a training configuration, laid over `base`.
 
-    What the configuration has no key for (which device does what, tensor parallelism, transport) is the
-    launcher's, and stands in the plan's table.
+    Which device does what, tensor parallelism and transport have no key in the configuration. They are in the
+    plan's table.
     """
     best = plan.best.candidate
     workload = plan.config.workload

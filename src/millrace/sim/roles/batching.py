@@ -1,8 +1,8 @@
 """Continuous batching, computed instead of run: whole stretches of decode steps at a time.
 
-Between two events (a completion, a submission, a swap) the batch is constant and its KV grows evenly, so a
-stretch of n steps takes n t + g n (n - 1) / 2 seconds and its progress is the root of that. Time is an
-argument; nothing here waits. `_clock_s` is the engine's own time: the end of the last step, prefill or
+Between two events (a completion, a submission, a swap) the batch is constant and its KV grows evenly. So a
+stretch of n steps takes n t + g n (n - 1) / 2 seconds, and n after a time is the root of that equation. Time
+is an argument; nothing here waits. `_clock_s` is the engine's own time: the end of the last step, prefill or
 swap that has begun. Work begun before `now` may end after it.
 """
 

@@ -18,7 +18,7 @@ from millrace.sim.virtual.seeded import uniform
 class SimEnvironment:
     """Holds no state, so any instance answers for any group.
 
-    It scores one completion at a time, or, `parallel`, stands for a pool of sandboxes that begin all
+    It scores one completion at a time. With `parallel` it simulates a pool of sandboxes that begin all
     requests of a call at once.
     """
 

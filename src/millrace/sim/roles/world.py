@@ -98,7 +98,7 @@ class World:
         self._corruption, self._rng = corruption, stream(seed, "corruption")
 
     def written(self, digest: str) -> str:
-        """What lies in a slot into which weights with this digest were copied."""
+        """What is in a slot into which weights with this digest were copied."""
         return self._perhaps_corrupted(digest, self._corruption.written)
 
     def read(self, digest: str) -> str:

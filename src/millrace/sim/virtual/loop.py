@@ -1,10 +1,10 @@
 """A virtual-time event loop: unmodified asyncio code runs as fast as it computes, and repeatably.
 
 `time()` starts at 0 and jumps to the next timer when nothing is ready; it takes exactly the value the
-timer was scheduled for. A run is a pure function of the program and the seed: tasks and futures hash
-by sequence number (sets of them are otherwise ordered by address), tasks are named by it, the cyclic
-garbage collector runs at fixed points, and timers due at the same instant, whose order asyncio leaves
-undefined, run in a seeded order. There are no selectors, sockets or threads here.
+timer was scheduled for. A run is a pure function of the program and the seed. Tasks and futures hash by
+sequence number, because sets of them are otherwise ordered by address; tasks are named by that number too.
+The cyclic garbage collector runs at fixed points. Timers that are due at the same instant run in a seeded
+order, because asyncio leaves their order undefined. There are no selectors, sockets or threads here.
 """
 
 from __future__ import annotations

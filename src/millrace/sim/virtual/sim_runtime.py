@@ -111,8 +111,8 @@ class SimHandle:
 class SimRuntime:
     """Workers in this process, under virtual time; see `core.protocols.Runtime`.
 
-    The caller passes targets: simulated roles (`millrace.sim.roles:SimReplica`) stand where a real run
-    has real ones.
+    The caller passes targets: simulated roles (`millrace.sim.roles:SimReplica`) take the place of a real
+    run's roles.
     """
 
     def __init__(

@@ -96,7 +96,8 @@ class Worker:
         self._cut = faults.cut(self.name, self._loop.time(), self._rng)
 
     def kill(self) -> None:
-        """Die now. A worker that is cut off is given up now, and dies when the cut is over. Idempotent."""
+        """Die now. The handle of a worker that is cut off is dead now; the worker dies when the cut is over.
+        Idempotent."""
         if not (self.alive and self._is_cut_off):
             self.die("was killed")
         elif not self.given_up:
