@@ -145,24 +145,31 @@ class _Pipe:
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
 
-    def write(self, piece) -> None:
-        self.pieces.append(bytes(piece))
+    def writelines(self, parts) -> None:
+        self.pieces.append(b"".join(parts))
 
 
 MESSAGES = st.lists(
-    st.tuples(st.sampled_from(list(Kind)), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.binary()),
+    st.tuples(
+        st.sampled_from([kind for kind in Kind if kind is not Kind.PART]),
+        st.integers(0, 2**64 - 1),
+        st.integers(0, 2**64 - 1),
+        st.binary(),
+    ),
     max_size=6,
 )
 
 
-def sent(messages) -> list[bytes]:
-    """What one end writes, a piece for every turn of its loop."""
+def sent(messages, urgent=()) -> list[bytes]:
+    """What one end writes, a piece for every turn of its loop. The `urgent` messages come last."""
 
     async def send() -> list[bytes]:
         sender, pipe = Framing(lambda *_: None, lambda: None), _Pipe()
         sender._transport = pipe  # type: ignore[assignment]
         for message in messages:
             sender.send(*message)
+        for message in urgent:
+            sender.send(*message, urgent=True)
         while sender._outgoing:  # noqa: ASYNC110 - turn by turn
             await asyncio.sleep(0)
         return pipe.pieces
@@ -204,8 +211,17 @@ def test_columns_of_any_size_travel_between_other_messages(num_tokens):
 def test_a_large_batch_is_written_piece_by_piece_and_the_loop_turns_in_between():
     columns = TokenColumns.of(range(4 * PIECE_BYTES), [-0.5] * 4 * PIECE_BYTES, 3)
     pieces = sent([(Kind.CALL, 1, 1, columns)])
-    assert max(map(len, pieces)) <= PIECE_BYTES
-    assert len(pieces) >= 32  # 4 bytes of id and 4 of log-prob a token
+    assert max(map(len, pieces)) <= 2 * PIECE_BYTES
+    assert len(pieces) >= 16  # 4 bytes of id and 4 of log-prob a token
+
+
+@pytest.mark.parametrize("cut", [7919, 1 << 30])
+def test_a_ping_does_not_wait_for_the_batch_before_it(cut):
+    columns = TokenColumns.of(range(4 * PIECE_BYTES), [-0.5] * 4 * PIECE_BYTES, 3)
+    batch, later, ping = (Kind.CALL, 1, 1, columns), (Kind.CALL, 1, 2, "later"), (Kind.CALL, 1, 3, "ping")
+    pieces = sent([batch, later], urgent=[ping])
+    assert received(b"".join(pieces), [cut]) == [ping, batch, later]
+    assert received(b"".join(pieces[:2]), [cut]) == [ping]
 
 
 # ---------------------------------------------------------------- events

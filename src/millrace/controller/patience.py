@@ -83,7 +83,8 @@ class Patience:
             waited_s = now_s - call.started_s
             credit_s = min(elapsed_s, waited_s, CREDIT_S_MAX)
             call.idle_s = call.idle_s + credit_s if idle else 0.0
-            call.unknown_s = call.unknown_s + credit_s if call.method not in vitals.calls else 0.0
+            known = call.method in vitals.calls or vitals.receiving
+            call.unknown_s = 0.0 if known else call.unknown_s + credit_s
             told = f"{handle.name} (epoch {handle.epoch}): {call.method} was asked for {waited_s:.0f} s ago"
             if call.unknown_s >= LOST_S:
                 raise DeadlineExceeded(f"{told}, and the worker knows nothing of it")

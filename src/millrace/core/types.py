@@ -269,6 +269,7 @@ class Vitals(msgspec.Struct, frozen=True):
     resident_bytes: int
     disk: bool  # it waits for a disk, or has read from one since the last heartbeat
     calls: list[str]  # methods that it is executing, without streams
+    receiving: bool = False  # a large command has begun to come and is not complete
 
 
 class TrainerState(msgspec.Struct, frozen=True):

@@ -7,10 +7,13 @@ may come this way.
     header | pickle | buffers | sizes of the buffers
 
 Large buffers of a message travel beside its pickle, without a copy (PEP 574): they must not change until the
-message is sent. A message is written a piece at a time, and the loop turns between two pieces. So a batch of
-gigabytes delays only later messages to the same worker. The header is readable without the payload, so a
-payload that cannot be unpickled is the error of its own call only. Outgoing bytes are held in memory until
-the other side reads: callers bound their calls, a window bounds a stream.
+message is sent. A message larger than a piece is a header alone, then parts with headers of their own. The
+loop turns between two pieces. An urgent message (a ping, its answer) goes before the next part. So a batch of
+gigabytes delays later calls of the same worker, and never its heartbeat.
+
+The header is readable without the payload, so a payload that cannot be unpickled is the error of its own call
+only. Outgoing bytes are held in memory until the other side reads: callers bound their calls, a window bounds
+a stream.
 """
 
 from __future__ import annotations
@@ -20,12 +23,15 @@ import pickle
 import struct
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 _HEADER = struct.Struct("!QIBQQ")  # payload bytes, buffers, kind, epoch, call id
 PIECE_BYTES = 1 << 18
-"""Read or written at once."""
+"""Read or written at once, header included."""
+WHOLE_BYTES = PIECE_BYTES - _HEADER.size
+"""A larger payload travels in parts."""
 BESIDE_BYTES = 1 << 10
 """Buffers of at least this size are not copied into the pickle."""
 
@@ -37,6 +43,8 @@ class Kind(IntEnum):
     STREAM = 3  # (method, args, window): an ITEM needs one of `window` credits
     CREDIT = 4  # how many more items may be sent
     CANCEL = 5  # None: close the stream's generator
+    # either way
+    PART = 0  # the next bytes of the large message whose header came last
     # worker to controller
     RESULT = 6  # what the call returned
     ITEM = 7  # the next item of the stream
@@ -65,22 +73,61 @@ class Payload:
 Receive = Callable[[Kind, int, int, Payload], None]
 
 
+class _Parts:
+    """A large message on its way out: what is left of it."""
+
+    def __init__(self, epoch: int, call_id: int, views: list[memoryview]) -> None:
+        self._epoch, self._call_id, self._views = epoch, call_id, deque(views)
+
+    def take(self, room: int) -> list[bytes | memoryview]:
+        """The next part, of at most `room` bytes of payload: its header, then its bytes."""
+        taken: list[bytes | memoryview] = []
+        num_bytes = 0
+        while self._views and num_bytes < room:
+            view = self._views.popleft()
+            if len(view) > room - num_bytes:
+                self._views.appendleft(view[room - num_bytes :])
+                view = view[: room - num_bytes]
+            taken.append(view)
+            num_bytes += len(view)
+        return [_HEADER.pack(num_bytes, 0, Kind.PART, self._epoch, self._call_id), *taken]
+
+    def __bool__(self) -> bool:
+        return bool(self._views)
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """A large message on its way in."""
+
+    kind: Kind
+    epoch: int
+    call_id: int
+    num_buffers: int
+    body: bytearray
+    num_filled: int = 0
+    part_left: int = 0  # bytes of the present part that have not come
+
+
 class Framing(asyncio.BufferedProtocol):
-    """One end. `receive(kind, epoch, call_id, payload)` is called for each message, in order."""
+    """One end. `receive(kind, epoch, call_id, payload)` is called for each message. They come in the order in
+    which they were sent, but for urgent ones."""
 
     def __init__(self, receive: Receive, lost: Callable[[], None]) -> None:
         self._receive, self._lost = receive, lost
         self._transport: asyncio.Transport | None = None
-        self._outgoing: deque[memoryview] = deque()
+        self._urgent: deque[bytes] = deque()
+        self._outgoing: deque[bytes | _Parts] = deque()
         self._paused = False
-        self._arriving = bytearray(PIECE_BYTES)  # beginnings of messages
+        self._buffer = bytearray(PIECE_BYTES)  # what has come of messages that fit into it
         self._arrived = 0
-        self._large: tuple[Kind, int, int, int, bytearray] | None = None  # one that has more than fits there
+        self._large: _Arriving | None = None
 
     # ------------------------------------------------------------ out
 
-    def send(self, kind: Kind, epoch: int, call_id: int, value: Any) -> None:
-        """Send one message. Raises what pickling `value` raises; then nothing was sent."""
+    def send(self, kind: Kind, epoch: int, call_id: int, value: Any, *, urgent: bool = False) -> None:
+        """Send one message; an `urgent` one is small and overtakes. Raises what pickling `value` raises; then
+        nothing was sent."""
         beside: list[memoryview] = []
 
         def inside(buffer: pickle.PickleBuffer) -> bool:
@@ -91,35 +138,44 @@ class Framing(asyncio.BufferedProtocol):
 
         pickled = pickle.dumps(value, protocol=5, buffer_callback=inside)
         sizes = struct.pack(f"!{len(beside)}Q", *(raw.nbytes for raw in beside))
-        num_bytes = len(pickled) + len(sizes) + sum(raw.nbytes for raw in beside)
-        head = _HEADER.pack(num_bytes, len(beside), kind, epoch, call_id) + pickled
+        views = [memoryview(pickled), *beside, memoryview(sizes)]
+        num_bytes = sum(view.nbytes for view in views)
+        header = _HEADER.pack(num_bytes, len(beside), kind, epoch, call_id)
         if self._transport is None:
             return
-        idle = not self._outgoing
-        self._outgoing.append(memoryview(head))
-        if beside:
-            self._outgoing.extend((*beside, memoryview(sizes)))
+        idle = not (self._urgent or self._outgoing)
+        if num_bytes > WHOLE_BYTES:
+            self._outgoing.extend((header, _Parts(epoch, call_id, views)))
+        else:
+            (self._urgent if urgent else self._outgoing).append(b"".join((header, *views)))
         if idle:
             self._write()
 
     def _write(self) -> None:
         """One piece; the next when the loop has turned, or when the other side has read."""
-        if self._transport is None or self._paused or not self._outgoing:
+        if self._transport is None or self._paused or not (self._urgent or self._outgoing):
             return
-        self._transport.write(self._next_piece())
-        if self._outgoing and not self._paused:
+        self._transport.writelines(self._next_piece())
+        if (self._urgent or self._outgoing) and not self._paused:
             asyncio.get_running_loop().call_soon(self._write)
 
-    def _next_piece(self) -> bytes | memoryview:
-        parts, num_bytes = [], 0
+    def _next_piece(self) -> list[bytes | memoryview]:
+        """At least one message or part, at most about two pieces."""
+        piece: list[bytes | memoryview] = [*self._urgent]
+        self._urgent.clear()
+        num_bytes = sum(map(len, piece))
         while self._outgoing and num_bytes < PIECE_BYTES:
-            part, room = self._outgoing.popleft(), PIECE_BYTES - num_bytes
-            if len(part) > room:
-                self._outgoing.appendleft(part[room:])
-                part = part[:room]
-            parts.append(part)
-            num_bytes += len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            first = self._outgoing[0]
+            if isinstance(first, bytes):
+                added: list[bytes | memoryview] = [first]
+                self._outgoing.popleft()
+            else:
+                added = first.take(WHOLE_BYTES)
+                if not first:
+                    self._outgoing.popleft()
+            piece += added
+            num_bytes += sum(map(len, added))
+        return piece
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -129,7 +185,7 @@ class Framing(asyncio.BufferedProtocol):
         self._write()
 
     def close(self) -> None:
-        self._outgoing.clear()
+        self._forget_outgoing()
         if self._transport is not None:
             self._transport.abort()
 
@@ -139,42 +195,64 @@ class Framing(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._outgoing.clear()
+        self._forget_outgoing()
         self._lost()
+
+    def _forget_outgoing(self) -> None:
+        self._urgent.clear()
+        self._outgoing.clear()
 
     # ------------------------------------------------------------ in
 
+    @property
+    def receiving(self) -> bool:
+        """Whether a large message has begun to come and is not complete."""
+        return self._large is not None
+
     def get_buffer(self, sizehint: int) -> memoryview:
-        into = self._arriving if self._large is None else self._large[4]
-        return memoryview(into)[self._arrived :]
+        large = self._large
+        if large is not None and large.part_left:  # read to where it stays
+            return memoryview(large.body)[large.num_filled : large.num_filled + large.part_left]
+        return memoryview(self._buffer)[self._arrived :]
 
     def buffer_updated(self, num_bytes: int) -> None:
-        self._arrived += num_bytes
-        if self._large is None:
+        large = self._large
+        if large is not None and large.part_left:
+            large.part_left -= num_bytes
+            self._fill(large, num_bytes)
+        else:
+            self._arrived += num_bytes
             self._take_messages()
-        elif self._arrived == len(self._large[4]):
-            kind, epoch, call_id, num_buffers, body = self._large
-            self._large, self._arrived = None, 0
-            self._receive(kind, epoch, call_id, Payload(body, num_buffers))
 
     def _take_messages(self) -> None:
-        start, arrived = 0, memoryview(self._arriving)[: self._arrived]
+        start, arrived = 0, memoryview(self._buffer)[: self._arrived]
         while len(arrived) - start >= _HEADER.size:
             num_bytes, num_buffers, kind, epoch, call_id = _HEADER.unpack_from(arrived, start)
             begin, end = start + _HEADER.size, start + _HEADER.size + num_bytes
-            if end > len(arrived):
-                if _HEADER.size + num_bytes > PIECE_BYTES:
-                    return self._begin_large(Kind(kind), epoch, call_id, num_buffers, num_bytes, begin)
+            if kind == Kind.PART:
+                start = min(end, len(arrived))
+                self._take_part(arrived[begin:start], num_bytes)
+            elif num_bytes > WHOLE_BYTES:
+                self._large = _Arriving(Kind(kind), epoch, call_id, num_buffers, bytearray(num_bytes))
+                start = begin
+            elif end > len(arrived):
                 break
-            start = end
-            self._receive(Kind(kind), epoch, call_id, Payload(bytes(arrived[begin:end]), num_buffers))
+            else:
+                start = end
+                self._receive(Kind(kind), epoch, call_id, Payload(bytes(arrived[begin:end]), num_buffers))
         self._arrived = len(arrived) - start
-        self._arriving[: self._arrived] = bytes(arrived[start:])
+        self._buffer[: self._arrived] = bytes(arrived[start:])
 
-    def _begin_large(
-        self, kind: Kind, epoch: int, call_id: int, num_buffers: int, num_bytes: int, begin: int
-    ) -> None:
-        """The rest of this message is read to where it stays."""
-        body, here = bytearray(num_bytes), self._arrived - begin
-        body[:here] = memoryview(self._arriving)[begin : self._arrived]
-        self._large, self._arrived = (kind, epoch, call_id, num_buffers, body), here
+    def _take_part(self, here: memoryview, num_bytes: int) -> None:
+        large = self._large
+        assert large is not None, "a part of no message"
+        large.body[large.num_filled : large.num_filled + len(here)] = here
+        large.part_left = num_bytes - len(here)
+        self._fill(large, len(here))
+
+    def _fill(self, large: _Arriving, num_bytes: int) -> None:
+        large.num_filled += num_bytes
+        if large.num_filled == len(large.body):
+            self._large = None
+            payload = Payload(large.body, large.num_buffers)
+            self._receive(large.kind, large.epoch, large.call_id, payload)

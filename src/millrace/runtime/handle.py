@@ -165,7 +165,7 @@ class LocalHandle:
             raise died(self.name, self.epoch, method, self.dead.result())
         call_id = next(self._ids)
         try:
-            self._framing.send(kind, self.epoch, call_id, command)
+            self._framing.send(kind, self.epoch, call_id, command, urgent=method == PING)
         except Exception as error:
             place = where(self.name, self.epoch, method)
             raise DataError(

@@ -22,8 +22,8 @@ class VitalSigns:
     def __init__(self) -> None:
         self._read = 0
 
-    def take(self, calls: Iterable[str]) -> Vitals:
-        """`calls` are the methods that are being executed."""
+    def take(self, calls: Iterable[str], *, receiving: bool) -> Vitals:
+        """`calls` are the methods that are being executed; `receiving`: another is on its way."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         # A page fault that needs a disk is how a mapped file is read, from a network too.
         read, before = usage.ru_inblock + usage.ru_majflt, self._read
@@ -33,6 +33,7 @@ class VitalSigns:
             resident_bytes=int(_STATM.read_text().split()[1]) * resource.getpagesize(),
             disk=read > before or _waits_for_disk(),
             calls=sorted(calls),
+            receiving=receiving,
         )
 
 

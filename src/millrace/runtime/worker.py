@@ -86,7 +86,7 @@ class Worker:
                 await self._construct(method, *rest)
                 self._send(Kind.RESULT, call_id, None)
             elif credit is None:
-                self._send(Kind.RESULT, call_id, await self._call(method, *rest))
+                self._send(Kind.RESULT, call_id, await self._call(method, *rest), urgent=method == PING)
             else:
                 await self._stream(call_id, credit, method, *rest)
                 self._send(Kind.END, call_id, None)
@@ -102,7 +102,7 @@ class Worker:
 
     async def _call(self, method: str, args: tuple[Any, ...]) -> Any:
         if method == PING:
-            return self._vitals.take(self._calls)
+            return self._vitals.take(self._calls, receiving=self.framing.receiving)
         answer = begin_call(self._object, method, args)
         self._calls.append(method)
         try:
@@ -123,8 +123,8 @@ class Worker:
 
     # ------------------------------------------------------------ parts
 
-    def _send(self, kind: Kind, call_id: int, value: Any) -> None:
-        self.framing.send(kind, self._epoch, call_id, value)
+    def _send(self, kind: Kind, call_id: int, value: Any, *, urgent: bool = False) -> None:
+        self.framing.send(kind, self._epoch, call_id, value, urgent=urgent)
 
     @staticmethod
     def _grant(credit: asyncio.Semaphore, num_items: int) -> None:
