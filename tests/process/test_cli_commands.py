@@ -15,7 +15,7 @@ import pytest
 
 from millrace.cli.app import run
 from millrace.config.load import load
-from millrace.core.columns import TokenColumns
+from millrace.core.columns import TokenColumns, token_array
 from millrace.core.errors import DataError
 from millrace.core.types import Accounting, Finish, Group, State, StepRecord, Trajectory
 from millrace.environments.tokenizer import make_character_tokenizer
@@ -188,7 +188,7 @@ def write_ledger(directory: RunDirectory) -> None:
     """One group of two, trained in step 1."""
     members = [Trajectory(i, 0, replica="replica-0", epoch=1, lease=1) for i in range(2)]
     ledger = SqliteLedger(directory.ledger, run={})
-    ledger.admit([Group(0, "rows:1", [1, 2], "1+1=", members)])
+    ledger.admit([Group(0, "rows:1", token_array([1, 2]), "1+1=", members)])
     for member in members:
         member.state, member.finish, member.reward = State.BUFFERED, Finish.STOP, float(member.trajectory_id)
         member.columns = TokenColumns.of([7, 1], [-0.5, -0.1], 0)
