@@ -19,6 +19,7 @@ from transformers.utils import logging
 from millrace.algorithms import Algorithm, TokenLogprobs
 from millrace.algorithms.advantages import leave_one_out_advantages
 from millrace.config.schema import Optimizer
+from millrace.core.columns import TokenColumns
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.model import load_model, row_logprobs
 from millrace.trainer.packing import Branch, Tree, pack
@@ -73,10 +74,7 @@ def make_batch(version: int) -> Batch:
             sequences.append(
                 TrainSequence(
                     trajectory_id=group_id * 4 + member,
-                    tokens=tokens,
-                    logprobs=[-float(np.log(16))] * 8,  # drawn uniformly
-                    versions=[version] * 8,
-                    mask=[True] * 8,
+                    columns=TokenColumns.of(tokens, [-float(np.log(16))] * 8, version),  # drawn uniformly
                     reward=tokens.count(7) / 8,
                     truncated=False,
                 )
