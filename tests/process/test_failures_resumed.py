@@ -13,6 +13,7 @@ from failure_rows import seen
 from tests.runs import events, make_start, summary, train, weights
 
 from millrace.cli.app import run
+from millrace.ledger.checksums import register
 from millrace.ledger.log import Log
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.session.run_directory import RunDirectory
@@ -147,6 +148,26 @@ def test_without_its_newest_checkpoint_a_run_repeats_its_steps_and_ends_with_the
     seen("checkpoint-gone", "\n".join(replayed))
     assert len(replayed) == 2
     assert weights(copy) == weights(finished)
+
+
+@pytest.mark.parametrize("arithmetic", ["the same", "another CPU"])
+def test_steps_done_again_are_held_to_the_weights_that_they_made(start, copy, arithmetic, capsys):
+    shutil.rmtree(copy.checkpoints / "v00000004")
+    shutil.rmtree(copy.model)
+    with sqlite3.connect(copy.ledger) as db:
+        register(db)
+        db.execute("UPDATE published SET digest = 'other' WHERE version = 4")
+        if arithmetic != "the same":
+            db.execute("UPDATE published SET arithmetic = ? WHERE version = 4", (arithmetic,))
+    db.close()
+    code, told = resume(start, copy, capsys=capsys)
+    if arithmetic == "the same":
+        assert code == 1
+        seen("resume-replay-differs", told)
+    else:
+        assert code == 0, told
+        (event,) = events(copy, "replay_differs")
+        seen("resume-replay-rounded", json.dumps(event.fields))
 
 
 def test_a_healthy_run_gets_a_clean_bill_from_the_doctor_until_a_replica_served_something_else(copy, capsys):

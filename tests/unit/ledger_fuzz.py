@@ -18,7 +18,7 @@ from typing import Any
 from ledger_records import grow, lease, make_group, ready_group, step_of
 
 from millrace.core.errors import LedgerError
-from millrace.core.types import BadPrompt, CheckpointInfo, State
+from millrace.core.types import BadPrompt, CheckpointInfo, State, VersionRecord
 from millrace.ledger import LedgerReader, SqliteLedger
 
 Content = list[Any]
@@ -30,6 +30,7 @@ def make_ledger(path: Path) -> None:
     for version in range(1, 7):
         batch = [ready_group(10 * version + i, version - 1, num_tokens=40) for i in range(2)]
         ledger.admit(batch)
+        ledger.publish(VersionRecord(version - 1, f"digest-{version - 1}", "one CPU"))
         ledger.commit_step(step_of(version, *batch))
     ledger.commit_checkpoint(CheckpointInfo(4, str(path.parent), 0.25))
     ended = ready_group(90)
@@ -60,6 +61,7 @@ def recovered(path: Path) -> Content:
             ledger.run,
             ledger.accounting(),
             ledger.checkpoint(),
+            [ledger.published(version) for version in range(8)],
             steps,
             trained,
             found.groups,

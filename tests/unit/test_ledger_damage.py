@@ -28,6 +28,7 @@ def test_no_damage_of_the_file_is_taken_for_content(tmp_path):
         ("chunks", "data", "x'7a'", "trajectory_id"),
         ("steps", "metrics", "x'80'", "version 1"),
         ("checkpoints", "path", "'elsewhere'", "version 4"),
+        ("published", "digest", "'other'", "version 0"),
         ("skipped", "reason", "'none'", "group_id 80"),
         ("run", "about", "'{}'", "rowid 1"),
     ],

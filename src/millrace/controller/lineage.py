@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from millrace.core.errors import DigestMismatchError
-from millrace.core.types import Published, Served
+from millrace.core.types import Published, Served, VersionRecord
 
 VERSIONS_REMEMBERED = 256  # far more than any relay holds
+
+
+def replay_difference(earlier: Sequence[VersionRecord], now: VersionRecord) -> str:
+    """Why a version that was published before has other weights now; empty: it has not, or was not.
+
+    Steps that are done again on another machine, or with other settings, are rounded otherwise; some devices
+    repeat a step only up to rounding. The weights are then as good as the first, to the last bits. With the
+    same arithmetic nothing explains a difference.
+
+    Raises: DigestMismatchError: nothing explains it.
+    """
+    if not earlier or now.digest in (record.digest for record in earlier):
+        return ""
+    if not now.arithmetic:
+        return "this device repeats a step only up to rounding"
+    newest = earlier[-1]
+    if now.arithmetic != newest.arithmetic:
+        return f"its steps were done again with other arithmetic: {newest.arithmetic} -> {now.arithmetic}"
+    raise DigestMismatchError(
+        f"version {now.version} was published with digest {newest.digest}; loaded and repeated, it has "
+        f"{now.digest}, with the same arithmetic ({now.arithmetic})\n"
+        "  A checkpoint was replaced, or the machine computes wrong: test its memory. Then delete the newest "
+        "checkpoint's directory, so that its steps are repeated, or go back: `--resume --from-version N`."
+    )
 
 
 class Lineage:

@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 
 from millrace.controller.context import RunContext
 from millrace.controller.groups import make_batch
+from millrace.controller.lineage import replay_difference
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, TrainingError, UnknownVersionError
 from millrace.core.protocols import Handle
@@ -26,6 +27,7 @@ from millrace.core.types import (
     StepRejected,
     StepResult,
     TrainerState,
+    VersionRecord,
 )
 
 TICK_S = 1.0
@@ -199,11 +201,32 @@ class TrainerSession:
         if run.endpoint != endpoint:
             return  # that relay died meanwhile, and its slots with it
         self._published_to = target
+        self._hold_to_record(published)
         run.lineage.published(published)
         run.published.append(published)
         run.to_stage.fire()
         run.events.emit("published", **asdict(published))
         run.pulse.fire()
+
+    def _hold_to_record(self, published: Published) -> None:
+        """The version may have been published before: by a trainer that died, or in an earlier session.
+
+        Raises DigestMismatchError: it was other weights, and nothing explains it.
+        """
+        assert self._loaded is not None, published
+        now = VersionRecord(published.version, published.digest, self._loaded.arithmetic)
+        earlier = self._run.ledger.published(now.version)
+        why = replay_difference(earlier, now)
+        if now.digest not in (record.digest for record in earlier):
+            self._run.ledger.publish(now)
+        if why:
+            self._run.events.emit(
+                "replay_differs",
+                version=now.version,
+                digest=now.digest,
+                published_before=earlier[-1].digest,
+                reason=why,
+            )
 
     async def _await_another_relay(self, endpoint: Endpoint) -> None:
         """The slots are gone, so the relay is gone too, and its death will be known in a moment."""

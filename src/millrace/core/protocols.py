@@ -32,6 +32,7 @@ from millrace.core.types import (
     StepResult,
     TrainerState,
     Trajectory,
+    VersionRecord,
     Work,
 )
 
@@ -219,6 +220,11 @@ class Ledger(Protocol):
         """Mark the step's trajectories trained, durably, together with its record."""
 
     def commit_checkpoint(self, info: CheckpointInfo) -> None: ...
+
+    def published(self, version: int) -> list[VersionRecord]:
+        """What it was published as, the first time first. A repeat that was rounded otherwise adds one."""
+
+    def publish(self, record: VersionRecord) -> None: ...
 
     def accounting(self) -> Accounting: ...
 

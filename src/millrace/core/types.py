@@ -273,11 +273,13 @@ class Vitals(msgspec.Struct, frozen=True):
 
 
 class TrainerState(msgspec.Struct, frozen=True):
-    """What a trainer says when it is ready. `slot_bytes` is what one version needs in a relay."""
+    """What a trainer says when it is ready. `slot_bytes` is what one version needs in a relay.
+    `arithmetic` is what decides how steps are rounded; empty: a repeated step may differ in its last bits."""
 
     version: int
     slot_bytes: int
     computes: str = ""  # in which number format; for people
+    arithmetic: str = ""
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True):
@@ -338,6 +340,15 @@ class Accounting:
     def balanced(self) -> bool:
         ended = self.trained + self.rejected + self.stale + self.abandoned + self.failed
         return self.admitted == ended + self.in_flight
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRecord:
+    """A version as it was published: the digest of its weights, and the trainer's arithmetic."""
+
+    version: int
+    digest: str
+    arithmetic: str
 
 
 @dataclass(frozen=True, slots=True)

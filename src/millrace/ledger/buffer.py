@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
+from dataclasses import astuple
 from itertools import islice
 from typing import Any
 
 from millrace.core.errors import LedgerError
-from millrace.core.types import TERMINAL, BadPrompt, Group, State, StepRecord, Trajectory
+from millrace.core.types import TERMINAL, BadPrompt, Group, State, StepRecord, Trajectory, VersionRecord
 from millrace.ledger import records
 from millrace.ledger.accounts import Accounts
 from millrace.ledger.schema import LIVE_STATES, intact
@@ -40,6 +41,7 @@ class Buffer:
         self._tokens = TokenLog()
         self._groups: dict[int, Group] = {}
         self._skips: list[BadPrompt] = []
+        self.published: list[VersionRecord] = []
         self._dirty: dict[int, Trajectory] = {}
         self._growing: dict[int, Trajectory] = {}  # since the last chunk of each, the oldest first
         self._rows: dict[int, tuple[Any, ...]] = {}  # of live trajectories, as in the file
@@ -92,6 +94,7 @@ class Buffer:
         db.executemany(records.INSERT_GROUP, [records.group_row(g) for g in self._groups.values()])
         skips = [(p.group_id, p.row_id, p.reason) for p in self._skips]
         db.executemany(records.INSERT_SKIPPED, skips)
+        db.executemany(records.INSERT_PUBLISHED, [astuple(p) for p in self.published])
         self._planned = {
             i: records.trajectory_row(t, self.accounts.states[i]) for i, t in self._dirty.items()
         }
@@ -127,7 +130,7 @@ class Buffer:
         self.accounts.settle(ended)
         for trajectory_id in ended:
             self._rows.pop(trajectory_id, None)
-        self._groups, self._skips, self._dirty = {}, [], {}
+        self._groups, self._skips, self._dirty, self.published = {}, [], {}, []
 
     def _look_at(self, trajectory: Trajectory) -> None:
         if trajectory.state is not State.TRAINED:

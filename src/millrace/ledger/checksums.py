@@ -24,6 +24,7 @@ _KEYS = {
     "chunks": "trajectory_id",
     "steps": "version",
     "checkpoints": "version",
+    "published": "version",
 }
 _PROBLEMS_MAX = 3
 

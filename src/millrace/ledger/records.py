@@ -11,7 +11,15 @@ import msgspec
 
 from millrace.core.columns import TokenColumns
 from millrace.core.errors import LedgerError
-from millrace.core.types import CheckpointInfo, Finish, Group, State, StepRecord, Trajectory
+from millrace.core.types import (
+    CheckpointInfo,
+    Finish,
+    Group,
+    State,
+    StepRecord,
+    Trajectory,
+    VersionRecord,
+)
 from millrace.ledger.checksums import DamageError, checked
 from millrace.ledger.codec import (
     pack_plain,
@@ -47,6 +55,11 @@ _SELECT_GROUP = f"SELECT group_id, row_id, prompt, text, {intact('groups')} FROM
 _SELECT_CHUNKS = (
     f"SELECT trajectory_id, start, versions, data, {intact('chunks')} FROM chunks"
     " WHERE trajectory_id = ? ORDER BY start"
+)
+INSERT_PUBLISHED = "INSERT INTO published (version, digest, arithmetic) VALUES (?, ?, ?)"
+SELECT_PUBLISHED = (
+    f"SELECT version, digest, arithmetic, {intact('published')} FROM published"
+    " WHERE version = ? ORDER BY rowid"
 )
 INSERT_CHECKPOINT = "INSERT OR REPLACE INTO checkpoints (version, path, save_s, wall_s) VALUES (?, ?, ?, ?)"
 
@@ -110,6 +123,11 @@ def to_step(row: Sequence[Any]) -> StepRecord:
 def to_checkpoint(row: Sequence[Any], directory: str) -> CheckpointInfo:
     version, path, save_s = checked("checkpoints", row)
     return CheckpointInfo(version=version, path=os.path.join(directory, path), save_s=save_s)
+
+
+def load_published(db: sqlite3.Connection, version: int) -> list[VersionRecord]:
+    """Raises DamageError."""
+    return [VersionRecord(*checked("published", row)) for row in db.execute(SELECT_PUBLISHED, (version,))]
 
 
 def relative(path: str, directory: str) -> str:

@@ -39,6 +39,7 @@ def rewind(db: sqlite3.Connection, version: int) -> int:
             ended += _end(db, group_id, reason)
     db.execute("DELETE FROM steps WHERE version > ?", (version,))
     db.execute("DELETE FROM checkpoints WHERE version > ?", (version,))
+    db.execute("DELETE FROM published WHERE version > ?", (version,))
     return ended
 
 

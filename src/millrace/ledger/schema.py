@@ -29,6 +29,7 @@ CHECKED = {
     "chunks": ("trajectory_id", "start", "num_tokens", "versions", "data"),
     "steps": ("version", "group_ids", "trajectory_ids", "metrics", "wall_s"),
     "checkpoints": ("version", "path", "save_s", "wall_s"),
+    "published": ("version", "digest", "arithmetic"),
 }
 """Columns that a row's checksum covers: all of a table's."""
 
@@ -36,6 +37,7 @@ CHECKED = {
 def computed(table: str) -> str:
     """The checksum of a row as it is now, as SQL. Texts go as bytes: damaged ones may not be UTF-8."""
     texts = {"about", "row_id", "text", "reason", "state", "replica", "finish", "path"}
+    texts |= {"digest", "arithmetic"}
     columns = (f"CAST({name} AS BLOB)" if name in texts else name for name in CHECKED[table])
     return f"row_checksum({', '.join(columns)})"
 
@@ -109,6 +111,13 @@ CREATE TABLE checkpoints (
     wall_s REAL NOT NULL,
     {_checksum("checkpoints")}
 ) STRICT;
+CREATE TABLE published (
+    version INTEGER NOT NULL,
+    digest TEXT NOT NULL,           -- of its weights; several where a repeat was rounded otherwise
+    arithmetic TEXT NOT NULL,       -- what decided how its steps were rounded
+    {_checksum("published")}
+) STRICT;
+CREATE UNIQUE INDEX published_version ON published (version, digest);
 CREATE TABLE counts (name TEXT PRIMARY KEY, num INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 INSERT INTO counts VALUES {_COUNT_ROWS};
 CREATE TRIGGER trajectory_admitted AFTER INSERT ON trajectories BEGIN

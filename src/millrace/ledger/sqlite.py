@@ -25,6 +25,7 @@ from millrace.core.types import (
     State,
     StepRecord,
     Trajectory,
+    VersionRecord,
 )
 from millrace.ledger import records
 from millrace.ledger.accounts import Accounts, refuse_imbalance
@@ -154,6 +155,9 @@ class SqliteLedger:
             row = (info.version, records.relative(info.path, self._directory), info.save_s, wall())
             self._db.execute(records.INSERT_CHECKPOINT, row)
 
+    def publish(self, record: VersionRecord) -> None:
+        self._buffer.published.append(record)
+
     def rewind(self, version: int) -> int:
         """Go back to a committed version, durably. Returns how many trajectories ended by it. Meant for the
         start of a run, before `recover`.
@@ -203,6 +207,11 @@ class SqliteLedger:
     def steps_after(self, version: int) -> list[StepRecord]:
         with reading(self._path, f"read the steps after {version}"):
             return steps_after(self._db, version)
+
+    def published(self, version: int) -> list[VersionRecord]:
+        with reading(self._path, f"read version {version}"):
+            found = records.load_published(self._db, version)
+        return found + [record for record in self._buffer.published if record.version == version]
 
     def group(self, group_id: int) -> Group:
         with reading(self._path, f"read group {group_id}"):

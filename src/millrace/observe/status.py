@@ -66,10 +66,8 @@ class Status:
                 self.computes[fields["name"]] = fields["computes"]
             case "worker_recovered":
                 self.last_trouble = f"{fields['name']} is back after {fields['recovery_s']:.2f} s"
-            case "stalled":
-                self.last_trouble = f"{_STALLED}: {'; '.join(fields['waits'])}"
-            case "step_rejected":
-                self.last_trouble = f"batch rejected at {fields['reason'].partition(';')[0]}"
+            case "stalled" | "step_rejected" | "replay_differs":
+                self.last_trouble = _trouble(event.kind, fields)
             case "run_ended":
                 self.ended = fields["reason"] if fields["ok"] else "by an error"
 
@@ -130,3 +128,11 @@ def _rate(samples: deque[tuple[float, int]]) -> float | None:
     if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
         return None
     return (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0])
+
+
+def _trouble(kind: str, fields: dict[str, Any]) -> str:
+    if kind == "stalled":
+        return f"{_STALLED}: {'; '.join(fields['waits'])}"
+    if kind == "step_rejected":
+        return f"batch rejected at {fields['reason'].partition(';')[0]}"
+    return f"version {fields['version']} is not bit for bit what it was: {fields['reason']}"

@@ -26,8 +26,17 @@ def multiplies_bfloat16() -> bool:
 
 def cpu_flags() -> set[str]:
     """What the kernel says that the first core can do; empty where it says so in other words (ARM)."""
+    return set(_of_first_core("flags").split())
+
+
+def cpu_model() -> str:
+    """The first core's name; empty where the kernel has none."""
+    return _of_first_core("model name")
+
+
+def _of_first_core(name: str) -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "flags":
-            return set(value.split())
-    return set()
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""

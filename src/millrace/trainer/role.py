@@ -38,6 +38,7 @@ from millrace.core.types import (
     TrainerState,
 )
 from millrace.placement.device import computes, computing_dtype, torch_device
+from millrace.trainer.arithmetic import arithmetic
 from millrace.trainer.blame import blame
 from millrace.trainer.checkpoint import (
     atomic_directory,
@@ -120,13 +121,15 @@ class TorchTrainer:
         self._tokenizer = self._tokenizer or read_tokenizer(self._config.model.path)
         for directory in (self._run_dir, self._run_dir / CHECKPOINTS):
             sweep(directory)
-        trainer = _policy_trainer(self._config, torch_device(*self._device))
+        device = torch_device(*self._device)
+        trainer = _policy_trainer(self._config, device)
         if checkpoint is not None:
             load_checkpoint(trainer, checkpoint)
         self._trainer = trainer
         self._buffers = PublishBuffers(named_weights(trainer.model), _dtype(self._config))
         told = computes(_dtype(self._config), trainer.settings.dtype)
-        return TrainerState(trainer.version, self._buffers.slot_bytes, told)
+        rounding = arithmetic(device, self._config.batch.token_budget, self._config.model.recompute)
+        return TrainerState(trainer.version, self._buffers.slot_bytes, told, rounding)
 
     def _step(self, batch: Batch) -> StepResult | StepRejected:
         trainer = self._ready()

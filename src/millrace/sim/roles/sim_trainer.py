@@ -39,7 +39,7 @@ class SimTrainer:
                 raise DataError(f"no checkpoint at {checkpoint}; saved: {sorted(self._world.checkpoints)}")
             self._weights = History() if checkpoint is None else self._world.checkpoints[checkpoint]
             self._last = self._published = None
-            return TrainerState(self._weights.version, slot_bytes=self._costs.weights_bytes)
+            return TrainerState(self._weights.version, self._costs.weights_bytes, arithmetic="exact")
 
     async def step(self, batch: Batch) -> StepResult | StepRejected:
         async with self._turn:

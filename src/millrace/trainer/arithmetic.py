@@ -1,0 +1,33 @@
+"""What decides how an optimizer step is rounded: two trainers that agree in it make equal bytes."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch.backends import cpu
+
+from millrace import __version__
+from millrace.placement.number_format import cpu_model
+
+
+def arithmetic(device: torch.device, token_budget: int, recompute: bool) -> str:
+    """In words; empty on a GPU, where sums whose order is left to chance differ in their last bits.
+
+    Packing (`token_budget`) and threads decide the order of sums, the CPU and torch the kernels.
+    """
+    if device.type != "cpu":
+        return ""
+    parts = (
+        f"Millrace {__version__}",
+        f"torch {torch.__version__}",
+        f"{cpu_model()} ({cpu.get_cpu_capability()})",
+        f"{torch.get_num_threads()} threads",
+        f"batch.token_budget {token_budget}",
+        f"model.recompute {recompute}",
+        *(f"{name}={value}" for name, value in sorted(os.environ.items()) if name in _DECIDE),
+    )
+    return ", ".join(parts)
+
+
+_DECIDE = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
