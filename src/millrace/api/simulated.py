@@ -22,7 +22,9 @@ def base_scenario(config: Section | None, run: Path | None, seed: int | None) ->
         next_run = config if isinstance(config, Config) else calibration.config
         return calibration.scenario(next_run, seed=next_run.seed if seed is None else seed)
     if not isinstance(config, SimulatedConfig):
-        raise ConfigError("name a configuration, or a run to take lengths and costs from")
+        raise ConfigError(
+            "name a configuration, or a run to take lengths and costs from: --from RUN, in Python run=RUN"
+        )
     check_memory(config)
     return scenario(config, seed=seed)
 
