@@ -14,6 +14,7 @@ def start(tmp_path_factory):
     return make_start(tmp_path_factory.mktemp("start"))
 
 
+@pytest.mark.timeout(600)  # eight sessions of a run, each with an import of torch
 def test_a_run_goes_on_or_is_refused_in_words_whatever_was_done_to_its_files(start, tmp_path):
     kinds = ("other bit", "half a checkpoint", "link planted", "moved in the run")
     outcomes = Sessions(start, tmp_path, [], 2, kinds=kinds).try_all(len(kinds))
@@ -21,9 +22,10 @@ def test_a_run_goes_on_or_is_refused_in_words_whatever_was_done_to_its_files(sta
     assert {outcome.end for outcome in outcomes} == {"went on", "refused"}
 
 
+@pytest.mark.timeout(600)
 def test_hostile_rows_and_rewards_fail_their_trajectories_and_nothing_else(start, tmp_path):
-    outcomes = try_hostile(start, tmp_path, [], 2, 1)
-    assert [(outcome.end, outcome.problem) for outcome in outcomes] == [("went on", "")] * 2
+    [outcome] = try_hostile(start, tmp_path, [], 1, 1)
+    assert (outcome.end, outcome.problem) == ("went on", "")
 
 
 @pytest.mark.parametrize(
