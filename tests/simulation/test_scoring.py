@@ -58,10 +58,11 @@ HOLDER, KILLER = 3, 21  # a trajectory, a row
 
 class Host:
     """A runtime whose workers score and make prompts, but for those in `trouble`: {"score": what happens at
-    trajectory HOLDER, "prompts": what happens at row KILLER}, each an async function that never returns."""
+    trajectory HOLDER, "prompts": what happens at row KILLER}, each an async function that never returns.
+    The first `suspended` workers that score trajectory HOLDER are suspended."""
 
-    def __init__(self, **trouble):
-        self.trouble, self.epochs, self.asked = trouble, count(1), []
+    def __init__(self, *, suspended=0, **trouble):
+        self.trouble, self.epochs, self.asked, self.suspended = trouble, count(1), [], suspended
 
     async def spawn(self, name, target, kwargs, **how):
         return Worker(name, next(self.epochs), self)
@@ -70,7 +71,7 @@ class Host:
 class Worker:
     def __init__(self, name, epoch, host):
         self.name, self.epoch, self._host, self._held = name, epoch, host, False
-        self.dead = asyncio.get_running_loop().create_future()
+        self.dead, self.suspended = asyncio.get_running_loop().create_future(), False
 
     async def call(self, method, *args, timeout_s):
         if method == "row_ids":
@@ -97,10 +98,15 @@ class Worker:
             if request.trajectory_id == HOLDER and "score" in self._host.trouble:
                 self._held = True
                 await self._host.trouble["score"]()
+            if request.trajectory_id == HOLDER and self._host.suspended:
+                self._host.suspended -= 1
+                self._held = self.suspended = True
+                raise WorkerDied(await self.dead)
             yield request.trajectory_id, Scored(1.0)
 
     def kill(self):
-        pass
+        if not self.dead.done():
+            self.dead.set_result("killed")
 
 
 async def _serve(host, pool, until):
@@ -118,7 +124,7 @@ async def _serve(host, pool, until):
     return supervisor.restarts
 
 
-def _scores(trouble, trajectories=6):
+def _scores(trouble=None, trajectories=6, *, suspended=0):
     """Every trajectory's score, and the restarts they took."""
 
     async def main():
@@ -126,7 +132,8 @@ def _scores(trouble, trajectories=6):
         pool = _pool(found.__setitem__, prefetch=0)
         for trajectory_id in range(trajectories):
             pool.request(ScoreRequest(trajectory_id, trajectory_id, [], Finish.STOP))
-        return found, await _serve(Host(score=trouble), pool, lambda: len(found) == trajectories)
+        host = Host(suspended=suspended, **({"score": trouble} if trouble else {}))
+        return found, await _serve(host, pool, lambda: len(found) == trajectories)
 
     return sim.run(main(), seed=0)
 
@@ -175,6 +182,17 @@ def test_a_reward_that_keeps_heartbeats_from_being_answered_fails_alone_at_its_o
     scores, restarts = _scores(_for_ever)
     assert scores.pop(HOLDER) == Failed("the reward did not answer within 30 s")
     assert all(score == Scored(1.0) for score in scores.values()) and restarts == 1
+
+
+def test_a_worker_that_is_suspended_while_it_scores_is_replaced_and_what_it_scored_is_scored_again():
+    scores, restarts = _scores(suspended=1)
+    assert list(scores.values()) == [Scored(1.0)] * 6 and restarts == 1
+
+
+def test_a_reward_that_suspends_its_own_worker_fails_its_trajectory_the_second_time():
+    scores, restarts = _scores(suspended=9)
+    assert "scoring killed its worker 2 times" in scores.pop(HOLDER).reason
+    assert all(score == Scored(1.0) for score in scores.values()) and restarts == 2
 
 
 def test_a_worker_is_not_lost_while_its_reward_is_within_its_deadline():

@@ -146,3 +146,23 @@ def test_a_link_within_a_run_is_nobody_s_harm(tmp_path: Path) -> None:
     run.write_config(config())
     (run.path / "latest").symlink_to("events.jsonl")
     assert reopen("own", run.path) == run
+
+
+@pytest.mark.parametrize("name", ["ledger.sqlite", "events.jsonl", "logs/replica-0.1.log"])
+def test_a_copy_made_of_hard_links_would_write_into_the_first_run(tmp_path: Path, name: str) -> None:
+    run = create("copied", tmp_path / "run")
+    run.write_config(config())
+    run.logs.mkdir()
+    (run.path / name).write_text("kept")
+    os.link(run.path / name, tmp_path / "another-name")
+    with pytest.raises(ConfigError, match=f"{name} has 2 names .hard links."):
+        reopen("copied", run.path)
+
+
+def test_a_checkpoint_may_be_shared_with_another_directory(tmp_path: Path) -> None:
+    run = create("shared", tmp_path / "run")
+    run.write_config(config())
+    run.checkpoints.mkdir()
+    (run.checkpoints / "weights").write_text("kept")
+    os.link(run.checkpoints / "weights", tmp_path / "another-name")
+    assert reopen("shared", run.path) == run

@@ -6,7 +6,8 @@ import torch
 from trainer_doubles import save_tiny_model
 from transformers import AutoModelForCausalLM
 
-from millrace.core.errors import DataError
+from millrace.core.errors import DataError, TrainingError
+from millrace.trainer.model import load_model
 from millrace.trainer.sft import sft
 
 ARGUMENTS = {"steps": 30, "lr": 3e-3, "batch_tokens": 200, "device": "cpu"}
@@ -71,6 +72,31 @@ def test_every_step_is_told_and_the_rate_rises_then_falls(model_dir, tmp_path):
 def test_examples_without_tokens_are_refused(model_dir, tmp_path, examples):
     with pytest.raises(DataError):
         sft(model_dir, examples, out_dir=tmp_path / "out", **ARGUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        (0, r"step 1 of 30: loss nan.* Nothing was saved.\n.*the model gives that before any update"),
+        (3, r"step 4 of 30: loss nan.* Nothing was saved.\n.*lower `lr` \(0.003\)"),
+        (30, r"after step 30 these weights are not finite: .*embed_tokens.* Nothing was saved.\n.*lower `lr`"),
+    ],
+)
+def test_numbers_that_are_not_finite_end_it_with_the_step_and_nothing_is_saved(
+    model_dir, tmp_path, monkeypatch, after, told
+):
+    model = load_model(model_dir, torch.device("cpu"))
+
+    def spoil(step):
+        if step is None or step.step + 1 == after:
+            model.model.embed_tokens.weight.data.fill_(float("inf"))
+
+    monkeypatch.setattr("millrace.trainer.sft.load_model", lambda *which: model)
+    if not after:
+        spoil(None)
+    with pytest.raises(TrainingError, match=told):
+        sft(model_dir, reversals(), out_dir=tmp_path / "out", on_step=spoil, **ARGUMENTS)
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_unknown_optimizer_is_named(model_dir, tmp_path):

@@ -139,16 +139,19 @@ class Supervisor:
             handle.kill()
 
     async def _heartbeat(self, handle: Handle, exempt: Exempt) -> None:
-        """A worker that does not answer within `heartbeat_timeout_s` is killed."""
+        """A worker that does not answer within `heartbeat_timeout_s` is killed. One that is exempt is killed only
+        if it is suspended; it then counts as one that died at its work."""
         while True:
             await asyncio.sleep(self._policy.heartbeat_timeout_s / 3)
             asked_s, was_exempt = clock.now(), exempt(handle)
             try:
                 vitals = await handle.call("__ping__", timeout_s=self._policy.heartbeat_timeout_s)
             except DeadlineExceeded:
-                if was_exempt or exempt(handle):
-                    continue
-                raise
+                if not (was_exempt or exempt(handle)):
+                    raise
+                if getattr(handle, "suspended", False):
+                    handle.kill()
+                continue
             self._resident_bytes[handle.name] = vitals.resident_bytes
             self._heard(handle, vitals, asked_s)
 

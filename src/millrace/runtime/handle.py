@@ -49,6 +49,11 @@ class LocalHandle:
     def pid(self) -> int | None:
         return self._child.pid if self._child else None
 
+    @property
+    def suspended(self) -> bool:
+        """Whether somebody has stopped its process (SIGSTOP, a debugger)."""
+        return self._child is not None and process.stopped(self._child.pid)
+
     # ------------------------------------------------------------ commands
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:

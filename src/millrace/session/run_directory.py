@@ -178,7 +178,8 @@ def _refuse_used(path: Path) -> None:
 def reopen(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirectory:
     """The run to resume: `explicit`, or the newest of `name` under `runs`.
 
-    Raises: ConfigError: there is none, or a link in it leads out of it.
+    Raises: ConfigError: there is none, or a link in it leads out of it, or a file that it writes has a second
+    name.
     """
     run = _reopened(name, explicit, runs)
     leading_out = next(_links_out(run.path), None)
@@ -188,6 +189,7 @@ def reopen(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirecto
             "  A run writes and deletes in its own directory only: put what it links to in its place, or "
             "name another --run-dir"
         )
+    _refuse_shared(run)
     return run
 
 
@@ -197,6 +199,19 @@ def _links_out(path: Path) -> Iterator[Path]:
         for found in (Path(directory, name) for name in (*names, *files)):
             if found.is_symlink() and not found.resolve().is_relative_to(path):
                 yield found
+
+
+def _refuse_shared(run: RunDirectory) -> None:
+    """A copy made of hard links (`cp -al`) would write into the run that it was copied from. What is only ever
+    replaced as a whole, like a checkpoint, may be shared."""
+    written = [*run.path.glob(f"{run.ledger.name}*"), run.events, run.metrics, *run.logs.glob("*")]
+    for path in written:
+        if path.is_file() and path.stat().st_nlink > 1:
+            raise ConfigError(
+                f"{path} has {path.stat().st_nlink} names (hard links): the run would write into the file that "
+                "the others name.\n"
+                "  Copy the run directory with `cp -r`, which makes new files, and name the copy with --run-dir"
+            )
 
 
 def _reopened(name: str, explicit: Path | None, runs: Path) -> RunDirectory:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,7 +22,14 @@ from millrace.core.errors import DataError, TrainingError
 from millrace.placement.device import torch_device
 from millrace.trainer.checkpoint import atomic_directory
 from millrace.trainer.gradients import clip_gradients, grad_norm
-from millrace.trainer.model import load_model, read_tokenizer, row_logprobs, save_model
+from millrace.trainer.model import (
+    load_model,
+    named_weights,
+    not_finite,
+    read_tokenizer,
+    row_logprobs,
+    save_model,
+)
 from millrace.trainer.packing import Branch, Row, Tree, pack
 from millrace.trainer.trainer import make_adamw
 
@@ -70,7 +78,7 @@ def sft(
                       `lr` serves both), AdamW for the rest
     Raises:
         DataError: no examples, one with an empty prompt or completion, or a token that the model lacks.
-        TrainingError: a loss or gradient is not finite.
+        TrainingError: a loss, a gradient or a trained weight is not finite. Nothing is saved.
     """
     _check(examples)
     model = load_model(model_dir, torch_device(device))
@@ -83,13 +91,31 @@ def sft(
         rate = lr * min((step + 1) / warmup, (steps - step) / max(1, steps - warmup + 1))
         for group in [group for each in optimizers for group in each.param_groups]:
             group["lr"] = rate
-        loss, norm, tokens, step_s = _step(model, optimizers, pack(next(batches), row_tokens))
+        with _told(step, steps, lr):
+            loss, norm, tokens, step_s = _step(model, optimizers, pack(next(batches), row_tokens))
         history.append(SFTStep(step, loss, norm, rate, tokens, step_s))
         if on_step is not None:
             on_step(history[-1])
+    if broken := not_finite(named_weights(model)):
+        raise TrainingError(
+            f"supervised training: after step {steps} these weights are not finite: {broken[:4]}. Nothing was "
+            f"saved.\n  What to do: lower `lr` ({lr:g})"
+        )
     with atomic_directory(Path(out_dir), marker="config.json") as path:
         save_model(model, read_tokenizer(model_dir), path, torch.float32)
     return history
+
+
+@contextmanager
+def _told(step: int, steps: int, lr: float) -> Iterator[None]:
+    """Where a step failed, and what to do. Tokens are integers: only weights can make a loss that is not finite."""
+    try:
+        yield
+    except TrainingError as error:
+        advice = f"lower `lr` ({lr:g})" if step else "the model gives that before any update: check its weights"
+        raise TrainingError(
+            f"supervised training, step {step + 1} of {steps}: {error}. Nothing was saved.\n  What to do: {advice}"
+        ) from None
 
 
 def _step(
@@ -108,9 +134,7 @@ def _step(
     parameters = list(model.parameters())
     norm = grad_norm(parameters)
     if not (math.isfinite(loss) and math.isfinite(norm.item())):
-        raise TrainingError(
-            f"supervised training: loss {loss}, gradient norm {norm.item()}. Lower `lr` or check the examples"
-        )
+        raise TrainingError(f"loss {loss}, gradient norm {norm.item()}")
     clip_gradients(parameters, norm, GRAD_CLIP)
     for optimizer in optimizers:
         optimizer.step()
