@@ -6,9 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from ledger_records import ready_group, step_of
 
 from millrace.config.schema import Config
+from millrace.core import clock
 from millrace.core.errors import DataError, LedgerError, StorageError, after
+from millrace.core.events import Events
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.session import compose
 from millrace.session.run_directory import RunDirectory, create
@@ -30,6 +33,25 @@ def test_a_run_that_another_process_holds_is_refused_before_anything_is_written(
         train(run)
     assert sorted(run.path.iterdir()) == before
     holder.close()
+
+
+def test_a_way_back_that_was_interrupted_before_its_checkpoints_were_removed_is_told_and_finished(
+    tmp_path: Path,
+) -> None:
+    run, events = create("back", tmp_path / "run"), Events(clock.wall, clock.wall)
+    ledger = SqliteLedger(run.ledger, run={})
+    for version in (1, 2, 3):
+        (run.checkpoints / f"v{version:08d}").mkdir(parents=True)
+        group = ready_group(version, version - 1)
+        ledger.admit([group])
+        ledger.commit_step(step_of(version, group))
+    ledger.rewind(1)  # and then its process died
+    with pytest.raises(LedgerError, match=r"v00000003 is of step 3.*--from-version` was interrupted"):
+        compose._refuse_newer_checkpoints(run, ledger)
+    compose._go_back(run, ledger, events, 1)
+    compose._refuse_newer_checkpoints(run, ledger)
+    assert [path.name for path in run.checkpoints.iterdir()] == ["v00000001"] and ledger.version == 1
+    ledger.close()
 
 
 def test_what_ended_a_run_is_told_and_not_what_failed_after_it(tmp_path: Path, monkeypatch) -> None:

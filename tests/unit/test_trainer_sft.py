@@ -77,9 +77,12 @@ def test_examples_without_tokens_are_refused(model_dir, tmp_path, examples):
 @pytest.mark.parametrize(
     ("after", "told"),
     [
-        (0, r"step 1 of 30: loss nan.* Nothing was saved.\n.*the model gives that before any update"),
-        (3, r"step 4 of 30: loss nan.* Nothing was saved.\n.*lower `lr` \(0.003\)"),
-        (30, r"after step 30 these weights are not finite: .*embed_tokens.* Nothing was saved.\n.*lower `lr`"),
+        (0, r"step 1 of 30: loss nan.* Nothing was saved.\n.*The model gives that before any update"),
+        (3, r"step 4 of 30: loss nan.* Nothing was saved.\n.*Lower `lr` \(0.003\)"),
+        (
+            30,
+            r"after step 30 these weights are not finite: .*embed_tokens.* Nothing was saved.\n.*Lower `lr`",
+        ),
     ],
 )
 def test_numbers_that_are_not_finite_end_it_with_the_step_and_nothing_is_saved(

@@ -91,6 +91,7 @@ class Campaign:
     orphans: list[int] = field(default_factory=list)
     listening: set[str] = field(default_factory=set)  # sockets that any process of the run listened on
     sessions: int = 1
+    salvos: list[int] = field(default_factory=list)  # how many were attacked at once, each time
     _thaws: list[tuple[float, int]] = field(default_factory=list)
 
     def wage(self) -> None:
@@ -155,8 +156,10 @@ class Campaign:
         """One process, or several at once; a controller last, since it ends the others."""
         size = min(rng.choices(list(SALVO), list(SALVO.values()))[0], self.kills - len(self.attacks))
         roles = [role, *rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=size - 1)]
+        before = len(self.attacks)
         for each in sorted(roles, key=lambda role: role == "controller"):
             self._attack(each, rng)
+        self.salvos.append(len(self.attacks) - before)
 
     def _attack(self, role: str, rng: random.Random) -> None:
         act = rng.choices(list(ACTS), list(ACTS.values()))[0]

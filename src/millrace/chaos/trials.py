@@ -37,7 +37,10 @@ def attack(
     finally:
         run.end()
     wall_s = time.monotonic() - started_s
-    counts = f"{len(campaign.attacks)} attacks of {kills}, {campaign.sessions} controllers, {wall_s:.0f} s"
+    several = [size for size in campaign.salvos if size > 1]
+    salvos = f"{len(several)} times up to {max(several, default=0)} at once"
+    attacks = f"{len(campaign.attacks)} attacks of {kills}"
+    counts = f"{attacks}, {salvos}, {campaign.sessions} controllers, {wall_s:.0f} s"
     if len(campaign.attacks) < kills:
         counts += "; for all of them it needs more steps"
     ended = Check("the run reached its end", not hung, hung or counts)

@@ -139,8 +139,8 @@ class Supervisor:
             handle.kill()
 
     async def _heartbeat(self, handle: Handle, exempt: Exempt) -> None:
-        """A worker that does not answer within `heartbeat_timeout_s` is killed. One that is exempt is killed only
-        if it is suspended; it then counts as one that died at its work."""
+        """A worker that does not answer within `heartbeat_timeout_s` is killed. One that is exempt is killed
+        only if it is suspended; it then counts as one that died at its work."""
         while True:
             await asyncio.sleep(self._policy.heartbeat_timeout_s / 3)
             asked_s, was_exempt = clock.now(), exempt(handle)

@@ -111,7 +111,8 @@ def _refuse_newer_checkpoints(run: RunDirectory, ledger: SqliteLedger) -> None:
     if saved > version:
         raise LedgerError(
             f"ledger {run.ledger}: it holds {version} committed steps, and checkpoints/v{saved:08d} is of "
-            f"step {saved}: this is an older copy, or its write-ahead log was lost\n"
+            f"step {saved}: this is an older copy, its write-ahead log was lost, or `--from-version` was "
+            "interrupted\n"
             "  Restore both from one backup. To go on without the lost steps: `millrace train --resume "
             f"--from-version {version}`."
         )

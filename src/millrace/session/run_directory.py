@@ -202,15 +202,15 @@ def _links_out(path: Path) -> Iterator[Path]:
 
 
 def _refuse_shared(run: RunDirectory) -> None:
-    """A copy made of hard links (`cp -al`) would write into the run that it was copied from. What is only ever
-    replaced as a whole, like a checkpoint, may be shared."""
+    """A copy made of hard links (`cp -al`) would write into the run that it was copied from. What is only
+    ever replaced as a whole, like a checkpoint, may be shared."""
     written = [*run.path.glob(f"{run.ledger.name}*"), run.events, run.metrics, *run.logs.glob("*")]
     for path in written:
         if path.is_file() and path.stat().st_nlink > 1:
             raise ConfigError(
-                f"{path} has {path.stat().st_nlink} names (hard links): the run would write into the file that "
-                "the others name.\n"
-                "  Copy the run directory with `cp -r`, which makes new files, and name the copy with --run-dir"
+                f"{path} has {path.stat().st_nlink} names (hard links): the run would write into the file "
+                "that the others name.\n  Copy the run directory with `cp -r`, which makes new files, and "
+                "name the copy with --run-dir"
             )
 
 

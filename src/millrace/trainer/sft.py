@@ -98,8 +98,8 @@ def sft(
             on_step(history[-1])
     if broken := not_finite(named_weights(model)):
         raise TrainingError(
-            f"supervised training: after step {steps} these weights are not finite: {broken[:4]}. Nothing was "
-            f"saved.\n  What to do: lower `lr` ({lr:g})"
+            f"supervised training: after step {steps} these weights are not finite: {broken[:4]}. "
+            f"Nothing was saved.\n  Lower `lr` ({lr:g})"
         )
     with atomic_directory(Path(out_dir), marker="config.json") as path:
         save_model(model, read_tokenizer(model_dir), path, torch.float32)
@@ -108,13 +108,15 @@ def sft(
 
 @contextmanager
 def _told(step: int, steps: int, lr: float) -> Iterator[None]:
-    """Where a step failed, and what to do. Tokens are integers: only weights can make a loss that is not finite."""
+    """Where a step failed, and what to do. Tokens are integers, so that only weights can be at fault."""
     try:
         yield
     except TrainingError as error:
-        advice = f"lower `lr` ({lr:g})" if step else "the model gives that before any update: check its weights"
+        advice = (
+            f"Lower `lr` ({lr:g})" if step else "The model gives that before any update: check its weights"
+        )
         raise TrainingError(
-            f"supervised training, step {step + 1} of {steps}: {error}. Nothing was saved.\n  What to do: {advice}"
+            f"supervised training, step {step + 1} of {steps}: {error}. Nothing was saved.\n  {advice}"
         ) from None
 
 
