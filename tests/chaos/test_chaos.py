@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+from multiprocessing.shared_memory import SharedMemory
 
 import pytest
 from tests.runs import make_start
 
-from millrace.chaos.aftermath import check_sockets
+from millrace.chaos.aftermath import check_remains, check_sockets, shared_memory
 from millrace.chaos.attack import SUPERVISION
 from millrace.chaos.trials import attack, kill_and_resume
 from millrace.runtime import sockets
@@ -31,6 +32,17 @@ def test_a_run_under_attack_loses_nothing_and_leaves_nothing(schedule, seed, sta
 
 def test_a_run_killed_at_any_point_resumes_to_the_same_weights(start, tmp_path):
     assert not failed(kill_and_resume(start, tmp_path, [], 2, 3))
+
+
+def test_a_memory_file_is_left_behind_when_no_living_process_uses_it():
+    before = shared_memory()
+    block = SharedMemory(create=True, size=64)
+    try:
+        assert all(check.holds for check in check_remains([], before))
+        block.close()
+        assert [check.holds for check in check_remains([], before)] == [True, False]
+    finally:
+        block.unlink()
 
 
 def test_a_socket_of_the_run_would_have_been_found(tmp_path):

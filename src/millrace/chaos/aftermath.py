@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from millrace.config.schema import Config
@@ -58,8 +60,9 @@ def check_served(events: Iterable[Event]) -> Check:
 
 
 def check_remains(orphans: list[int], memory_before: set[str]) -> list[Check]:
-    """No process and no memory file is left."""
-    left = sorted(shared_memory() - memory_before)
+    """No process and no memory file is left. A file that a living process uses is somebody else's."""
+    fresh = shared_memory() - memory_before
+    left = sorted(fresh - _mapped()) if fresh else []
     return [
         Check("no orphan process", not orphans, f"left: {orphans[:5]}"),
         Check("no memory file", not left, f"left: {left[:5]}"),
@@ -78,6 +81,15 @@ def shared_memory() -> set[str]:
         return {entry.name for entry in os.scandir(SHARED_MEMORY) if entry.stat().st_uid == os.getuid()}
     except OSError:
         return set()
+
+
+def _mapped() -> set[str]:
+    """Names of the shared-memory files that living processes have mapped."""
+    found = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            found.update(re.findall(rf"{SHARED_MEMORY}/(\S+)", maps.read_text(errors="replace")))
+    return found
 
 
 def reader_ends(states: dict[str, int]) -> list[str]:
