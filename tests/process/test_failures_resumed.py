@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -65,6 +66,13 @@ def test_a_link_that_leads_out_of_a_run_is_not_followed(start, copy, tmp_path, c
     code, told = resume(start, copy, "steps=9", capsys=capsys)
     assert code == 2 and sorted((tmp_path / "outside").rglob("*")) == before
     seen("resume-link", told)
+
+
+def test_a_copy_made_of_hard_links_is_not_resumed(start, finished, tmp_path, capsys):
+    linked = RunDirectory(shutil.copytree(finished.path, tmp_path / "run", copy_function=os.link))
+    code, told = resume(start, linked, "steps=9", capsys=capsys)
+    assert code == 2
+    seen("resume-hard-link", told)
 
 
 def _truncate(directory: RunDirectory) -> None:
