@@ -10,8 +10,11 @@ from millrace.controller.orders import Move, Pull
 from millrace.controller.state import RunState
 from millrace.core import clock
 from millrace.core.types import BadPrompt, Group, Prompt, State, Work
+from millrace.schedule.view import View
 
 TICK_S = 1.0  # decisions are at most this far apart
+REST = 8.0  # after a round the loop rests this many times as long, within `REST_S_MAX`
+REST_S_MAX = 0.05
 
 
 class Decisions:
@@ -20,22 +23,31 @@ class Decisions:
     def __init__(self, run: RunContext, check: Callable[[RunState], None]) -> None:
         self._run, self._check = run, check
         self._repack_at_s = 0.0
+        self._seen: View | None = None  # what nothing has changed since
+
+    def _view(self) -> View:
+        if self._seen is None:
+            self._seen = self._run.state.view()
+        return self._seen
 
     async def loop(self) -> None:
         tick_s = min(TICK_S, self._run.schedule.repack_interval_s or TICK_S)
         while True:
+            began_s, self._seen = clock.now(), None
             self._refresh()
             self._place()
             self._admit()
             self._repack()
             self._expire()
             self._check(self._run.state)
+            rest_s = min(REST * (clock.now() - began_s), REST_S_MAX)
             await self._run.pulse.wait(timeout_s=tick_s)
-            await asyncio.sleep(self._run.pace.decision_s)
+            await asyncio.sleep(max(self._run.pace.decision_s, rest_s))
 
     def _refresh(self) -> None:
         state = self._run.state
-        for order in self._run.schedule.refresh(state.view()):
+        for order in self._run.schedule.refresh(self._view()):
+            self._seen = None
             state.replicas.begin_pull(order.replica_id, order.version)
             self._run.mailboxes[order.replica_id].put(Pull(order.version, order.discard))
 
@@ -44,7 +56,7 @@ class Decisions:
         state, schedule, works = self._run.state, self._run.schedule, _Outbox()
         if not state.queued:
             return
-        view = state.view()
+        view, self._seen = self._view(), None
         lost = set(schedule.restart(view))
         queued = sorted(state.queued.values(), key=lambda t: t.trajectory_id)
         for trajectory in queued:
@@ -58,7 +70,7 @@ class Decisions:
 
     def _admit(self) -> None:
         run, works, groups = self._run, _Outbox(), list[Group]()
-        for replica in run.schedule.admit(run.state.view()):
+        for replica in run.schedule.admit(self._view()):
             prompt = self._next_prompt()
             if prompt is None:
                 break
@@ -66,6 +78,7 @@ class Decisions:
             groups.append(group)
             works.add(replica, *leases)
         if groups:
+            self._seen = None
             run.ledger.admit(groups)
             run.events.emit("admitted", group_ids=[g.group_id for g in groups])
             self._submit(works)
@@ -91,7 +104,8 @@ class Decisions:
         run, interval = self._run, self._run.schedule.repack_interval_s
         if interval is None or not (run.repack_due or clock.now() >= self._repack_at_s):
             return
-        for order in run.schedule.repack(run.state.view()):
+        for order in run.schedule.repack(self._view()):
+            self._seen = None
             run.state.replicas.begin_move(order.source, order.shares)
             run.mailboxes[order.source].put(Move(order.shares))
         run.repack_due, self._repack_at_s = False, clock.now() + interval
@@ -99,7 +113,7 @@ class Decisions:
 
     def _expire(self) -> None:
         run = self._run
-        for group_id in run.schedule.expire(run.state.view()):
+        for group_id in run.schedule.expire(self._view()):
             run.end_group(group_id, State.STALE, f"beyond the staleness bound at {run.state.version}")
 
 

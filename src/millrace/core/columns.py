@@ -117,8 +117,8 @@ class TokenColumns:
         self._extend_runs(version, 1)
 
     def extend(self, other: TokenColumns) -> None:
-        self.tokens.extend(other.tokens)
-        self.logprobs.extend(other.logprobs)
+        self.tokens += other.tokens
+        self.logprobs += other.logprobs
         for version, count in other.runs:
             self._extend_runs(version, count)
 
@@ -154,19 +154,19 @@ def pack(columns: Sequence[TokenColumns]) -> Packed:
 
 def unpack(packed: Packed) -> list[TokenColumns]:
     """What `pack` was given. Raises: ValueError: the parts do not fit together."""
-    all_runs, tokens, logprobs = packed
-    tokens_view, logprobs_view = memoryview(tokens), memoryview(logprobs)
+    all_runs, token_bytes, logprob_bytes = packed
+    tokens, logprobs = array("i"), array("f")
+    tokens.frombytes(token_bytes)
+    logprobs.frombytes(logprob_bytes)
     unpacked, start = [], 0
     for runs in all_runs:
-        end = start + 4 * sum([count for _, count in runs])
-        columns = TokenColumns()
-        columns.tokens.frombytes(tokens_view[start:end])
-        columns.logprobs.frombytes(logprobs_view[start:end])
-        columns.runs = runs
+        end = start + (runs[0][1] if len(runs) == 1 else sum([count for _, count in runs]))
+        columns = TokenColumns.__new__(TokenColumns)
+        columns.tokens, columns.logprobs, columns.runs = tokens[start:end], logprobs[start:end], runs
         unpacked.append(columns)
         start = end
     if not start == len(tokens) == len(logprobs):
-        raise ValueError(f"runs for {start} bytes, {len(tokens)} of tokens, {len(logprobs)} of log-probs")
+        raise ValueError(f"runs for {start} tokens, {len(tokens)} token ids, {len(logprobs)} log-probs")
     return unpacked
 
 

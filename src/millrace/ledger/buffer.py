@@ -20,7 +20,7 @@ from millrace.ledger.accounts import Accounts
 from millrace.ledger.schema import LIVE_STATES, intact
 from millrace.ledger.token_log import TokenLog
 
-GROWING_MAX = 1024
+GROWING_MAX = 512
 
 _TRAIN = (
     f"UPDATE trajectories SET state = '{State.TRAINED}', trained_version = ?"
