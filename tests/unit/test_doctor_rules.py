@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.observe.doctor.evidence import Evidence, Pull, Step
+from millrace.observe.doctor.evidence import Evidence, Step, SwapSeen
 from millrace.observe.doctor.finding import few
 from millrace.observe.doctor.rules import diagnose
 
@@ -25,7 +25,7 @@ def test_no_evidence_at_all_is_no_fault():
 
 def test_a_served_digest_that_nobody_published_is_wrong_weights():
     seen = evidence()
-    seen.published, seen.pulls = {3: {"aa"}}, [Pull("replica-1", 3, "bb")]
+    seen.published, seen.pulls = {3: {"aa"}}, [SwapSeen("replica-1", 3, "bb")]
     (finding,) = diagnose(seen)
     assert (
         finding.fault == "wrong-weights" and "replica-1 served digest bb as version 3" in finding.evidence[0]
@@ -36,7 +36,7 @@ def test_a_version_that_was_published_twice_may_be_served_as_either():
     seen = evidence()
     seen.published, seen.pulls = (
         {3: {"aa", "bb"}},
-        [Pull("r", 3, "bb"), Pull("r", 4, "of an earlier session")],
+        [SwapSeen("r", 3, "bb"), SwapSeen("r", 4, "of an earlier session")],
     )
     assert faults(seen) == []
 

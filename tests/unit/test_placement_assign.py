@@ -10,7 +10,7 @@ from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host
 from millrace.placement.assign import CONTEXT_BYTES, Placement, assign, devices_of
-from millrace.placement.needs import Memory, Needs
+from millrace.placement.needs import MemoryNeed, Needs
 from millrace.placement.tell import table, warnings
 
 GB = 1_000_000_000
@@ -19,11 +19,11 @@ ON_GPU = Needs(
     weights_bytes=GB,
     kv_token_bytes=12_000,
     kv_replica_bytes=3 * GB,
-    trainer=Memory(8 * GB, GB),
-    replica=Memory(5 * GB, 2 * GB),
+    trainer=MemoryNeed(8 * GB, GB),
+    replica=MemoryNeed(5 * GB, 2 * GB),
     checkpoint_bytes=6 * GB,
 )
-ON_CPU = replace(ON_GPU, trainer=Memory(0, 9 * GB), replica=Memory(0, 7 * GB))
+ON_CPU = replace(ON_GPU, trainer=MemoryNeed(0, 9 * GB), replica=MemoryNeed(0, 7 * GB))
 
 
 def host(gpus: int, *, gpu_gb: int = 80, gb: int = 100, free_gb: int | None = None) -> Host:

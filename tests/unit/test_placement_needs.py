@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from millrace.config.schema import Config
 from millrace.core.errors import DataError
 from millrace.placement import number_format
-from millrace.placement.needs import Memory, kv_token_bytes, read_needs, tensor_elements
+from millrace.placement.needs import MemoryNeed, kv_token_bytes, read_needs, tensor_elements
 
 MODEL = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
 PARAMETERS, LARGEST = 206, 200
@@ -50,23 +50,23 @@ def test_kv_counts_key_value_heads_not_query_heads() -> None:
 @pytest.mark.parametrize(
     ("dtype", "on_gpu", "trainer", "replica"),
     [
-        ("float32", False, Memory(0, 16 * PARAMETERS), Memory(0, 8 * PARAMETERS + 512 * KV)),
+        ("float32", False, MemoryNeed(0, 16 * PARAMETERS), MemoryNeed(0, 8 * PARAMETERS + 512 * KV)),
         (
             "float32",
             True,
-            Memory(16 * PARAMETERS, 4 * PARAMETERS),
-            Memory(8 * PARAMETERS + 512 * KV, 4 * PARAMETERS + 4 * LARGEST),
+            MemoryNeed(16 * PARAMETERS, 4 * PARAMETERS),
+            MemoryNeed(8 * PARAMETERS + 512 * KV, 4 * PARAMETERS + 4 * LARGEST),
         ),
         (
             "bfloat16",
             True,
-            Memory(16 * PARAMETERS, 2 * PARAMETERS),
-            Memory(4 * PARAMETERS + 256 * KV, 2 * PARAMETERS + 2 * LARGEST),
+            MemoryNeed(16 * PARAMETERS, 2 * PARAMETERS),
+            MemoryNeed(4 * PARAMETERS + 256 * KV, 2 * PARAMETERS + 2 * LARGEST),
         ),
     ],
 )
 def test_device_and_host_are_counted_apart(
-    model: Path, dtype: str, on_gpu: bool, trainer: Memory, replica: Memory
+    model: Path, dtype: str, on_gpu: bool, trainer: MemoryNeed, replica: MemoryNeed
 ) -> None:
     needs = read_needs(config_for(model, dtype), on_gpu=on_gpu)
     assert (needs.trainer, needs.replica) == (trainer, replica)
@@ -84,7 +84,7 @@ def test_bfloat16_needs_more_on_a_cpu_that_computes_it_in_float32(
 ) -> None:
     monkeypatch.setattr(number_format, "multiplies_bfloat16", lambda: fast)
     needs = read_needs(config_for(model, "bfloat16"), on_gpu=False)
-    assert (needs.trainer, needs.replica) == (Memory(0, trainer), Memory(0, replica))
+    assert (needs.trainer, needs.replica) == (MemoryNeed(0, trainer), MemoryNeed(0, replica))
     assert needs.weights_bytes == 2 * PARAMETERS
 
 

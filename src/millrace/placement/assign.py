@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host, Place
-from millrace.placement.needs import Memory, Needs
+from millrace.placement.needs import MemoryNeed, Needs
 
 CONTEXT_BYTES = 500_000_000
 """Of a GPU, what CUDA takes for each process that opens it (an H100 with torch 2.x: 0.4 to 0.6 GB)."""
@@ -47,7 +47,7 @@ class Placement:
     relay_slots_max: int
 
     @property
-    def workers(self) -> list[tuple[str, Place, Memory]]:
+    def workers(self) -> list[tuple[str, Place, MemoryNeed]]:
         """Those that compute: the trainer first."""
         replicas = [(f"replica-{i}", place, self.needs.replica) for i, place in enumerate(self.replicas)]
         return [("the trainer", self.trainer, self.needs.trainer), *replicas]
@@ -109,7 +109,7 @@ def devices_of(replicas: int, gpus: int) -> list[int]:
     return [0, *(1 + replica % (gpus - 1) for replica in range(replicas))]
 
 
-def _share(worker: int, gpus: Sequence[int | None], gpu: Gpu, replica: Memory) -> float:
+def _share(worker: int, gpus: Sequence[int | None], gpu: Gpu, replica: MemoryNeed) -> float:
     """Of the memory of the worker's GPU, 0 to 1. Worker 0 is the trainer."""
     together = [other for other, used in enumerate(gpus) if used == gpus[worker]]
     if 0 not in together:

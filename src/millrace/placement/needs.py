@@ -21,7 +21,7 @@ CHECKPOINT_BYTES = 12  # master weight and the two moments
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryNeed:
     """Bytes of one worker: of its GPU, and of the host."""
 
     device_bytes: int
@@ -36,8 +36,8 @@ class Needs:
     weights_bytes: int
     kv_token_bytes: int
     kv_replica_bytes: int
-    trainer: Memory
-    replica: Memory
+    trainer: MemoryNeed
+    replica: MemoryNeed
     checkpoint_bytes: int
 
 
@@ -67,9 +67,9 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     replica = 2 * parameters * computing + kv_replica
     landing = weights + max(tensors, default=0) * size if on_gpu or computing != size else 0
     if on_gpu:
-        trainer, replica_memory = Memory(states, published), Memory(replica, landing)
+        trainer, replica_memory = MemoryNeed(states, published), MemoryNeed(replica, landing)
     else:
-        trainer, replica_memory = Memory(0, states + published), Memory(0, replica + landing)
+        trainer, replica_memory = MemoryNeed(0, states + published), MemoryNeed(0, replica + landing)
     return Needs(
         num_parameters=parameters,
         weights_bytes=weights,

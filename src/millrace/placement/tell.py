@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from millrace.core.placement import Gpu, Place
 from millrace.placement.assign import CONTEXT_BYTES, TIGHT, Placement, size
-from millrace.placement.needs import Memory
+from millrace.placement.needs import MemoryNeed
 
 
 def table(placement: Placement) -> dict[str, str]:
@@ -33,7 +33,7 @@ def table(placement: Placement) -> dict[str, str]:
     }
 
 
-def on(placement: Placement, gpu: Gpu) -> list[tuple[str, Place, Memory]]:
+def on(placement: Placement, gpu: Gpu) -> list[tuple[str, Place, MemoryNeed]]:
     """Those that compute on `gpu`."""
     return [worker for worker in placement.workers if worker[1].devices == (gpu.index,)]
 

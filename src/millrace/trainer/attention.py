@@ -38,14 +38,14 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RowBlocks:
     """The blocks of a row, and where each of the row's tokens lies in their concatenated outputs."""
 
     blocks: tuple[Block, ...]
     outputs_T: torch.Tensor
 
 
-def plan(stretches: Sequence[Stretch], device: torch.device) -> Plan:
+def plan(stretches: Sequence[Stretch], device: torch.device) -> RowBlocks:
     """Arrange the stretches of a row, which cover it completely, into blocks on `device`."""
     blocks, outputs, offset = [], np.zeros(sum(stretch.length for stretch in stretches), dtype=np.int64), 0
     for members in _buckets(stretches):
@@ -55,7 +55,7 @@ def plan(stretches: Sequence[Stretch], device: torch.device) -> Plan:
             rows = slice(stretch.start, stretch.start + stretch.length)
             outputs[rows] = np.arange(offset, offset + stretch.length)
             offset += width
-    return Plan(tuple(blocks), torch.from_numpy(outputs).to(device))
+    return RowBlocks(tuple(blocks), torch.from_numpy(outputs).to(device))
 
 
 def _buckets(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
@@ -117,7 +117,7 @@ def packed_attention(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float,
-    packed: Plan,
+    packed: RowBlocks,
     **unused: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function given to transformers.

@@ -24,7 +24,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Pull:
+class SwapSeen:
     replica: str
     version: int
     digest: str
@@ -37,7 +37,7 @@ class Evidence:
     dtype: str = "float32"
     by_version: dict[int, Step] = field(default_factory=dict)
     published: dict[int, set[str]] = field(default_factory=dict)
-    pulls: list[Pull] = field(default_factory=list)
+    pulls: list[SwapSeen] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)  # of scored trajectories
     failures: Counter[str] = field(default_factory=Counter)  # reasons of failed rewards
     end: str = ""  # why the run ended; empty while it has not
@@ -54,7 +54,7 @@ class Evidence:
             case "published":
                 self.published.setdefault(fields["version"], set()).add(fields["digest"])
             case "pulled":
-                self.pulls.append(Pull(fields["replica"], fields["version"], fields["digest"]))
+                self.pulls.append(SwapSeen(fields["replica"], fields["version"], fields["digest"]))
             case "scored":
                 self.outcomes[fields["outcome"]] += 1
                 if fields["outcome"] == "failed":

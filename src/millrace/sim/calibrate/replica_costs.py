@@ -19,7 +19,7 @@ Period = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Interval:
     """Between two consecutive reports of one incarnation of a replica."""
 
     span: Period
@@ -31,11 +31,11 @@ class Stretch:
     had_work: bool  # at its beginning
 
 
-def stretches(events: Sequence[Event]) -> list[Stretch]:
-    return list(_stretches(events))
+def intervals(events: Sequence[Event]) -> list[Interval]:
+    return list(_intervals(events))
 
 
-def _stretches(events: Sequence[Event]) -> Iterator[Stretch]:
+def _intervals(events: Sequence[Event]) -> Iterator[Interval]:
     last: dict[str, Event] = {}
     for event in events:
         if event.kind != "report" or "steps_since_swap" not in event.fields:
@@ -46,7 +46,7 @@ def _stretches(events: Sequence[Event]) -> Iterator[Stretch]:
             continue
         before = earlier.fields
         swapped = now["version"] != before["version"] or now["steps_since_swap"] < before["steps_since_swap"]
-        yield Stretch(
+        yield Interval(
             (earlier.time_s, event.time_s),
             steps=None if swapped else now["steps_since_swap"] - before["steps_since_swap"],
             tokens=now["generated_tokens"] - before["generated_tokens"],
@@ -65,7 +65,7 @@ def decode_costs(events: Sequence[Event]) -> tuple[float, float, float, float]:
 
     Raises: DataError: the run generated too little, or its reports lack the counters.
     """
-    found, spans = [s for s in stretches(events) if s.tokens > 0], training_spans(events)
+    found, spans = [s for s in intervals(events) if s.tokens > 0], training_spans(events)
     known = [(s.steps, s) for s in found if s.steps]
     if len(known) < NUM_STRETCHES_MIN:
         raise DataError(
@@ -115,7 +115,7 @@ def handover_s(events: Sequence[Event], call_s: float) -> float:
     """Mean seconds to begin work and report it: from a lease to an idle replica until it has done that work
     and reported it, without those that it was busy and those of the two messages, `call_s`; or, if that is
     more, idle seconds from one report to the next of a replica that had work."""
-    had_work = [s.idle_s for s in stretches(events) if s.had_work and s.steps is not None]
+    had_work = [s.idle_s for s in intervals(events) if s.had_work and s.steps is not None]
     return max(0.0, mean(list(_round_trips(events))) - call_s, mean(had_work))
 
 
