@@ -29,7 +29,8 @@ def cache_directory() -> Path:
 
 def run_logged(command: Sequence[Any], log: Path) -> None:
     """Run it with its output in `log`, which is shown if it fails."""
-    environment = ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parent)}
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(paths)}
     with log.open("w") as file:
         done = subprocess.run(
             command, stdout=file, stderr=file, env=environment, check=False, timeout=RUN_TIMEOUT_S

@@ -36,15 +36,15 @@ CONFIG = """
 steps = {steps}
 seed = {seed}
 model.path = "{start}"
-batch = {{ prompts = {groups}, group_size = {group_size} }}
+batch = {{ prompts = {groups}, group_size = {group_size}, token_budget = {token_budget} }}
 sampling.max_tokens = {max_tokens}
 optimizer = {{ lr = {lr}, betas = [0.9, 0.999] }}
-schedule = {{ kind = "millrace", staleness_max = {staleness_max}, repack_interval_s = 0.5 }}
+schedule = {schedule}
 checkpoints.every = 1000
 
 [rollout]
 replicas = 1
-slots = 128
+slots = {slots}
 max_sequence_tokens = {max_sequence_tokens}
 report_interval_s = 0.1
 
@@ -67,6 +67,10 @@ class Step:
 
 Curve = list[Step]
 
+SCHEDULE = f'{{ kind = "millrace", staleness_max = {STALENESS_MAX}, repack_interval_s = 0.5 }}'
+OURS = {"schedule": SCHEDULE, "slots": 128, "token_budget": 8192}
+"""What `CONFIG` has and no peer knows."""
+
 
 # ---------------------------------------------------------------- one run
 
@@ -77,28 +81,34 @@ class Bench:
     def __init__(self, task: Task, steps: int, directory: Path) -> None:
         cache = cache_directory()
         self.task, self.steps, self.directory = task, steps, directory
-        self._start, self._trl = make_start(task, cache), python_with_trl(cache)
+        self._start = make_start(task, cache)
 
     def run(self, contestant: str, seed: int) -> Curve:
+        if contestant == "millrace":
+            steps = self.train(contestant, seed)
+            return [Step(e["time_s"], e["trained_tokens"], e["reward_mean"]) for e in steps]
+        return self._peer(contestant, self._rows(seed), seed)
+
+    def train(self, name: str, seed: int, **ours: Any) -> list[dict[str, Any]]:
+        """The `step` events of a run of ours; `ours` changes what `OURS` holds."""
+        extract = f"extract = '{self.task.extract}'" if self.task.extract else ""
+        shape = self._shape(self._rows(seed), seed) | OURS | ours | {"extract": extract}
+        events = train(CONFIG.format(**shape), self.directory / f"{self.task.name}-{name}-{seed}")
+        return [event for event in events if event["kind"] == "step"]
+
+    def _rows(self, seed: int) -> Path:
         rows = self.directory / f"{self.task.name}-{seed}.jsonl"
         if not rows.exists():
             write_prompts(self.task, rows, count=4000, seed=seed)
-        work = self.directory / f"{self.task.name}-{contestant}-{seed}"
-        if contestant == "millrace":
-            return self._millrace(work, rows, seed)
-        return self._peer(SCRIPTS[contestant], work, rows, seed)
+        return rows
 
-    def _millrace(self, work: Path, rows: Path, seed: int) -> Curve:
-        extract = f"extract = '{self.task.extract}'" if self.task.extract else ""
-        events = train(CONFIG.format(**self._shape(rows, seed) | {"extract": extract}), work)
-        steps = [event for event in events if event["kind"] == "step"]
-        return [Step(e["time_s"], e["trained_tokens"], e["reward_mean"]) for e in steps]
-
-    def _peer(self, script: str, work: Path, rows: Path, seed: int) -> Curve:
+    def _peer(self, name: str, rows: Path, seed: int) -> Curve:
+        script, work = SCRIPTS[name], self.directory / f"{self.task.name}-{name}-{seed}"
         work.mkdir()
         job = self._shape(self._in_our_order(rows, seed), seed) | {"out": str(work / "steps.jsonl")}
         (work / "job.json").write_text(json.dumps(job))
-        run_logged([self._trl, BENCHMARKS / "peers" / "trl" / script, work / "job.json"], work / "log")
+        python = python_with_trl(cache_directory())
+        run_logged([python, BENCHMARKS / "peers" / "trl" / script, work / "job.json"], work / "log")
         with (work / "steps.jsonl").open() as lines:
             steps = [json.loads(line) for line in lines]
         return [Step(step["t"], step["tokens"], step["reward"]) for step in steps]

@@ -162,6 +162,7 @@ def test_a_run_is_shown_from_its_ledger(project: Path, capsys: pytest.CaptureFix
     assert shown["accounting"]["trained"] == 2
     assert shown["replicas"][0]["replica"] == "replica-0"
     assert shown["state"].startswith("stopped")
+    assert shown["window"] == {"batches": 0, "staleness_mean": None, "fairness": None, "next": None}
     assert run(["show", str(directory.path), "--trajectory", "1", "--json"]) == 0
     trajectory = json.loads(capsys.readouterr().out)
     assert trajectory["prompt"] == "1+1="
@@ -172,7 +173,7 @@ def test_a_run_is_shown_from_its_ledger(project: Path, capsys: pytest.CaptureFix
     assert step["reward_mean"] == 0.5
     assert step["metrics"]["loss"] == 0.25
     for arguments, words in (
-        ([], ("in flight", "reward mean", "moved or resumed")),
+        ([], ("in flight", "reward mean", "moved or resumed", "figures from 16 batches")),
         (["--step", "1"], ("reward mean", "trajectory", "ended by")),
         (["--trajectory", "0"], ("row", "log-prob", "trained into version")),
     ):
@@ -180,6 +181,20 @@ def test_a_run_is_shown_from_its_ledger(project: Path, capsys: pytest.CaptureFix
         shown = capsys.readouterr().out
         assert all(word in shown for word in words)
         assert "_" not in shown.replace(str(directory.path), "")
+    window = {"batches": 20, "staleness_mean": 1.5, "fairness": 2.25, "next": -0.75}
+    line = {"kind": "step", "time_s": 1.0, "wall_s": 1.0, "window": window}
+    directory.events.write_text(json.dumps(line, separators=(",", ":")) + "\n")
+    assert run(["show", str(directory.path)]) == 0
+    shown = capsys.readouterr().out
+    for words in (
+        "The last 20 batches",
+        "mean staleness",
+        "1.5",
+        "fairness (1: fair samples",
+        "2.25",
+        "-0.75",
+    ):
+        assert words in shown
     assert run(["show", str(directory.path), "--step", "9"]) == 1
     assert "there is no step 9" in capsys.readouterr().err
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from millrace.observe.doctor.evidence import Evidence, Step, SwapSeen
+from millrace.core.fairness import Lengths, fairness
+from millrace.observe.doctor.batches import needless_staleness, unfair_batches
+from millrace.observe.doctor.evidence import BatchTold, Evidence, Step, SwapSeen
 from millrace.observe.doctor.finding import few
 from millrace.observe.doctor.rules import diagnose
 
@@ -90,6 +94,65 @@ def test_two_independent_faults_are_both_told():
     seen = evidence((0.01,) * 4)
     seen.outcomes.update({"scored": 1, "failed": 1})
     assert faults(seen) == ["failing-rewards", "numeric-gap"]
+
+
+def of_batches(means, *, schedule="", ready=0, staleness=0.0, wait_s=1.0, replayed=False):
+    """One step per mean length, each of 8 groups with a standard deviation of 1; a step takes 1 s."""
+    seen = Evidence(schedule=schedule)
+    for version, mean in enumerate(means, 1):
+        told = BatchTold(Lengths(8, mean, 1.0), staleness, ready, 1.0, wait_s, replayed)
+        seen.by_version[version] = Step(version, 0.5, {}, {}, told)
+    return seen
+
+
+def random_means(num, std):
+    rng = random.Random(3)
+    return [10 + rng.gauss(0, std) for _ in range(num)]
+
+
+def test_batches_that_alternate_for_long_are_unfair_and_the_schedule_s_own_key_is_named():
+    for schedule, key in [("areal", "`schedule.eta`"), ("millrace", "`schedule.staleness_max`")]:
+        (finding,) = diagnose(of_batches([9, 11] * 24, schedule=schedule))
+        assert finding.fault == "unfair-batches" and key in finding.advice[1]
+        assert "over the last 32 batches fairness is 4." in finding.evidence[0]
+
+
+def test_fair_batches_and_too_few_unfair_ones_are_no_fault():
+    assert faults(of_batches(random_means(200, (1 / 8) ** 0.5))) == []
+    assert faults(of_batches([9, 11] * 15)) == []
+
+
+def test_lengths_that_drift_over_a_run_are_not_unfair():
+    means = random_means(3200, (1 / 8) ** 0.5)
+    drifting = [mean + 10 * i / 3200 for i, mean in enumerate(means)]
+    assert unfair_batches(of_batches(drifting)) is None
+    assert fairness([Lengths(8, mean, 1.0) for mean in drifting]) > 3  # as one window
+
+
+def test_batches_that_are_all_alike_are_told():
+    (finding,) = diagnose(of_batches([10.0] * 64))
+    assert finding.fault == "unfair-batches" and "more alike" in finding.advice[0]
+
+
+def test_batches_that_wait_for_a_busy_trainer_are_needlessly_old():
+    means = random_means(64, (1 / 8) ** 0.5)
+    seen = of_batches(means, schedule="llamarl", ready=24, staleness=2.5, wait_s=0.01)
+    (finding,) = diagnose(seen)
+    assert finding.fault == "needless-staleness" and "lower `schedule.lag` by one" in finding.advice[0]
+    assert "3.0 batches were ready" in finding.evidence[0] and "is 2.50" in finding.evidence[0]
+
+
+@pytest.mark.parametrize(
+    "speedy",
+    [
+        {"ready": 24, "staleness": 2.5, "wait_s": 0.2},
+        {"ready": 8, "staleness": 2.5, "wait_s": 0.01},
+        {"ready": 24, "staleness": 0.5, "wait_s": 0.01},
+        {"ready": 24, "staleness": 2.5, "wait_s": 0.0, "replayed": True},
+    ],
+)
+def test_staleness_that_speed_needs_is_no_fault(speedy):
+    assert needless_staleness(of_batches([10.0, 11.0] * 32, **speedy)) is None
 
 
 def test_long_lists_are_cut():

@@ -88,6 +88,13 @@ def test_a_step_has_one_name_for_each_scalar() -> None:
     scalars = step_scalars(step(1.0, 1).fields)
     assert scalars["logprob_gap/0/mean"] == 0.001 and scalars["logprob_gap/1/max"] == 1.0
     assert scalars["accounting/in_flight"] == 2 and scalars["time/wait_s"] == 0.5
+    assert scalars["window/staleness"] == 0.25 and scalars["groups/ready"] == 3
+    assert scalars["window/fairness"] == 0.75 and scalars["window/next"] == -0.5
+
+
+def test_figures_that_are_not_known_yet_are_no_scalars() -> None:
+    window = {"batches": 3, "staleness_mean": None, "fairness": None, "next": None}
+    assert not any(name.startswith("window/") for name in step_scalars(step(1.0, 1, window=window).fields))
 
 
 def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:

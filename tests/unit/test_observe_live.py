@@ -71,6 +71,13 @@ def test_the_panel_shows_the_run_and_each_replica() -> None:
     assert all(cell in row for cell in ("v1", "25%", "33%", "300"))
 
 
+def test_fairness_is_shown_as_soon_as_it_is_known() -> None:
+    assert "trainer idle 25%, fairness 0.75" in text_of(status_of(*RUN))
+    assert "| fairness 0.75 |" in plain_line(status_of(*RUN))
+    unknown = {"batches": 3, "staleness_mean": None, "fairness": None, "next": None}
+    assert "fairness" not in text_of(status_of(*RUN, step(7.0, 3, window=unknown)))
+
+
 def test_the_panel_says_what_workers_compute_in() -> None:
     told = [event("computes", 2.0, name=f"replica-{i}", computes="float32; not exact") for i in range(2)]
     assert "replica-0, replica-1: float32; not exact" in text_of(status_of(*RUN, *told))

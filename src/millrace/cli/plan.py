@@ -94,7 +94,7 @@ def _ranking(ranking: list[Simulated]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("train / mp", "generate", "slots", "prompts", "schedule"):
         table.add_column(name, no_wrap=True)
-    for name in ("tokens/s", "step", "predicted", "trainer waits", "replicas busy", "staleness"):
+    for name in ("tokens/s", "step", "predicted", "trainer waits", "replicas busy", "staleness", "fair"):
         table.add_column(name, justify="right")
     for one in ranking:
         result, layout = one.result, one.candidate.layout
@@ -110,6 +110,7 @@ def _ranking(ranking: list[Simulated]) -> Table:
             f"{result.trainer_waits:.0%}",
             f"{result.replica_busy:.0%}",
             f"{result.staleness_mean:.1f}",
+            "-" if result.fairness is None else f"{result.fairness:.1f}",
         )
     return table
 

@@ -12,18 +12,22 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.cli.options import AsJson, Run
+from millrace.core.fairness import BAND, BATCHES_MIN
 from millrace.ledger.reader import LedgerReader
 from millrace.observe.terminal import Terminal
 from millrace.session import run_directory, views
 
 ROWS_SHOWN = 100
 WORDS = {
+    "fairness": f"fairness (1: fair samples; usual {BAND[0]} to {BAND[1]})",
     "finish": "ended by",
     "grad_norm": "gradient norm",
     "lease": "leases",
     "lr": "learning rate",
     "logprob": "log-prob",
+    "next": "correlation of neighbours",
     "num_tokens": "tokens",
+    "staleness_mean": "mean staleness",
     "trained_version": "trained into version",
     "trajectory_id": "trajectory",
     "group_id": "group",
@@ -70,12 +74,20 @@ def _run(view: dict[str, Any]) -> Group:
     ends = [(state, reason, num) for state, reason, num in view["reasons"] if reason]
     return Group(
         _named("", head),
+        _window(view["window"]),
         *([_named("What they compute in", view["computes"])] if view["computes"] else []),
         _named("Trajectories", view["accounting"]),
         *([_table("Ended otherwise", ["state", "reason", "trajectories"], ends)] if ends else []),
         _records("Replicas, over the last steps", view["replicas"]),
         _records("Last steps", view["last_steps"]),
     )
+
+
+def _window(window: dict[str, Any]) -> Group:
+    figures = {name: value for name, value in window.items() if name != "batches"}
+    if window["staleness_mean"] is None:
+        return _named(f"The last batches: figures from {BATCHES_MIN} batches of a session on", {})
+    return _named(f"The last {window['batches']} batches", figures)
 
 
 def _step(view: dict[str, Any]) -> Group:

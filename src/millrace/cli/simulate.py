@@ -18,14 +18,15 @@ from millrace.config.schema import Config, Section
 from millrace.config.simulated import SimulatedConfig
 from millrace.observe.terminal import Terminal
 from millrace.sim.explore.verdicts import Exploration, Verdict, explore
-from millrace.sim.report.compare import QUANTITIES, Comparison
+from millrace.sim.report.compare import OF_BATCHES, QUANTITIES, Comparison, Interval
 
 console = Terminal(soft_wrap=True)
 
 TOLD_EVERY = 1_000
 """Worlds explored, where no progress bar can be shown."""
 
-HEADING = ("schedule", "step s", "tok/s", "trainer busy", "replicas busy", "KV used", "staleness", "max")
+BUSY = ("trainer busy", "replicas busy", "KV used")
+HEADING = ("schedule", "step s", "tok/s", *BUSY, "staleness", "max", "fair", "next")
 
 
 def command(
@@ -80,12 +81,21 @@ def _row(comparison: Comparison) -> tuple[str, ...]:
         *(f"{fraction.mean:.0%}" for fraction in fractions),
         f"{staleness.mean:.2f}",
         str(max(result.staleness_max for result in comparison.results)),
+        *(_or_dash(comparison.known(name)) for name in OF_BATCHES),
     )
 
 
+def _or_dash(known: Interval | None) -> str:
+    if known is None:
+        return "-"
+    return f"{known.mean:.2f}" + (f" ± {known.half_width:.2f}" if known.half_width else "")
+
+
 def _as_dict(comparison: Comparison) -> dict[str, Any]:
+    estimates = {name: comparison.estimate(name) for name in QUANTITIES}
+    known = {name: comparison.known(name) for name in OF_BATCHES}
     return {
-        "estimates": {name: asdict(comparison.estimate(name)) for name in QUANTITIES},
+        "estimates": {name: one and asdict(one) for name, one in (estimates | known).items()},
         "runs": [result.as_dict() for result in comparison.results],
     }
 

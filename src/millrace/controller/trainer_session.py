@@ -15,6 +15,7 @@ from msgspec.structs import asdict
 from millrace.controller.context import RunContext
 from millrace.controller.groups import make_batch
 from millrace.controller.lineage import replay_difference
+from millrace.controller.step_event import StepTeller, staleness_histogram
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, TrainingError, UnknownVersionError
 from millrace.core.protocols import Handle
@@ -47,6 +48,7 @@ class TrainerSession:
         self._published_to: tuple[object, int] | None = None  # (endpoint, version) last published
         self._checkpointed = -1
         self._rejected_in_a_row = 0
+        self._teller = StepTeller()
         self._catching_up = False  # still true at the next catch-up where the trainer died in it
         self._call = run.patience.call
 
@@ -252,33 +254,13 @@ class TrainerSession:
     def _emit_step(
         self, batch: Batch, record: StepRecord, result: StepResult, *, wait_s: float, replayed: bool
     ) -> None:
-        histogram = staleness_histogram(batch)
-        tokens = sum(histogram.values())
-        rewards = [s.reward for g in batch.groups for s in g.sequences]
         run = self._run
         run.events.emit(
             "step",
             version=record.version,
-            reward_mean=sum(rewards) / len(rewards),
-            staleness_mean=sum(s * n for s, n in histogram.items()) / max(tokens, 1),
-            staleness_max=max(histogram, default=0),
-            staleness_histogram=histogram,
-            trained_tokens=result.trained_tokens,
-            step_s=result.step_s,
+            **self._teller.fields(batch, result),
             wait_s=wait_s,
+            groups_ready=run.state.num_ready,
             replayed=replayed,
-            logprob_gap={s: list(gap) for s, gap in result.logprob_gap.items()},
-            metrics=result.metrics,
             accounting=dataclasses.asdict(run.ledger.accounting()),
         )
-
-
-def staleness_histogram(batch: Batch) -> dict[int, int]:
-    """Trained tokens by staleness, in optimizer steps."""
-    counts: dict[int, int] = {}
-    for group in batch.groups:
-        for sequence in group.sequences:
-            for version, num_tokens in sequence.columns.runs:
-                staleness = batch.version - version
-                counts[staleness] = counts.get(staleness, 0) + num_tokens
-    return dict(sorted(counts.items()))

@@ -89,11 +89,17 @@ def _progress(status: Status) -> list[str]:
     return [
         f"reward {_number(_last(status.rewards), '.3f')}",
         f"staleness {_number(status.staleness_mean, '.2f')} (max {status.staleness_max})",
+        *_fairness(status),
         _speeds(status),
         f"trainer idle {_percent(status.trainer_idle_fraction)}",
         f"in flight {status.in_flight}",
         f"left {_duration(status.remaining_s)}",
     ]
+
+
+def _fairness(status: Status) -> list[str]:
+    """Nothing while there are too few batches."""
+    return [] if status.fairness is None else [f"fairness {status.fairness:.2f}"]
 
 
 def _starting(status: Status) -> str:
@@ -169,7 +175,7 @@ def _numbers(status: Status, width: int) -> RenderableType:
     grid = Table.grid(padding=(0, 3))
     worst = "-" if status.staleness_mean is None else status.staleness_max
     staleness = f"staleness {_number(status.staleness_mean, '.2f')} mean, {worst} max"
-    idle = f"trainer idle {_percent(status.trainer_idle_fraction)}"
+    idle = ", ".join([f"trainer idle {_percent(status.trainer_idle_fraction)}", *_fairness(status)])
     counts = f"in flight {status.in_flight}, being scored {status.scoring}, restarts {status.restarts}"
     pairs = (staleness, _speeds(status)), (idle, counts)
     for row in pairs if width >= _NARROW else ((text,) for pair in pairs for text in pair):

@@ -12,12 +12,16 @@ _NAMES = {
     "trained_tokens": "tokens/trained",
     "step_s": "time/step_s",
     "wait_s": "time/wait_s",
+    "groups_ready": "groups/ready",
 }
+_WINDOW = {"staleness_mean": "window/staleness", "fairness": "window/fairness", "next": "window/next"}
 
 
 def step_scalars(fields: Mapping[str, Any]) -> dict[str, float]:
     """Names as `reward/mean`, `trainer/<metric>`, `logprob_gap/<staleness>/mean`, `accounting/<state>`."""
     scalars = {name: fields[key] for key, name in _NAMES.items() if key in fields}
+    window = fields.get("window") or {}
+    scalars |= {name: window[key] for key, name in _WINDOW.items() if key in window}
     for staleness, (mean, largest, _tokens) in (fields.get("logprob_gap") or {}).items():
         scalars[f"logprob_gap/{staleness}/mean"] = mean
         scalars[f"logprob_gap/{staleness}/max"] = largest

@@ -23,6 +23,7 @@ class Status:
         self.rewards: deque[float] = deque(maxlen=200)  # mean of each step
         self.staleness_mean: float | None = None
         self.staleness_max = 0
+        self.fairness: float | None = None  # of the last batches
         self.in_flight = 0
         self.restarts = 0
         self.last_trouble = ""
@@ -74,6 +75,7 @@ class Status:
     def _step(self, event: Event, fields: dict[str, Any]) -> None:
         self.version = fields["version"]
         self.staleness_mean, self.staleness_max = fields["staleness_mean"], fields["staleness_max"]
+        self.fairness = (fields.get("window") or {}).get("fairness")
         self.in_flight = fields["accounting"]["in_flight"]
         if self.last_trouble.startswith(_STALLED):
             self.last_trouble = ""

@@ -43,6 +43,7 @@ class Summary:
     _rewards: array[float] = field(default_factory=_numbers)  # their mean rewards
     _trained_tokens: int = 0
     _staleness: Counter[int] = field(default_factory=Counter)  # of trained tokens
+    _window: dict[str, Any] = field(default_factory=dict)
     _sessions: list[_Session] = field(default_factory=list)
     _gap_sum: float = 0.0
     _gap_tokens: int = 0
@@ -75,6 +76,7 @@ class Summary:
         if self._sessions and not fields.get("replayed"):
             self._time_step(self._sessions[-1], event, fields)
         self._count_step(fields)
+        self._window = fields.get("window", {})
         self._accounting = fields["accounting"]
         for behind, (mean, largest, tokens) in fields["logprob_gap"].items():
             if int(behind) == 0 and tokens:
@@ -142,6 +144,8 @@ class Summary:
             "trained_tokens_per_s": _rate(self._trained_tokens, wall_s),
             "generated_tokens_per_s": _rate(self.replicas.generated_tokens, wall_s),
             "staleness": self._staleness_of_tokens(),
+            "fairness": self._window.get("fairness"),
+            "next": self._window.get("next"),
             "logprob_gap_staleness0": {
                 "mean": self._gap_sum / self._gap_tokens if self._gap_tokens else None,
                 "max": self._gap_max if self._gap_tokens else None,

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from millrace.core.errors import MillraceError
+from millrace.core.fairness import Figures
 from millrace.core.types import Group, StepRecord, Trajectory
 from millrace.ledger.reader import LedgerReader
 from millrace.observe.jsonl import read_events
@@ -37,6 +38,7 @@ def run_view(reader: LedgerReader, run: RunDirectory) -> View:
         "states": state.states,
         "reasons": [[*key, num] for key, num in sorted(reader.reasons().items())],
         "replicas": _by_replica(t for trained in members.values() for t in trained),
+        "window": _window(run),
         "last_steps": [_step_line(record, members[record.version]) for record in last],
     }
 
@@ -46,6 +48,15 @@ def _computes(run: RunDirectory) -> dict[str, str]:
     if not run.events.exists():
         return {}
     return {e.fields["name"]: e.fields["computes"] for e in read_events(run.events, "computes")}
+
+
+def _window(run: RunDirectory) -> dict[str, float | None]:
+    """Freshness and fairness of the last batches, as the last step told them: see `core.fairness`."""
+    told: View = {}
+    if run.events.exists():
+        for step in read_events(run.events, "step"):
+            told = step.fields.get("window", told)
+    return asdict(Figures(0)) | told
 
 
 def step_view(reader: LedgerReader, version: int) -> View:

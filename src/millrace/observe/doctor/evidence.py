@@ -7,10 +7,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.core.events import Event
+from millrace.core.fairness import Lengths
 
 Gap = tuple[
     float, float, int
 ]  # mean and max of |trainer's log-prob - engine's| in nats, over how many tokens
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTold:
+    """What a step told of its batch. `groups_ready` waited for a later step when this one ended."""
+
+    lengths: Lengths
+    staleness_mean: float
+    groups_ready: int
+    step_s: float
+    wait_s: float
+    replayed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +34,7 @@ class Step:
     reward_mean: float
     gap: dict[int, Gap]
     metrics: dict[str, float]
+    batch: BatchTold | None = None  # None: an older version of Millrace did not tell it
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +46,11 @@ class SwapSeen:
 
 @dataclass(slots=True)
 class Evidence:
-    """A sink. Steps are by version; a replayed one counts as it was done last. `dtype` is the engine's."""
+    """A sink. Steps are by version; a replayed one counts as it was done last. `dtype` is the engine's,
+    `schedule` the kind of the schedule in use."""
 
     dtype: str = "float32"
+    schedule: str = ""
     by_version: dict[int, Step] = field(default_factory=dict)
     published: dict[int, set[str]] = field(default_factory=dict)
     pulls: list[SwapSeen] = field(default_factory=list)
@@ -46,7 +62,7 @@ class Evidence:
         fields = event.fields
         match event.kind:
             case "run_started":
-                self.end = ""
+                self.end, self.schedule = "", fields.get("schedule", "")
             case "rewound":
                 self.by_version = {v: s for v, s in self.by_version.items() if v <= fields["version"]}
             case "step":
@@ -72,4 +88,11 @@ def _step(fields: dict[str, Any]) -> Step:
         int(staleness): (mean, most, num) for staleness, (mean, most, num) in fields["logprob_gap"].items()
     }
     metrics = {name: value for name, value in fields["metrics"].items() if isinstance(value, int | float)}
-    return Step(fields["version"], fields["reward_mean"], gap, metrics)
+    return Step(fields["version"], fields["reward_mean"], gap, metrics, _batch(fields))
+
+
+def _batch(fields: dict[str, Any]) -> BatchTold | None:
+    if "lengths" not in fields:
+        return None
+    names = "staleness_mean", "groups_ready", "step_s", "wait_s", "replayed"
+    return BatchTold(Lengths(**fields["lengths"]), **{name: fields[name] for name in names})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from millrace.observe.doctor.batches import needless_staleness, unfair_batches
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.finding import Finding
 from millrace.observe.doctor.learning import diverging_optimizer, failing_rewards, no_signal
@@ -23,6 +24,8 @@ RULES: tuple[Rule, ...] = (
     no_signal,
     numeric_gap,
     true_staleness,
+    unfair_batches,
+    needless_staleness,
 )
 EXPLAINS = {
     "wrong-weights": {"numeric-gap", "true-staleness"},

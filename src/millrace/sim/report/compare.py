@@ -36,6 +36,9 @@ QUANTITIES = (
     "staleness_mean",
 )
 
+OF_BATCHES = ("fairness", "next")
+"""Quantities that a run of equal lengths has not; see `core.fairness`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -63,6 +66,11 @@ class Comparison:
 
     def estimate(self, quantity: str) -> Interval:
         return Interval.of([getattr(result, quantity) for result in self.results])
+
+    def known(self, quantity: str) -> Interval | None:
+        """Of the seeds that have the quantity; None: none has."""
+        values = [value for result in self.results if (value := getattr(result, quantity)) is not None]
+        return Interval.of(values) if values else None
 
 
 def schedules(names: Iterable[str]) -> dict[str, Schedule]:

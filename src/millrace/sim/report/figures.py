@@ -41,7 +41,7 @@ def estimates(found: Mapping[str, Interval], unit: str) -> figure:
     low, high = ([m + sign * h for m, h in zip(means, halves, strict=True)] for sign in (-1, 1))
     plot.hbar(y=names, right=means, height=0.6, color=_colors(len(names)))
     plot.segment(x0=low, x1=high, y0=names, y1=names, color=WORK_COLOR, line_width=2)
-    texts = [f"{mean:,.0f}" if mean >= 100 else f"{mean:.1f}" for mean in means]
+    texts = [f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}" for mean in means]
     plot.text(x=high, y=names, text=texts, x_offset=6, text_baseline="middle", text_font_size="13px")
     plot.x_range = Range1d(start=0, end=1.12 * max(high) or 1.0)
     return plot

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from millrace.core.events import Event
+from millrace.core.fairness import Lengths, fairness, next_correlation
 from millrace.sim.simulation import Observer, Scenario, simulate
 
 
@@ -36,7 +37,9 @@ class Span:
 class Result:
     """A run in its steady part. Fractions are of time; tokens are real ones, whatever the run's unit.
 
-    `staleness` counts trained tokens by staleness in optimizer steps.
+    `staleness` is the share of trained tokens by staleness in optimizer steps. `fairness` and `next` are
+    `core.fairness`'s over all batches that count, however few: of B random batches, fairness has a standard
+    error of sqrt(2 / (B - 1)).
     """
 
     schedule: str
@@ -55,6 +58,8 @@ class Result:
     pulls: int
     restarts: int
     virtual_s: float
+    fairness: float | None = None
+    next: float | None = None
     staleness: dict[int, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -134,6 +139,7 @@ class Measure(Observer):
         for event in counted:
             histogram.update(event.fields["staleness_histogram"])
         tokens = max(1, histogram.total())
+        lengths = [Lengths(**event.fields["lengths"]) for event in counted]
         busy_s, idle_s, generated = (self._grown(key) for key in ("busy_s", "idle_s", "generated_tokens"))
         rows = self.timeline.samples.values()
         kv = [s.kv for row in rows for s in row if self._started_s <= s.time_s <= self._ended_s]
@@ -154,6 +160,8 @@ class Measure(Observer):
             pulls=self._counts["pulled"],
             restarts=self._counts["worker_died"],
             virtual_s=virtual_s,
+            fairness=fairness(lengths),
+            next=next_correlation(lengths),
             staleness={s: n / tokens for s, n in sorted(histogram.items())},
         )
 

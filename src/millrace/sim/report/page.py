@@ -60,6 +60,7 @@ def _sections(compared: Sequence[Comparison]) -> list[Part]:
     rates = {one.name: one.estimate("trained_tokens_per_s") for one in compared}
     steps = {one.name: one.estimate("step_s") for one in compared}
     staleness = {one.name: one.results[0].staleness for one in compared}
+    fair = {one.name: known for one in compared if (known := one.known("fairness")) is not None}
     sections = [
         (
             "Throughput",
@@ -76,6 +77,7 @@ def _sections(compared: Sequence[Comparison]) -> list[Part]:
             "Share of trained tokens by their staleness in optimizer steps (first seed).",
             figures.histograms(staleness),
         ),
+        *([("Fairness", _FAIRNESS, figures.estimates(fair, "fairness"))] if fair else []),
         (
             "KV cache",
             "Share of the replicas' KV memory in use (first seed).",
@@ -93,6 +95,11 @@ def _sections(compared: Sequence[Comparison]) -> list[Part]:
     return sections
 
 
+_FAIRNESS = (
+    "Variance between batches of the mean completion length, over what random batches of the same groups "
+    "would have. 1: fair samples; above 1: short completions are trained together, and long ones. The line "
+    "is the 95 % confidence interval over seeds."
+)
 _LANES = (
     "Grey is work: an optimizer step of the trainer, decoding of a replica. The darker, the larger the share "
     "of time in which the replica decoded. Magenta is weights on their way: the trainer publishes them, or a "

@@ -1,0 +1,51 @@
+"""What a `step` event tells of a batch: its rewards, its staleness, and how fair a sample it was."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+from millrace.core.fairness import Lengths, Window
+from millrace.core.types import Batch, StepResult
+
+
+class StepTeller:
+    """Fields of the steps of one process, in order; keeps the window of the last batches."""
+
+    def __init__(self) -> None:
+        self._window = Window()
+
+    def fields(self, batch: Batch, result: StepResult) -> dict[str, Any]:
+        histogram = staleness_histogram(batch)
+        tokens = sum(histogram.values())
+        lengths = group_lengths(batch)
+        self._window.add(batch.version + 1, lengths, histogram)
+        return {
+            "reward_mean": fmean(s.reward for g in batch.groups for s in g.sequences),
+            "staleness_mean": sum(s * n for s, n in histogram.items()) / max(tokens, 1),
+            "staleness_max": max(histogram, default=0),
+            "staleness_histogram": histogram,
+            "lengths": asdict(lengths),
+            "window": asdict(self._window.figures()),
+            "trained_tokens": result.trained_tokens,
+            "step_s": result.step_s,
+            "logprob_gap": {s: list(gap) for s, gap in result.logprob_gap.items()},
+            "metrics": result.metrics,
+        }
+
+
+def staleness_histogram(batch: Batch) -> dict[int, int]:
+    """Trained tokens by staleness, in optimizer steps."""
+    counts: dict[int, int] = {}
+    for group in batch.groups:
+        for sequence in group.sequences:
+            for version, num_tokens in sequence.columns.runs:
+                staleness = batch.version - version
+                counts[staleness] = counts.get(staleness, 0) + num_tokens
+    return dict(sorted(counts.items()))
+
+
+def group_lengths(batch: Batch) -> Lengths:
+    """The mean number of tokens of each group's completions, as one batch has them."""
+    return Lengths.of([fmean(len(s.columns) for s in group.sequences) for group in batch.groups])
