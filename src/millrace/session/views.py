@@ -55,7 +55,8 @@ def _window(run: RunDirectory) -> dict[str, float | None]:
     told: View = {}
     if run.events.exists():
         for step in read_events(run.events, "step"):
-            told = step.fields.get("window", told)
+            window = step.fields.get("window")
+            told = window if isinstance(window, dict) else told
     return asdict(Figures(0)) | told
 
 
