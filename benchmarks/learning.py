@@ -19,7 +19,6 @@ from typing import Any
 from common import cache_directory, report, table
 from stored_runs import Kept, Spec, Store, interval, plus_minus
 
-LOCKSTEP = Path(__file__).with_name("lockstep.py")
 STEPS = {"short": (120, 12), "uneven": (72, 8)}  # in full, and with --quick
 ARMS = {
     "staleness 0": ("fixed", 0),
@@ -48,7 +47,7 @@ def specs(tasks: Iterable[str], seeds: Iterable[int], quick: bool) -> list[Spec]
 
 
 def _schedule(function: str, staleness_max: int) -> str:
-    return f'{{ kind = "function", path = "{LOCKSTEP}:{function}", staleness_max = {staleness_max} }}'
+    return f'{{ kind = "function", path = "lockstep:{function}", staleness_max = {staleness_max} }}'
 
 
 def parts(rewards: list[float]) -> list[float]:

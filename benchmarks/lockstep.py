@@ -5,9 +5,9 @@ Rounds of `batches` batches are generated under one version each. The replica ta
 batch does not depend on how fast anything is. With one batch a round every token has staleness `ahead`, after
 the first `ahead` steps.
 
-    schedule.path = "benchmarks/lockstep.py:fixed"          # staleness exactly `schedule.staleness_max`
-    schedule.path = "benchmarks/lockstep.py:in_order"       # rounds of two batches, in the order of admission
-    schedule.path = "benchmarks/lockstep.py:first_ready"    # the same rounds, first ready, first trained
+    schedule.path = "lockstep:fixed"          # staleness exactly `schedule.staleness_max`
+    schedule.path = "lockstep:in_order"       # rounds of two batches, in the order of admission
+    schedule.path = "lockstep:first_ready"    # the same rounds, first ready, first trained
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ class Kept:
     """What a run left. Of peers, only `t_s`, `tokens` and `reward` are known of a step."""
 
     steps: list[dict[str, Any]]
+    ours: dict[str, Any]
     code: str
     load: float  # average over the minute at its end: of other programs and the run itself
 
@@ -96,8 +97,10 @@ class Store:
         path.mkdir(parents=True, exist_ok=True)
 
     def get(self, spec: Spec) -> Kept | None:
+        """None: it was not made, or with other settings."""
         file = self.path / spec.file
-        return Kept(**json.loads(file.read_text())) if file.exists() else None
+        kept = Kept(**json.loads(file.read_text())) if file.exists() else None
+        return kept if kept is not None and kept.ours == spec.ours else None
 
     def complete(self, specs: Iterable[Spec]) -> None:
         """Make the missing runs in their order; a line on stderr for each."""
@@ -129,7 +132,7 @@ def _run(spec: Spec) -> Kept:
             ]
         else:
             steps = [_kept(event) for event in bench.train("ours", spec.seed, **spec.ours)]
-    return Kept(steps, _code(), os.getloadavg()[0])
+    return Kept(steps, spec.ours, _code(), os.getloadavg()[0])
 
 
 def _kept(event: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,217 @@
+"""Fresh and fair: schedules under one staleness bound against each other, and ours against TRL's trainers.
+
+    python benchmarks/freshness.py --json                       # all of it, 5 seeds, interleaved
+    python benchmarks/freshness.py --parts default --seeds 2    # a part; a later call completes it
+    python benchmarks/freshness.py --quick                      # about a minute: shows that it runs
+
+Parts, each on the short and the uneven task of `loop_vs_trl.py`:
+
+    default           its configuration: 128 slots, so that a batch and more is decoded at once
+    generation-bound  16 slots: a decode step serves few trajectories, and the trainer waits for them
+    trainer-bound     micro-batches of 64 tokens: the same gradient, at over twice the trainer's time
+    peers             GRPOTrainer and AsyncGRPOTrainer, in the default configuration
+
+`waits` of the synchronous schedule says which side is the slower one: above a half, generation is. Speed
+needs a machine with nothing else on it. Finished runs are kept, so a later call makes only what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from common import cache_directory, median, report, table
+from loop_vs_trl import SCRIPTS, STALENESS_MAX, time_ratio
+from stored_runs import Kept, Spec, Store, interval, plus_minus
+
+STEPS = {"short": (120, 12), "uneven": (72, 12)}  # in full, and with --quick
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "generation-bound": {"slots": 16},
+    "trainer-bound": {"token_budget": 64},
+}
+PEERS = "peers"
+OURS, BASE = "millrace", "synchronous"
+
+
+def schedules(bound: int) -> dict[str, str]:
+    return {
+        OURS: f'{{ kind = "millrace", staleness_max = {bound}, repack_interval_s = 0.5 }}',
+        "laminar": f'{{ kind = "laminar", staleness_max = {bound}, repack_interval_s = 0.5 }}',
+        "areal": f'{{ kind = "areal", eta = {bound} }}',
+        BASE: '{ kind = "synchronous" }',
+    }
+
+
+Place = tuple[str, str]
+"""(task, setting)"""
+Runs = dict[tuple[str, int], Kept]
+"""(schedule or peer, seed) -> run."""
+
+
+def specs(options: argparse.Namespace) -> list[Spec]:
+    """All schedules of a task and setting, then the next of these, then the next seed."""
+    found = []
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        for task in options.tasks.split(","):
+            for part in options.parts.split(","):
+                found += _part(task, part, seed, STEPS[task][options.quick], options.bound)
+    return found
+
+
+def _part(task: str, part: str, seed: int, steps: int, bound: int) -> list[Spec]:
+    if part == PEERS:
+        return [Spec(task, name, seed, steps) for name in SCRIPTS]
+    setting = _setting(part, bound)
+    return [
+        Spec(task, name, seed, steps, setting, {"schedule": schedule, **SETTINGS[part]})
+        for name, schedule in schedules(bound).items()
+    ]
+
+
+def _setting(part: str, bound: int) -> str:
+    return part if bound == STALENESS_MAX else f"{part} bound {bound}"
+
+
+# ---------------------------------------------------------------- figures
+
+
+def rows(runs: Runs) -> dict[str, dict[str, Any]]:
+    """A schedule's means over seeds; of peers, speed and reward are known."""
+    found = {}
+    for name in dict.fromkeys(name for name, _ in runs):
+        own = [run for (who, _), run in runs.items() if who == name]
+        row: dict[str, Any] = {
+            "tokens/s": median([run.tokens_per_s for run in own]),
+            "reward": plus_minus([_mean(run.rewards) for run in own]),
+        }
+        if name not in SCRIPTS:
+            row |= {
+                "staleness": _mean([run.staleness_mean for run in own]),
+                "waits": _mean([run.trainer_waits for run in own]),
+                "fairness": plus_minus([run.fairness for run in own], 2),
+                "next": _mean([run.next for run in own]),
+            }
+        found[name] = row
+    return found
+
+
+def throughput_kept(runs: Runs) -> float | None:
+    """Our median speed over that of the fastest other schedule. Seeds that not all have are left out."""
+    speeds = {name: [run.tokens_per_s for run in own] for name, own in _aligned(runs).items()}
+    others = [median(values) for name, values in speeds.items() if name != OURS]
+    return median(speeds[OURS]) / max(others) if OURS in speeds and others else None
+
+
+def reward_gap(runs: Runs) -> tuple[float, float | None] | None:
+    """Mean reward over all steps, synchronous minus ours within a seed: mean, half width of its interval."""
+    gaps = [
+        _mean(runs[BASE, seed].rewards) - _mean(run.rewards)
+        for (name, seed), run in runs.items()
+        if name == OURS and (BASE, seed) in runs
+    ]
+    return interval(gaps) if gaps else None
+
+
+def time_to_reward(runs: Runs) -> float | None:
+    """Seconds to reward of the better peer over ours: the median over seeds; None: mostly not reached."""
+    ratios = []
+    for seed in dict.fromkeys(seed for _, seed in runs):
+        curves = {name: runs[name, seed].curve for name in (OURS, *SCRIPTS) if (name, seed) in runs}
+        if len(curves) == 1 + len(SCRIPTS):
+            ratios.append(time_ratio(curves))
+    reached = [ratio for ratio in ratios if ratio is not None]
+    return median(reached) if 2 * len(reached) > len(ratios) else None
+
+
+def _aligned(runs: Runs) -> dict[str, list[Kept]]:
+    """The runs of our schedules, of those seeds that all of them have."""
+    names = list(dict.fromkeys(name for name, _ in runs if name not in SCRIPTS))
+    seeds = [s for s in dict.fromkeys(seed for _, seed in runs) if all((n, s) in runs for n in names)]
+    return {name: [runs[name, seed] for seed in seeds] for name in names if seeds}
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _own(runs: Runs, what: str) -> list[float]:
+    return [getattr(run, what) for (name, _), run in runs.items() if name == OURS]
+
+
+def figures(places: dict[Place, Runs]) -> dict[str, float | None]:
+    """The worst over tasks and settings of each figure, after all of them by name.
+
+    Of fairness, the worst is the one that is the furthest from 1, as a ratio."""
+    found: dict[str, dict[str, float | None]] = {}
+    for (task, setting), runs in places.items():
+        if not (staleness := _own(runs, "staleness_mean")):
+            continue
+        gap = reward_gap(runs)
+        found[f"{task} {setting}"] = {
+            "staleness_mean": _mean(staleness),
+            "fairness": _mean(_own(runs, "fairness")),
+            "throughput_kept": throughput_kept(runs),
+            "reward_gap_to_synchronous": gap and gap[0],
+            "reward_gap_half_width": gap and gap[1],
+            "time_to_reward_over_best_peer": time_to_reward(runs),
+        }
+    named = {f"{place} {name}": value for place, one in found.items() for name, value in one.items()}
+    worst = {
+        "staleness_mean": max,
+        "fairness": lambda values: max(values, key=lambda value: max(value, 1 / value)),
+        "throughput_kept": min,
+        "reward_gap_to_synchronous": max,
+        "time_to_reward_over_best_peer": min,
+    }
+    told = {name: [v for one in found.values() if (v := one[name]) is not None] for name in worst}
+    return named | {name: pick(told[name]) if told[name] else None for name, pick in worst.items()}
+
+
+def gathered(kept: dict[Spec, Kept], bound: int) -> dict[Place, Runs]:
+    """Peers belong to the default setting, whatever the bound of our schedules."""
+    places: dict[Place, Runs] = {}
+    for spec, run in kept.items():
+        setting = _setting("default", bound) if spec.name in SCRIPTS else spec.setting
+        places.setdefault((spec.task, setting), {})[spec.name, spec.seed] = run
+    return places
+
+
+def main() -> None:
+    options = _options()
+    store, wanted = Store(options.store or cache_directory() / "freshness"), specs(options)
+    if not options.no_runs:
+        store.complete(wanted)
+    kept = store.all(wanted)
+    places = gathered(kept, options.bound)
+    for (task, setting), runs in places.items():
+        print(f"\n{task}, {setting}: {len({seed for _, seed in runs})} seeds, intervals of 95 %")
+        table(rows(runs))
+    if kept:
+        loads = [run.load for run in kept.values()]
+        print(f"\nload average at the end of a run: {min(loads):.1f} to {max(loads):.1f}")
+    report(figures(places), as_json=options.json)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--tasks", default="short,uneven")
+    parser.add_argument("--parts", default=",".join([*SETTINGS, PEERS]))
+    parser.add_argument("--bound", type=int, default=STALENESS_MAX, help="staleness bound of all schedules")
+    parser.add_argument("--store", type=Path, default=None, help="directory of finished runs")
+    parser.add_argument("--no-runs", action="store_true", help="tell what is kept, make nothing")
+    parser.add_argument("--quick", action="store_true", help="one seed, few steps, default part, short task")
+    parser.add_argument("--json", action="store_true", help="the result as one JSON object on the last line")
+    options = parser.parse_args()
+    if options.quick:
+        options.seeds, options.parts, options.tasks = 1, "default", "short"
+    return options
+
+
+if __name__ == "__main__":
+    main()
