@@ -160,7 +160,7 @@ def figures(places: dict[Place, Runs]) -> dict[str, float | None]:
     named = {f"{place} {name}": value for place, one in found.items() for name, value in one.items()}
     worst = {
         "staleness_mean": max,
-        "fairness": lambda values: max(values, key=lambda value: max(value, 1 / value)),
+        "fairness": lambda values: max(values, key=lambda value: max(value, 1 / max(value, 1e-9))),
         "throughput_kept": min,
         "reward_gap_to_synchronous": max,
         "time_to_reward_over_best_peer": min,

@@ -339,9 +339,17 @@ def _line(world: str, policy: str, rows: list[Result]) -> str:
     return (
         f"{world:32} {policy:30} {fmean(speeds):7.1f} +- {spread:4.1f} k tokens/s  "
         f"staleness {fmean(row.staleness_mean for row in rows):.2f}  "
+        f"fair {_fairness(rows)}  "
         f"trainer waits {fmean(row.trainer_waits for row in rows):.0%}  "
         f"replicas busy {fmean(row.replica_busy for row in rows):.0%}"
     )
+
+
+def _fairness(rows: list[Result]) -> str:
+    """Mean and standard deviation over seeds; see `millrace.core.fairness`."""
+    known = [row.fairness for row in rows if row.fairness is not None]
+    spread = stdev(known) if len(known) > 1 else 0.0
+    return f"{fmean(known):.2f} +- {spread:.2f}" if known else "-"
 
 
 def _as_json(results: Results, ratios: Ratios, headline: float) -> dict[str, Any]:
@@ -349,6 +357,7 @@ def _as_json(results: Results, ratios: Ratios, headline: float) -> dict[str, Any
         "runs": [
             {"world": world, "policy": policy, "seed": row.seed}
             | {"trained_tokens_per_s": row.trained_tokens_per_s, "staleness_mean": row.staleness_mean}
+            | {"fairness": row.fairness, "next": row.next}
             | {"trainer_waits": row.trainer_waits, "replica_busy": row.replica_busy}
             for (world, policy), rows in results.items()
             for row in rows
