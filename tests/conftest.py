@@ -1,6 +1,39 @@
-"""Makes this folder importable, so that the tests of every backend share `conformance`."""
+"""Makes this folder importable, so that the tests of every backend share `conformance`, and holds what the
+tests of whole runs share: a start, a run that nothing disturbed, and a quick way to start workers."""
+
+from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The configuration file of a small run, beside the model that the run starts from."""
+    from tests.runs import make_start
+
+    return make_start(tmp_path_factory.mktemp("start"))
+
+
+@pytest.fixture(scope="session")
+def _imported() -> Iterator[object]:
+    from tests.warm import Warm
+
+    warm = Warm()
+    yield warm
+    warm.close()
+
+
+@pytest.fixture(scope="module")
+def warm(_imported: object) -> Iterator[None]:
+    """Forkservers of this process need not import torch."""
+    from millrace.runtime import launcher
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launcher, "_start", _imported.start)
+        yield

@@ -7,17 +7,11 @@ import socket
 from multiprocessing.shared_memory import SharedMemory
 
 import pytest
-from tests.runs import make_start
 
 from millrace.chaos.aftermath import check_remains, check_sockets, shared_memory
 from millrace.chaos.attack import SUPERVISION
 from millrace.chaos.trials import attack, kill_and_resume
 from millrace.runtime import sockets
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return make_start(tmp_path_factory.mktemp("start"))
 
 
 def failed(checks):

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.runs import make_start
 
 from millrace.chaos.hostile import try_hostile
 from millrace.chaos.sessions import Sessions, refusal_problem
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return make_start(tmp_path_factory.mktemp("start"))
 
 
 @pytest.mark.timeout(600)  # eight sessions of a run, each with an import of torch

@@ -6,7 +6,7 @@ import os
 import signal
 from collections import Counter
 
-from tests.runs import events, make_start, summary, train, weights
+from tests.runs import events, summary, train, weights
 
 from millrace.controller import controller
 
@@ -32,8 +32,8 @@ class Freezer:
                 os.kill(self._pids[name], signal.SIGSTOP)
 
 
-def test_a_worker_frozen_at_its_work_is_replaced(tmp_path, monkeypatch):
-    start, freezer = make_start(tmp_path), Freezer()
+def test_a_worker_frozen_at_its_work_is_replaced(start, warm, tmp_path, monkeypatch):
+    freezer = Freezer()
     undisturbed = train(start, tmp_path / "undisturbed")
     monkeypatch.setattr(controller, "QUIET_S", 0.2)
     run = train(start, tmp_path / "run", "supervision.heartbeat_timeout_s=1", sinks=(freezer,))

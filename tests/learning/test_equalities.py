@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.runs import events, make_start, summary, train, weights
+from tests.runs import events, summary, train, weights
 
 ON_POLICY = {
     "synchronous": ("schedule.kind=synchronous",),
@@ -13,12 +13,7 @@ ON_POLICY = {
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return make_start(tmp_path_factory.mktemp("start"))
-
-
-@pytest.fixture(scope="module")
-def runs(start, tmp_path_factory):
+def runs(start, warm, tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs")
     return {name: train(start, directory / name, *sets) for name, sets in ON_POLICY.items()}
 
@@ -44,7 +39,7 @@ def test_engine_and_trainer_agree_on_log_probs_at_staleness_0(runs):
 
 
 @pytest.mark.parametrize("kind", ["llamarl", "laminar", "areal"])
-def test_the_asynchronous_presets_train_the_same_configuration(kind, start, tmp_path):
+def test_the_asynchronous_presets_train_the_same_configuration(kind, start, warm, tmp_path):
     run = train(start, tmp_path / kind, f"schedule.kind={kind}")
     accounting = summary(run)["accounting"]
     assert summary(run)["steps"] == 4

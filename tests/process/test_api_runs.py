@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.runs import make_start
 
 import millrace
 from millrace.cli.app import run as command_line
@@ -40,9 +39,7 @@ print("steps:", [step["version"] for step in run.metrics()])
 """
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_start(tmp_path_factory.mktemp("start"))
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def test_a_reward_of_a_scripts_main_trains_without_a_guard(start: Path, tmp_path: Path) -> None:

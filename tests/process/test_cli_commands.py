@@ -31,6 +31,9 @@ ALPHABET = "0123456789+-*/=()?.,: abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRST
 DATA = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
 
 
+pytestmark = pytest.mark.usefixtures("warm")
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's folder: a model, a data file, a reward in a file of its own, two configurations."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from failure_rows import seen
-from tests.runs import make_start, summary
+from tests.runs import summary
 
 from millrace.cli.app import run
 from millrace.config.load import load
@@ -68,13 +68,11 @@ BROKEN = [
 ]
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return make_start(tmp_path_factory.mktemp("start"))
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 @pytest.fixture(scope="module")
-def hostile(start, tmp_path_factory):
+def hostile(start, warm, tmp_path_factory):
     """One run over every kind of bad row and bad reward, and the sockets it was seen listening on."""
     project = tmp_path_factory.mktemp("hostile")
     (project / "score.py").write_text(REWARD)

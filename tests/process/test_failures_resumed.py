@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from failure_rows import seen
-from tests.runs import events, make_start, summary, train, weights
+from tests.runs import events, summary, train, weights
 
 from millrace.cli.app import run
 from millrace.ledger.checksums import register
@@ -19,14 +19,11 @@ from millrace.ledger.log import Log
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.session.run_directory import RunDirectory
 
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return make_start(tmp_path_factory.mktemp("start"))
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 @pytest.fixture(scope="module")
-def finished(start, tmp_path_factory):
+def finished(start, warm, tmp_path_factory):
     return train(start, tmp_path_factory.mktemp("finished") / "run")
 
 

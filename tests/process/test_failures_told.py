@@ -37,6 +37,9 @@ def sound(tmp_path_factory):
     return project
 
 
+pytestmark = pytest.mark.usefixtures("warm")
+
+
 @pytest.fixture
 def project(sound, tmp_path, monkeypatch):
     copied = shutil.copytree(sound, tmp_path / "project")

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from failure_rows import seen
-from tests.runs import make_start
 
 from millrace.config.freeze import dump
 from millrace.config.load import load
@@ -40,11 +39,6 @@ ON_ARRIVAL = {
     "pull-swapped": "read_swapped",
     "pull-flipped-bit": "read_flipped",
 }
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return make_start(tmp_path_factory.mktemp("start"))
 
 
 def batch(version: int) -> Batch:
@@ -94,6 +88,7 @@ def test_what_is_spoiled_on_arrival_is_never_sampled_from(row, start, tmp_path):
     seen(row, str(raised.value))
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_whole_run_stops_at_the_spoiled_version_and_says_so(start, tmp_path, monkeypatch):
     honest = compose.fleet
     saboteur = f"weights_saboteurs:{ON_THE_WAY['weights-flipped-bit']}"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.runs import make_start
 
 from millrace.cli.app import run
 from millrace.observe.jsonl import read_events
@@ -26,8 +25,10 @@ def other_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(directory / "bin" / "python")
 
 
-def test_replicas_of_another_python_and_two_versions_train(other_python: str, tmp_path: Path) -> None:
-    start, directory = make_start(tmp_path), tmp_path / "run"
+def test_replicas_of_another_python_and_two_versions_train(
+    other_python: str, start: Path, warm: None, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
     sets = (f"rollout.python={other_python}", "rollout.replicas=1", "weights.slots=2", OFF_POLICY)
     arguments = [word for override in sets for word in ("--set", override)]
     assert run(["train", str(start), "--run-dir", str(directory), *arguments]) == 0

@@ -23,7 +23,9 @@ def buffers_of(seed: int) -> list[NamedBuffer]:
     ]
 
 
-def test_a_killed_replicas_trajectory_goes_on_in_another_as_if_nothing_happened(tmp_path: Path) -> None:
+def test_a_killed_replicas_trajectory_goes_on_in_another_as_if_nothing_happened(
+    warm: None, tmp_path: Path
+) -> None:
     model_of(0).save_pretrained(tmp_path)
     kwargs = {
         "model_path": str(tmp_path),

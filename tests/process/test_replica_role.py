@@ -191,6 +191,7 @@ def test_decoding_goes_on_while_new_weights_are_digested(
         replica = make_replica(model_path)
         await replica.pull(0, endpoint)
         monkeypatch.setattr(engine, "digest_buffers", digest_once_decoded)
+        replica._recheck_due_s = float("inf")  # a look at what is served would wait too, and decode nothing
         await replica.submit([work(0, 300)])
         pull = asyncio.create_task(replica.pull(1, endpoint))
         reports = replica.reports()

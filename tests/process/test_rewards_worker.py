@@ -15,6 +15,7 @@ from millrace.environments.tokenizer import load_tokenizer, make_character_token
 from millrace.runtime.handle import LocalHandle
 from millrace.runtime.local import LocalRuntime
 
+pytestmark = pytest.mark.usefixtures("warm")
 TARGET = "millrace.environments.worker:EnvironmentWorker"
 CODE = """
 import os, re, time

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from tests.runs import events, make_start, summary, train, weights
+from tests.runs import events, summary, train, weights
 
 from millrace.ledger.reader import LedgerReader
 from millrace.session.run_directory import RunDirectory
@@ -18,13 +18,11 @@ from millrace.session.views import run_view
 DEADLINE_S = 90.0
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return make_start(tmp_path_factory.mktemp("start"))
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(start, tmp_path_factory):
+def undisturbed(start, warm, tmp_path_factory):
     return train(start, tmp_path_factory.mktemp("undisturbed") / "run")
 
 

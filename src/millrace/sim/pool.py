@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ TASKS_PER_PROCESS = 10_000
 def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """`jobs` processes that end when this one does, killed or not: by themselves they would wait for ever.
 
-    An exception in the body cancels what has not begun. A script that asks for processes needs an
+    An exception in the body ends them at once. A script that asks for processes needs an
     `if __name__ == "__main__"`.
     """
     pool = ProcessPoolExecutor(
@@ -27,8 +28,13 @@ def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
         initargs=(os.getpid(),),
         max_tasks_per_child=TASKS_PER_PROCESS,
     )
+    others = set(multiprocessing.active_children())
     try:
         yield pool
+    except BaseException:  # an interrupt may come between the start of a process and the pool's note of it
+        for process in set(multiprocessing.active_children()) - others:
+            process.kill()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
