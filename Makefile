@@ -29,10 +29,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Decisions and mathematics side by side; then what runs processes of its own, one after the other.
+# Decisions and mathematics; then what runs processes of its own.
 test: lint
 	$(BIN)/pytest -n 2 tests/tidy tests/unit tests/simulation
-	$(BIN)/pytest tests/process tests/chaos tests/learning
+	$(BIN)/pytest -n 2 --dist worksteal tests/process tests/chaos tests/learning
 
 bench: $(STAMP)
 	@set -e; for benchmark in $$(grep -l __main__ benchmarks/*.py); do echo "== $$benchmark"; $(BIN)/python $$benchmark; done

@@ -25,7 +25,7 @@ def test_a_run_under_attack_loses_nothing_and_leaves_nothing(schedule, seed, sta
 
 
 def test_a_run_killed_at_any_point_resumes_to_the_same_weights(start, tmp_path):
-    assert not failed(kill_and_resume(start, tmp_path, [], 2, 3))
+    assert not failed(kill_and_resume(start, tmp_path, [], 1, 3))
 
 
 def test_a_memory_file_is_left_behind_when_no_living_process_uses_it():

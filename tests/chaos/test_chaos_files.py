@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.chaos.hostile import try_hostile
+from millrace.chaos import hostile
 from millrace.chaos.sessions import Sessions, refusal_problem
 
 
-@pytest.mark.timeout(600)  # eight sessions of a run, each with an import of torch
 def test_a_run_goes_on_or_is_refused_in_words_whatever_was_done_to_its_files(start, tmp_path):
-    kinds = ("other bit", "half a checkpoint", "link planted", "moved in the run")
+    kinds = ("half a checkpoint", "moved in the run")
     outcomes = Sessions(start, tmp_path, [], 2, kinds=kinds).try_all(len(kinds))
     assert not [outcome for outcome in outcomes if outcome.problem], outcomes
     assert {outcome.end for outcome in outcomes} == {"went on", "refused"}
 
 
-@pytest.mark.timeout(600)
-def test_hostile_rows_and_rewards_fail_their_trajectories_and_nothing_else(start, tmp_path):
-    [outcome] = try_hostile(start, tmp_path, [], 1, 1)
+def test_hostile_rows_and_rewards_fail_their_trajectories_and_nothing_else(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(hostile, "TIMEOUT_S", 1)
+    many_rows = ["steps=2", "batch.prompts=8", "batch.group_size=2"]
+    [outcome] = hostile.try_hostile(start, tmp_path, many_rows, 1, 1)
     assert (outcome.end, outcome.problem) == ("went on", "")
 
 
