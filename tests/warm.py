@@ -53,6 +53,8 @@ class Warm:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 pass_fds=[theirs.fileno()],
             )
+        if not self._control.recv(MAX_PACKET):
+            raise RuntimeError("it ended while it imported")
 
     def start(self, theirs: socket.socket) -> Forked:
         """A forkserver at that end of its control socket, in place of `launcher._start`."""
@@ -75,6 +77,7 @@ def main() -> None:
     control, controller = socket.socket(fileno=int(sys.argv[1])), os.getppid()
     for name in MODULES:
         importlib.import_module(name)
+    control.send(b"ready")
     while True:
         packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET, 1)
         if not packet:
