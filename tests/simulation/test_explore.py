@@ -1,6 +1,6 @@
 """Seeded worlds in which everything goes wrong, and how the explorer tells of them.
 
-No bug planted by `test_mutations` hides for as many seeds. `millrace simulate --chaos 10000` tries more."""
+Every bug planted by `test_mutations` is found among fewer. `millrace simulate --chaos 10000` tries more."""
 
 from __future__ import annotations
 

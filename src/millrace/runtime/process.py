@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import traceback
@@ -88,6 +89,19 @@ def ending_at_once() -> Iterator[None]:
         traceback.print_exc()
     finally:
         os._exit(status & 0xFF)
+
+
+@contextmanager
+def killing_on_error() -> Iterator[None]:
+    """An exception in the block kills the processes of `multiprocessing` that began in it. An interrupt
+    may come between the start of a process and its pool's note of it. The pool would then wait for ever."""
+    others = set(multiprocessing.active_children())
+    try:
+        yield
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - others:
+            child.kill()
+        raise
 
 
 def set_title(title: str) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 
-from millrace.runtime.process import die_with_parent
+from millrace.runtime.process import die_with_parent, killing_on_error
 
 TASKS_PER_PROCESS = 10_000
 """After which a process is replaced. (Giving this number also makes the pool spawn them, and not fork.)"""
@@ -28,13 +27,9 @@ def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
         initargs=(os.getpid(),),
         max_tasks_per_child=TASKS_PER_PROCESS,
     )
-    others = set(multiprocessing.active_children())
     try:
-        yield pool
-    except BaseException:  # an interrupt may come between the start of a process and the pool's note of it
-        for process in set(multiprocessing.active_children()) - others:
-            process.kill()
-        raise
+        with killing_on_error():
+            yield pool
     finally:
         pool.shutdown(cancel_futures=True)
 
