@@ -37,11 +37,11 @@ Runs = dict[tuple[str, int], Kept]
 
 
 def specs(tasks: Iterable[str], seeds: Iterable[int], quick: bool) -> list[Spec]:
-    """Interleaved: all arms of one seed, then the next seed."""
+    """Interleaved: all arms of one seed, then the next seed; then the next task."""
     return [
         Spec(task, name, seed, STEPS[task][quick], "lockstep", {"schedule": _schedule(*arm)})
-        for seed in seeds
         for task in tasks
+        for seed in seeds
         for name, arm in ARMS.items()
     ]
 
@@ -115,7 +115,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--tasks", default="short,uneven")
+    parser.add_argument("--tasks", default="uneven,short")
     parser.add_argument("--quick", action="store_true", help="few steps of one seed: shows that it runs")
     parser.add_argument("--store", type=Path, default=None, help="directory of finished runs")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object on the last line")

@@ -175,6 +175,14 @@ def test_presets_are_compared_on_the_same_seeds_and_shown_on_one_page():
     assert len(text.encode()) < 2_000_000
 
 
+def test_a_page_shows_fairness_where_enough_batches_are_measured():
+    base = scenario(config(steps=16))
+    compared = compare(base, schedules(["areal"]), seeds=1)
+    known = compared[0].known("fairness")
+    assert known is not None and known.mean > 0
+    assert "<h2>Fairness</h2>" in page("one", base, compared, [("schedule",)])
+
+
 def test_a_page_loads_nothing_from_elsewhere():
     found = []
 

@@ -18,7 +18,7 @@ from millrace.config.schema import Config, Section
 from millrace.config.simulated import SimulatedConfig
 from millrace.observe.terminal import Terminal
 from millrace.sim.explore.verdicts import Exploration, Verdict, explore
-from millrace.sim.report.compare import OF_BATCHES, QUANTITIES, Comparison, Interval
+from millrace.sim.report.compare import OF_BATCHES, QUANTITIES, Comparison
 
 console = Terminal(soft_wrap=True)
 
@@ -26,7 +26,7 @@ TOLD_EVERY = 1_000
 """Worlds explored, where no progress bar can be shown."""
 
 BUSY = ("trainer busy", "replicas busy", "KV used")
-HEADING = ("schedule", "step s", "tok/s", *BUSY, "staleness", "max", "fair", "next")
+HEADING = ("schedule", "step s", "tok/s", *BUSY, "staleness", "max", "fair")
 
 
 def command(
@@ -81,14 +81,8 @@ def _row(comparison: Comparison) -> tuple[str, ...]:
         *(f"{fraction.mean:.0%}" for fraction in fractions),
         f"{staleness.mean:.2f}",
         str(max(result.staleness_max for result in comparison.results)),
-        *(_or_dash(comparison.known(name)) for name in OF_BATCHES),
+        "-" if (fair := comparison.known("fairness")) is None else f"{fair.mean:.2f}",
     )
-
-
-def _or_dash(known: Interval | None) -> str:
-    if known is None:
-        return "-"
-    return f"{known.mean:.2f}" + (f" ± {known.half_width:.2f}" if known.half_width else "")
 
 
 def _as_dict(comparison: Comparison) -> dict[str, Any]:
@@ -103,7 +97,7 @@ def _as_dict(comparison: Comparison) -> dict[str, Any]:
 def _table(rows: list[tuple[str, ...]]) -> Table:
     table = Table(box=None, pad_edge=False)
     for index, heading in enumerate(rows[0]):
-        table.add_column(heading, justify="right" if index else "left")
+        table.add_column(heading, justify="right" if index else "left", no_wrap=not index)
     for row in rows[1:]:
         table.add_row(*row)
     return table

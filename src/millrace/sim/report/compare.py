@@ -37,7 +37,7 @@ QUANTITIES = (
 )
 
 OF_BATCHES = ("fairness", "next")
-"""Quantities that a run of equal lengths has not; see `core.fairness`."""
+"""Quantities that a run of few steps, or of equal lengths, has not; see `core.fairness`."""
 
 
 @dataclass(frozen=True, slots=True)

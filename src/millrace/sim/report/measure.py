@@ -11,6 +11,10 @@ from millrace.core.events import Event
 from millrace.core.fairness import Lengths, fairness, next_correlation
 from millrace.sim.simulation import Observer, Scenario, simulate
 
+BATCHES_MIN = 8
+"""Fewer batches tell no fairness: of random ones it has a standard error of sqrt(2 / 7) = 0.53 then, and less
+over several seeds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -38,8 +42,7 @@ class Result:
     """A run in its steady part. Fractions are of time; tokens are real ones, whatever the run's unit.
 
     `staleness` is the share of trained tokens by staleness in optimizer steps. `fairness` and `next` are
-    `core.fairness`'s over all batches that count, however few: of B random batches, fairness has a standard
-    error of sqrt(2 / (B - 1)).
+    `core.fairness`'s over the batches that count, from `BATCHES_MIN` of them on.
     """
 
     schedule: str
@@ -140,6 +143,7 @@ class Measure(Observer):
             histogram.update(event.fields["staleness_histogram"])
         tokens = max(1, histogram.total())
         lengths = [Lengths(**event.fields["lengths"]) for event in counted]
+        lengths = lengths if len(lengths) >= BATCHES_MIN else []
         busy_s, idle_s, generated = (self._grown(key) for key in ("busy_s", "idle_s", "generated_tokens"))
         rows = self.timeline.samples.values()
         kv = [s.kv for row in rows for s in row if self._started_s <= s.time_s <= self._ended_s]
