@@ -31,7 +31,7 @@ def test_a_group_that_ends_while_two_of_it_are_scored_leaves_nothing_to_train() 
     state = RunState(NUMBERS, ["replica-0"])
     state.replicas.up("replica-0", 1)
     state.replicas.served("replica-0", 0)
-    state.admit(Prompt(0, "row-0", token_array([1, 2]), "text"), "replica-0")
+    state.admit(Prompt(0, "row-0", token_array([1, 2]), "text"), "replica-0", now_s=0.0)
     complete(state, 1)
     complete(state, 2)
     state.end_group(0, State.ABANDONED, "its replicas died")
@@ -47,7 +47,7 @@ def test_only_what_was_decoding_is_charged_for_the_death_of_a_replica() -> None:
         state.replicas.up("a", epoch)
         state.replicas.served("a", 0)
         if epoch == 1:
-            state.admit(Prompt(0, "row-0", [1, 2], "text"), "a")
+            state.admit(Prompt(0, "row-0", [1, 2], "text"), "a", now_s=0.0)
         for trajectory in list(state.queued.values()):
             state.lease(trajectory, "a")
         poisoned += [t.trajectory_id for t in state.replica_down("a")]

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from millrace.schedule import GroupView, RepackOrder, ReplicaView, View
 from millrace.schedule.admit import WhileNewest
+from millrace.schedule.ahead import Ahead
 from millrace.schedule.repack_demand import PACKED_MAX, OnDemand, plan_demand, replicas_wanted
 
 
@@ -66,7 +67,7 @@ def test_a_move_stays_within_the_limit():
     ("slots", "kv", "limit"), [(8, 80, 8), (8, 50, 5), (8, 5, 1), (100, 1000, PACKED_MAX)]
 )
 def test_the_limit_is_what_a_replica_surely_runs_and_not_more_than_packs_well(slots, kv, limit):
-    repack = OnDemand(interval_s=5, staleness_max=1)
+    repack = OnDemand(interval_s=5, ahead=Ahead(1))
     for load in (1, limit // 2, limit // 2 + 1):
         pair = [replica(name, load, slots=slots, kv_capacity_tokens=kv) for name in "ab"]
         assert bool(repack.moves(view(*pair, batch_groups=200))) is (0 < 2 * load <= limit)
@@ -74,8 +75,8 @@ def test_the_limit_is_what_a_replica_surely_runs_and_not_more_than_packs_well(sl
 
 def test_a_limit_that_is_given_is_the_limit():
     pair = [replica(name, 3, kv_capacity_tokens=5) for name in "ab"]
-    assert OnDemand(5, 1, batch_max=6).moves(view(*pair)) == [RepackOrder("a", {"b": 3})]
-    assert OnDemand(5, 1, batch_max=5).moves(view(*pair)) == []
+    assert OnDemand(5, Ahead(1), batch_max=6).moves(view(*pair)) == [RepackOrder("a", {"b": 3})]
+    assert OnDemand(5, Ahead(1), batch_max=5).moves(view(*pair)) == []
 
 
 def test_no_more_replicas_are_emptied_than_wanted():
@@ -134,14 +135,14 @@ def test_replicas_are_wanted_only_for_groups_that_the_others_cannot_start():
 
 def test_nothing_moves_where_the_bound_leaves_no_room_for_new_groups():
     behind = (replica("a", 1), replica("b", 1))
-    repack = OnDemand(interval_s=5, staleness_max=1)
+    repack = OnDemand(interval_s=5, ahead=Ahead(1))
     assert repack.moves(view(*behind)) == [RepackOrder("a", {"b": 1})]
     full = [GroupView(i, birth=1) for i in range(8)]
     assert repack.moves(view(*behind, groups=full)) == [], "(1 + 1) x 4 groups are live"
 
 
 def test_replicas_on_the_newest_weights_and_busy_ones_are_left_alone():
-    repack = OnDemand(interval_s=5, staleness_max=1)
+    repack = OnDemand(interval_s=5, ahead=Ahead(1))
     busy = replica("b", 1, busy=True, pulling_version=0)
     assert repack.moves(view(replica("a", 1), busy)) == []
     assert repack.moves(view(replica("a", 1, version=1), replica("b", 1, version=1))) == []

@@ -5,6 +5,7 @@ import pytest
 from millrace.config.schema import Config
 from millrace.schedule import build
 from millrace.schedule.admit import KVRoom
+from millrace.schedule.ahead import Ahead
 from millrace.schedule.explain import explain
 from millrace.schedule.refresh import BetweenIterations, BeyondReload
 from millrace.schedule.repack_demand import OnDemand
@@ -60,7 +61,7 @@ def test_rlax_reads_both_knobs():
 
 def test_millrace_takes_its_bound_into_its_repack():
     built = build(config({"kind": "millrace", "staleness_max": 2, "batch_max": 6, "repack_interval_s": 1}))
-    assert built.repack_rule == OnDemand(interval_s=1, staleness_max=2, batch_max=6)
+    assert built.repack_rule == OnDemand(interval_s=1, ahead=Ahead(2), batch_max=6)
 
 
 def test_laminar_repacks_only_if_asked_to():

@@ -50,6 +50,9 @@ class LogNormalLengths(Section):
     """Tokens of a completion."""
     p99: float = Field(default=20_000.0, gt=0)
     """99th percentile, before `max_tokens` cuts it."""
+    shared: float = Field(default=0.0, ge=0, le=1)
+    """Share of the variance of log lengths that the completions of a prompt have in common: some prompts need
+    long answers."""
 
 
 class EmpiricalLengths(Section):

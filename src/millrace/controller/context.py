@@ -15,6 +15,7 @@ from millrace.controller.patience import Patience
 from millrace.controller.pulse import Pulse, Waits
 from millrace.controller.state import RunState
 from millrace.controller.trajectories import RunNumbers
+from millrace.core import clock
 from millrace.core.events import Events
 from millrace.core.protocols import Ledger
 from millrace.core.types import (
@@ -59,7 +60,9 @@ class RunContext:
         self.repack_due = False
         recovered = ledger.recover()
         self.resumed_version = recovered.version
-        self.state.resume(recovered.version, recovered.quarantined)
+        last = ledger.steps_after(recovered.version - 1)
+        reached = max((group_id for step in last for group_id in step.group_ids), default=-1)
+        self.state.resume(recovered.version, reached, recovered.quarantined)
         self.pool = EnvironmentPool(
             self.pulse,
             self.waits,
@@ -118,6 +121,8 @@ class RunContext:
             outcome=type(score).__name__.lower(),
             reason=getattr(score, "reason", ""),
         )
+        if trajectory.state is State.BUFFERED:
+            self.state.note_ready(trajectory.group_id, clock.now())
         if trajectory.state is not State.SCORED:  # its group is complete, or it ended: a decision may differ
             self.pulse.fire()
 

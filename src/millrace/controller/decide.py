@@ -74,7 +74,7 @@ class Decisions:
             prompt = self._next_prompt()
             if prompt is None:
                 break
-            group, leases = run.state.admit(prompt, replica)
+            group, leases = run.state.admit(prompt, replica, now_s=clock.now())
             groups.append(group)
             works.add(replica, *leases)
         if groups:

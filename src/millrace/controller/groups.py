@@ -11,10 +11,11 @@ from millrace.schedule.view import GroupView
 class GroupRecord:
     """A live group, and what decisions see of it. `birth` never decreases; see `schedule.view`."""
 
-    __slots__ = ("group", "view")
+    __slots__ = ("group", "started_s", "view")
 
-    def __init__(self, group: Group, birth: int) -> None:
-        self.group, self.view = group, GroupView(group.group_id, birth)
+    def __init__(self, group: Group, birth: int, started_s: float | None = None) -> None:
+        """`started_s` None: in an earlier session."""
+        self.group, self.view, self.started_s = group, GroupView(group.group_id, birth), started_s
 
     @property
     def birth(self) -> int:

@@ -21,6 +21,7 @@ class RunState(Trajectories):
         kv = numbers.slots * numbers.max_sequence_tokens
         records = Replicas((name, ReplicaRecord(name, numbers.slots, kv)) for name in replicas)
         super().__init__(numbers, records)
+        self.reached = -1  # the highest group id ever trained
         self.version = 0  # of the last committed step
         self.taken: tuple[int, ...] = ()  # groups of the step under way; kept until it is committed
         self.newest = -1
@@ -42,11 +43,13 @@ class RunState(Trajectories):
             groups=tuple([record.view for i, record in self.groups.items() if i not in taken]),
             replicas=tuple([record.view() for record in self.replicas.values() if record.alive]),
             orphans=tuple(sorted(orphans)),
+            reached=max(self.reached, max(self.taken, default=-1)),
+            group_steps=self.durations.group_steps,
         )
 
-    def resume(self, version: int, quarantined: Iterable[str]) -> None:
+    def resume(self, version: int, reached: int, quarantined: Iterable[str]) -> None:
         """The position found in the ledger."""
-        self.version = version
+        self.version, self.reached = version, reached
         self.quarantined.update(quarantined)
 
     def replica_down(self, name: str) -> list[Trajectory]:
@@ -85,5 +88,6 @@ class RunState(Trajectories):
 
     def committed(self, version: int) -> None:
         """The step of the batch that was taken is committed."""
+        self.reached = max(self.reached, *self.taken)
         self.trained(self.taken)
         self.taken, self.version = (), version

@@ -62,22 +62,25 @@ class TrainerSession:
         """Returns when the last step is committed, checkpointed and exported."""
         run, state = self._run, self._run.state
         await self._catch_up(handle)
+        taken_s: float | None = None
         while True:
             await self._publish(handle)
             if state.version >= run.config.steps:
                 break
-            waited = clock.now()
+            free_s = clock.now()
+            if taken_s is not None:
+                state.durations.step_took(free_s - taken_s)
             batch = await self._take(handle)
             if batch is None:
                 break
-            waited = clock.now() - waited
+            taken_s = clock.now()
             result = await self._step(handle, batch)
             if isinstance(result, StepRejected):
                 await self._reject(handle, result)
                 continue
             self._rejected_in_a_row = 0
             record = self._commit(batch, result)
-            self._emit_step(batch, record, result, wait_s=waited, replayed=False)
+            self._emit_step(batch, record, result, wait_s=taken_s - free_s, replayed=False)
             run.repack_due = True
             run.pulse.fire()
             if state.version % run.config.checkpoints.every == 0:

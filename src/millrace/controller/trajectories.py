@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
+from millrace.controller.durations import Durations
 from millrace.controller.groups import GroupRecord
 from millrace.controller.replicas import Replicas
 from millrace.core.columns import TokenColumns
@@ -52,6 +53,7 @@ class Trajectories:
     def __init__(self, numbers: RunNumbers, replicas: Replicas) -> None:
         self.numbers, self.replicas = numbers, replicas
         self.groups: dict[int, GroupRecord] = {}
+        self.durations = Durations()
         self.trajectories: dict[int, Trajectory] = {}
         self.queued: dict[int, Trajectory] = {}  # admitted, on no replica
         self.dirty: dict[int, Trajectory] = {}
@@ -77,13 +79,13 @@ class Trajectories:
 
     # ------------------------------------------------------------ admission and leases
 
-    def admit(self, prompt: Prompt, replica: str) -> tuple[Group, list[Work]]:
+    def admit(self, prompt: Prompt, replica: str, *, now_s: float) -> tuple[Group, list[Work]]:
         """A new group, all of it leased to `replica`."""
         first = prompt.group_id * self.numbers.group_size
         members = [Trajectory(first + k, prompt.group_id) for k in range(self.numbers.group_size)]
         group = Group(prompt.group_id, prompt.row_id, prompt.tokens, prompt.text, members)
         record = self.replicas[replica]
-        self.groups[group.group_id] = GroupRecord(group, birth=record.version)
+        self.groups[group.group_id] = GroupRecord(group, record.version, now_s)
         record.groups_since_swap += 1
         for member in members:
             self.trajectories[member.trajectory_id] = member
@@ -232,6 +234,12 @@ class Trajectories:
             case Abstain(reason):
                 self.end(trajectory, State.REJECTED, reason)
         return trajectory
+
+    def note_ready(self, group_id: int, now_s: float) -> None:
+        """A group has become ready by the score of its last member."""
+        record = self.groups[group_id]
+        if record.started_s is not None:
+            self.durations.group_took(now_s - record.started_s)
 
     def end(self, trajectory: Trajectory, state: State, reason: str) -> None:
         """A live trajectory ends without being trained on."""

@@ -41,9 +41,10 @@ def groups_max(view: View, staleness_max: int | None) -> int:
     return min(consumed, unbounded_groups_max(slots, view.batch_groups, view.group_size))
 
 
-def groups_room(view: View, staleness_max: int | None) -> int:
-    """New groups that may start on the newest version now: within the bound, and within `groups_max`."""
-    left = max(0, groups_max(view, staleness_max) - len(view.groups))
+def groups_room(view: View, staleness_max: int | None, live_max: int = NO_LIMIT) -> int:
+    """New groups that may start on the newest version now: within the bound, within `groups_max`, and so that
+    at most `live_max` are live."""
+    left = max(0, min(live_max, groups_max(view, staleness_max)) - len(view.groups))
     return min(left, Deadlines(view, staleness_max, view.groups).room(view.newest))
 
 
@@ -112,7 +113,7 @@ def choose(
 ) -> list[GroupView] | None:
     """The batch: of all batches that leave the rest of `live` feasible, the first in `ranked` order.
 
-    `ranked` holds the ready groups of `live` in the order in which they are wanted. Groups that must be
+    `ranked` holds those ready groups of `live` that are wanted, in that order. Groups that must be
     trained now are in every such batch, whatever their rank. The batches with this property are the bases of
     a matroid. So one greedy pass through `ranked` gives the lexicographically first batch: a group is taken
     if the rest of the batch still has room for what is owed.

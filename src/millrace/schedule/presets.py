@@ -9,12 +9,13 @@ from millrace.config.objects import load_function
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, boundary
 from millrace.schedule.admit import KVRoom, WhileNewest, WithinBound
+from millrace.schedule.ahead import Ahead
 from millrace.schedule.refresh import AtOnce, BetweenIterations, BeyondReload, WhenEmpty
 from millrace.schedule.repack import BestFit
 from millrace.schedule.repack_demand import OnDemand
 from millrace.schedule.route import LeastLoaded, Local
 from millrace.schedule.schedule import Schedule
-from millrace.schedule.take import FirstReady, OldestFirst
+from millrace.schedule.take import FirstReady, InOrder, OldestFirst
 
 QUEUE_ROUNDS = 2
 """A replica of an asynchronous schedule holds at most this many times its slots."""
@@ -46,6 +47,7 @@ def build(config: Config) -> Schedule:
         case schema.Millrace() as knobs:
             return millrace(
                 staleness_max=knobs.staleness_max,
+                ahead=knobs.ahead,
                 repack_interval_s=knobs.repack_interval_s,
                 batch_max=knobs.batch_max,
             )
@@ -157,14 +159,17 @@ def laminar(
     )
 
 
-def millrace(*, staleness_max: int | None, repack_interval_s: float, batch_max: int | None) -> Schedule:
+def millrace(
+    *, staleness_max: int | None, ahead: float | None, repack_interval_s: float, batch_max: int | None
+) -> Schedule:
     """Laminar's trajectories of one version, with other answers to admit, repack and take.
 
     A replica on the newest weights keeps its slots full until newer ones exist; then it runs empty. Repack
-    empties only as many replicas as the bound leaves new groups for, onto the emptiest replica and not the
-    fullest. The oldest ready groups are trained first. Found with the simulator, and compared with Laminar in
-    docs/experiments.md.
+    empties only as many replicas as there are new groups for, onto the emptiest replica and not the fullest.
+    Generation runs as far ahead as the trainer needs (`Ahead`), and batches are fair (`InOrder`). Found with
+    the simulator, and compared with Laminar in docs/experiments.md.
     """
+    ahead_rule = Ahead(staleness_max, ahead)
     return Schedule(
         kind="millrace",
         staleness_max=staleness_max,
@@ -172,6 +177,7 @@ def millrace(*, staleness_max: int | None, repack_interval_s: float, batch_max: 
         admit_rule=WhileNewest(),
         route_rule=Local(),
         refresh_rule=WhenEmpty(),
-        take_rule=OldestFirst(),
-        repack_rule=OnDemand(repack_interval_s, staleness_max, batch_max),
+        take_rule=InOrder(),
+        repack_rule=OnDemand(repack_interval_s, ahead_rule, batch_max),
+        ahead_rule=ahead_rule,
     )

@@ -43,6 +43,7 @@ class Scene:
     token_probability: float = 0.6  # that a running trajectory gets its next token
     repack_probability: float = 0.3  # that the controller looks at moves
     crash_probability: float = 0.0
+    group_steps: float = 2.0  # what a group takes, as measured
     fail_probability: float = 0.0  # that a finished group turns out to be worthless
     ticks_max: int = 20_000
 
@@ -141,6 +142,8 @@ class _Stage:
             groups=tuple(GroupView(g.group_id, g.birth, g.ready_rank) for g in self.groups.values()),
             replicas=tuple(self._replica_view(replica) for replica in self.replicas.values()),
             orphans=tuple(sorted(orphans)),
+            reached=max((group_id for batch in self.outcome.batches for group_id in batch), default=-1),
+            group_steps=self.scene.group_steps,
         )
 
     def _replica_view(self, replica: _Replica) -> ReplicaView:

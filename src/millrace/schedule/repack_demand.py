@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from millrace.schedule.ahead import Ahead
 from millrace.schedule.deadlines import groups_room
 from millrace.schedule.view import RepackOrder, ReplicaView, View
 
@@ -30,15 +31,16 @@ as long as that of a single one (7B to 72B on H800, `sim/costs/generation.py`). 
 
 @dataclass(frozen=True, slots=True)
 class OnDemand:
-    """`staleness_max` is the schedule's. `batch_max` None: what a replica surely runs at a time, and not more
+    """`ahead` is the schedule's. `batch_max` None: what a replica surely runs at a time, and not more
     than `PACKED_MAX`."""
 
     interval_s: float
-    staleness_max: int | None
+    ahead: Ahead
     batch_max: int | None = None
 
     def moves(self, view: View) -> list[RepackOrder]:
-        wanted = replicas_wanted(view, groups_room(view, self.staleness_max))
+        room = groups_room(view, self.ahead.staleness_max, self.ahead.groups_max(view))
+        wanted = replicas_wanted(view, room)
         behind = [replica for replica in view.replicas if replica.serving and replica.version < view.newest]
         return plan_demand(behind, [self._limit(view, replica) for replica in behind], wanted=wanted)
 

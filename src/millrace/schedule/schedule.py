@@ -20,6 +20,7 @@ from heapq import heapify, heappop, heappush
 from msgspec.structs import replace
 
 from millrace.schedule.admit import Admit
+from millrace.schedule.ahead import Ahead
 from millrace.schedule.deadlines import Deadlines, choose, groups_max, overdue
 from millrace.schedule.place import placements
 from millrace.schedule.refresh import Refresh
@@ -45,6 +46,7 @@ class Schedule:
     refresh_rule: Refresh
     take_rule: Take
     repack_rule: Repack | None = None
+    ahead_rule: Ahead | None = None
 
     @property
     def repack_interval_s(self) -> float | None:
@@ -86,8 +88,10 @@ class Schedule:
         return admitted
 
     def groups_max(self, view: View) -> int:
-        """Live groups at most: what the remaining steps consume, and a named limit where unbounded."""
-        return groups_max(view, self.staleness_max)
+        """Live groups at most: what the remaining steps consume, a named limit where unbounded, and
+        no further ahead than is wanted."""
+        allowed = groups_max(view, self.staleness_max)
+        return allowed if self.ahead_rule is None else min(allowed, self.ahead_rule.groups_max(view))
 
     def place(self, view: View, queued: Sequence[QueuedView]) -> list[str | None]:
         """A replica for each queued trajectory, in their order; None: wait. See `schedule.place`."""
@@ -147,7 +151,8 @@ class Schedule:
     def describe(self) -> dict[str, str]:
         """The five decisions, one line each."""
         return {
-            "admit": self.admit_rule.describe(),
+            "admit": self.admit_rule.describe()
+            + (f"; {ahead.describe()}" if (ahead := self.ahead_rule) else ""),
             "route": self.route_rule.describe(),
             "refresh": self.refresh_rule.describe(),
             "repack": "never" if self.repack_rule is None else self.repack_rule.describe(),

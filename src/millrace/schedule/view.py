@@ -78,6 +78,8 @@ class View(msgspec.Struct, frozen=True):
     groups: tuple[GroupView, ...]  # live groups in admission order
     replicas: tuple[ReplicaView, ...]  # those that are up, in a fixed order
     orphans: tuple[int, ...] = ()  # versions of the partial tokens of lost trajectories, ascending
+    reached: int = -1  # the highest id of a group that was ever trained: how far the stream has come
+    group_steps: float = 1.0  # steps that a trainer which never waits makes while a group is generated
 
 
 class RefreshOrder(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from millrace.config import schema, simulated
@@ -103,17 +104,18 @@ def check_memory(config: SimulatedConfig) -> None:
 
 
 def workload_of(config: SimulatedConfig, quantum: int) -> Workload:
-    lengths = lengths_of(config.lengths)
+    lengths = lengths_of(config.lengths, config.batch.group_size)
     drift = config.workload.drift
     if drift != 1.0:
         lengths = Drift(lengths, drift, config.steps * config.batch.prompts * config.batch.group_size)
     return Workload(prompt_tokens=config.workload.prompt_tokens, completion=lengths, quantum=quantum)
 
 
-def lengths_of(section: simulated.LengthsSection) -> Lengths:
+def lengths_of(section: simulated.LengthsSection, group_size: int) -> Lengths:
     match section:
         case simulated.LogNormalLengths():
-            return LogNormal.from_percentiles(section.median, section.p99)
+            lengths = LogNormal.from_percentiles(section.median, section.p99)
+            return replace(lengths, shared=section.shared, group_size=group_size)
         case simulated.EmpiricalLengths():
             with LedgerReader(Path(section.run) / "ledger.sqlite") as ledger:
                 return Empirical.of(ledger.lengths(State.TRAINED))

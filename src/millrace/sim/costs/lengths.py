@@ -22,18 +22,25 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """`sigma` is of the logarithm. Reasoning traces are close to it: p99 = 10 x median gives 0.99
+    """`shared` of the variance is common to the `group_size` completions of a prompt: some problems need long
+    answers. `sigma` is of the logarithm. Reasoning traces are close to it: p99 = 10 x median gives 0.99
     (Laminar, arXiv:2510.12633, figure 2)."""
 
     median: float
     sigma: float
+    shared: float = 0.0
+    group_size: int = 1
 
     @classmethod
     def from_percentiles(cls, median: float, p99: float) -> LogNormal:
         return cls(median, math.log(p99 / median) / Z_99)
 
     def draw(self, seed: int, trajectory_id: int) -> float:
-        return self.median * math.exp(self.sigma * normal(seed, "completion", trajectory_id))
+        z = normal(seed, "completion", trajectory_id)
+        if self.shared:
+            common = normal(seed, "row", trajectory_id // self.group_size)
+            z = math.sqrt(self.shared) * common + math.sqrt(1.0 - self.shared) * z
+        return self.median * math.exp(self.sigma * z)
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ def devices_of(config: PlanConfig) -> dict[Device, int]:
 
 def demand_of(config: PlanConfig) -> Demand:
     """Means over `LENGTH_DRAWS` completions, cut at `max_tokens`."""
-    lengths, most = lengths_of(config.lengths), config.workload.max_tokens
+    lengths, most = lengths_of(config.lengths, config.batch.group_size), config.workload.max_tokens
     completion = fmean(min(most, max(1.0, lengths.draw(config.seed, i))) for i in range(LENGTH_DRAWS))
     shortest, longest = config.workload.prompt_tokens
     samples = config.batch.prompts[0] * config.batch.group_size

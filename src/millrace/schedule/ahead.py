@@ -1,0 +1,51 @@
+"""Ahead: how many batches does generation run ahead of the trainer?
+
+The staleness bound is what is allowed, this is what is wanted: enough groups under way that the trainer finds
+a batch when it is free, and not more, since each further one only waits and grows old.
+
+By Little's law a trainer that takes B groups a step needs B D / T groups under way, where a group takes D
+seconds until it is ready and a step T. So D / T batches are enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, inf
+
+from millrace.schedule.view import View
+
+RESERVE = 1.5
+"""Groups end out of order: so many times the batches of Little's law keep the trainer busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """`batches` None: as many as measured durations need. Within
+
+    - at least one, else the trainer waits for each batch from its start;
+    - at most the middle between 1 and the staleness bound. The other half is for stragglers: without it the
+      trainer waits for the longest group of every batch, and all groups are as old as the bound;
+    - at most one for each replica. A replica serves one version, and takes the next when it is empty: two
+      batches on a single replica would only wait for each other.
+    """
+
+    staleness_max: int | None
+    batches: float | None = None
+
+    def groups_max(self, view: View) -> int:
+        """Live groups at most, without those in training. The last of so many would be trained that many
+        versions after the newest weights, if all were ready in time."""
+        lead = view.version - view.newest
+        return ceil(view.batch_groups * (self._batches(view) + 1 - lead))
+
+    def _batches(self, view: View) -> float:
+        limit = inf if self.staleness_max is None else self.staleness_max
+        if self.batches is not None:
+            return min(self.batches, limit)
+        enough = min(RESERVE * view.group_steps, len(view.replicas), (limit + 1) / 2)
+        return min(max(1.0, enough), limit)
+
+    def describe(self) -> str:
+        if self.batches is not None:
+            return f"{self.batches:g} batches ahead of the trainer"
+        return "as many batches ahead of the trainer as it trains while a group is generated"

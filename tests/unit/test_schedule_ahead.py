@@ -1,0 +1,116 @@
+"""How far generation runs ahead, and which groups a batch passes over."""
+
+import pytest
+
+from millrace.controller.durations import MEMORY, Durations
+from millrace.schedule import GroupView, ReplicaView, View
+from millrace.schedule.ahead import RESERVE, Ahead
+from millrace.schedule.take import FirstReady, InOrder
+
+
+def view(*groups, replicas=8, version=3, newest=3, batch_groups=4, reached=-1, group_steps=2.0):
+    return View(
+        version=version,
+        newest=newest,
+        held=(newest,),
+        steps_left=100,
+        batch_groups=batch_groups,
+        group_size=2,
+        max_sequence_tokens=16,
+        groups=groups,
+        replicas=tuple(ReplicaView(f"r{index}", newest) for index in range(replicas)),
+        reached=reached,
+        group_steps=group_steps,
+    )
+
+
+def groups(*, ready, unready=()):
+    return [
+        *(GroupView(group_id, 0, rank) for rank, group_id in enumerate(ready)),
+        *(GroupView(group_id, 0) for group_id in unready),
+    ]
+
+
+# ---------------------------------------------------------------- how far ahead
+
+
+def test_as_many_batches_are_under_way_as_are_trained_while_a_group_is_generated():
+    # The trainer has just taken a batch (version 4, weights 3): what starts now is one version old already.
+    assert Ahead(None).groups_max(view(version=4, group_steps=2.0)) == 4 * RESERVE * 2.0
+    assert Ahead(None).groups_max(view(version=3, group_steps=2.0)) == 4 * (RESERVE * 2.0 + 1)
+
+
+@pytest.mark.parametrize(
+    "bound, replicas, group_steps, batches",
+    [
+        (4, 8, 0.1, 1),  # the trainer is slower by far, and one batch is enough
+        (4, 8, 50.0, 2.5),  # half of the bound is left to stragglers
+        (1, 8, 50.0, 1),
+        (0, 8, 50.0, 0),  # synchronous
+        (8, 1, 50.0, 1),  # one replica serves one version
+        (8, 2, 50.0, 2),
+        (None, 3, 50.0, 3),
+        (4, 0, 50.0, 1),  # while no replica is up
+    ],
+)
+def test_the_batches_stay_within_one_the_bound_and_the_replicas(bound, replicas, group_steps, batches):
+    at_once = view(version=4, newest=3, replicas=replicas, group_steps=group_steps)
+    assert Ahead(bound).groups_max(at_once) == 4 * batches
+
+
+def test_a_configured_number_is_obeyed_within_the_bound():
+    training = view(version=4, newest=3, replicas=1)
+    assert Ahead(4, 3.0).groups_max(training) == 12
+    assert Ahead(2, 3.0).groups_max(training) == 8
+
+
+def test_with_an_idle_trainer_a_batch_can_always_start():
+    for bound in (0, 1, 2, 4, None):
+        assert Ahead(bound).groups_max(view(replicas=1)) >= 4
+
+
+def test_durations_forget():
+    durations = Durations()
+    assert durations.group_steps == 1.0
+    durations.step_took(2.0)
+    durations.group_took(10.0)
+    assert durations.group_steps == 5.0
+    for _ in range(8 * MEMORY):
+        durations.group_took(4.0)
+    assert durations.group_steps == pytest.approx(2.0, rel=1e-2)
+
+
+# ---------------------------------------------------------------- in order
+
+
+def wanted(*, ready, unready=(), reached=-1, batch_groups=4):
+    live = groups(ready=ready, unready=unready)
+    ranked = InOrder().ranked(view(*live, reached=reached, batch_groups=batch_groups), live[: len(ready)])
+    return [group.group_id for group in ranked]
+
+
+def test_groups_are_trained_as_the_stream_has_them():
+    assert wanted(ready=[5, 2, 4, 3]) == [2, 3, 4, 5]
+
+
+def test_a_batch_passes_over_few_groups_that_are_not_ready():
+    # B = 4: one may be passed over. Behind the second that is not ready nothing is wanted yet.
+    assert wanted(ready=[0, 2, 3, 4], unready=[1]) == [0, 2, 3, 4]
+    assert wanted(ready=[0, 2, 3, 5], unready=[1, 4]) == [0, 2, 3]
+
+
+def test_as_many_more_are_passed_over_as_are_taken_up_again():
+    # 1 was passed over before (the stream has come to 4): it makes room for another.
+    assert wanted(ready=[1, 6, 8, 9], unready=[5, 7], reached=4) == [1, 6, 8, 9]
+    assert wanted(ready=[6, 8, 9, 10], unready=[5, 7], reached=4) == [6]
+
+
+def test_those_passed_over_do_not_fill_a_batch_while_others_are_ready():
+    assert wanted(ready=[0, 1, 2, 3, 5, 6, 7, 8], reached=4)[:4] == [0, 5, 6, 7]
+    assert wanted(ready=[0, 1, 2, 5], reached=4) == [0, 1, 2, 5], "unless nothing else is ready"
+    assert wanted(ready=[0, 1, 2, 6, 8, 9], unready=[5, 7], reached=4)[:4] == [0, 1, 6, 8]
+
+
+def test_with_all_groups_ready_all_are_wanted():
+    assert sorted(wanted(ready=range(12), reached=4)) == list(range(12))
+    assert len(FirstReady().ranked(view(), groups(ready=range(12)))) == 12
