@@ -3,6 +3,7 @@ tests of whole runs share: a start, a run that nothing disturbed, and a quick wa
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+# A shell that starts tests in the background has SIGINT ignored, and every process of a test inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
