@@ -52,7 +52,7 @@ class Rounds:
 
 
 @dataclass(frozen=True)
-class InOrder:
+class AsAdmitted:
     """Take: in the order of admission."""
 
     def ranked(self, view: View, ready: list[GroupView]) -> list[GroupView]:
@@ -68,7 +68,7 @@ class Lockstep(Schedule):
     def take(self, view: View) -> list[int] | None:
         first = sorted(group.group_id for group in view.groups)[: view.batch_groups]
         unready = {group.group_id for group in view.groups if not group.ready}
-        if isinstance(self.take_rule, InOrder) and unready.intersection(first):
+        if isinstance(self.take_rule, AsAdmitted) and unready.intersection(first):
             return None
         all_live = len(view.groups) >= view.steps_left * view.batch_groups
         return None if not all_live and self._overtakes(view) else super().take(view)
@@ -103,5 +103,5 @@ def _lockstep(config: Config, *, batches: int, in_order: bool) -> Schedule:
         admit_rule=rounds,
         route_rule=LeastLoaded(),
         refresh_rule=rounds,
-        take_rule=InOrder() if in_order else FirstReady(),
+        take_rule=AsAdmitted() if in_order else FirstReady(),
     )

@@ -18,7 +18,7 @@ from loop_vs_trl import SCRIPTS, Bench, tokens_per_s
 from loop_vs_trl import Step as PeerStep
 from peers.start import TASKS
 
-from millrace.core.fairness import Lengths, fairness, next_correlation
+from millrace.core.fairness import Lengths, fairness, next_correlation, windows
 
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t, two-sided 95 %, by degrees of freedom from 1 on."""
@@ -76,17 +76,20 @@ class Kept:
 
     @property
     def fairness(self) -> float:
-        """Of all batches as one window; 1.0 where lengths are equal."""
-        value = fairness(self._lengths)
-        return 1.0 if value is None else value
+        """The mean over whole windows of 32 batches, or of all batches if there are fewer; 1.0 where lengths
+        are equal."""
+        found = [fairness(part) for part in self._windows]
+        return sum(1.0 if value is None else value for value in found) / len(found)
 
     @property
     def next(self) -> float:
-        return next_correlation(self._lengths) or 0.0
+        found = [next_correlation(part) or 0.0 for part in self._windows]
+        return sum(found) / len(found)
 
     @property
-    def _lengths(self) -> list[Lengths]:
-        return [Lengths(*step["lengths"]) for step in self.steps]
+    def _windows(self) -> list[Sequence[Lengths]]:
+        lengths = [Lengths(*step["lengths"]) for step in self.steps]
+        return windows(lengths) or [lengths]
 
 
 class Store:

@@ -17,6 +17,7 @@ from millrace.core.fairness import (
     Window,
     fairness,
     next_correlation,
+    windows,
 )
 
 
@@ -103,6 +104,20 @@ def test_a_window_forgets_old_batches_and_counts_a_replayed_one_once():
     assert figures.batches == BATCHES
     assert figures.fairness == fairness(last[-BATCHES:])
     assert figures.next == next_correlation(last[-BATCHES:])
+
+
+def test_windows_are_whole_and_end_with_the_last_batch():
+    drawn = batches(*[[i, i + 1] for i in range(2 * BATCHES + 5)])
+    last, before = windows(drawn)
+    assert (last, before) == (drawn[-BATCHES:], drawn[5:-BATCHES])
+    assert windows(drawn[: BATCHES - 1]) == []
+
+
+def test_lengths_that_drift_are_fair_window_by_window_and_not_as_one():
+    rng = random.Random(11)
+    drawn = [Lengths.of([rng.gauss(30 + 0.05 * i, 10) for _ in range(8)]) for i in range(10 * BATCHES)]
+    assert fmean(fairness(part) for part in windows(drawn)) == pytest.approx(1, abs=0.2)
+    assert fairness(drawn) > 2
 
 
 def test_lengths_of_any_unit_have_the_same_fairness():

@@ -111,7 +111,7 @@ def random_means(num, std):
 
 
 def test_batches_that_alternate_for_long_are_unfair_and_the_schedule_s_own_key_is_named():
-    for schedule, key in [("areal", "`schedule.eta`"), ("millrace", "`schedule.staleness_max`")]:
+    for schedule, key in [("areal", "`schedule.eta`"), ("millrace", "`schedule.ahead`")]:
         (finding,) = diagnose(of_batches([9, 11] * 24, schedule=schedule))
         assert finding.fault == "unfair-batches" and key in finding.advice[1]
         assert "over the last 32 batches fairness is 4." in finding.evidence[0]

@@ -98,6 +98,12 @@ def next_correlation(batches: Sequence[Lengths]) -> float | None:
     return product / sqrt(squares)
 
 
+def windows(batches: Sequence[Lengths]) -> list[Sequence[Lengths]]:
+    """Whole windows of `BATCHES`, the last one first. The mean of their figures tells of a long run: as one
+    window, its lengths drift with what is learned, and that would count as unfair."""
+    return [batches[end - BATCHES : end] for end in range(len(batches), BATCHES - 1, -BATCHES)]
+
+
 class Window:
     """The last batches of a run. A batch costs its own size to add, and the figures the window's.
 

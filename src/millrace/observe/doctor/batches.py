@@ -1,6 +1,6 @@
 """What a schedule can do to batches though every weight is right: unfair samples, or older than needed.
 
-Both are told from steps alone, and the advice names the key of the schedule in use that bounds staleness.
+Both are told from steps alone, and the advice names the key by which the schedule in use runs ahead.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import sqrt
 from statistics import fmean
 
-from millrace.core.fairness import BAND, BATCHES, Lengths, fairness
+from millrace.core.fairness import BAND, BATCHES, fairness, windows
 from millrace.observe.doctor.evidence import BatchTold, Evidence
 from millrace.observe.doctor.finding import Finding
 
@@ -18,14 +18,19 @@ WAITS_MAX = 0.05  # of its time: the trainer is the slower side
 READY_MIN = 1.5  # batches that wait at the end of a step; the next one is wanted, more are early
 STALE_MIN = 1.0
 
-BOUNDS = {"llamarl": "schedule.lag", "areal": "schedule.eta", "rlax": "schedule.acceptance_staleness"}
-"""The key that bounds staleness; `schedule.staleness_max` for the others."""
+AHEAD = {
+    "llamarl": "schedule.lag",
+    "areal": "schedule.eta",
+    "rlax": "schedule.acceptance_staleness",
+    "millrace": "schedule.ahead",
+}
+"""The key that says how far generation runs ahead; `schedule.staleness_max` for the others."""
 
 
 def unfair_batches(evidence: Evidence) -> Finding | None:
     """The mean over windows, so that lengths may drift from one window to the next."""
     lengths = [batch.lengths for batch in _batches(evidence)]
-    found = [value for part in _windows(lengths) if (value := fairness(part)) is not None]
+    found = [value for part in windows(lengths) if (value := fairness(part)) is not None]
     if not found:
         return None
     mean, error = fmean(found), sqrt(2 / (BATCHES - 1) / len(found))
@@ -39,7 +44,7 @@ def unfair_batches(evidence: Evidence) -> Finding | None:
     )
     if mean < low:
         return Finding("unfair-batches", (told,), _TOO_EVEN)
-    advice = (_SWINGS, f"lower `{_bound(evidence)}`: with fewer batches in flight, fewer can be overtaken")
+    advice = (_SWINGS, f"lower `{_ahead(evidence)}`: with fewer batches in flight, fewer can be overtaken")
     return Finding("unfair-batches", (told,), advice)
 
 
@@ -60,7 +65,7 @@ def needless_staleness(evidence: Evidence) -> Finding | None:
         f"ready at the end of a step, and the mean staleness is {staleness:.2f}"
     )
     advice = (
-        f"lower `{_bound(evidence)}` by one: generation is ahead, so the trainer loses nothing",
+        f"lower `{_ahead(evidence)}` by one: generation is ahead, so the trainer loses nothing",
         "or give the trainer what replicas do not need: devices, or cores",
     )
     return Finding("needless-staleness", (line,), advice)
@@ -70,13 +75,8 @@ def _batches(evidence: Evidence) -> list[BatchTold]:
     return [step.batch for step in evidence.steps if step.batch is not None]
 
 
-def _windows(lengths: list[Lengths]) -> list[list[Lengths]]:
-    """Whole ones, from the last batch back."""
-    return [lengths[end - BATCHES : end] for end in range(len(lengths), BATCHES - 1, -BATCHES)]
-
-
-def _bound(evidence: Evidence) -> str:
-    return BOUNDS.get(evidence.schedule, "schedule.staleness_max")
+def _ahead(evidence: Evidence) -> str:
+    return AHEAD.get(evidence.schedule, "schedule.staleness_max")
 
 
 _SWINGS = (
