@@ -15,7 +15,7 @@ from millrace.chaos.sessions import Outcome, ended, refusal_problem, session
 from millrace.config.load import load
 from millrace.core.errors import DeadlineExceeded
 
-ROWS = 200
+ROWS = 12  # few, so that a run of some steps draws every broken row among them
 TIMEOUT_S = 2
 MEMORY_MB = 512
 HUGE_CHARS = 10_000_000
@@ -42,7 +42,7 @@ def write_rows(file: Path, rng: random.Random) -> None:
         word = "".join(rng.choices(string.ascii_lowercase, k=4))
         lines.append(json.dumps({"prompt": word, "answer": word}))
     for line in odd:
-        lines.insert(rng.randrange(ROWS // 4), line)
+        lines.insert(rng.randrange(len(lines) + 1), line)
     file.write_text("\n".join(lines) + "\n")
 
 
