@@ -120,6 +120,7 @@ class EnvironmentWorker:
         try:
             text = self._task.prompt_text(row)
             self._check_characters(row_id, text)
+            _check_surrogates(row_id, text)
             if self._config.task.chat:  # a chat template writes its own special tokens
                 tokens = self._tokenizer.encode(text, add_special_tokens=False)
             else:
@@ -166,3 +167,14 @@ class EnvironmentWorker:
 
     async def _in_rows(self, make: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._rows, make)
+
+
+def _check_surrogates(row_id: str, text: str) -> None:
+    """JSON can hold half of a surrogate pair; no tokenizer can encode that."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{row_id}: character {error.start} of the prompt is half a character "
+            f"({ascii(text[error.start])}): write both halves of the pair, or leave it out"
+        ) from None
