@@ -176,5 +176,5 @@ def _check_surrogates(row_id: str, text: str) -> None:
     except UnicodeEncodeError as error:
         raise DataError(
             f"{row_id}: character {error.start} of the prompt is half a character "
-            f"({ascii(text[error.start])}): write both halves of the pair, or leave it out"
+            f"({text[error.start]!a}): write both halves of the pair, or leave it out"
         ) from None
