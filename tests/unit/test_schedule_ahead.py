@@ -4,7 +4,7 @@ import pytest
 
 from millrace.controller.durations import MEMORY, Durations
 from millrace.schedule import GroupView, ReplicaView, View
-from millrace.schedule.ahead import RESERVE, Ahead
+from millrace.schedule.ahead import AHEAD_MAX, RESERVE, Ahead
 from millrace.schedule.take import FirstReady, InOrder
 
 
@@ -47,13 +47,14 @@ def test_as_many_batches_are_under_way_as_are_trained_while_a_group_is_generated
         (4, 8, 50.0, 2.5),  # half of the bound is left to stragglers
         (1, 8, 50.0, 1),
         (0, 8, 50.0, 0),  # synchronous
-        (8, 1, 50.0, 1),  # one replica serves one version
-        (8, 2, 50.0, 2),
-        (None, 3, 50.0, 3),
-        (4, 0, 50.0, 1),  # while no replica is up
+        (2, 1, 50.0, 1),  # a single replica starts whole batches
+        (2, 2, 50.0, 1.5),
+        (4, 1, 50.0, 2),
+        (None, 3, 50.0, AHEAD_MAX),
+        (4, 0, 50.0, 2),  # while no replica is up
     ],
 )
-def test_the_batches_stay_within_one_the_bound_and_the_replicas(bound, replicas, group_steps, batches):
+def test_the_batches_stay_within_one_and_half_of_the_bound(bound, replicas, group_steps, batches):
     at_once = view(version=4, newest=3, replicas=replicas, group_steps=group_steps)
     assert Ahead(bound).groups_max(at_once) == 4 * batches
 

@@ -10,12 +10,15 @@ seconds until it is ready and a step T. So D / T batches are enough.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil, floor, inf
 
 from millrace.schedule.view import View
 
 RESERVE = 1.5
 """Groups end out of order: so many times the batches of Little's law keep the trainer busy."""
+
+AHEAD_MAX = 16
+"""Batches at most where there is no bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +28,8 @@ class Ahead:
     - at least one, else the trainer waits for each batch from its start;
     - at most the middle between 1 and the staleness bound. The other half is for stragglers: without it the
       trainer waits for the longest group of every batch, and all groups are as old as the bound;
-    - at most one for each replica. A replica serves one version, and takes the next when it is empty: two
-      batches on a single replica would only wait for each other.
+    - in whole shares of a replica, 1 / replicas of a batch. A replica takes newer weights only when it is
+      empty, so what it starts it starts together.
     """
 
     staleness_max: int | None
@@ -42,8 +45,9 @@ class Ahead:
         limit = inf if self.staleness_max is None else self.staleness_max
         if self.batches is not None:
             return min(self.batches, limit)
-        enough = min(RESERVE * view.group_steps, len(view.replicas), (limit + 1) / 2)
-        return min(max(1.0, enough), limit)
+        replicas = max(1, len(view.replicas))
+        enough = min(RESERVE * view.group_steps, (limit + 1) / 2, AHEAD_MAX)
+        return min(max(1.0, floor(enough * replicas) / replicas), limit)
 
     def describe(self) -> str:
         if self.batches is not None:
