@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -12,20 +13,24 @@ from millrace.quickstart.saboteur import Saboteur
 
 
 def test_a_replica_without_partial_tokens_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: list[int] = []
-    monkeypatch.setattr(os, "kill", lambda pid, signal: killed.append(pid))
-    saboteur = Saboteur(at_version=1)
+    sent: list[signal.Signals] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number))
+    saboteur, time_s = Saboteur(at_version=1), 0.0
 
-    def tell(kind: str, **fields: Any) -> None:
-        saboteur(Event(kind, 1.0, 0.0, fields))
+    def tell(kind: str, *, later_s: float = 0.0, **fields: Any) -> None:
+        nonlocal time_s
+        time_s += later_s
+        saboteur(Event(kind, time_s, 0.0, fields))
 
     tell("worker_started", name="replica-0", pid=7)
     tell("step", version=1)
     tell("leased", replica="replica-0", trajectory_ids=[1, 2], resumed_tokens=3)
     tell("report", replica="replica-0", running=1, generated_tokens=5)
+    assert sent == [signal.SIGSTOP], "what it has sent is still to come"
     tell("finished", trajectory_id=1, tokens=8)
-    tell("leased", replica="replica-0", trajectory_ids=[3], resumed_tokens=0)
-    assert not killed, "all that was generated has finished"
+    tell("scored", later_s=1.0)
+    assert sent == [signal.SIGSTOP, signal.SIGCONT], "all that was generated has finished"
+    sent.clear()
     tell("report", replica="replica-0", running=2, generated_tokens=6)
-    tell("leased", replica="replica-1", trajectory_ids=[2], resumed_tokens=1)
-    assert killed == [7] and saboteur.victim == "replica-0"
+    tell("scored", later_s=1.0)
+    assert sent == [signal.SIGSTOP, signal.SIGKILL] and saboteur.victim == "replica-0"

@@ -50,7 +50,7 @@ def _recovered(events: list[Event], saboteur: Saboteur) -> Check:
         f"{saboteur.victim} killed, back after {back[0].fields['recovery_s']:.2f} s; "
         f"the {len(lost)} trajectories it worked on went on from {tokens} partial tokens"
     )
-    return Check("recovered", True, detail)
+    return Check("recovered", tokens > 0, detail)
 
 
 def _lost(events: list[Event], saboteur: Saboteur) -> set[int]:
