@@ -59,7 +59,7 @@ def measured(**changes):
 @pytest.mark.parametrize("replicas", [1, 2, 8, 128])
 def test_with_a_slow_trainer_one_batch_ahead_is_enough(replicas):
     result = measured(replicas=replicas, step_s=TRAINER_BOUND_S, steps=20)
-    assert result.staleness_mean < 1.15
+    assert result.staleness_mean < 1.3
     assert result.trainer_waits < 0.25
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from millrace.config.freeze import config_digest, dump, restore
 from millrace.config.load import load, load_as, parse_value
-from millrace.config.schema import AReaL, Config, FileTask, FunctionReward, Laminar, Synchronous
+from millrace.config.schema import AReaL, Config, FileTask, FunctionReward, Laminar, Millrace, Synchronous
 from millrace.config.supervised import SupervisedConfig
 from millrace.core.errors import ConfigError
 
@@ -74,7 +74,7 @@ def test_naming_the_kind_that_is_there_keeps_its_fields(tmp_path: Path) -> None:
 
 def test_a_table_without_a_kind_is_of_the_default_kind(tmp_path: Path) -> None:
     path = write(tmp_path, BASE.replace('kind = "laminar"\n', ""))
-    assert load(path, ["schedule.staleness_max=1"]).schedule == Laminar(staleness_max=1)
+    assert load(path, ["schedule.staleness_max=1"]).schedule == Millrace(staleness_max=1)
     assert load(path, ["schedule=synchronous"]).schedule == Synchronous()
 
 

@@ -42,7 +42,7 @@ def test_what_the_gradient_depends_on_may_not_and_is_told_key_by_key(path: Path)
     said = str(caught.value)
     assert "`seed`: 0 -> 1" in said
     assert "`batch.prompts`: 8 -> 4" in said
-    assert "`schedule.kind`: 'laminar' -> 'areal'" in said
+    assert "`schedule.kind`: 'millrace' -> 'areal'" in said
     assert "`schedule.eta`: (not there) -> 4" in said
     assert "steps" not in said
 

@@ -86,7 +86,9 @@ def test_durations_forget():
 
 def wanted(*, ready, unready=(), reached=-1, batch_groups=4):
     live = groups(ready=ready, unready=unready)
-    ranked = InOrder().ranked(view(*live, reached=reached, batch_groups=batch_groups), live[: len(ready)])
+    ranked = InOrder().ranked(
+        view(*live, reached=reached, batch_groups=batch_groups, replicas=4), live[: len(ready)]
+    )
     return [group.group_id for group in ranked]
 
 
@@ -95,7 +97,7 @@ def test_groups_are_trained_as_the_stream_has_them():
 
 
 def test_a_batch_passes_over_few_groups_that_are_not_ready():
-    # B = 4: one may be passed over. Behind the second that is not ready nothing is wanted yet.
+    # B = 4 on four replicas: one may be passed over, and nothing is wanted behind a second one.
     assert wanted(ready=[0, 2, 3, 4], unready=[1]) == [0, 2, 3, 4]
     assert wanted(ready=[0, 2, 3, 5], unready=[1, 4]) == [0, 2, 3]
 

@@ -254,7 +254,7 @@ class Millrace(Section):
     kind: Literal["millrace"] = "millrace"
     staleness_max: CountOrZero | None = 4
     """Bound on staleness; None: unbounded. What is allowed: see `ahead` for what is usual."""
-    ahead: float | None = Field(default=None, ge=1)
+    ahead: float | None = Field(default=None, ge=1, le=64)
     """Batches that generation runs ahead of the trainer. Where completions are long, more are faster, and the
     data older. None: as many as measured durations need, at most half of the bound."""
     repack_interval_s: Seconds = 5.0
@@ -376,7 +376,7 @@ class Config(Section):
     sampling: SamplingConfig = SamplingConfig()
     algorithm: Algorithm = GRPO()
     optimizer: Optimizer = Optimizer()
-    schedule: Schedule = Laminar()
+    schedule: Schedule = Millrace()
     rollout: Rollout = Rollout()
     weights: Weights = Weights()
     supervision: Supervision = Supervision()

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from millrace.config.schema import BatchShape, Laminar, Schedule, Section
+from millrace.config.schema import BatchShape, Millrace, Schedule, Section
 
 Transport = Literal["relay", "ddma", "collective", "disk", "delta"]
 
@@ -116,7 +116,7 @@ class SimulatedConfig(Section):
     seed: int = 0
     """Of lengths, latencies and failures."""
     batch: BatchShape = BatchShape(prompts=64, group_size=16)
-    schedule: Schedule = Laminar()
+    schedule: Schedule = Millrace()
     cluster: ClusterSection
     lengths: LengthsSection = LogNormalLengths()
     workload: WorkloadSection = WorkloadSection()

@@ -14,7 +14,7 @@ from math import ceil, floor, inf
 
 from millrace.schedule.view import View
 
-RESERVE = 1.5
+RESERVE = 2.0
 """Groups end out of order: so many times the batches of Little's law keep the trainer busy."""
 
 AHEAD_MAX = 16

@@ -13,9 +13,8 @@ from typing import Protocol
 
 from millrace.schedule.view import GroupView, View
 
-PASSED = 1 / 3
-"""Tolerance of `InOrder`. Chosen in the simulator: with more the first batches of a run are unfair, with less
-the trainer waits for stragglers."""
+REPLICAS = 8
+"""From so many replicas on, `InOrder` has its whole tolerance. Chosen in the simulator."""
 
 
 class Take(Protocol):
@@ -44,13 +43,17 @@ class InOrder:
     """In the order of the data stream, so that a batch is a sample of the stream and not of its short groups.
 
     To wait for every straggler would cost speed. So a batch passes over groups that are not ready, and later
-    batches take them up. A batch stays fair while the two balance: they differ by at most `PASSED` sqrt(B).
+    batches take them up. A batch stays fair while the two balance: they differ by at most sqrt(B).
     The mean length of B groups has a standard error of sigma / sqrt(B), so for every B the mean shifts by the
     same small number of standard errors. More are taken up only where nothing else is ready.
+
+    With fewer than `REPLICAS` replicas the tolerance is less in proportion. A replica starts its share of a
+    batch at once, and the fewer the shares, the more of a batch ends at the same time.
     """
 
     def ranked(self, view: View, ready: list[GroupView]) -> list[GroupView]:
-        size, tolerance = view.batch_groups, round(PASSED * view.batch_groups**0.5)
+        size = view.batch_groups
+        tolerance = round(size**0.5 * min(1.0, len(view.replicas) / REPLICAS))
         unready = sorted(g.group_id for g in view.groups if not g.ready and g.group_id > view.reached)
         in_order = sorted(ready, key=lambda group: group.group_id)
         split = bisect_right(in_order, view.reached, key=lambda group: group.group_id)
