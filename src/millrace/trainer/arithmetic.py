@@ -30,4 +30,7 @@ def arithmetic(device: torch.device, token_budget: int, recompute: bool) -> str:
     return ", ".join(parts)
 
 
-_DECIDE = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+_DECIDE = (
+    *("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"),
+    *("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"),  # oneDNN reads either
+)
