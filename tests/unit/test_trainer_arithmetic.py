@@ -13,9 +13,9 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("variable", ["ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"])
 def test_a_limit_on_instructions_is_told(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(variable, raising=False)
-    before = arithmetic(CPU, 8192, False)
+    assert f"{variable}=" not in arithmetic(CPU, 8192, False)
     monkeypatch.setenv(variable, "avx2")
-    assert arithmetic(CPU, 8192, False) == f"{before}, {variable}=avx2"
+    assert f"{variable}=avx2" in arithmetic(CPU, 8192, False)
 
 
 def test_packing_and_recomputation_are_told() -> None:
