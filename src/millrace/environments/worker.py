@@ -24,6 +24,9 @@ from millrace.environments.tokenizer import encode_prompt, load_tokenizer
 T = TypeVar("T")
 _ADVICE = "Raise `reward.memory_mb`, or look for what keeps so much."
 
+Inputs = tuple[str, Row] | Failed | OutOfMemory
+"""A completion's text and its row's columns, or why they cannot be had."""
+
 
 class EnvironmentWorker:
     """Role `millrace.environments.worker:EnvironmentWorker` (a core.protocols.Environment).
@@ -71,20 +74,22 @@ class EnvironmentWorker:
 
         Raises: OutOfMemory: this process is at its limit; another may have the next score.
         """
+        inputs = await self._in_rows(lambda: [self._inputs(request) for request in requests])
+        asked = list(zip((request.trajectory_id for request in requests), inputs, strict=True))
         if not self._calls.is_async:
-            for request in requests:
-                yield request.trajectory_id, await self._score(request)
+            for trajectory_id, one in asked:
+                yield trajectory_id, await self._score(one)
             return
         exhausted = None
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._attempt(request)) for request in requests]
+            tasks = [group.create_task(self._attempt(one)) for one in inputs]
             try:
-                for request, task in zip(requests, tasks, strict=True):
+                for (trajectory_id, _), task in zip(asked, tasks, strict=True):
                     result = await task
                     if isinstance(result, OutOfMemory):
                         exhausted = result
                         break
-                    yield request.trajectory_id, result
+                    yield trajectory_id, result
             except GeneratorExit:  # leave the group normally, or it would wrap this in an exception group
                 pass
             for task in tasks:
@@ -92,27 +97,34 @@ class EnvironmentWorker:
         if exhausted is not None:
             raise exhausted
 
-    async def _attempt(self, request: ScoreRequest) -> Score | OutOfMemory:
+    async def _attempt(self, inputs: Inputs) -> Score | OutOfMemory:
         """In a task group, which would wrap an error."""
         try:
-            return await self._score(request)
+            return await self._score(inputs)
         except OutOfMemory as error:
             return error
 
-    async def _score(self, request: ScoreRequest) -> Score:
+    async def _score(self, inputs: Inputs) -> Score:
+        match inputs:
+            case Failed():
+                return inputs
+            case OutOfMemory():
+                raise inputs
+            case completion, columns:
+                answer = None if self._task.answer is None else columns[self._task.answer]
+                return await self._calls.score(completion, answer, columns)
+
+    def _inputs(self, request: ScoreRequest) -> Inputs:
         try:
             with needing_memory("a reward worker", "a completion and its row", _ADVICE):
-                completion, columns = await self._in_rows(lambda: self._inputs(request))
+                text = self._tokenizer.decode(
+                    list(request.tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+                )
+                return text, self._task.columns(self._row(request.group_id))
         except DataError as error:
             return Failed(str(error))
-        answer = None if self._task.answer is None else columns[self._task.answer]
-        return await self._calls.score(completion, answer, columns)
-
-    def _inputs(self, request: ScoreRequest) -> tuple[str, Row]:
-        text = self._tokenizer.decode(
-            list(request.tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text, self._task.columns(self._row(request.group_id))
+        except OutOfMemory as error:
+            return error
 
     def _prompt(self, group_id: int) -> Prompt | BadPrompt:
         row = self._row(group_id)
