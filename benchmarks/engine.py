@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch, whose threads spi
 
 import torch
 from common import median, report, say, table
-from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
 from millrace.core.columns import token_array
@@ -120,7 +120,8 @@ def continuous_batching_manager(model: Any, longest: int) -> Iterator[Any]:
     config = GenerationConfig(
         do_sample=True, top_k=0, max_new_tokens=longest, pad_token_id=0, eos_token_id=-1
     )
-    with model.continuous_batching_context_manager(generation_config=config) as manager:
+    memory = ContinuousBatchingConfig(max_memory_percent=0.3)  # by default, more than a second one can have
+    with model.continuous_batching_context_manager(config, continuous_batching_config=memory) as manager:
         yield manager
 
 

@@ -9,7 +9,7 @@ without the units. `callbacks` are what the loop executed (timers, messages, tas
 that the real controller does then.
 
 The workload is long chain-of-thought: completions of 4 k tokens in the median and 32 k at the 99th percentile
-and the limit, in batches of 512 prompts x 16, under the laminar schedule. CPU seconds are of this process,
+and the limit, in batches of 512 prompts x 16, under the default schedule. CPU seconds are of this process,
 set-up included.
 """
 
