@@ -175,10 +175,16 @@ def test_a_run_is_shown_from_its_ledger(project: Path, capsys: pytest.CaptureFix
     step = json.loads(capsys.readouterr().out)
     assert step["reward_mean"] == 0.5
     assert step["metrics"]["loss"] == 0.25
+    assert run(["show", str(directory.path), "--best", "--samples", "1", "--json"]) == 0
+    (best,) = json.loads(capsys.readouterr().out)
+    assert (best["trajectory_id"], best["prompt"], best["versions"]) == (1, "1+1=", [0])
     for arguments, words in (
         ([], ("in flight", "reward mean", "moved or resumed", "figures from 16 batches")),
         (["--step", "1"], ("reward mean", "trajectory", "ended by")),
         (["--trajectory", "0"], ("row", "log-prob", "trained into version")),
+        (["--samples", "1"], ("trajectory 1, reward 1, trained in step 1", "prompt", "1+1=", "completion")),
+        (["--worst"], ("trajectory 0, reward 0", "trajectory 1, reward 1")),
+        (["--failed"], ("none yet",)),
     ):
         assert run(["show", str(directory.path), *arguments]) == 0
         shown = capsys.readouterr().out

@@ -67,8 +67,13 @@ def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> N
 def test_wrong_usage_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["train"]) == 2
     assert app.run(["train", "x.toml", "--no-such-option"]) == 2
-    assert app.run(["show", "runs/x", "--step", "1", "--trajectory", "2"]) == 2
-    assert "exclude each other" in capsys.readouterr().err
+    for excluding in (
+        ["--step", "1", "--trajectory", "2"],
+        ["--step", "1", "--worst"],
+        ["--best", "--worst"],
+    ):
+        assert app.run(["show", "runs/x", *excluding]) == 2
+        assert "exclude each other" in capsys.readouterr().err
 
 
 def test_a_message_with_square_brackets_is_printed_as_it_is(

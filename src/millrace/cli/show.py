@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -14,10 +15,13 @@ from rich.text import Text
 from millrace.cli.options import AsJson, Run
 from millrace.core.fairness import BAND, BATCHES_MIN
 from millrace.ledger.reader import LedgerReader
+from millrace.ledger.samples import Choice
+from millrace.observe.samples import render_sample
 from millrace.observe.terminal import Terminal
 from millrace.session import run_directory, views
 
 ROWS_SHOWN = 100
+SAMPLES = 5
 WORDS = {
     "fairness": f"fairness (1: fair samples; usual {BAND[0]} to {BAND[1]})",
     "finish": "ended by",
@@ -42,14 +46,26 @@ def command(
     run: Run,
     step: Annotated[int | None, typer.Option(help="Show the step that made this version.")] = None,
     trajectory: Annotated[int | None, typer.Option(help="Show this trajectory.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help=f"Show this many trajectories; {SAMPLES} with one of the next.")
+    ] = None,
+    newest: Annotated[bool, typer.Option("--newest", help="The newest complete ones. The default.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="Those with the highest rewards.")] = False,
+    worst: Annotated[bool, typer.Option("--worst", help="Those with the lowest rewards.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Those whose reward failed, and why.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the state of a run, of one step, or of one trajectory."""
-    if step is not None and trajectory is not None:
-        raise typer.BadParameter("--step and --trajectory exclude each other")
+    """Show the state of a run, of one step, of one trajectory, or some trajectories to read."""
+    choice = _choice(samples, dict(zip(Choice, (newest, best, worst, failed), strict=True)))
+    if sum(asked is not None for asked in (step, trajectory, choice)) > 1:
+        raise typer.BadParameter("--step, --trajectory and samples exclude each other")
     directory = run_directory.find(run)
+    view: Any
+    render: Callable[[Any], RenderableType]
     with LedgerReader(directory.ledger) as reader:
-        if step is not None:
+        if choice is not None:
+            view, render = views.samples_view(reader, directory, choice, samples or SAMPLES), _samples
+        elif step is not None:
             view, render = views.step_view(reader, step), _step
         elif trajectory is not None:
             view, render = views.trajectory_view(reader, directory, trajectory), _trajectory
@@ -59,6 +75,17 @@ def command(
         typer.echo(json.dumps(view, indent=2))
     else:
         Terminal().print(render(view))
+
+
+def _choice(samples: int | None, flags: dict[Choice, bool]) -> Choice | None:
+    chosen = [choice for choice, wanted in flags.items() if wanted]
+    if len(chosen) > 1:
+        raise typer.BadParameter("--newest, --best, --worst and --failed exclude each other")
+    return chosen[0] if chosen else None if samples is None else Choice.NEWEST
+
+
+def _samples(view: list[dict[str, Any]]) -> Group:
+    return Group(*map(render_sample, view)) if view else Group(Text("none yet"))
 
 
 def _run(view: dict[str, Any]) -> Group:

@@ -18,6 +18,7 @@ from millrace.ledger.codec import version_runs
 from millrace.ledger.failures import reading
 from millrace.ledger.opening import begin_reading, open_for_reading, read_about
 from millrace.ledger.recovery import last_version
+from millrace.ledger.samples import Choice, Sample, load_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,11 @@ class LedgerReader:
             every = self._db.execute("SELECT group_id FROM groups ORDER BY group_id").fetchall()
             for group_id in [row[0] for row in every] if group_ids is None else group_ids:
                 yield records.load_group(self._db, group_id)
+
+    def samples(self, choice: Choice, num: int) -> list[Sample]:
+        """At most `num` trajectories, chosen by `choice`, with prompt and tokens."""
+        with self._snapshot("read samples"):
+            return load_samples(self._db, choice, num)
 
     def skipped(self) -> list[Skipped]:
         with self._snapshot("read skipped prompts"):

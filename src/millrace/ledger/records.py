@@ -15,6 +15,7 @@ from millrace.core.types import (
     CheckpointInfo,
     Finish,
     Group,
+    Prompt,
     State,
     StepRecord,
     Trajectory,
@@ -136,15 +137,21 @@ def relative(path: str, directory: str) -> str:
     return os.path.relpath(path, directory) if inside else path
 
 
-def load_group(db: sqlite3.Connection, group_id: int) -> Group:
-    """With all members, by id, and their tokens. Raises DamageError."""
+def load_prompt(db: sqlite3.Connection, group_id: int) -> Prompt:
+    """Of a group that was admitted. Raises DamageError."""
     row = db.execute(_SELECT_GROUP, (group_id,)).fetchone()
     if row is None:
         raise DamageError(f"table groups, group_id {group_id}: the row is missing")
     _, row_id, prompt, text = checked("groups", row)
+    return Prompt(group_id, row_id, unpack_prompt(prompt), text)
+
+
+def load_group(db: sqlite3.Connection, group_id: int) -> Group:
+    """With all members, by id, and their tokens. Raises DamageError."""
+    prompt = load_prompt(db, group_id)
     rows = db.execute(f"{SELECT_TRAJECTORIES} WHERE group_id = ? ORDER BY trajectory_id", (group_id,))
     members = [load_trajectory(db, member) for member in rows.fetchall()]
-    return Group(group_id, row_id, unpack_prompt(prompt), text, members)
+    return Group(group_id, prompt.row_id, prompt.tokens, prompt.text, members)
 
 
 def load_trajectory(db: sqlite3.Connection, row: Sequence[Any]) -> Trajectory:

@@ -8,8 +8,9 @@ from typing import Any
 
 from millrace.core.errors import MillraceError
 from millrace.core.fairness import Figures
-from millrace.core.types import Group, StepRecord, Trajectory
+from millrace.core.types import Group, Prompt, StepRecord, Trajectory
 from millrace.ledger.reader import LedgerReader
+from millrace.ledger.samples import Choice
 from millrace.observe.jsonl import read_events
 from millrace.session.run_directory import RunDirectory
 
@@ -91,7 +92,20 @@ def trajectory_view(reader: LedgerReader, run: RunDirectory, trajectory_id: int)
     }
 
 
-def trajectory_record(group: Group, trajectory: Trajectory, tokenizer: Any | None, *, tokens: bool) -> View:
+def samples_view(reader: LedgerReader, run: RunDirectory, choice: Choice, num: int) -> list[View]:
+    """At most `num` trajectories as flat records. `versions` are those that sampled its tokens."""
+    found = reader.samples(choice, num)
+    tokenizer = tokenizer_of(run) if found else None
+    return [
+        trajectory_record(prompt, trajectory, tokenizer, tokens=False)
+        | {"versions": sorted({version for version, _ in trajectory.columns.runs})}
+        for prompt, trajectory in found
+    ]
+
+
+def trajectory_record(
+    group: Group | Prompt, trajectory: Trajectory, tokenizer: Any | None, *, tokens: bool
+) -> View:
     """One trajectory as a flat record; with its columns of tokens, if asked for."""
     record = _outcome(group, trajectory) | {
         **{f"reward/{name}": value for name, value in trajectory.metrics.items()},
@@ -110,7 +124,7 @@ def trajectory_record(group: Group, trajectory: Trajectory, tokenizer: Any | Non
     return record | columns
 
 
-def _outcome(group: Group, trajectory: Trajectory) -> View:
+def _outcome(group: Group | Prompt, trajectory: Trajectory) -> View:
     return {
         "trajectory_id": trajectory.trajectory_id,
         "group_id": group.group_id,
