@@ -215,6 +215,7 @@ class Job:
     schedule: schema.Schedule
     seed: int
     free_moves: bool = False  # KV travels with a moved trajectory and costs nothing
+    lengths_shared: float = 0.0  # of the variance of lengths, by the completions of a prompt
 
 
 def run(job: Job) -> tuple[Job, Result]:
@@ -238,7 +239,7 @@ def _scenario(job: Job) -> Scenario:
             tensor_parallel=world.tensor_parallel,
             slots=world.slots,
         ),
-        lengths=LogNormalLengths(median=1640, p99=16_400),
+        lengths=LogNormalLengths(median=1640, p99=16_400, shared=job.lengths_shared),
         workload=WorkloadSection(prompt_tokens=(PROMPT_TOKENS, PROMPT_TOKENS), max_tokens=16_384),
     )
     made = scenario(config)

@@ -91,7 +91,10 @@ def test_preflight_refuses_a_host_that_is_too_small(
         preflight(config_for(model), tmp_path)
 
 
-def test_preflight_asks_a_python_of_the_replicas_whether_it_can(model: Path, tmp_path: Path) -> None:
+def test_preflight_asks_a_python_of_the_replicas_whether_it_can(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert preflight(config_for(model, rollout={"python": sys.executable}), tmp_path) == []
     with pytest.raises(ConfigError, match=r"rollout\.python.*cannot be started"):
         preflight(config_for(model, rollout={"python": "/no/such/python"}), tmp_path)
