@@ -26,6 +26,11 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(train, "load", broken)
 
 
+def skip_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "rehearse", lambda config: None)
+    monkeypatch.setattr(train, "warnings", lambda config, rehearsed: [])
+
+
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["--version"]) == 0
     assert capsys.readouterr().out.strip() == f"millrace {millrace.__version__}"
@@ -89,6 +94,7 @@ def test_a_stopped_run_says_how_to_go_on(
 ) -> None:
     (tmp_path / "run.toml").write_text(CONFIG)
     monkeypatch.setattr(train, "preflight", lambda config, path: ["mind the gap"])
+    skip_the_rehearsal(monkeypatch)
     monkeypatch.setattr(train, "_train", lambda config, run, again, from_version: False)
     arguments = ["train", str(tmp_path / "run.toml"), "--run-dir", str(tmp_path / "out"), "--set", "steps=3"]
     assert app.run(arguments) == INTERRUPTED
@@ -102,6 +108,7 @@ def test_resuming_names_what_changed_and_refuses_what_may_not(
 ) -> None:
     (tmp_path / "run.toml").write_text(CONFIG)
     monkeypatch.setattr(train, "preflight", lambda config, path: [])
+    skip_the_rehearsal(monkeypatch)
 
     def finish(config: Config, run: RunDirectory, again: str, from_version: int | None) -> bool:
         run.write_config(config)

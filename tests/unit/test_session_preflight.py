@@ -11,13 +11,19 @@ import pytest
 from safetensors.numpy import save_file
 
 from millrace.config.schema import Config
-from millrace.core.errors import ConfigError
+from millrace.core.errors import ConfigError, DataError
 from millrace.core.placement import Host
 from millrace.session import compose
 from millrace.session import preflight as preflight_module
 from millrace.session.preflight import preflight
 
-MODEL = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+MODEL = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 32,
+}
 
 
 @pytest.fixture
@@ -103,6 +109,76 @@ def test_preflight_asks_a_python_of_the_replicas_whether_it_can(
     bare.chmod(0o700)
     with pytest.raises(ConfigError, match=r"cannot run a replica: .*No module named 'msgspec'"):
         preflight(config_for(model, rollout={"python": str(bare)}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "longest"),
+    [
+        ({"max_position_embeddings": 256}, 256),
+        ({"max_position_embeddings": 64, "rope_scaling": {"type": "linear", "factor": 2.0}}, 128),
+        (
+            {
+                "max_position_embeddings": 100,
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "factor": 4,
+                    "original_max_position_embeddings": 100,
+                },
+            },
+            400,
+        ),
+    ],
+)
+def test_preflight_refuses_sequences_longer_than_the_positions_of_the_model(
+    model: Path, tmp_path: Path, said: dict[str, object], longest: int
+) -> None:
+    (model / "config.json").write_text(json.dumps(MODEL | said))
+    fits = {"max_sequence_tokens": longest, "slots": 2}
+    few = {"max_tokens": 8}
+    preflight(config_for(model, rollout=fits, sampling=few), tmp_path)
+    longer = fits | {"max_sequence_tokens": longest + 1}
+    with pytest.raises(ConfigError, match=rf"\({longest + 1}\) is more than the {longest} positions"):
+        preflight(config_for(model, rollout=longer, sampling=few), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "names"),
+    [
+        ({"model_type": "gemma2"}, "gemma2"),
+        ({"model_type": None}, "model_type"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_scaling": "x"}, "config.json"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, "sliding_attention"),
+    ],
+)
+def test_preflight_refuses_a_model_that_is_not_computed_right(
+    model: Path, tmp_path: Path, said: dict[str, object], names: str
+) -> None:
+    (model / "config.json").write_text(json.dumps(MODEL | said))
+    with pytest.raises(DataError, match=names):
+        preflight(config_for(model), tmp_path)
+
+
+def test_preflight_takes_windows_that_no_layer_of_the_model_has(model: Path, tmp_path: Path) -> None:
+    said = {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 28}
+    (model / "config.json").write_text(json.dumps(MODEL | said))
+    preflight(config_for(model), tmp_path)
+
+
+def test_preflight_refuses_processes_that_the_cores_cannot_start(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compose, "read_host", lambda: Host("small", 2, 10**12, 10**12))
+    with pytest.raises(ConfigError, match=r"`rollout.replicas` \(500\).*2 cores"):
+        preflight(config_for(model, rollout={"replicas": 500}), tmp_path)
+    [told] = preflight(config_for(model, rollout={"replicas": 3}), tmp_path)
+    assert told.startswith("3 replicas share 2 cores")
+
+
+def test_preflight_warns_of_a_step_that_hardly_ends(model: Path, tmp_path: Path) -> None:
+    [told] = preflight(config_for(model, batch={"group_size": 1_000_000}), tmp_path)
+    assert "8,000,000 trajectories" in told
 
 
 class _Usage:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from millrace.api.asked import Asked
+from millrace.api.checked import check
+from millrace.api.configure import Prepared
 from millrace.api.follow import lines
 from millrace.api.records import Records
-from millrace.api.say import say, warn
+from millrace.api.say import say
 from millrace.config.freeze import dump
 from millrace.config.load import Source, combine, read_mapping
 from millrace.config.resume import check_resume
@@ -22,7 +24,6 @@ from millrace.ledger.reader import LedgerReader
 from millrace.observe.live import LiveView
 from millrace.observe.terminal import Terminal
 from millrace.session import run_directory
-from millrace.session.preflight import preflight
 from millrace.session.views import is_finished, tokenizer_of, trajectory_record
 
 
@@ -156,8 +157,7 @@ class Run:
         old = self.config
         config = combine(Config, Source(dump(old), {}), read_mapping(Config, keywords, "keyword"))
         check_resume(old, config)
-        for warning in preflight(config, self.path):
-            warn(warning)
+        check(Prepared(config), self.path)
         if from_version is None and is_finished(self._directory, config.steps):
             return self
         self._directory.write_config(config)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from millrace.api.checked import check
 from millrace.api.configure import ConfigLike, Parts, prepare
 from millrace.api.run import Run
-from millrace.api.say import say, warn
+from millrace.api.say import say
 from millrace.session import run_directory
-from millrace.session.preflight import preflight
 
 OWN_KEYWORDS = ("reward", "rows", "algorithm", "schedule", "run_dir", "wait", "show")
 
@@ -56,8 +56,7 @@ def train(
     """
     prepared = prepare(config, Parts(reward, rows, algorithm, schedule), keywords, OWN_KEYWORDS)
     chosen = Path(run_dir) if run_dir is not None else None
-    for warning in preflight(prepared.config, chosen or run_directory.RUNS):
-        warn(warning)
+    check(prepared, chosen or run_directory.RUNS)
     name = Path(config).stem if isinstance(config, str | os.PathLike) else "run"
     directory = run_directory.create(name, chosen)
     prepared.place(directory.path)

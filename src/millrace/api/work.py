@@ -46,6 +46,14 @@ def train(run: str, from_version: int | None = None) -> dict[str, Any]:
     return {"ended": run_stoppable(body, console.print)}
 
 
+def check(run: str) -> list[str]:
+    """Warnings of the task and reward of the configuration in a directory, tried once."""
+    from millrace.session.rehearsal import rehearse, warnings
+
+    config = RunDirectory(Path(run)).read_config()
+    return list(warnings(config, rehearse(config)))
+
+
 def evaluate(run: str, held_out: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     """Evaluate the configuration in a directory on other rows, where its task can make other rows."""
     from millrace.evaluation.evaluate import evaluate, held_out_config
@@ -81,6 +89,7 @@ def plan(config: dict[str, Any], base: str | None) -> dict[str, Any]:
 
 WORKS: dict[str, Callable[..., Any]] = {
     "train": train,
+    "check": check,
     "evaluate": evaluate,
     "simulate": simulate,
     "plan": plan,

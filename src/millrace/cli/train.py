@@ -19,6 +19,7 @@ from millrace.observe.terminal import Terminal
 from millrace.session import compose, derived, run_directory
 from millrace.session.interrupt import INTERRUPTED, run_stoppable
 from millrace.session.preflight import preflight
+from millrace.session.rehearsal import Rehearsed, rehearse, warnings
 from millrace.session.run_directory import RunDirectory
 from millrace.session.views import is_finished
 
@@ -41,7 +42,7 @@ def command(
         int | None,
         typer.Option(min=0, help="With --resume: undo the steps after this version, and go on from it."),
     ] = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and exit.")] = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Print what would run, check it, and exit.")] = False,
 ) -> None:
     """Train a model with reinforcement learning. Ctrl-C finishes the step and saves; twice stops at once."""
     if from_version is not None and not resume:
@@ -52,9 +53,10 @@ def command(
         if resume:
             _open(config, name, run_dir, resume)  # says what changed, or refuses
         derived.show(config)
+    rehearsed = _check(config, run_dir)
+    if dry:
+        derived.show_rehearsed(rehearsed)
         return
-    for warning in preflight(config, run_dir or run_directory.RUNS):
-        console.print(f"Warning: {warning}.", style="yellow")
     run = _open(config, name, run_dir, resume)
     console.print(f"Run directory: {run.path}")
     if resume and from_version is None and is_finished(run, config.steps):
@@ -67,6 +69,15 @@ def command(
     console.print(
         f"Done. The model: {run.model}\nLook around: millrace show {shlex.quote(str(run.path))}", markup=False
     )
+
+
+def _check(config: Config, run_dir: Path | None) -> Rehearsed:
+    """Warn, or raise what the run would end with."""
+    told = preflight(config, run_dir or run_directory.RUNS)
+    rehearsed = rehearse(config)
+    for warning in (*told, *warnings(config, rehearsed)):
+        console.print(f"Warning: {warning}.", style="yellow")
+    return rehearsed
 
 
 def _config(file: Path | None, overrides: list[str], run_dir: Path | None, resume: bool) -> Config:

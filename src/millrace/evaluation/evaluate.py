@@ -8,8 +8,8 @@ from pathlib import Path
 from millrace.config.schema import Config, GymTask
 from millrace.core.columns import token_array
 from millrace.core.types import Finish, Prompt, Sampling, ScoreRequest
-from millrace.evaluation import scores
 from millrace.evaluation.evaluation import Attempt, Evaluation, summarize
+from millrace.session import scores
 
 HELD_OUT_SEED = 2
 

@@ -9,7 +9,7 @@ from typing import Any
 from millrace.config.schema import Config
 from millrace.core.columns import token_array
 from millrace.core.types import Abstain, Failed, Finish, Scored, ScoreRequest
-from millrace.evaluation import scores
+from millrace.session import scores
 
 GARBAGE = "lorem ipsum 42 )}]"
 

@@ -10,12 +10,16 @@ from rich.table import Table
 from millrace.config.freeze import config_digest, dump
 from millrace.config.schema import Config
 from millrace.config.toml import as_toml
-from millrace.core.errors import DataError
+from millrace.core.errors import MillraceError
+from millrace.core.types import Abstain, Scored
 from millrace.observe.terminal import Terminal
 from millrace.placement import tell
 from millrace.placement.assign import size
 from millrace.schedule.explain import explain
 from millrace.session.compose import place
+from millrace.session.rehearsal import Rehearsed
+
+PROMPT_SHOWN = 500
 
 
 def show(config: Config) -> None:
@@ -26,6 +30,35 @@ def show(config: Config) -> None:
     for title, rows in derived(config).items():
         console.print(f"\n{title}", style="bold")
         console.print(_table(rows))
+
+
+def show_rehearsed(rehearsed: Rehearsed) -> None:
+    """What the model would get first, and what the reward said."""
+    console = Terminal(soft_wrap=True)
+    for title, rows in _rehearsed(rehearsed).items():
+        console.print(f"\n{title}", style="bold")
+        console.print(_table(rows))
+    console.print("\nNothing was found that would keep this run from starting.", style="green")
+
+
+def _rehearsed(rehearsed: Rehearsed) -> dict[str, dict[str, str]]:
+    seen, (attempt, timed) = rehearsed.seen, rehearsed.tried[-1]
+    said = "no opinion" if isinstance(timed.score, Abstain) else ""
+    if isinstance(timed.score, Scored):
+        extra = "".join(f", {name} {value:g}" for name, value in timed.score.metrics.items())
+        said = f"{timed.score.value:g}{extra}"
+    first = {
+        "row": seen.prompt.row_id,
+        "text": shown(seen.prompt.text),
+        "tokens": str(len(seen.prompt.tokens)),
+        "rows in all": f"{seen.rows:,}",
+    }
+    return {"First prompt": first, "Reward": {attempt.kind: f"{said}, in {timed.seconds:.3f} s"}}
+
+
+def shown(text: str) -> str:
+    """As one line that can be read, cut where it is long."""
+    return repr(text) if len(text) <= PROMPT_SHOWN else repr(text[:PROMPT_SHOWN]) + "..."
 
 
 def resolved_lines(tree: dict[str, Any]) -> list[str]:
@@ -43,7 +76,7 @@ def derived(config: Config) -> dict[str, dict[str, str]]:
     tables = {"Batch": _batch(config), "Schedule": explain(config)}
     try:
         tables["Memory, weights and states only"] = _memory(config)
-    except DataError as error:
+    except MillraceError as error:
         tables["Memory"] = {"unknown": str(error)}
     return tables
 

@@ -11,47 +11,36 @@ from pathlib import Path
 from millrace.config.carried import is_carried
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
-from millrace.environments import tokenizer
 from millrace.placement import tell
-from millrace.placement.assign import size
+from millrace.placement.assign import Placement, size
 from millrace.placement.needs import Needs
 from millrace.runtime.spawned import PYTHON_MIN
 from millrace.schedule.presets import build
 from millrace.session.compose import place
+from millrace.session.model_files import check_model, model_problems
 
 TEMPORARY_CHECKPOINTS = 1  # written beside the kept ones before the oldest goes
 THREADS = "OMP_NUM_THREADS"
 PYTHON_S = 60.0
+PROCESSES_PER_CORE = 32
+ROUNDS_MAX = 100
 
 
 def preflight(config: Config, run_path: Path) -> list[str]:
     """Warnings, one sentence each. Raises: ConfigError naming everything that is missing."""
-    missing = [*_model_problems(Path(config.model.path)), *_file_problems(config)]
+    missing = [*model_problems(Path(config.model.path)), *_file_problems(config)]
     if missing:
         raise ConfigError("\n".join(missing))
+    check_model(config)
     placed = place(config)
     if not (config.schedule.kind == "function" and is_carried(config.schedule.path)):
         build(config)  # a user's own schedule is loaded here, so an error in it is reported before the start
     disk = _disk_problem(config, placed.needs, run_path)
     if disk:
         raise ConfigError(disk)
+    _check_processes(config, placed.host.cores)
     _check_python(config.rollout.python)
-    return [*tell.warnings(placed), *_thread_warnings(config)]
-
-
-def _model_problems(directory: Path) -> Iterator[str]:
-    if not directory.is_dir():
-        yield (
-            f"`model.path` ({directory}) is not a directory.\n  Name a Hugging Face model directory. "
-            "Nothing is downloaded by itself: `hf download OWNER/MODEL --local-dir DIRECTORY` makes one"
-        )
-        return
-    if not (directory / "config.json").is_file():
-        yield f"`model.path` ({directory}) has no config.json"
-    if not any(directory.glob("*.safetensors")):
-        yield f"`model.path` ({directory}) has no *.safetensors weights"
-    if not any((directory / name).is_file() for name in tokenizer.FILES):
-        yield f"`model.path` ({directory}) has no tokenizer ({' or '.join(tokenizer.FILES)})"
+    return [*tell.warnings(placed), *_size_warnings(config, placed), *_thread_warnings(config)]
 
 
 def _file_problems(config: Config) -> Iterator[str]:
@@ -93,6 +82,32 @@ def _check_python(python: str | None) -> None:
         raise ConfigError(
             f"`rollout.python` ({python}) cannot run a replica: {told[-1]}\n"
             "  It needs msgspec and what the engine imports; Millrace itself comes with the run"
+        )
+
+
+def _check_processes(config: Config, cores: int) -> None:
+    """Raises: ConfigError: so many processes that none would be ready in time."""
+    replicas, workers = config.rollout.replicas, config.reward.workers
+    if replicas + workers > PROCESSES_PER_CORE * cores:
+        raise ConfigError(
+            f"`rollout.replicas` ({replicas}) and `reward.workers` ({workers}) are processes, and this host "
+            f"has {cores} cores.\n  Lower them to at most {PROCESSES_PER_CORE * cores} together"
+        )
+
+
+def _size_warnings(config: Config, placed: Placement) -> Iterator[str]:
+    """More replicas than cores, or steps so large that they hardly end."""
+    replicas, cores, each = config.rollout.replicas, placed.host.cores, config.trajectories_per_step
+    slots = replicas * config.rollout.slots
+    if each > ROUNDS_MAX * slots:
+        yield (
+            f"a step takes {each:,} trajectories (`batch.prompts` x `batch.group_size`), and {slots:,} are "
+            f"generated at a time: each step waits for {each // slots:,} of them one after the other"
+        )
+    if placed.device == "cpu" and replicas > cores:
+        yield (
+            f"{replicas} replicas share {cores} cores with the trainer: more than {cores} generate no "
+            "faster, lower `rollout.replicas`"
         )
 
 

@@ -46,7 +46,7 @@ def scores(config: Config, requests: Sequence[ScoreRequest]) -> list[Timed]:
 async def _prompts(config: Config, count: int) -> list[Prompt]:
     runtime = LocalRuntime()
     try:
-        worker = await _spawn(runtime, config)
+        worker = await start_worker(runtime, config)
         found: dict[str, Prompt] = {}  # by row; a row that comes again begins the second epoch
         unusable: dict[str, BadPrompt] = {}
         start = 0
@@ -68,18 +68,18 @@ async def _scores(config: Config, requests: Sequence[ScoreRequest]) -> list[Time
     results: list[Timed] = []
     try:
         while len(results) < len(requests):
-            worker = await _spawn(runtime, config)
-            await _drain(worker, config.reward.timeout_s, requests[len(results) :], results)
+            worker = await start_worker(runtime, config)
+            await drain(worker, config.reward.timeout_s, requests[len(results) :], results)
             worker.kill()
     finally:
         await runtime.close()
     return results
 
 
-async def _drain(
+async def drain(
     worker: Handle, timeout_s: float, requests: Sequence[ScoreRequest], results: list[Timed]
-) -> None:
-    """Append scores until all are there, or until one costs the worker."""
+) -> bool:
+    """Append scores until all are there, or until one costs the worker. True: it did."""
     stream = worker.stream("score", list(requests))
     for _ in requests:
         started = time.perf_counter()
@@ -96,10 +96,11 @@ async def _drain(
             lost = False
         results.append(Timed(score, time.perf_counter() - started))
         if lost:
-            return
+            return True
+    return False
 
 
-async def _spawn(runtime: Runtime, config: Config) -> Handle:
+async def start_worker(runtime: Runtime, config: Config, target: str = TARGET) -> Handle:
     return await runtime.spawn(
-        "environment", TARGET, {"config": dump(config)}, timeout_s=config.supervision.spawn_timeout_s
+        "environment", target, {"config": dump(config)}, timeout_s=config.supervision.spawn_timeout_s
     )

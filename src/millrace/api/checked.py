@@ -1,0 +1,24 @@
+"""Is this run ready to start? Asked before there is a run directory."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from millrace.api.asked import ask
+from millrace.api.configure import Prepared
+from millrace.api.say import warn
+from millrace.session.preflight import preflight
+from millrace.session.run_directory import RunDirectory
+
+
+def check(prepared: Prepared, run_path: Path) -> None:
+    """Warn of what is doubtful. Raises: ConfigError, DataError, RewardError: the run could not begin."""
+    for warning in preflight(prepared.config, run_path):
+        warn(warning)
+    with tempfile.TemporaryDirectory(prefix="millrace-") as name:
+        place = RunDirectory(Path(name).resolve())
+        prepared.place(place.path)
+        place.write_config(prepared.config)
+        for warning in ask("check", {"run": str(place.path)}):
+            warn(warning)

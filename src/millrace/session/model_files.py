@@ -1,0 +1,78 @@
+"""What a model directory says of itself, read without torch: its files, its family, its positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from millrace.config.schema import Config
+from millrace.core.errors import ConfigError, DataError, boundary
+from millrace.core.supported import refuse_unsupported
+from millrace.environments import tokenizer
+from millrace.placement.needs import read_model_config
+
+WINDOW, FIRST_WINDOWED = 4096, 28
+"""Of Qwen2, where its file says that it has windows, and neither how long nor from which layer on."""
+
+
+def model_problems(directory: Path) -> Iterator[str]:
+    if not directory.is_dir():
+        yield (
+            f"`model.path` ({directory}) is not a directory.\n  Name a Hugging Face model directory. "
+            "Nothing is downloaded by itself: `hf download OWNER/MODEL --local-dir DIRECTORY` makes one"
+        )
+        return
+    if not (directory / "config.json").is_file():
+        yield f"`model.path` ({directory}) has no config.json"
+    if not any(directory.glob("*.safetensors")):
+        yield f"`model.path` ({directory}) has no *.safetensors weights"
+    if not any((directory / name).is_file() for name in tokenizer.FILES):
+        yield f"`model.path` ({directory}) has no tokenizer ({' or '.join(tokenizer.FILES)})"
+
+
+def check_model(config: Config) -> None:
+    """Raises: DataError: it is not computed right. ConfigError: sequences are longer than its positions."""
+    model = read_model_config(Path(config.model.path))
+    with boundary(f"`model.path` ({config.model.path})", "its config.json is of no model", DataError):
+        refuse_unsupported(_filled_in(model))
+        longest = positions(model)
+    asked = config.rollout.max_sequence_tokens
+    if longest is not None and asked > longest:
+        raise ConfigError(
+            f"`rollout.max_sequence_tokens` ({asked}) is more than the {longest} positions that the model "
+            f"knows (`max_position_embeddings` in {Path(config.model.path) / 'config.json'}).\n"
+            f"  Set it to at most {longest}, and `sampling.max_tokens` ({config.sampling.max_tokens}) lower"
+        )
+
+
+def positions(model: dict[str, Any]) -> int | None:
+    """The longest sequence that a model is made for, with scaled rotary embeddings; None: it says nothing."""
+    longest, rope = model.get("max_position_embeddings"), _rope(model)
+    if not isinstance(longest, int):
+        return None
+    factor, original = rope.get("factor"), rope.get("original_max_position_embeddings", longest)
+    if isinstance(factor, int | float) and isinstance(original, int):
+        return max(longest, int(factor * original))
+    return longest
+
+
+def _filled_in(model: dict[str, Any]) -> SimpleNamespace:
+    """As transformers fills in what `config.json` leaves out, as far as `refuse_unsupported` asks for it."""
+    rope = _rope(model)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    has_windows = model.get("use_sliding_window") and model.get("sliding_window", WINDOW) is not None
+    first = model.get("max_window_layers", FIRST_WINDOWED)
+    sliding = ["sliding_attention"] if has_windows and model["num_hidden_layers"] > first else []
+    return SimpleNamespace(
+        model_type=model.get("model_type"),
+        rope_parameters={**rope, "rope_type": kind},
+        layer_types=model.get("layer_types") or sliding,
+        hidden_act=model.get("hidden_act", "silu"),
+    )
+
+
+def _rope(model: dict[str, Any]) -> dict[str, Any]:
+    """Under its new name, or its old one."""
+    return dict(model.get("rope_parameters") or model.get("rope_scaling") or {})

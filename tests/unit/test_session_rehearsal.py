@@ -1,0 +1,126 @@
+"""The task and reward of a run, tried in a process of their own before the run begins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from millrace.cli import app
+from millrace.config.schema import Config
+from millrace.core.errors import DataError, MillraceError, RewardError
+from millrace.core.types import Scored
+from millrace.environments.tokenizer import make_character_tokenizer
+from millrace.session.rehearsal import rehearse, warnings
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    make_character_tokenizer(directory, "abcdefghijklmnopqrstuvwxyz >?")
+    return directory
+
+
+def config_for(model: Path, directory: Path, rows: list[object], reward: str, **sections: object) -> Config:
+    (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (directory / "own.py").write_text(reward)
+    return Config.model_validate(
+        {
+            "model": {"path": str(model)},
+            "task": {"kind": "file", "path": str(directory / "rows.jsonl"), **sections.pop("task", {})},
+            "reward": {"kind": "function", "path": f"{directory / 'own.py'}:reward", "timeout_s": 0.5},
+            **sections,
+        }
+    )
+
+
+ROWS: list[object] = [{"prompt": f"{word}>", "answer": word[::-1]} for word in ("stone", "river", "maple")]
+EQUAL = "def reward(completion, answer):\n    return {'reward': completion == answer, 'length': 3}\n"
+
+
+def test_one_prompt_is_made_and_the_reward_called_on_a_right_answer(model: Path, tmp_path: Path) -> None:
+    config = config_for(model, tmp_path, ROWS, EQUAL)
+    rehearsed = rehearse(config)
+    assert rehearsed.seen.prompt.text in {"stone>", "river>", "maple>"}
+    [(attempt, timed)] = rehearsed.tried
+    assert attempt.kind == "the reference answer"
+    assert timed.score == Scored(1.0, {"length": 3.0})
+    [told] = warnings(config, rehearsed)
+    assert "`batch.prompts` (8) prompts, and the task has 3 rows: each row comes 2.67 times" in told
+
+
+def test_rows_that_cannot_be_used_are_told_before_the_run(model: Path, tmp_path: Path) -> None:
+    config = config_for(model, tmp_path, [*ROWS, {"prompt": ""}], EQUAL, batch={"prompts": 2})
+    [told] = warnings(config, rehearse(config))
+    assert told.startswith("1 of the first 4 rows cannot be used")
+
+
+@pytest.mark.parametrize(
+    ("reward", "error", "says"),
+    [
+        ("def other(): pass", RewardError, "has no `reward`; it has other"),
+        ("import no_such_module", RewardError, "no_such_module"),
+        ("def reward(completion, level): pass", RewardError, "needs `level`"),
+        ("def reward(completion):\n    return missing", RewardError, "NameError.*missing"),
+        ("def reward(completion):\n    return 'good'", RewardError, "'good'"),
+        ("def reward(completion):\n    while True: pass", RewardError, "did not answer within 0.5 s"),
+        ("import os\ndef reward(completion):\n    os._exit(3)", RewardError, "ended its process"),
+    ],
+)
+def test_a_reward_that_cannot_work_is_found_before_the_run(
+    model: Path, tmp_path: Path, reward: str, error: type[MillraceError], says: str
+) -> None:
+    with pytest.raises(error, match=f"(?s){says}"):
+        rehearse(config_for(model, tmp_path, ROWS, reward))
+
+
+def test_a_reward_that_fails_on_some_texts_is_warned_of(model: Path, tmp_path: Path) -> None:
+    picky = "def reward(completion, answer):\n    assert completion != answer\n    return 0\n"
+    config = config_for(model, tmp_path, ROWS, picky, batch={"prompts": 2})
+    [told] = warnings(config, rehearse(config))
+    assert "the reward fails on the reference answer" in told
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        ({"task": {"prompt": "question"}}, "has no `question`"),
+        ({"task": {"template": "{level}"}}, "KeyError: 'level'"),
+        ({"task": {"template": "{prompt!x}"}}, "cannot be filled"),
+        (
+            {"rollout": {"max_sequence_tokens": 18}, "sampling": {"max_tokens": 16}},
+            "has 6 tokens, there is room for 2",
+        ),
+    ],
+)
+def test_a_task_without_a_usable_prompt_is_found_before_the_run(
+    model: Path, tmp_path: Path, sections: dict[str, object], says: str
+) -> None:
+    with pytest.raises(DataError, match=says):
+        rehearse(config_for(model, tmp_path, ROWS, EQUAL, **sections))
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_train_finds_it_without_a_run_directory(
+    start: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["train", str(start), "--set", "task.template={question", *more]
+    assert app.run(arguments) == 1
+    assert "cannot be filled" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_shows_the_first_prompt_and_what_the_reward_says(
+    start: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run(["train", str(start), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "First prompt" in said
+    assert "spell_backward/1:" in said
+    assert "the reference answer  1, in" in said
