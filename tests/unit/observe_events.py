@@ -94,3 +94,22 @@ def pulled(at_s: float, replica: str) -> Event:
 
 def run_ended(at_s: float, ok: bool = True) -> Event:
     return event("run_ended", at_s, ok=ok, reason="done", took_s=at_s, accounting=BALANCE)
+
+
+def sample(at_s: float, version: int, **changes: Any) -> Event:
+    fields: dict[str, Any] = {
+        "version": version,
+        "place": "best",
+        "trajectory_id": 7,
+        "row_id": "row-7",
+        "state": "trained",
+        "reason": "",
+        "reward": 1.0,
+        "finish": "stop",
+        "num_tokens": 2,
+        "trained_version": version,
+        "versions": [version - 1],
+        "prompt": "1+1=",
+        "completion": "2",
+    }
+    return event("sample", at_s, **(fields | changes))

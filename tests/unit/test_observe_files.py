@@ -9,16 +9,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from observe_events import event, report, run_started, step
+from observe_events import event, report, run_started, sample, step
 
 from millrace.config.schema import Observe
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.events import Events
 from millrace.core.types import Finish
 from millrace.observe.jsonl import EventLog, MetricsLog, read_events
+from millrace.observe.mlflow import MlflowSink
 from millrace.observe.scalars import step_scalars
 from millrace.observe.sinks import open_sinks
 from millrace.observe.summary import Summary
+from millrace.observe.tensorboard import TensorBoardSink
+from millrace.observe.wandb import WandbSink
 
 
 def test_events_come_back_from_their_file(tmp_path: Path) -> None:
@@ -110,6 +113,53 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
     (tensor_tag,) = [t for t in read.Tags()["tensors"] if t == "reward/mean"]
     assert [point.step for point in read.Tensors(tensor_tag)] == [1, 2]
     assert [point.wall_time for point in read.Tensors(tensor_tag)] == [50.0, 50.0]
+
+
+def test_tensorboard_shows_samples_as_texts(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoardSink(tmp_path)
+    sink(sample(1.0, 3, prompt="1+1=", completion="<b>2\n```"))
+    sink.close()
+    read = EventAccumulator(str(tmp_path))
+    read.Reload()
+    (point,) = read.Tensors("samples/best")
+    (text,) = point.tensor_proto.string_val
+    assert point.step == 3
+    assert b"trajectory 7, reward 1, trained in step 3" in text and b"\n    <b>2\n    ```" in text
+
+
+class Service:
+    """Stands in for wandb and mlflow: every call is kept."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+
+    def __getattr__(self, name: str):
+        def call(*values, **named):
+            self.calls.append((name, *values, named))
+            return self
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("service", "open_sink", "called"),
+    [
+        ("wandb", WandbSink, "log"),
+        ("mlflow", MlflowSink, "log_text"),
+    ],
+)
+def test_a_service_gets_samples_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: str, open_sink, called: str
+) -> None:
+    stand_in = Service()
+    monkeypatch.setitem(sys.modules, service, stand_in)
+    sink = open_sink("project", tmp_path, {})
+    sink(sample(1.0, 3, prompt="1+1=", completion="2"))
+    told = [call for call in stand_in.calls if call[0] == called]
+    assert len(told) == 1 and "best" in str(told)
+    assert "1+1=" in str(stand_in.calls)
 
 
 def test_every_run_has_events_and_metrics(tmp_path: Path) -> None:

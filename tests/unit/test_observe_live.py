@@ -18,7 +18,8 @@ from observe_events import (
 from rich.console import Console
 
 from millrace.core.events import Event
-from millrace.observe.live import LiveView, plain_line, render, sparkline
+from millrace.observe.live import LiveView, plain_line, sample_line
+from millrace.observe.panel import render, sparkline
 from millrace.observe.status import Status
 
 
@@ -180,3 +181,66 @@ def test_a_sparkline_spans_its_own_range() -> None:
     assert sparkline([2.0, 2.0]) == "▁▁"
     assert sparkline([]) == ""
     assert len(sparkline([float(i) for i in range(500)], width=10)) == 10
+
+
+SAMPLE = event(
+    "sample",
+    6.5,
+    version=2,
+    place="best",
+    reward=1.0,
+    prompt="What is\n12 + 7?",
+    completion="<think>" + "so " * 60 + "</think> 19",
+)
+WATCHED = (
+    step(6.0, 2, metrics={"loss": 0.25, "entropy": 1.5, "groups_without_signal": 0.25}),
+    event("scored", 6.1, trajectory_id=1, value=None, outcome="failed", reason="timed out"),
+    event("scored", 6.1, trajectory_id=2, value=1.0, outcome="scored", reason=""),
+    event("memory", 6.2, resident_bytes={"trainer": 3 << 30, "relay": 1 << 30}, available_bytes=5 << 30),
+    SAMPLE,
+)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_panel_shows_learning_failures_memory_and_a_sample(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(render(status_of(*RUN, *WATCHED), width))
+    text = console.file.getvalue()
+    for fact in (
+        "loss 0.25, entropy 1.5, no signal 25%",
+        "failed rewards 1 (50.0%)",
+        "memory trainer 3.0 GiB, 5.0 GiB free",
+        "sample of step 2, reward 1: What is 12 + 7?",
+        "</think> 19",
+    ):
+        assert fact in text
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width - len("^C")
+
+
+def test_a_plain_line_has_the_same_and_only_ascii() -> None:
+    status = status_of(*RUN, *WATCHED)
+    assert "| loss 0.25, entropy 1.5, no signal 25% |" in plain_line(status)
+    assert "| failed rewards 1 (50.0%) | memory trainer 3.0 GiB, 5.0 GiB free |" in plain_line(status)
+    assert sample_line(status).startswith("sample of step 2, reward 1: What is 12 + 7? => <think>so")
+    assert (plain_line(status) + sample_line(status)).isascii()
+
+
+def test_of_a_step_the_best_sample_is_shown() -> None:
+    worst = event("sample", 6.6, **(SAMPLE.fields | {"place": "worst", "prompt": "other"}))
+    assert "What is 12" in sample_line(status_of(*RUN, SAMPLE, worst))
+
+
+def test_off_a_terminal_a_sample_is_printed_once_a_minute() -> None:
+    output = io.StringIO()
+    with LiveView(Console(file=output)) as view:
+        for seconds in range(0, 130, 10):
+            view(event("sample", float(seconds), **(SAMPLE.fields | {"version": seconds})))
+    assert output.getvalue().count("sample of step") == 3
+
+
+def test_a_finding_and_a_warning_are_shown() -> None:
+    finding = event("finding", 7.0, fault="no-signal", evidence=["all equal"], advice=["change it"])
+    assert "doctor: no-signal: all equal" in plain_line(status_of(*RUN, finding))
+    warned = event("warned", 7.0, source="notify", reason="no answer")
+    assert "notify: no answer" in text_of(status_of(*RUN, warned))

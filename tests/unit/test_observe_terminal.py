@@ -12,7 +12,7 @@ from rich.text import Text
 
 from millrace.cli import app
 from millrace.core.errors import RewardError
-from millrace.observe.live import render
+from millrace.observe.panel import render
 from millrace.observe.status import Status
 from millrace.observe.terminal import Terminal, harmless
 
@@ -64,3 +64,10 @@ def _table(text: str) -> Table:
     table.add_column("what")
     table.add_row(text)
     return table
+
+
+def test_a_terminal_without_utf_8_gets_a_question_mark_for_what_it_lacks() -> None:
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    Terminal(file=output, width=60).print(Text("caf\u00e9 \u2581 \x1b[2J"), _table("\u2190"))
+    output.seek(0)
+    assert "caf? ? ?[2J" in output.read()

@@ -360,6 +360,10 @@ class Observe(Section):
     """W&B project; needs the `wandb` extra."""
     mlflow: str | None = None
     """MLflow experiment; needs the `mlflow` extra."""
+    samples_every: Count | None = 10
+    """Steps between samples as text: the best, the middle and the worst answer to one prompt of the batch.
+    They go to the live view, to `events.jsonl`, and to TensorBoard, W&B and MLflow where these are on. None:
+    no samples."""
 
 
 class Config(Section):

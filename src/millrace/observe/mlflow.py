@@ -1,4 +1,4 @@
-"""Step metrics for MLflow (the `mlflow` extra)."""
+"""Step metrics and samples for MLflow (the `mlflow` extra)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from millrace.core.errors import ConfigError
 from millrace.core.events import Event
+from millrace.observe.samples import as_markdown
 from millrace.observe.scalars import step_scalars
 
 
@@ -35,6 +36,10 @@ class MlflowSink:
         if event.kind == "step" and not event.fields.get("replayed"):
             scalars = {name: float(value) for name, value in step_scalars(event.fields).items()}
             self._mlflow.log_metrics(scalars, step=event.fields["version"])
+
+        elif event.kind == "sample":
+            name = f"samples/{event.fields['version']:08d}-{event.fields['place']}.md"
+            self._mlflow.log_text(as_markdown(event.fields), name)
 
     def close(self) -> None:
         self._mlflow.end_run()

@@ -23,7 +23,7 @@ def clipped(text: str, characters: int = SHOWN_CHARACTERS) -> str:
 
 
 def outcome_line(sample: Mapping[str, Any]) -> str:
-    """A record of `session.views.samples_view` in one line, without its texts."""
+    """A `sample` event, or a record of `session.views.samples_view`, in one line without its texts."""
     reward, reason, step = sample["reward"], sample["reason"], sample["trained_version"]
     parts = [f"trajectory {sample['trajectory_id']}"]
     parts.append("no reward" if reward is None else f"reward {reward:.4g}")
@@ -48,6 +48,12 @@ def render_sample(sample: Mapping[str, Any]) -> Group:
         Text(f"\n{outcome_line(sample)}", style="bold"),
         *(_panel(title, text) for title, text in (("prompt", sample["prompt"]), ("completion", completion))),
     )
+
+
+def as_markdown(sample: Mapping[str, Any]) -> str:
+    """For services that show Markdown. The texts are code blocks: nothing in them is taken for markup."""
+    texts = ((name, sample[name].replace("\n", "\n    ")) for name in ("prompt", "completion"))
+    return "\n\n".join([outcome_line(sample), *(f"{name}:\n\n    {text}" for name, text in texts)])
 
 
 def _panel(title: str, text: str) -> Panel:

@@ -25,6 +25,11 @@ class Status:
         self.staleness_max = 0
         self.fairness: float | None = None  # of the last batches
         self.in_flight = 0
+        self.metrics: dict[str, float] = {}  # of the last step, as the trainer named them
+        self.num_scores = self.num_failed = 0  # rewards since the start or resume, and those that failed
+        self.resident_bytes: dict[str, int] = {}  # by process
+        self.available_bytes: int | None = None  # of the host
+        self.sample: dict[str, Any] | None = None
         self.restarts = 0
         self.last_trouble = ""
         self.ended: str | None = None
@@ -44,6 +49,7 @@ class Status:
         self._seen[event.kind] += 1
         self.replicas(event)
         fields = event.fields
+        self._watch(event.kind, fields)
         match event.kind:
             case "run_started":
                 self.schedule, self.steps_total = fields["schedule"], fields["steps"]
@@ -55,6 +61,21 @@ class Status:
                 self._step(event, fields)
             case "report":
                 _remember(self._generated, event.wall_s, self.replicas.generated_tokens)
+            case "computes":
+                self.computes[fields["name"]] = fields["computes"]
+            case "stalled" | "step_rejected" | "replay_differs" | "warned" | "finding":
+                self.last_trouble = _trouble(event.kind, fields)
+            case "run_ended":
+                self.ended = fields["reason"] if fields["ok"] else "by an error"
+
+    def _watch(self, kind: str, fields: dict[str, Any]) -> None:
+        match kind:
+            case "scored":
+                self.num_scores += 1
+                self.num_failed += fields["outcome"] == "failed"
+            case "memory":
+                self.resident_bytes = fields["resident_bytes"]
+                self.available_bytes = fields["available_bytes"]
             case "worker_started":
                 self.ready[fields["name"]] = None
             case "worker_died":
@@ -63,20 +84,27 @@ class Status:
                 cause = fields["cause"].partition("\n")[0]
                 named = cause.startswith(fields["name"])
                 self.last_trouble = cause if named else f"{fields['name']} died: {cause}"
-            case "computes":
-                self.computes[fields["name"]] = fields["computes"]
+            case "scored":
+                self.num_scores += 1
+                self.num_failed += fields["outcome"] == "failed"
+            case "memory":
+                self.resident_bytes, self.available_bytes = (
+                    fields["resident_bytes"],
+                    fields["available_bytes"],
+                )
+            case "sample" if self.sample is None or self.sample["version"] != fields["version"]:
+                self.sample = fields  # the best of its group comes first
             case "worker_recovered":
                 self.last_trouble = f"{fields['name']} is back after {fields['recovery_s']:.2f} s"
-            case "stalled" | "step_rejected" | "replay_differs":
-                self.last_trouble = _trouble(event.kind, fields)
-            case "run_ended":
-                self.ended = fields["reason"] if fields["ok"] else "by an error"
+            case "sample" if self.sample is None or self.sample["version"] != fields["version"]:
+                self.sample = fields  # the best of its group comes first
 
     def _step(self, event: Event, fields: dict[str, Any]) -> None:
         self.version = fields["version"]
         self.staleness_mean, self.staleness_max = fields["staleness_mean"], fields["staleness_max"]
         self.fairness = (fields.get("window") or {}).get("fairness")
         self.in_flight = fields["accounting"]["in_flight"]
+        self.metrics = fields["metrics"]
         if self.last_trouble.startswith(_STALLED):
             self.last_trouble = ""
         if not fields["replayed"]:
@@ -135,6 +163,10 @@ def _rate(samples: deque[tuple[float, int]]) -> float | None:
 def _trouble(kind: str, fields: dict[str, Any]) -> str:
     if kind == "stalled":
         return f"{_STALLED}: {'; '.join(fields['waits'])}"
+    if kind == "finding":
+        return f"doctor: {fields['fault']}: {fields['evidence'][0]}"
+    if kind == "warned":
+        return f"{fields['source']}: {fields['reason']}"
     if kind == "step_rejected":
         return f"batch rejected at {fields['reason'].partition(';')[0]}"
     return f"version {fields['version']} is not bit for bit what it was: {fields['reason']}"

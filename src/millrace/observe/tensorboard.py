@@ -1,28 +1,40 @@
-"""Step metrics for TensorBoard, through its own writer: neither torch nor TensorFlow is imported."""
+"""Step metrics and samples for TensorBoard, by its own writer: it needs neither torch nor TensorFlow."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from tensorboard.summary import Writer
+from tensorboard.compat.proto.event_pb2 import Event as Record
+from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+from tensorboard.plugins.text.summary_v2 import text_pb
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from millrace.core.events import Event
+from millrace.observe.samples import as_markdown
 from millrace.observe.scalars import step_scalars
 
 
 class TensorBoardSink:
-    """One scalar per name of `step_scalars`, at the version the step made. Replays are left out:
-    their curves are there already."""
+    """One scalar per name of `step_scalars`, at the version the step made, and samples as texts. Replays are
+    left out: their curves are there already."""
 
     def __init__(self, directory: Path) -> None:
-        self._writer = Writer(str(directory))
+        self._file = EventFileWriter(str(directory))
 
     def __call__(self, event: Event) -> None:
-        if event.kind != "step" or event.fields.get("replayed"):
+        if event.kind == "sample":
+            tag = f"samples/{event.fields['place']}"
+            self._add(event, text_pb(tag, as_markdown(event.fields)))
+        elif event.kind == "step" and not event.fields.get("replayed"):
+            for name, value in step_scalars(event.fields).items():
+                self._add(event, scalar_pb(name, float(value)))
+        else:
             return
-        for name, value in step_scalars(event.fields).items():
-            self._writer.add_scalar(name, float(value), event.fields["version"], wall_time=event.wall_s)
-        self._writer.flush()
+        self._file.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()
+
+    def _add(self, event: Event, summary: Any) -> None:
+        self._file.add_event(Record(wall_time=event.wall_s, step=event.fields["version"], summary=summary))

@@ -37,4 +37,10 @@ class Terminal(Console):
             if segment.control:  # rich's own
                 yield segment
             else:
-                yield Segment(harmless(segment.text), segment.style)
+                yield Segment(self._writable(harmless(segment.text)), segment.style)
+
+    def _writable(self, text: str) -> str:
+        """With a question mark for each character that the terminal's encoding lacks."""
+        if self.encoding.startswith("utf"):
+            return text
+        return text.encode(self.encoding, "replace").decode(self.encoding)

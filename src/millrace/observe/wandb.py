@@ -1,4 +1,4 @@
-"""Step metrics for Weights & Biases (the `wandb` extra)."""
+"""Step metrics and samples for Weights & Biases (the `wandb` extra)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 from millrace.core.errors import ConfigError
 from millrace.core.events import Event
 from millrace.observe.scalars import step_scalars
+
+_COLUMNS = ["trajectory_id", "row_id", "prompt", "completion", "reward", "num_tokens", "finish"]
 
 
 class WandbSink:
@@ -26,7 +28,7 @@ class WandbSink:
                 f"`observe.wandb` ({project}) needs the wandb package, which is not installed\n"
                 "  Run `pip install 'millrace[wandb]'`, or leave the key out."
             ) from error
-        name = directory.resolve().name
+        self._wandb, name = wandb, directory.resolve().name
         self._run = wandb.init(
             project=project, name=name, id=name, resume="allow", dir=str(directory), config=dict(config)
         )
@@ -34,6 +36,11 @@ class WandbSink:
     def __call__(self, event: Event) -> None:
         if event.kind == "step" and not event.fields.get("replayed"):
             self._run.log(step_scalars(event.fields), step=event.fields["version"])
+
+        elif event.kind == "sample":
+            row = [event.fields[name] for name in _COLUMNS]
+            table = self._wandb.Table(columns=_COLUMNS, data=[row])
+            self._run.log({f"samples/{event.fields['place']}": table}, step=event.fields["version"])
 
     def close(self) -> None:
         self._run.finish()

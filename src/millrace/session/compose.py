@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
@@ -30,7 +30,9 @@ from millrace.runtime.local import LocalRuntime
 from millrace.runtime.stacks import dump_stacks
 from millrace.schedule.presets import build
 from millrace.session.content import content_digests, refuse_other_content
+from millrace.session.memory import MemoryTeller
 from millrace.session.run_directory import RunDirectory
+from millrace.session.sampler import Sampler, open_decoder
 
 PRELOAD = (
     "millrace.rollout.replica",
@@ -74,6 +76,7 @@ async def train(
         stack.enter_context(open_sinks(events, config.observe, run.path, dump(config)))
         stack.push(lambda _, error, __: _write_summary(run, summary, error))
         every: list[Sink] = [summary, stack.enter_context(LiveView(console)), *sinks]
+        every += [MemoryTeller(events), *_samplers(config, ledger, events)]  # they tell after all others
         for sink in every:
             events.subscribe(sink)
         if from_version is not None:
@@ -94,6 +97,12 @@ async def train(
             stopper = group.create_task(_stop_when(stop, controller), name="stop")
             await controller.run()
             stopper.cancel()
+
+
+def _samplers(config: Config, ledger: SqliteLedger, events: Events) -> Iterator[Sampler]:
+    every = config.observe.samples_every
+    if every is not None and (decode := open_decoder(config.model.path)) is not None:
+        yield Sampler(events, ledger, decode, every)
 
 
 def _go_back(run: RunDirectory, ledger: SqliteLedger, events: Events, version: int) -> None:

@@ -1,0 +1,53 @@
+"""How much memory each process of the run holds, and what the host has left: `memory` events."""
+
+from __future__ import annotations
+
+import os
+import resource
+from contextlib import suppress
+from pathlib import Path
+
+from millrace.core.events import Event, Events
+
+EVERY_S = 10.0
+
+
+class MemoryTeller:
+    """A sink. With a report or a step, at most every `EVERY_S`, it reads one small file of the kernel for
+    each worker that is up. Shared pages, like those of torch, count for each process that maps them."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._pids = {"controller": os.getpid()}
+        self._told_s = float("-inf")
+
+    def __call__(self, event: Event) -> None:
+        match event.kind:
+            case "worker_started" if event.fields["pid"] is not None:
+                self._pids[event.fields["name"]] = event.fields["pid"]
+            case "worker_died":
+                self._pids.pop(event.fields["name"], None)
+            case "report" | "step" if event.time_s >= self._told_s + EVERY_S:
+                self._told_s = event.time_s
+                self._tell()
+
+    def _tell(self) -> None:
+        held = {}
+        for name, pid in self._pids.items():
+            with suppress(OSError):  # it has just ended
+                held[name] = resident_bytes(pid)
+        self._events.emit("memory", resident_bytes=held, available_bytes=available_bytes())
+
+
+def resident_bytes(pid: int) -> int:
+    """Raises: OSError: there is no such process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def available_bytes() -> int | None:
+    """What the host could still give; None: the kernel does not say."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None

@@ -1,0 +1,96 @@
+"""Some trajectories as text while the run goes on: `sample` events, for whoever shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from millrace.core.events import Event, Events
+from millrace.core.types import Group, StepRecord, Trajectory
+from millrace.observe.samples import clipped
+
+Decode = Callable[[Sequence[int]], str]
+
+
+class Record(Protocol):
+    """What the sampler asks of the ledger."""
+
+    def steps_after(self, version: int) -> list[StepRecord]: ...
+
+    def group(self, group_id: int) -> Group: ...
+
+
+class Sampler:
+    """A sink. After the first step of a session, and after every `every`-th, it emits the best, the middle
+    and the worst trajectory of one group of the batch. It reads that group from the ledger: milliseconds.
+
+    What fails here ends the samples with a warning, and not the run.
+    """
+
+    def __init__(self, events: Events, record: Record, decode: Decode, every: int) -> None:
+        self._events, self._record, self._decode = events, record, decode
+        self._every: int | None = every
+        self._has_told = False
+
+    def __call__(self, event: Event) -> None:
+        if event.kind != "step" or event.fields["replayed"] or self._every is None:
+            return
+        version: int = event.fields["version"]
+        if version % self._every and self._has_told:
+            return
+        self._has_told = True
+        try:
+            self._tell(version)
+        except Exception as error:
+            self._every = None
+            reason = f"no samples from here on: {type(error).__name__}: {error}"
+            self._events.emit("warned", source="samples", reason=reason)
+
+    def _tell(self, version: int) -> None:
+        step = next(step for step in self._record.steps_after(version - 1) if step.version == version)
+        group = self._record.group(step.group_ids[version % len(step.group_ids)])
+        trained = [member for member in group.members if member.trajectory_id in set(step.trajectory_ids)]
+        for place, trajectory in spread(trained).items():
+            columns, text = trajectory.columns, self._decode(trajectory.columns.tokens.tolist())
+            self._events.emit(
+                "sample",
+                version=version,
+                place=place,
+                trajectory_id=trajectory.trajectory_id,
+                row_id=group.row_id,
+                state=trajectory.state.value,
+                reason=trajectory.reason,
+                reward=trajectory.reward,
+                finish=trajectory.finish.value if trajectory.finish else None,
+                num_tokens=len(columns),
+                trained_version=version,
+                versions=sorted({sampled for sampled, _ in columns.runs}),
+                prompt=clipped(group.text),
+                completion=clipped(text),
+            )
+
+
+def spread(trajectories: Sequence[Trajectory]) -> dict[str, Trajectory]:
+    """The best, the middle and the worst by reward, without repeats; one where all rewards are equal."""
+    ranked = sorted(trajectories, key=lambda t: (-(t.reward or 0.0), t.trajectory_id))
+    if not ranked:
+        return {}
+    places = {"best": ranked[0]}
+    if ranked[0].reward != ranked[-1].reward:
+        if len(ranked) > 2:
+            places["middle"] = ranked[len(ranked) // 2]
+        places["worst"] = ranked[-1]
+    return places
+
+
+def open_decoder(model_path: str) -> Decode | None:
+    """Token ids to the text that a reward sees. None: the model has no tokenizer.json. Other files would need
+    torch to be read."""
+    file = Path(model_path) / "tokenizer.json"
+    if not file.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True))
