@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
+from millrace.config.schema import Config
+from millrace.config.tree import leaves
 from millrace.core.fairness import Lengths, fairness
 from millrace.observe.doctor.batches import needless_staleness, unfair_batches
 from millrace.observe.doctor.evidence import BatchTold, Evidence, Step, SwapSeen
 from millrace.observe.doctor.finding import few
 from millrace.observe.doctor.rules import diagnose
+
+SPREAD = 3.0
 
 
 def evidence(gaps=(1e-6,) * 8, *, dtype="float32", **metrics):
@@ -97,36 +102,86 @@ def test_two_independent_faults_are_both_told():
 
 
 def of_batches(means, *, schedule="", ready=0, staleness=0.0, wait_s=1.0, replayed=False):
-    """One step per mean length, each of 8 groups with a standard deviation of 1; a step takes 1 s."""
+    """One step per mean length, each of 8 groups with a standard deviation of 3; a step takes 1 s."""
     seen = Evidence(schedule=schedule)
     for version, mean in enumerate(means, 1):
-        told = BatchTold(Lengths(8, mean, 1.0), staleness, ready, 1.0, wait_s, replayed)
+        told = BatchTold(Lengths(8, mean, SPREAD), staleness, ready, 1.0, wait_s, replayed)
         seen.by_version[version] = Step(version, 0.5, {}, {}, told)
     return seen
 
 
-def random_means(num, std):
+def random_means(num):
+    """Of 8 random groups each."""
     rng = random.Random(3)
-    return [10 + rng.gauss(0, std) for _ in range(num)]
+    return [10 + rng.gauss(0, SPREAD / 8**0.5) for _ in range(num)]
 
 
 def test_batches_that_alternate_for_long_are_unfair_and_the_schedule_s_own_key_is_named():
     for schedule, key in [("areal", "`schedule.eta`"), ("millrace", "`schedule.ahead`")]:
-        (finding,) = diagnose(of_batches([9, 11] * 24, schedule=schedule))
+        (finding,) = diagnose(of_batches([7, 13] * 24, schedule=schedule))
         assert finding.fault == "unfair-batches" and key in finding.advice[1]
         assert "over the last 32 batches fairness is 4." in finding.evidence[0]
 
 
 def test_fair_batches_and_too_few_unfair_ones_are_no_fault():
-    assert faults(of_batches(random_means(200, (1 / 8) ** 0.5))) == []
-    assert faults(of_batches([9, 11] * 15)) == []
+    assert faults(of_batches(random_means(200))) == []
+    assert faults(of_batches([7, 13] * 15)) == []
 
 
 def test_lengths_that_drift_over_a_run_are_not_unfair():
-    means = random_means(3200, (1 / 8) ** 0.5)
+    means = random_means(3200)
     drifting = [mean + 10 * i / 3200 for i, mean in enumerate(means)]
     assert unfair_batches(of_batches(drifting)) is None
-    assert fairness([Lengths(8, mean, 1.0) for mean in drifting]) > 3  # as one window
+    assert fairness([Lengths(8, mean, SPREAD) for mean in drifting]) > 3  # as one window
+
+
+def test_lengths_that_hardly_differ_cannot_be_chosen_unfairly():
+    """A run of the README's task: all answers have five letters, and the policy moves all lengths at once."""
+    means = [6.0, 6.0, 5.5, 5.8, 6.1, 6.8, 7.0, 7.6, 7.6, 7.6, 7.5, 7.3, 7.0, 6.6, 6.4, 6.0] * 2
+    seen = Evidence(schedule="millrace")
+    for version, mean in enumerate(means, 1):
+        told = BatchTold(Lengths(8, mean, 0.3), 1.5, 0, 1.0, 1.0, False)
+        seen.by_version[version] = Step(version, 0.5, {}, {}, told)
+    assert fairness([step.batch.lengths for step in seen.steps]) > 5
+    assert faults(seen) == []
+
+
+def test_a_few_old_tokens_with_a_large_gap_are_no_true_staleness():
+    seen = evidence()
+    for step in seen.by_version.values():
+        step.gap.update({1: (0.05, 0.5, 90), 4: (0.5, 1.0, 4)})
+    assert faults(seen) == []
+    for step in seen.by_version.values():
+        step.gap[4] = (0.5, 1.0, 40)
+    assert faults(seen) == ["true-staleness"]
+
+
+KEY = re.compile(r"`((?:[a-z_]+\.)+[a-z_]+)")
+
+
+@pytest.mark.parametrize("schedule", [kind for key, kind, _ in leaves(Config) if key == "schedule.kind"])
+@pytest.mark.parametrize("algorithm", [kind for key, kind, _ in leaves(Config) if key == "algorithm.kind"])
+def test_advice_names_only_keys_that_the_run_s_configuration_has(schedule, algorithm):
+    known = {key for key, kind, _ in leaves(Config) if kind in (None, schedule, algorithm, "gym")}
+    stale = evidence()
+    for step in stale.by_version.values():
+        step.gap[1] = (0.5, 1.0, 40)
+    worlds = [
+        of_batches([7, 13] * 32),
+        of_batches(random_means(64), ready=24, staleness=2.5, wait_s=0.01),
+        evidence((0.01,) * 4),
+        evidence(groups_without_signal=1.0),
+        evidence((0.3, 0.5, 0.4, 0.6)),
+        evidence(gap_one_version=1e-6, gap_after_swap=0.5),
+        stale,
+    ]
+    told = []
+    for seen in worlds:
+        seen.schedule, seen.algorithm, seen.corrects = schedule, algorithm, False
+        told += [(found.fault, advice) for found in diagnose(seen) for advice in found.advice]
+    assert len({fault for fault, _ in told}) == len(worlds)
+    named = {key for _, advice in told for key in KEY.findall(advice)}
+    assert named and named <= known
 
 
 def test_batches_that_are_all_alike_are_told():
@@ -135,7 +190,7 @@ def test_batches_that_are_all_alike_are_told():
 
 
 def test_batches_that_wait_for_a_busy_trainer_are_needlessly_old():
-    means = random_means(64, (1 / 8) ** 0.5)
+    means = random_means(64)
     seen = of_batches(means, schedule="llamarl", ready=24, staleness=2.5, wait_s=0.01)
     (finding,) = diagnose(seen)
     assert finding.fault == "needless-staleness" and "lower `schedule.lag` by one" in finding.advice[0]

@@ -19,7 +19,13 @@ def examine(run: RunDirectory) -> dict[str, Any]:
     config = run.read_config()
     if not run.events.is_file():
         raise DataError(f"{run.path} has no events.jsonl: the doctor reads the events that a run wrote")
-    evidence = Evidence(config.model.dtype)
+    algorithm = config.algorithm
+    evidence = Evidence(
+        config.model.dtype,
+        schedule=config.schedule.kind,
+        algorithm=algorithm.kind,
+        corrects=getattr(algorithm, "correction", None) is not None,
+    )
     retell(run.events, evidence, partial(diagnose, evidence))
     with LedgerReader(run.ledger) as reader:
         evidence.failures.clear()

@@ -5,10 +5,12 @@ Both are told from steps alone, and the advice names the key by which the schedu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import sqrt
 from statistics import fmean
 
-from millrace.core.fairness import BAND, BATCHES, fairness, windows
+from millrace.core.fairness import BAND, BATCHES, Lengths, fairness, windows
+from millrace.observe.doctor import keys
 from millrace.observe.doctor.evidence import BatchTold, Evidence
 from millrace.observe.doctor.finding import Finding
 
@@ -17,20 +19,17 @@ STEPS_MIN = 16  # fewer steps say nothing of waiting
 WAITS_MAX = 0.05  # of its time: the trainer is the slower side
 READY_MIN = 1.5  # batches that wait at the end of a step; the next one is wanted, more are early
 STALE_MIN = 1.0
-
-AHEAD = {
-    "llamarl": "schedule.lag",
-    "areal": "schedule.eta",
-    "rlax": "schedule.acceptance_staleness",
-    "millrace": "schedule.ahead",
-}
-"""The key that says how far generation runs ahead; `schedule.staleness_max` for the others."""
+SPREAD_MIN = 0.2  # of the mean: lengths that differ by less are alike, whatever goes with them
 
 
 def unfair_batches(evidence: Evidence) -> Finding | None:
-    """The mean over windows, so that lengths may drift from one window to the next."""
-    lengths = [batch.lengths for batch in _batches(evidence)]
-    found = [value for part in windows(lengths) if (value := fairness(part)) is not None]
+    """The mean over windows, so that lengths may drift from one window to the next.
+
+    Windows of nearly equal lengths are left out. There a policy that learns fast moves all lengths from one
+    step to the next by more than groups differ, and no choice of groups could help or harm.
+    """
+    parts = windows([batch.lengths for batch in _batches(evidence)])
+    found = [value for p in parts if _spread(p) >= SPREAD_MIN and (value := fairness(p)) is not None]
     if not found:
         return None
     mean, error = fmean(found), sqrt(2 / (BATCHES - 1) / len(found))
@@ -44,8 +43,9 @@ def unfair_batches(evidence: Evidence) -> Finding | None:
     )
     if mean < low:
         return Finding("unfair-batches", (told,), _TOO_EVEN)
-    advice = (_SWINGS, f"lower `{_ahead(evidence)}`: with fewer batches in flight, fewer can be overtaken")
-    return Finding("unfair-batches", (told,), advice)
+    key = keys.ahead(evidence)
+    lower = [f"lower `{key}`: with fewer batches in flight, fewer can be overtaken"] if key else []
+    return Finding("unfair-batches", (told,), (_SWINGS, *lower))
 
 
 def needless_staleness(evidence: Evidence) -> Finding | None:
@@ -64,8 +64,10 @@ def needless_staleness(evidence: Evidence) -> Finding | None:
         f"in the last {len(late)} steps the trainer waited {waits:.0%} of the time, {ready:.1f} batches were "
         f"ready at the end of a step, and the mean staleness is {staleness:.2f}"
     )
+    key = keys.ahead(evidence)
+    lower = [f"lower `{key}` by one: generation is ahead, so the trainer loses nothing"] if key else []
     advice = (
-        f"lower `{_ahead(evidence)}` by one: generation is ahead, so the trainer loses nothing",
+        *lower,
         "or give the trainer what replicas do not need: devices, or cores",
     )
     return Finding("needless-staleness", (line,), advice)
@@ -75,8 +77,12 @@ def _batches(evidence: Evidence) -> list[BatchTold]:
     return [step.batch for step in evidence.steps if step.batch is not None]
 
 
-def _ahead(evidence: Evidence) -> str:
-    return AHEAD.get(evidence.schedule, "schedule.staleness_max")
+def _spread(batches: Sequence[Lengths]) -> float:
+    """The standard deviation of group lengths over their mean."""
+    num = sum(batch.groups for batch in batches)
+    mean = sum(batch.groups * batch.mean for batch in batches) / num
+    squares = sum(batch.groups * (batch.std**2 + (batch.mean - mean) ** 2) for batch in batches)
+    return sqrt(squares / num) / mean if mean else 0.0
 
 
 _SWINGS = (

@@ -46,11 +46,13 @@ class SwapSeen:
 
 @dataclass(slots=True)
 class Evidence:
-    """A sink. Steps are by version; a replayed one counts as it was done last. `dtype` is the engine's,
-    `schedule` the kind of the schedule in use."""
+    """A sink. Steps are by version; a replayed one counts as it was done last. `dtype` is the engine's.
+    `schedule` and `algorithm` are the kinds in use. `corrects`: importance weights are on."""
 
     dtype: str = "float32"
     schedule: str = ""
+    algorithm: str = "grpo"
+    corrects: bool = True
     by_version: dict[int, Step] = field(default_factory=dict)
     published: dict[int, set[str]] = field(default_factory=dict)
     pulls: list[SwapSeen] = field(default_factory=list)

@@ -12,8 +12,11 @@ step. What else moves it:
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from statistics import fmean
 
+from millrace.observe.doctor import keys
 from millrace.observe.doctor.evidence import Evidence, Step
 from millrace.observe.doctor.finding import Finding, few
 
@@ -21,6 +24,7 @@ EXPECTED = {"float32": 1e-3, "bfloat16": 1e-1}  # nats: what rounding explains, 
 HARMFUL = 3e-3  # an importance weight is off by 0.3 %, where it should be 1
 LARGE = 0.2  # as large as a clip range, between two policies that should be one
 TIMES = 10.0  # a rise that rounding does not explain
+SHARE_MIN = 0.05  # of the trained tokens: fewer at some staleness decide nothing
 
 
 def wrong_weights(evidence: Evidence) -> Finding | None:
@@ -56,7 +60,14 @@ def numeric_gap(evidence: Evidence) -> Finding | None:
         f"at staleness 0 the gap is {fmean(gaps):.2g} nats ({min(gaps):.2g} to {max(gaps):.2g}) without a "
         f"trend; {evidence.dtype} explains {expected:g}"
     )
-    return Finding("numeric-gap", (told,), _NUMERIC_GAP)
+    return Finding("numeric-gap", (told,), tuple(_less_rounding(evidence)))
+
+
+def _less_rounding(evidence: Evidence) -> Iterator[str]:
+    yield "engine and trainer round differently: expected with `model.dtype` bfloat16, a bug with float32"
+    kept = evidence.algorithm in keys.CORRECTED
+    keep = "keep the correction on (`algorithm.correction`), or " if kept else ""
+    yield f"{keep}set `model.dtype` to float32"
 
 
 def true_staleness(evidence: Evidence) -> Finding | None:
@@ -66,7 +77,11 @@ def true_staleness(evidence: Evidence) -> Finding | None:
         for staleness in sorted({s for step in late for s in step.gap})
         if (mean := _mean_gap(late, staleness)) is not None
     }
-    worst = max((mean for staleness, mean in by_staleness.items() if staleness > 0), default=0.0)
+    tokens = Counter[int]()
+    for step in late:
+        tokens.update({staleness: num for staleness, (_, _, num) in step.gap.items()})
+    many = [s for s, num in tokens.items() if s > 0 and num >= SHARE_MIN * tokens.total()]
+    worst = max((by_staleness[s] for s in many if s in by_staleness), default=0.0)
     if worst < max(LARGE, TIMES * by_staleness.get(0, 0.0)):
         return None
     told = ", ".join(f"{mean:.2g} nats at {staleness}" for staleness, mean in by_staleness.items())
@@ -74,7 +89,14 @@ def true_staleness(evidence: Evidence) -> Finding | None:
     lines = [f"the gap by staleness: {told}"]
     if capped:
         lines.append(f"{fmean(capped):.1%} of the tokens have a truncated importance weight")
-    return Finding("true-staleness", tuple(lines), _TRUE_STALENESS)
+    return Finding("true-staleness", tuple(lines), tuple(_less_stale(evidence)))
+
+
+def _less_stale(evidence: Evidence) -> Iterator[str]:
+    yield "the policy moves far within the staleness that the schedule admits"
+    bound = keys.bound(evidence)
+    yield f"lower the bound on staleness (`{bound}`) or `optimizer.lr`" if bound else "lower `optimizer.lr`"
+    yield from keys.tolerant(evidence)
 
 
 def own_gaps(steps: list[Step]) -> list[tuple[int, float]]:
@@ -133,13 +155,4 @@ _STALE_CACHE = (
     "the engine reads keys and values of old weights after a swap: it must forget its cache and prefill "
     "trajectories in flight again",
     'until then use a schedule that swaps between trajectories only: `schedule.kind = "synchronous"`',
-)
-_NUMERIC_GAP = (
-    "engine and trainer round differently: expected with `model.dtype` bfloat16, a bug with float32",
-    "keep the correction on (`algorithm.correction`), or set `model.dtype` to float32",
-)
-_TRUE_STALENESS = (
-    "the policy moves far within the staleness that the schedule admits",
-    "lower the staleness bound (`schedule.eta`, `schedule.lag`, `schedule.staleness_max`) or `optimizer.lr`",
-    "an objective made for it tolerates more: `algorithm.kind` aipo, or `algorithm.correction`",
 )

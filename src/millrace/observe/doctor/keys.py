@@ -1,0 +1,38 @@
+"""Which keys of the schedule and the algorithm in use an advice may name: others would be refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from millrace.observe.doctor.evidence import Evidence
+
+BOUND = {
+    "llamarl": "schedule.lag",
+    "areal": "schedule.eta",
+    "rlax": "schedule.acceptance_staleness",
+    "laminar": "schedule.staleness_max",
+    "millrace": "schedule.staleness_max",
+    "function": "schedule.staleness_max",
+}
+"""The key with the bound on staleness. `synchronous` has none."""
+
+AHEAD = BOUND | {"millrace": "schedule.ahead"}
+"""The key that says how far generation runs ahead."""
+
+CORRECTED = ("grpo", "dr_grpo")
+
+
+def bound(evidence: Evidence) -> str | None:
+    return BOUND.get(evidence.schedule)
+
+
+def ahead(evidence: Evidence) -> str | None:
+    return AHEAD.get(evidence.schedule)
+
+
+def tolerant(evidence: Evidence) -> Iterator[str]:
+    """What makes the objective stand tokens of other policies."""
+    if evidence.algorithm in CORRECTED and not evidence.corrects:
+        yield "set `algorithm.correction` to 2.0: tokens of older policies then count by their importance"
+    if evidence.algorithm in CORRECTED:
+        yield 'an objective made for staleness tolerates more: `algorithm.kind = "aipo"`'
