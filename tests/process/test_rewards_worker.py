@@ -32,6 +32,10 @@ def reward(completion, answer):
             os._exit(3)
         case "backtrack":
             re.match("(a+)+$", "a" * 60 + "b")
+        case "import":
+            import large_module  # 200 MB, under a limit of 64
+            from large_module import VALUE
+            return VALUE
         case "print":
             print("noise" * 100_000, flush=True)
     return completion == answer
@@ -44,6 +48,7 @@ def config(tmp_path_factory) -> dict[str, Any]:
     make_character_tokenizer(directory / "model", string.ascii_lowercase + string.digits + " ")
     (directory / "rows.jsonl").write_text(json.dumps({"prompt": "2 2", "answer": "4"}) + "\n")
     (directory / "own.py").write_text(CODE)
+    (directory / "large_module.py").write_text("KEPT = b'x' * 200_000_000\nVALUE = 0.5\n")
     return {
         "model": {"path": str(directory / "model")},
         "task": {"kind": "file", "path": str(directory / "rows.jsonl")},
@@ -134,5 +139,16 @@ def test_a_reward_that_ends_its_process_ends_the_stream(config, tmp_path):
             with pytest.raises(WorkerDied, match="code 3"):
                 async for _ in worker.stream("score", requests(config, "die")):
                     pass
+
+    asyncio.run(run())
+
+
+def test_what_a_reward_imports_does_not_count_and_its_limit_holds_on(config, tmp_path):
+    async def run():
+        async with environment(config, tmp_path) as worker:
+            scores = [pair async for pair in worker.stream("score", requests(config, "import", "4"))]
+            assert scores == [(0, Scored(0.5)), (1, Scored(1.0))]
+            with pytest.raises(OutOfMemory):
+                [pair async for pair in worker.stream("score", requests(config, "leak"))]
 
     asyncio.run(run())

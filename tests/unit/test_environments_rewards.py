@@ -1,10 +1,13 @@
 """Rewards: gym, exact, math, and the user's own function."""
 
 import math
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from millrace.config import schema
 from millrace.core.errors import ConfigError, DataError, RewardError
@@ -25,12 +28,25 @@ def write(path, code):
 # ---------------------------------------------------------------- values
 
 
-@pytest.mark.parametrize("value", [1, 1.0, True, np.float32(1), np.int64(1), np.bool_(True)])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(1, 1.0, True, np.float32(1), np.int64(1), np.bool_(True)),
+        *(np.array(1.0), np.array(True), torch.tensor(1), torch.tensor(1.0, requires_grad=True)),
+        *(torch.tensor(True), Decimal(1), Fraction(1)),
+    ],
+)
 def test_a_finite_number_or_bool_is_a_score(value):
     assert to_score("f", value) == Scored(1.0)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1", [1], 1j, object(), 10**400])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(math.nan, math.inf, -math.inf, "1", [1], 1j, object(), 10**400, Decimal("nan")),
+        *(np.array([1.0]), np.array(1j), np.array("1"), torch.tensor([1.0]), torch.tensor(math.nan)),
+    ],
+)
 def test_anything_else_fails_naming_function_and_type(value):
     score = to_score("reward.py:f", value)
     assert isinstance(score, Failed)
@@ -49,12 +65,17 @@ def test_a_dict_gives_a_reward_and_metrics():
     )
 
 
+def test_what_is_no_number_beside_the_reward_is_left_out_and_fails_nothing():
+    beside = {"why": "short", "nothing": None, "nan": math.nan, "list": [1], "tensor": torch.tensor(2)}
+    assert to_score("f", {"reward": 0.5, **beside}) == Scored(0.5, {"tensor": 2.0})
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
         ({"score": 1}, "without the key 'reward': its keys are ['score']"),
         ({"reward": "1"}, "under the key 'reward', '1' (str)"),
-        ({"reward": 1, "length": math.nan}, "under the key 'length', nan (float)"),
+        ({"reward": math.nan, "length": 3}, "under the key 'reward', nan (float)"),
     ],
 )
 def test_a_dict_that_breaks_the_contract_fails_naming_the_key(value, message):

@@ -96,7 +96,7 @@ class RewardLimits(Section):
     timeout_s: Seconds = 10.0
     """One scoring call may take this long; then its worker is killed and the trajectory fails."""
     memory_mb: int = Field(default=2048, ge=64, le=2**24)
-    """Memory a reward worker may use beyond what it starts with."""
+    """Memory a reward worker may use beyond what it starts with and what it imports."""
     workers: int = Field(default=1, ge=1, le=1024)
     """Reward processes."""
 

@@ -47,6 +47,7 @@ def _sequences(group: Group) -> list[TrainSequence]:
             columns=m.columns,
             reward=m.reward,
             truncated=m.finish is Finish.LENGTH,
+            metrics=m.metrics,
         )
         for m in group.members
         if m.state in (State.BUFFERED, State.TRAINED) and m.reward is not None

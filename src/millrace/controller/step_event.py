@@ -32,7 +32,18 @@ class StepTeller:
             "step_s": result.step_s,
             "logprob_gap": {s: list(gap) for s, gap in result.logprob_gap.items()},
             "metrics": result.metrics,
+            **({"reward_metrics": measured} if (measured := reward_metrics(batch)) else {}),
         }
+
+
+def reward_metrics(batch: Batch) -> dict[str, float]:
+    """What the reward measured beside the reward: means over the trajectories that have the name."""
+    values: dict[str, list[float]] = {}
+    for group in batch.groups:
+        for sequence in group.sequences:
+            for name, value in sequence.metrics.items():
+                values.setdefault(name, []).append(value)
+    return {name: fmean(found) for name, found in values.items()}
 
 
 def staleness_histogram(batch: Batch) -> dict[int, int]:

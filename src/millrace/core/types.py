@@ -179,13 +179,15 @@ class ScoreRequest(msgspec.Struct, frozen=True):
 
 
 class TrainSequence(msgspec.Struct, frozen=True):
-    """A completion to train on. `mask` says of each token whether it is trained; None: all are."""
+    """A completion to train on. `mask` says of each token whether it is trained; None: all are. `metrics`
+    are what the reward measured beside."""
 
     trajectory_id: int
     columns: TokenColumns
     reward: float
     truncated: bool
     mask: Sequence[bool] | None = None
+    metrics: dict[str, float] = {}
 
     @property
     def num_trained(self) -> int:

@@ -2,20 +2,71 @@
 
 from __future__ import annotations
 
+import builtins
 import resource
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+_Import = Callable[..., Any]
 
 
 def limit_process_memory(extra_mb: int) -> None:
     """Let this process's private memory grow by `extra_mb` MiB from now on; more raises MemoryError.
 
-    Call it when everything is imported. The limit (RLIMIT_DATA) counts private writable memory, not
-    mapped files or shared weights. Child processes start with the same limit.
+    The limit (RLIMIT_DATA) counts private writable memory, not mapped files or shared weights. Child
+    processes start with the same limit. What modules take that are imported from now on does not count: an
+    extension module that cannot have its memory ends its process.
     """
+    _set_limit(_used_bytes() + extra_mb * 2**20)
+    builtins.__import__ = _Uncounted(builtins.__import__)
+
+
+class _Uncounted:
+    """`__import__`, with the limit lifted while a module is loaded, and raised by what that took."""
+
+    def __init__(self, load: _Import) -> None:
+        self._load, self._lock, self._depth = load, threading.RLock(), 0
+
+    def __call__(
+        self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+    ) -> Any:
+        if _is_loaded(name, fromlist, level):
+            return self._load(name, globals, locals, fromlist, level)
+        with self._lock:
+            self._depth += 1
+            try:
+                if self._depth > 1:
+                    return self._load(name, globals, locals, fromlist, level)
+                return self._lifted(name, globals, locals, fromlist, level)
+            finally:
+                self._depth -= 1
+
+    def _lifted(self, *what: Any) -> Any:
+        limit, before = resource.getrlimit(resource.RLIMIT_DATA)[0], _used_bytes()
+        _set_limit(resource.RLIM_INFINITY)
+        try:
+            return self._load(*what)
+        finally:
+            _set_limit(limit + max(0, _used_bytes() - before))
+
+
+def _is_loaded(name: str, fromlist: Any, level: int) -> bool:
+    """A relative import is looked at by the module that makes it, which is being loaded."""
+    module = sys.modules.get(name)
+    return level == 0 and module is not None and all(hasattr(module, part) for part in fromlist or ())
+
+
+def _used_bytes() -> int:
     status = Path("/proc/self/status").read_text()
-    used_kb = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData:"))
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData:"))
+
+
+def _set_limit(limit: int) -> None:
+    """As far as the hard limit allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = used_kb * 1024 + extra_mb * 2**20
-    resource.setrlimit(
-        resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
-    )
+    if hard != resource.RLIM_INFINITY:
+        limit = hard if limit == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

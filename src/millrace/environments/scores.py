@@ -6,6 +6,7 @@ import linecache
 import math
 import traceback
 from collections.abc import Mapping
+from decimal import Decimal
 from numbers import Real
 from typing import Any
 
@@ -20,6 +21,8 @@ def to_score(name: str, returned: Any) -> Score:
     """Judge a returned value: a finite number (or bool), a dict with `reward` and metrics, or None.
 
     None, alone or as the `reward` of a dict, abstains. Anything else fails, naming function and value.
+    Of the other keys of a dict, finite numbers are metrics. What else is there, such as text, is left out: it
+    says nothing about the reward.
     """
     if returned is None:
         return Abstain(f"{name} returned None")
@@ -29,14 +32,13 @@ def to_score(name: str, returned: Any) -> Score:
     if "reward" not in returned:
         keys = _shown(sorted(map(str, returned)))
         return Failed(f"{name} returned a dict without the key 'reward': its keys are {keys}")
-    metrics = {str(key): _number(value) for key, value in returned.items()}
     if returned["reward"] is None:
         return Abstain(f"{name} returned a reward of None")
-    for key, value in metrics.items():
-        if value is None:
-            return _refused(name, f"returned, under the key {key!r},", returned[key])
-    reward = metrics.pop("reward")
-    return Scored(reward, metrics)  # type: ignore[arg-type]  # the loop above refused every None
+    reward = _number(returned["reward"])
+    if reward is None:
+        return _refused(name, "returned, under the key 'reward',", returned["reward"])
+    others = ((str(key), _number(value)) for key, value in returned.items() if key != "reward")
+    return Scored(reward, {key: value for key, value in others if value is not None})
 
 
 def raised(name: str, error: BaseException, file: str | None = None) -> Failed:
@@ -54,12 +56,15 @@ def raised(name: str, error: BaseException, file: str | None = None) -> Failed:
 
 
 def _number(value: Any) -> float | None:
-    """A finite float, or None. NumPy scalars are numbers; strings and tensors are not."""
-    if not isinstance(value, (Real, np.bool_)):
-        return None
+    """A finite float, or None. NumPy scalars are numbers, as are arrays and tensors without dimensions, of
+    any library; strings are not."""
     try:
+        if getattr(value, "shape", None) == () and not isinstance(value, np.generic):
+            value = value.item()
+        if not isinstance(value, (Real, Decimal, np.bool_)):
+            return None
         number = float(value)
-    except OverflowError:
+    except Exception:  # a number too large for a float, or an object of the user's that is none
         return None
     return number if math.isfinite(number) else None
 

@@ -18,13 +18,16 @@ _WINDOW = {"staleness_mean": "window/staleness", "fairness": "window/fairness", 
 
 
 def step_scalars(fields: Mapping[str, Any]) -> dict[str, float]:
-    """Names as `reward/mean`, `trainer/<metric>`, `logprob_gap/<staleness>/mean`, `accounting/<state>`."""
+    """Names as `reward/mean`, `reward_metrics/<name>`, `trainer/<metric>`,
+    `logprob_gap/<staleness>/mean`, `accounting/<state>`."""
     scalars = {name: fields[key] for key, name in _NAMES.items() if key in fields}
     window = fields.get("window") or {}
     scalars |= {name: window[key] for key, name in _WINDOW.items() if key in window}
     for staleness, (mean, largest, _tokens) in (fields.get("logprob_gap") or {}).items():
         scalars[f"logprob_gap/{staleness}/mean"] = mean
         scalars[f"logprob_gap/{staleness}/max"] = largest
+    measured = fields.get("reward_metrics") or {}
+    scalars |= {f"reward_metrics/{name}": value for name, value in measured.items()}
     scalars |= {f"trainer/{name}": value for name, value in (fields.get("metrics") or {}).items()}
     scalars |= {f"accounting/{name}": value for name, value in (fields.get("accounting") or {}).items()}
     return {name: value for name, value in scalars.items() if isinstance(value, int | float)}
