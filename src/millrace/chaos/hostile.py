@@ -11,7 +11,7 @@ from pathlib import Path
 from millrace.chaos import aftermath
 from millrace.chaos.child_run import ChildRun
 from millrace.chaos.hostile_reward import HOSTILE
-from millrace.chaos.sessions import Outcome, ended, refusal_problem, session
+from millrace.chaos.sessions import AttackedRun, ended, refusal_problem, session
 from millrace.config.load import load
 from millrace.core.errors import DeadlineExceeded
 
@@ -52,10 +52,10 @@ def try_hostile(
     overrides: Sequence[str],
     count: int,
     seed: int,
-    tell: Callable[[Outcome], None] = lambda outcome: None,
-) -> list[Outcome]:
+    tell: Callable[[AttackedRun], None] = lambda run: None,
+) -> list[AttackedRun]:
     """`count` runs, each with the next reward of `HOSTILE` and with rows of its own."""
-    outcomes = []
+    attacked = []
     for number in range(count):
         reward = HOSTILE[number % len(HOSTILE)].__name__
         rows = root / f"{number:03d}.jsonl"
@@ -66,22 +66,24 @@ def try_hostile(
             f'reward={{kind = "function", path = "{__package__}.hostile_reward:{reward}", '
             f"timeout_s = {TIMEOUT_S}, memory_mb = {MEMORY_MB}}}",
         ]
-        outcomes.append(_try(reward, ChildRun(config_file, root / f"{number:03d}", sets), config_file, sets))
-        tell(outcomes[-1])
-    return outcomes
+        attacked.append(_try(reward, ChildRun(config_file, root / f"{number:03d}", sets), config_file, sets))
+        tell(attacked[-1])
+    return attacked
 
 
-def _try(reward: str, run: ChildRun, config_file: Path, sets: list[str]) -> Outcome:
+def _try(reward: str, run: ChildRun, config_file: Path, sets: list[str]) -> AttackedRun:
     kind, config = f"reward {reward}", load(config_file, sets)
     with ended(run):
         try:
             code, words = session(run)
         except DeadlineExceeded as error:
-            return Outcome(kind, reward, "hung", str(error))
+            return AttackedRun(kind, reward, "hung", str(error))
         if "\x1b]0;owned" in words or "\x1b[2J" in words:
-            return Outcome(kind, reward, "went on", "its words reached the terminal raw", words)
+            return AttackedRun(kind, reward, "went on", "its words reached the terminal raw", words)
         if code:
-            return Outcome(kind, reward, "refused", refusal_problem(code, words, ["reward", "rows"]), words)
+            return AttackedRun(
+                kind, reward, "refused", refusal_problem(code, words, ["reward", "rows"]), words
+            )
         checks = aftermath.check_ledger(run.directory.ledger, config)
         wrong = [f"{check.claim} ({check.detail})" for check in checks if not check.holds]
-        return Outcome(kind, reward, "went on", "; ".join(wrong), words)
+        return AttackedRun(kind, reward, "went on", "; ".join(wrong), words)

@@ -14,7 +14,7 @@ from pathlib import Path
 from millrace.chaos import aftermath
 from millrace.chaos.attack import POLL_S, QUIET_S_MAX
 from millrace.chaos.child_run import ChildRun
-from millrace.chaos.tampering import KINDS, Scene, tree_digest
+from millrace.chaos.tampering import KINDS, StoppedRun, tree_digest
 from millrace.config.load import load
 from millrace.config.schema import FileTask
 from millrace.core.errors import DeadlineExceeded, MillraceError
@@ -24,7 +24,7 @@ ERROR = re.compile(r"^(?:\w*Error|WorkerDied|OutOfMemory|DeadlineExceeded): ", r
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttackedRun:
     """What became of one run. `problem` is empty where the rule held."""
 
     kind: str
@@ -42,22 +42,22 @@ class Sessions:
     root: Path
     overrides: Sequence[str]
     seed: int
-    tell: Callable[[Outcome], None] = lambda outcome: None
+    tell: Callable[[AttackedRun], None] = lambda run: None
     kinds: Sequence[str] = tuple(KINDS)
     _own: list[str] = field(default_factory=list)
 
-    def try_all(self, count: int) -> list[Outcome]:
+    def try_all(self, count: int) -> list[AttackedRun]:
         """`count` runs, each kind of change in turn."""
         self._borrow()
         whole = ChildRun(self.config_file, self.root / "undisturbed", self._own)
         with ended(whole):
             _finish(whole)
-        outcomes = []
+        attacked = []
         for number in range(count):
             kind = self.kinds[number % len(self.kinds)]
-            outcomes.append(self._try(kind, number, whole))
-            self.tell(outcomes[-1])
-        return outcomes
+            attacked.append(self._try(kind, number, whole))
+            self.tell(attacked[-1])
+        return attacked
 
     def _borrow(self) -> None:
         """Copies of the model and the rows: a user's own are not touched."""
@@ -69,25 +69,25 @@ class Sessions:
             self._own.append(f"task.path={self.root / f'rows{Path(config.task.path).suffix}'}")
         self._config = load(self.config_file, self._own)
 
-    def _try(self, kind: str, number: int, whole: ChildRun) -> Outcome:
+    def _try(self, kind: str, number: int, whole: ChildRun) -> AttackedRun:
         rng = random.Random(f"{self.seed} {number}")
         run = ChildRun(self.config_file, self.root / f"{number:03d}", self._own)
-        scene = self._scene(run, number)
-        with ended(run), _restored(scene):
+        stopped = self._stopped(run, number)
+        with ended(run), _restored(stopped):
             moved = kind == "moved in the run"
             told = _run_until(run, rng.randrange(whole.num_events // 10, whole.num_events))
             if told is None:
-                return Outcome(kind, "", "nothing to change", words="the run had ended")
+                return AttackedRun(kind, "", "nothing to change", words="the run had ended")
             if moved:
                 return self._move(run, whole)
             run.kill_controller()
             run.leftovers()
-            changed = KINDS[kind](scene, rng)
+            changed = KINDS[kind](stopped, rng)
             if changed is None:
-                return Outcome(kind, "", "nothing to change")
-            return self._judge(kind, changed, run, whole, scene)
+                return AttackedRun(kind, "", "nothing to change")
+            return self._judge(kind, changed, run, whole, stopped)
 
-    def _move(self, run: ChildRun, whole: ChildRun) -> Outcome:
+    def _move(self, run: ChildRun, whole: ChildRun) -> AttackedRun:
         """The session notices; the next one goes on where the directory is now."""
         path, away = run.directory.path, run.directory.path.with_name(f"{run.directory.path.name}-moved")
         path.rename(away)
@@ -99,24 +99,26 @@ class Sessions:
             away.rename(path)
             again, later = session(run)
             problem = f"not resumed: {later}" if again else self._went_on_problem(run, whole)
-        return Outcome("moved in the run", path.name, "refused" if code else "went on", problem, words)
+        return AttackedRun("moved in the run", path.name, "refused" if code else "went on", problem, words)
 
-    def _judge(self, kind: str, changed: Path, run: ChildRun, whole: ChildRun, scene: Scene) -> Outcome:
-        told, outside = run.version, tree_digest(scene.outside)
+    def _judge(
+        self, kind: str, changed: Path, run: ChildRun, whole: ChildRun, stopped: StoppedRun
+    ) -> AttackedRun:
+        told, outside = run.version, tree_digest(stopped.outside)
         try:
             code, words = session(run)
         except DeadlineExceeded as error:
-            return Outcome(kind, changed.name, "hung", str(error))
+            return AttackedRun(kind, changed.name, "hung", str(error))
         if code:
             names = [changed.name, changed.name.removesuffix("-wal"), changed.parent.name]
             problem = refusal_problem(code, words, names)
         else:
             problem = self._went_on_problem(run, whole, told)
-        if tree_digest(scene.outside) != outside:
+        if tree_digest(stopped.outside) != outside:
             problem = f"it wrote outside of its directory; {problem}"
         if kind == "half a checkpoint" and changed.exists():
             problem = f"{changed.name} is still there; {problem}"
-        return Outcome(kind, changed.name, "refused" if code else "went on", problem, words)
+        return AttackedRun(kind, changed.name, "refused" if code else "went on", problem, words)
 
     def _went_on_problem(self, run: ChildRun, whole: ChildRun, told: int = 0) -> str:
         try:
@@ -130,12 +132,12 @@ class Sessions:
             wrong.append("other weights than those of the undisturbed run")
         return "; ".join(wrong)
 
-    def _scene(self, run: ChildRun, number: int) -> Scene:
+    def _stopped(self, run: ChildRun, number: int) -> StoppedRun:
         outside = self.root / f"{number:03d}-outside"
         outside.mkdir()
         (outside / "kept").write_text("not of this run")
         rows = Path(self._config.task.path) if isinstance(self._config.task, FileTask) else None
-        return Scene(run.directory, self.root / "model", rows, outside)
+        return StoppedRun(run.directory, self.root / "model", rows, outside)
 
 
 def refusal_problem(code: int, words: str, names: list[str]) -> str:
@@ -205,9 +207,9 @@ def ended(run: ChildRun) -> Iterator[None]:
 
 
 @contextmanager
-def _restored(scene: Scene) -> Iterator[None]:
+def _restored(stopped: StoppedRun) -> Iterator[None]:
     """What other runs read too is put back."""
-    shared = [path for path in (scene.model / "model.safetensors", scene.rows) if path and path.exists()]
+    shared = [path for path in (stopped.model / "model.safetensors", stopped.rows) if path and path.exists()]
     before = {path: path.read_bytes() for path in shared}
     try:
         yield
@@ -217,11 +219,11 @@ def _restored(scene: Scene) -> Iterator[None]:
                 path.write_bytes(data)
 
 
-def summarize(outcomes: list[Outcome]) -> list[Check]:
+def summarize(attacked: list[AttackedRun]) -> list[Check]:
     """One claim a kind."""
     checks = []
-    for kind in dict.fromkeys(outcome.kind for outcome in outcomes):
-        mine = [outcome for outcome in outcomes if outcome.kind == kind]
+    for kind in dict.fromkeys(run.kind for run in attacked):
+        mine = [run for run in attacked if run.kind == kind]
         ends = {end: sum(o.end == end for o in mine) for end in dict.fromkeys(o.end for o in mine)}
         wrong = [o.problem for o in mine if o.problem]
         detail = ", ".join(f"{num} {end}" for end, num in ends.items())

@@ -15,7 +15,7 @@ SAFETENSORS_HEADER_BYTES = 8  # the length of the JSON that follows, little-endi
 
 
 @dataclass(frozen=True)
-class Scene:
+class StoppedRun:
     """A run whose controller was killed, and what it reads. `outside` is a directory that is not its."""
 
     run: RunDirectory
@@ -28,45 +28,45 @@ class Scene:
         return Path(f"{self.run.ledger}-wal")
 
 
-Tampering = Callable[[Scene, random.Random], Path | None]
+Tampering = Callable[[StoppedRun, random.Random], Path | None]
 """Changes something and returns what; None: there was nothing to change."""
 
 
-def flip_a_ledger_bit(scene: Scene, rng: random.Random) -> Path | None:
-    return _flip(scene.run.ledger, rng)
+def flip_a_ledger_bit(stopped: StoppedRun, rng: random.Random) -> Path | None:
+    return _flip(stopped.run.ledger, rng)
 
 
-def flip_a_log_bit(scene: Scene, rng: random.Random) -> Path | None:
-    return _flip(scene.write_ahead_log, rng)
+def flip_a_log_bit(stopped: StoppedRun, rng: random.Random) -> Path | None:
+    return _flip(stopped.write_ahead_log, rng)
 
 
-def delete_the_log(scene: Scene, rng: random.Random) -> Path | None:
-    file = scene.write_ahead_log
+def delete_the_log(stopped: StoppedRun, rng: random.Random) -> Path | None:
+    file = stopped.write_ahead_log
     if not file.exists() or not file.stat().st_size:
         return None
     file.unlink()
     return file
 
 
-def halve_the_log(scene: Scene, rng: random.Random) -> Path | None:
-    file = scene.write_ahead_log
+def halve_the_log(stopped: StoppedRun, rng: random.Random) -> Path | None:
+    file = stopped.write_ahead_log
     if not file.exists() or not file.stat().st_size:
         return None
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     return file
 
 
-def flip_a_bit(scene: Scene, rng: random.Random) -> Path | None:
+def flip_a_bit(stopped: StoppedRun, rng: random.Random) -> Path | None:
     """In another file that the run reads again: configuration, events, the ledger's mark, checkpoints."""
-    mark = Path(f"{scene.run.ledger}.mark")
-    files = [scene.run.config, scene.run.events, mark, *scene.run.checkpoints.rglob("*.*")]
+    mark = Path(f"{stopped.run.ledger}.mark")
+    files = [stopped.run.config, stopped.run.events, mark, *stopped.run.checkpoints.rglob("*.*")]
     found = sorted(file for file in files if file.is_file())
     return _flip(rng.choice(found), rng) if found else None
 
 
-def replace_the_model(scene: Scene, rng: random.Random) -> Path | None:
+def replace_the_model(stopped: StoppedRun, rng: random.Random) -> Path | None:
     """Every number a little different: the file is whole, of the same size, and of another model."""
-    file = scene.model / "model.safetensors"
+    file = stopped.model / "model.safetensors"
     if not file.exists():
         return None
     data = bytearray(file.read_bytes())
@@ -77,34 +77,34 @@ def replace_the_model(scene: Scene, rng: random.Random) -> Path | None:
     return file
 
 
-def replace_the_rows(scene: Scene, rng: random.Random) -> Path | None:
+def replace_the_rows(stopped: StoppedRun, rng: random.Random) -> Path | None:
     """The same lines in another order."""
-    if scene.rows is None:
+    if stopped.rows is None:
         return None
-    scene.rows.write_text("\n".join(reversed(scene.rows.read_text().splitlines())) + "\n")
-    return scene.rows
+    stopped.rows.write_text("\n".join(reversed(stopped.rows.read_text().splitlines())) + "\n")
+    return stopped.rows
 
 
-def leave_half_a_checkpoint(scene: Scene, rng: random.Random) -> Path | None:
+def leave_half_a_checkpoint(stopped: StoppedRun, rng: random.Random) -> Path | None:
     """As a trainer leaves it that dies while it saves."""
-    left = scene.run.checkpoints / f".v{rng.randint(1, 8):08d}.building"
+    left = stopped.run.checkpoints / f".v{rng.randint(1, 8):08d}.building"
     left.mkdir(parents=True, exist_ok=True)
     (left / "model.safetensors").write_bytes(rng.randbytes(1000))
     return left
 
 
-def plant_a_link(scene: Scene, rng: random.Random) -> Path | None:
+def plant_a_link(stopped: StoppedRun, rng: random.Random) -> Path | None:
     """Something of the run lies outside now, and a link leads to it."""
-    run = scene.run
+    run = stopped.run
     places = [run.config, run.events, run.metrics, run.summary, run.checkpoints, run.logs, run.ledger]
     place = rng.choice([path for path in places if path.exists()])
-    target = scene.outside / place.name
+    target = stopped.outside / place.name
     shutil.move(place, target)
     place.symlink_to(target)
     return place
 
 
-def move_the_directory(scene: Scene, rng: random.Random) -> Path | None:
+def move_the_directory(stopped: StoppedRun, rng: random.Random) -> Path | None:
     """Done while the run goes on: see `sessions`. Between two sessions it may be moved."""
     return None
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from millrace.chaos.attack import SUPERVISION, Attack
 from millrace.chaos.child_run import ROLES
 from millrace.chaos.hostile import try_hostile
-from millrace.chaos.sessions import Outcome, Sessions, summarize
+from millrace.chaos.sessions import AttackedRun, Sessions, summarize
 from millrace.chaos.trials import attack, kill_and_resume
 from millrace.cli.options import ConfigFile, Overrides
 from millrace.core.errors import ConfigError
@@ -54,11 +54,11 @@ def command(
         )
     own = list(overrides or ())
     if tamperings:
-        sessions = Sessions(config_file, _made(run_dir / "tampered"), own, seed, _tell_outcome)
+        sessions = Sessions(config_file, _made(run_dir / "tampered"), own, seed, _tell_attacked)
         checks += summarize(sessions.try_all(tamperings))
     if hostile:
-        outcomes = try_hostile(config_file, _made(run_dir / "hostile"), own, hostile, seed, _tell_outcome)
-        checks += summarize(outcomes)
+        attacked = try_hostile(config_file, _made(run_dir / "hostile"), own, hostile, seed, _tell_attacked)
+        checks += summarize(attacked)
     raise typer.Exit(0 if print_checks(console, checks) else 1)
 
 
@@ -67,9 +67,9 @@ def _made(directory: Path) -> Path:
     return directory.resolve()
 
 
-def _tell_outcome(outcome: Outcome) -> None:
-    wrong = f"  WRONG: {outcome.problem}" if outcome.problem else ""
-    console.print(f"{outcome.kind}: {outcome.changed}: {outcome.end}{wrong}")
+def _tell_attacked(run: AttackedRun) -> None:
+    wrong = f"  WRONG: {run.problem}" if run.problem else ""
+    console.print(f"{run.kind}: {run.changed}: {run.end}{wrong}")
 
 
 def _tell(attack: Attack) -> None:

@@ -49,7 +49,7 @@ class Scene:
 
 
 @dataclass(slots=True)
-class Outcome:
+class Played:
     """What happened: `staleness` of trained groups by group id, in the order of training."""
 
     staleness: dict[int, int] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class _Replica:
     members: list[_Member] = field(default_factory=list)  # in flight here, in order of arrival
 
 
-def rehearse(schedule: Schedule, scene: Scene, *, seed: int) -> Outcome:
+def rehearse(schedule: Schedule, scene: Scene, *, seed: int) -> Played:
     """Play `scene.steps` optimizer steps. The same arguments give the same outcome.
 
     Raises: BrokenPromise, with what was promised and the seed.
@@ -125,7 +125,7 @@ class _Stage:
         self.step, self.training = 0, False
         self.held = [0]
         self.next_group_id = self.next_rank = 0
-        self.outcome = Outcome()
+        self.outcome = Played()
 
     # ---- what the controller sees
 

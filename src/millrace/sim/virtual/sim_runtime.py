@@ -22,13 +22,13 @@ from millrace.core.placement import HERE, Place
 from millrace.runtime.seam import CREDIT_STEP, died, late
 from millrace.sim.virtual.faults import Fate, Faults, Latency
 from millrace.sim.virtual.links import END, Channel, Conditions, fail
-from millrace.sim.virtual.workers import Worker
+from millrace.sim.virtual.workers import SimulatedWorker
 
 
 class SimHandle:
     """The near side of one incarnation; see `core.protocols.Handle`."""
 
-    def __init__(self, runtime: SimRuntime, worker: Worker) -> None:
+    def __init__(self, runtime: SimRuntime, worker: SimulatedWorker) -> None:
         self.name, self.epoch = worker.name, worker.epoch
         self._loop = asyncio.get_running_loop()
         self.dead = worker.dead
@@ -121,8 +121,8 @@ class SimRuntime:
         self.conditions = Conditions(seed, faults, latency, isolate)
         self._closed = False
         self._epochs: dict[str, int] = {}
-        self._workers: dict[str, Worker] = {}
-        self._given_up: dict[Worker, None] = {}
+        self._workers: dict[str, SimulatedWorker] = {}
+        self._given_up: dict[SimulatedWorker, None] = {}
 
     async def spawn(
         self,
@@ -138,7 +138,7 @@ class SimRuntime:
         if name in self._workers and self._workers[name].alive:
             raise WorkerError(f"worker {name} is running (epoch {self._epochs[name]}): kill it first")
         self._epochs[name] = self._epochs.get(name, 0) + 1
-        worker = self._workers[name] = Worker(self.conditions, name, self._epochs[name])
+        worker = self._workers[name] = SimulatedWorker(self.conditions, name, self._epochs[name])
         handle = SimHandle(self, worker)
         try:
             await worker.start(target, kwargs or {}, timeout_s)
@@ -162,11 +162,11 @@ class SimRuntime:
         if name in self._workers:
             self._workers[name].die("crashed (simulated fault)")
 
-    def forget(self, worker: Worker) -> None:
+    def forget(self, worker: SimulatedWorker) -> None:
         if self._workers.get(worker.name) is worker:
             del self._workers[worker.name]
 
-    def give_up(self, worker: Worker) -> None:
+    def give_up(self, worker: SimulatedWorker) -> None:
         """`worker` could not be reached and runs on: another may take its name. Idempotent."""
         self.forget(worker)
         self._given_up[worker] = None

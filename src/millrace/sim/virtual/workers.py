@@ -25,7 +25,7 @@ STUCK = 1e12
 """Slowdown of a worker that makes no progress."""
 
 
-class Worker:
+class SimulatedWorker:
     """The far side: one incarnation's object and the tasks that run its methods."""
 
     def __init__(self, conditions: Conditions, name: str, epoch: int) -> None:
