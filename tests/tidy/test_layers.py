@@ -40,6 +40,7 @@ WITHOUT_TORCH = (
     "observe",
     "session",
     "evaluation",
+    "look",
     "chaos",
     "api",
     "cli",

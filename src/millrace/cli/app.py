@@ -12,7 +12,19 @@ from typing import Annotated
 import typer
 
 import millrace
-from millrace.cli import chaos, doctor, evaluate, plan, quickstart, sft, show, simulate, train, try_reward
+from millrace.cli import (
+    chaos,
+    doctor,
+    evaluate,
+    plan,
+    quickstart,
+    report,
+    sft,
+    show,
+    simulate,
+    train,
+    try_reward,
+)
 from millrace.core.errors import ConfigError, MillraceError, alone
 from millrace.observe.terminal import Terminal
 
@@ -31,6 +43,7 @@ app.command("sft")(sft.command)
 app.command("eval")(evaluate.command)
 app.command("show")(show.command)
 app.command("doctor")(doctor.command)
+app.command("report")(report.command)
 app.command("try-reward")(try_reward.command)
 app.command("chaos")(chaos.command)
 app.command("simulate")(simulate.command)
@@ -70,12 +83,12 @@ def run(arguments: Sequence[str]) -> int:
         error = alone(raised)
         if debug or not isinstance(error, MillraceError):
             raise
-        report(error)
+        tell(error)
         return 2 if isinstance(error, ConfigError) else 1
     return 0
 
 
-def report(error: MillraceError) -> None:
+def tell(error: MillraceError) -> None:
     """One clear message on stderr."""
     console = Terminal(stderr=True, soft_wrap=True)
     console.print(f"{type(error).__name__}:", style="bold red", end=" ")

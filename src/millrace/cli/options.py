@@ -17,3 +17,6 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the configuration. Repeatable."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Runs = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="Runs, the first is compared with.", show_default=False)
+]

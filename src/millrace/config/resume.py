@@ -50,7 +50,7 @@ class Change:
 
 def diff(old: Config, new: Config) -> list[Change]:
     """Every key that differs, in the order of the schema."""
-    before, after = dict(_flat(dump(old))), dict(_flat(dump(new)))
+    before, after = dict(flat(dump(old))), dict(flat(dump(new)))
     return [
         Change(key, before.get(key, ABSENT), after.get(key, ABSENT), _allowed(key))
         for key in before | after
@@ -79,10 +79,11 @@ class _Absent:
 ABSENT = _Absent()
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys with their values."""
     for name, value in tree.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 

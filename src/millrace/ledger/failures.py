@@ -47,6 +47,8 @@ def _advice(error: sqlite3.Error, path: str) -> str:
         )
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return "Another program holds a lock inside the file: close it (`fuser` names it), then resume."
+    if name == "SQLITE_INTERRUPT":
+        return "The answer took longer than who asked would wait: ask for less, or ask again later."
     if name == "SQLITE_PROTOCOL":
         return "Its writer is stopped in the middle of a write: let it go on, or end it, then look again."
     if name.startswith("SQLITE_NOTADB"):

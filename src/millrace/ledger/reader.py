@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,10 @@ from millrace.ledger.codec import version_runs
 from millrace.ledger.failures import reading
 from millrace.ledger.opening import begin_reading, open_for_reading, read_about
 from millrace.ledger.recovery import last_version
-from millrace.ledger.samples import Choice, Sample, load_samples
+from millrace.ledger.samples import Choice, Sample, load_before, load_samples
+
+_STOP_ASKED_EVERY = 100_000
+"""Instructions of SQLite's: some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +47,21 @@ class Skipped:
 
 class LedgerReader:
     """Read-only queries on a run's ledger. Each sees the newest flush; none takes a lock or writes. The whole
-    file is checked first, if it has no more than 1 GiB.
+    file is checked first, if it has no more than 1 GiB. Without `check`, each row is checked when it is read.
+    A query ends with LedgerError soon after `stop` says so.
 
     Raises:
         LedgerError: no such file, not a ledger, damaged, of another format, or the thing asked for is
             not in it.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(
+        self, path: str | Path, *, check: bool = True, stop: Callable[[], bool] | None = None
+    ) -> None:
         self._path = os.path.abspath(path)
-        self._db = open_for_reading(self._path)
+        self._db = open_for_reading(self._path, check=check)
+        if stop is not None:
+            self._db.set_progress_handler(stop, _STOP_ASKED_EVERY)
 
     def overview(self) -> RunOverview:
         with self._snapshot("read the run"):
@@ -113,6 +121,11 @@ class LedgerReader:
         """At most `num` trajectories, chosen by `choice`, with prompt and tokens."""
         with self._snapshot("read samples"):
             return load_samples(self._db, choice, num)
+
+    def samples_before(self, trajectory_id: int | None, num: int) -> list[Sample]:
+        """The newest `num` whose generation has ended, of those before `trajectory_id`; None: of all."""
+        with self._snapshot("read samples"):
+            return load_before(self._db, trajectory_id, num)
 
     def skipped(self) -> list[Skipped]:
         with self._snapshot("read skipped prompts"):

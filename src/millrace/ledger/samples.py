@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -35,9 +36,29 @@ _CHOSEN = {
 def load_samples(db: sqlite3.Connection, choice: Choice, num: int) -> list[Sample]:
     """At most `num`. All but NEWEST look at one row of each trajectory. Raises DamageError."""
     chosen = f"SELECT trajectory_id FROM trajectories WHERE {_CHOSEN[choice]} LIMIT ?"
-    found = []
-    for (trajectory_id,) in db.execute(chosen, (num,)).fetchall():
+    return _load(db, db.execute(chosen, (num,)).fetchall())
+
+
+def load_before(db: sqlite3.Connection, trajectory_id: int | None, num: int) -> list[Sample]:
+    """At most `num` of those before `trajectory_id`, the newest first. Raises DamageError."""
+    chosen = (
+        "SELECT trajectory_id FROM trajectories WHERE finish IS NOT NULL AND trajectory_id < ?"
+        " ORDER BY trajectory_id DESC LIMIT ?"
+    )
+    first = _ID_MAX if trajectory_id is None else trajectory_id
+    return _load(db, db.execute(chosen, (first, num)).fetchall())
+
+
+def _load(db: sqlite3.Connection, ids: Sequence[tuple[int]]) -> list[Sample]:
+    found, prompts = [], dict[int, Prompt]()
+    for (trajectory_id,) in ids:
         row = db.execute(f"{SELECT_TRAJECTORIES} WHERE trajectory_id = ?", (trajectory_id,)).fetchone()
         trajectory = load_trajectory(db, row)
-        found.append(Sample(load_prompt(db, trajectory.group_id), trajectory))
+        group_id = trajectory.group_id
+        if group_id not in prompts:
+            prompts[group_id] = load_prompt(db, group_id)
+        found.append(Sample(prompts[group_id], trajectory))
     return found
+
+
+_ID_MAX = 2**63 - 1

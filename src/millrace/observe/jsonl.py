@@ -82,17 +82,18 @@ class Tail:
     """The lines of a file that another process appends to, each once and whole, from byte `position` on."""
 
     def __init__(self, path: Path, position: int = 0) -> None:
-        self._path, self._position = path, position
+        self._path, self.position = path, position
 
-    def take(self) -> list[bytes]:
-        """Lines since the last call; none while there is no file."""
+    def take(self, bytes_max: int = -1) -> list[bytes]:
+        """Lines since the last call, of about `bytes_max` bytes (-1: all); none while there is no file."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
-            file.seek(self._position)
-            data = file.read()
+            file.seek(self.position)
+            data = file.read(bytes_max)
+            data += file.readline() if bytes_max >= 0 else b""
         whole = data[: data.rfind(b"\n") + 1]
-        self._position += len(whole)
+        self.position += len(whole)
         return whole.splitlines()
 
 

@@ -17,19 +17,19 @@ Record = dict[str, Any]
 def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
     """The JSON object of a trace file. Times are microseconds since the first event."""
     rows: dict[str, int] = {}
-    records: list[Record] = []
+    told: list[Record] = []
     origin: float | None = None
     for event in events:
         if origin is None:
             origin = event.wall_s
         now_us = (event.wall_s - origin) * 1e6
-        for row, record in _records(event, now_us):
-            records.append({"pid": 0, "tid": rows.setdefault(row, len(rows)), **record})
+        for row, record in records_of(event, now_us):
+            told.append({"pid": 0, "tid": rows.setdefault(row, len(rows)), **record})
     names: list[Record] = [
         {"ph": "M", "pid": 0, "tid": row, "name": "thread_name", "args": {"name": name}}
         for name, row in rows.items()
     ]
-    return {"traceEvents": names + records, "displayTimeUnit": "ms"}
+    return {"traceEvents": names + told, "displayTimeUnit": "ms"}
 
 
 _SPANS: dict[str, tuple[str, str, str]] = {  # kind: (row, field of the duration, label)
@@ -50,16 +50,24 @@ _MARKS: dict[str, tuple[str, str]] = {  # kind: (row, label)
 }
 
 
-def _records(event: Event, now_us: float) -> Iterator[tuple[str, Record]]:
+def records_of(event: Event, now_us: float) -> Iterator[tuple[str, Record]]:
+    """What an event at `now_us` puts on which row. The category of a record is the event's kind."""
     fields = event.fields
     if event.kind in _SPANS:
         row, duration, label = _SPANS[event.kind]
         span_us = fields[duration] * 1e6
-        span = {"ph": "X", "name": label.format(**fields), "ts": now_us - span_us, "dur": span_us}
+        span = {
+            "ph": "X",
+            "cat": event.kind,
+            "name": label.format(**fields),
+            "ts": now_us - span_us,
+            "dur": span_us,
+        }
         yield row.format(**fields), span
     elif event.kind in _MARKS:
         row, label = _MARKS[event.kind]
-        yield row.format(**fields), {"ph": "i", "s": "t", "name": label.format(**fields), "ts": now_us}
+        mark = {"ph": "i", "s": "t", "cat": event.kind, "name": label.format(**fields), "ts": now_us}
+        yield row.format(**fields), mark
     elif event.kind == "report":
         load = {"running": fields["running"], "waiting": fields["waiting"]}
         yield fields["replica"], {"ph": "C", "name": fields["replica"], "ts": now_us, "args": load}

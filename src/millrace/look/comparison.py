@@ -1,0 +1,63 @@
+"""Several runs side by side: curves over one axis, and the figures of two runs in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from millrace.look import figures
+from millrace.look.charts import CHARTS, overlaid
+from millrace.look.overview import AXES, Overview
+from millrace.look.page import Section
+from millrace.look.steps import POINTS, Axis, Steps
+
+
+def compared(runs: Mapping[str, Steps], by: Axis, points: int = POINTS) -> list[Section]:
+    """The charts that any run has points for."""
+    found = [(chart, figures.curves_data(overlaid(chart, runs, by, points))) for chart in CHARTS]
+    return [
+        (c.heading, c.explanation, figures.curves(c.name, data, AXES[by], c.digits, log=c.log))
+        for c, data in found
+        if data["xs"]
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of each run, in their order."""
+
+    name: str
+    values: tuple[Any, ...]
+
+
+_FIGURES: dict[str, Sequence[str]] = {
+    "steps": ("steps",),
+    "wall time (s)": ("wall_s",),
+    "reward, first tenth of the steps": ("reward_first",),
+    "reward, last tenth": ("reward_last",),
+    "trained tokens/s": ("trained_tokens_per_s",),
+    "generated tokens/s": ("generated_tokens_per_s",),
+    "mean staleness": ("staleness", "mean"),
+    "largest staleness": ("staleness", "max"),
+    "fairness of the last batches": ("fairness",),
+    "log-prob gap at staleness 0, mean": ("logprob_gap_staleness0", "mean"),
+    "trainer idle": ("trainer_idle_fraction",),
+    "replicas idle": ("replica_idle_fraction",),
+    "restarts": ("restarts",),
+    "trajectories trained": ("accounting", "trained"),
+    "trajectories failed": ("accounting", "failed"),
+    "trajectories stale": ("accounting", "stale"),
+}
+
+
+def figures_of(runs: Sequence[Overview]) -> list[Figure]:
+    """What both summaries tell, live runs included."""
+    summaries = [run.story.summary() for run in runs]
+    return [Figure(name, tuple(_at(told, path) for told in summaries)) for name, path in _FIGURES.items()]
+
+
+def _at(told: Any, path: Sequence[str]) -> Any:
+    for key in path:
+        told = told[key]
+    return told

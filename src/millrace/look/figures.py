@@ -1,0 +1,162 @@
+"""Records as bokeh plots. One colour for each line, legible on white and on black.
+
+Every plot draws from one named source, so that a live page replaces the data and keeps the plot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import cycle
+from typing import Any
+
+from bokeh.models import ColumnDataSource, DataRange1d, FactorRange, HoverTool, NumeralTickFormatter
+from bokeh.plotting import figure
+
+from millrace.look.steps import Curve
+from millrace.look.story import Span
+
+COLORS = ("#3a86d1", "#e08a00", "#1a9e77", "#d9534a", "#9467bd", "#8c8c8c", "#c7559b", "#7f9a1e")
+INK = "#808080"  # of axes and texts, on white and on black
+WORK, WEIGHTS, TROUBLE, WAITING, SAVING = "#3a86d1", "#c7559b", "#d9534a", "#b8b8b8", "#9467bd"
+KIND_COLORS = {
+    "step": WORK,
+    "report": WORK,
+    "published": WEIGHTS,
+    "staged": WEIGHTS,
+    "pulled": WEIGHTS,
+    "checkpoint": SAVING,
+    "worker_started": WAITING,
+    "worker_recovered": TROUBLE,
+}
+HEIGHT = 230
+
+Data = dict[str, list[Any]]
+Plots = dict[str, figure]
+
+
+def curves_data(lines: Mapping[str, Curve]) -> Data:
+    """A row for each line that has points."""
+    drawn = [(label, line, color) for (label, line), color in zip(lines.items(), cycle(COLORS)) if line.x]
+    return {
+        "xs": [[_short(x) for x in line.x] for _, line, _ in drawn],
+        "ys": [[_short(y) for y in line.y] for _, line, _ in drawn],
+        "label": [label for label, _, _ in drawn],
+        "color": [color for _, _, color in drawn],
+    }
+
+
+def curves(name: str, data: Data, x_label: str, digits: str, *, log: bool = False) -> figure:
+    """Any number of lines over one axis. `digits` is bokeh's format of the values."""
+    plot = _plot(name, x_label, y_axis_type="log" if log else "linear")
+    source = ColumnDataSource(data, name=name)
+    plot.multi_line("xs", "ys", source=source, line_color="color", line_width=2, legend_field="label")
+    plot.add_tools(HoverTool(tooltips=[("", "@label"), (x_label, "$x{0,0.[0]}"), ("", "$y{0,0.[0000]}")]))
+    plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[0]a")
+    if not log:
+        plot.yaxis.formatter = NumeralTickFormatter(format=digits)
+    _style_legend(plot)
+    return plot
+
+
+def lanes_data(spans: Iterable[Span]) -> Data:
+    """A bar for each span. Work lies in the middle of a row, weights on their way in a thin line below."""
+    told = list(spans)
+    return {
+        "row": [(s.row, _offset(s)) for s in told],
+        "left": [_short(s.start, 7) for s in told],
+        "right": [_short(s.end, 7) for s in told],
+        "height": [0.22 if s.kind in ("pulled", "staged", "published") else 0.6 for s in told],
+        "color": [KIND_COLORS[s.kind] for s in told],
+        "alpha": [max(0.06, s.share) for s in told],
+        "label": [s.label for s in told],
+    }
+
+
+def lanes(name: str, data: Data, rows: list[str]) -> figure:
+    """Who did what when: a row for each role."""
+    plot = _plot(name, "minutes", y_range=FactorRange(factors=rows[::-1]), height=90 + 30 * len(rows))
+    source = ColumnDataSource(data, name=name)
+    look: dict[str, Any] = {"height": "height", "fill_color": "color", "fill_alpha": "alpha"}
+    plot.hbar("row", left="left", right="right", source=source, line_color=None, **look)
+    told = [("", "@label"), ("from", "@left{0,0.000} min"), ("to", "@right{0,0.000} min")]
+    plot.add_tools(HoverTool(tooltips=told))
+    return plot
+
+
+def shares_data(parts: Mapping[str, Mapping[str, float]]) -> Data:
+    """`parts`: seconds by what they went to, of each role."""
+    data: Data = {name: [] for name in ("row", "left", "right", "color", "label")}
+    for row, seconds in parts.items():
+        total, left = sum(seconds.values()) or 1.0, 0.0
+        for what, spent in seconds.items():
+            values = (row, left, left + spent / total, SHARE_COLORS[what], f"{what}: {spent / total:.1%}")
+            for key, value in zip(data, values, strict=True):
+                data[key].append(value)
+            left += spent / total
+    return data
+
+
+SHARE_COLORS = {
+    "optimizer steps": WORK,
+    "waiting for a batch": WAITING,
+    "publishing weights": WEIGHTS,
+    "checkpoints": SAVING,
+    "decoding": WORK,
+    "idle": WAITING,
+}
+
+
+def shares(name: str, data: Data) -> figure:
+    """Where the time of each role went: bars that add up to 1."""
+    rows = list(dict.fromkeys(data["row"]))
+    plot = _plot(
+        name, "share of its time", y_range=FactorRange(factors=rows[::-1]), height=80 + 30 * len(rows)
+    )
+    source = ColumnDataSource(data, name=name)
+    plot.hbar("row", left="left", right="right", height=0.6, color="color", source=source)
+    plot.add_tools(HoverTool(tooltips=[("@row", "@label")]))
+    plot.xaxis.formatter = NumeralTickFormatter(format="0%")
+    return plot
+
+
+def _plot(name: str, x_label: str, *, height: int = HEIGHT, **named: Any) -> figure:
+    named.setdefault("y_range", DataRange1d(only_visible=True))
+    plot = figure(
+        height=height,
+        min_width=200,
+        sizing_mode="stretch_width",
+        x_axis_label=x_label,
+        tools="xpan,xwheel_zoom,reset",
+        active_scroll=None,
+        toolbar_location="right",
+        background_fill_color=None,
+        border_fill_color=None,
+        outline_line_color=None,
+        name=f"plot {name}",
+        **named,
+    )
+    plot.toolbar.logo = None
+    plot.toolbar.autohide = True
+    for axis in plot.axis:
+        axis.axis_label_text_color = axis.major_label_text_color = INK
+        axis.axis_line_color = axis.major_tick_line_color = axis.minor_tick_line_color = INK
+        axis.axis_label_text_font_style = "normal"
+    plot.grid.grid_line_color, plot.grid.grid_line_alpha = INK, 0.25
+    return plot
+
+
+def _style_legend(plot: figure) -> None:
+    legend = plot.legend[0]
+    legend.orientation, legend.label_text_color = "horizontal", INK
+    legend.background_fill_color = legend.border_line_color = None
+    legend.label_text_font_size, legend.spacing = "11px", 8
+    legend.ncols = 3
+    plot.add_layout(legend, "above")
+
+
+def _offset(span: Span) -> float:
+    return -0.4 if span.kind in ("pulled", "staged", "published") else 0.0
+
+
+def _short(value: float, digits: int = 5) -> float:
+    return float(f"{value:.{digits}g}")

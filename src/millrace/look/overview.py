@@ -1,0 +1,176 @@
+"""A run directory as the content of one page. The next look reads only what is new."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from millrace.config.freeze import dump
+from millrace.config.resume import flat
+from millrace.config.schema import Config
+from millrace.look import figures, parts
+from millrace.look.charts import CHARTS, overlaid
+from millrace.look.runs import state_of
+from millrace.look.steps import POINTS, Axis, Steps
+from millrace.look.story import Story
+from millrace.session.run_directory import RunDirectory
+from millrace.session.views import tokenizer_of
+
+SLICE_BYTES = 2**24
+READ_S = 0.4
+"""A look reads new events for about so long. The next one goes on."""
+
+AXES = {Axis.STEP: "step", Axis.TOKENS: "trained tokens", Axis.TIME: "minutes since the first step"}
+
+
+class Overview:
+    """One run. `update` first, then ask. Not for use from several threads.
+
+    Raises: DataError, ConfigError: the directory is no run, or a file in it is damaged.
+    """
+
+    def __init__(self, name: str, run: RunDirectory) -> None:
+        self.name, self.run = name, run
+        self.config: Config = run.read_config()
+        self.steps = Steps(run.metrics)
+        self.story = Story(run.events, self.config.model.dtype)
+        self._tokenizer: list[Any] = []  # one, once it was asked for
+
+    def update(self, read_s: float = READ_S) -> None:
+        until_s = time.monotonic() + read_s
+        self.config = self.run.read_config()
+        self.steps.update()
+        while self.story.update(SLICE_BYTES) and time.monotonic() < until_s:
+            pass
+
+    @property
+    def is_whole(self) -> bool:
+        """All events are read but for the newest."""
+        return self.story.behind_bytes < SLICE_BYTES
+
+    @property
+    def tokenizer(self) -> Any | None:
+        if not self._tokenizer:
+            self._tokenizer.append(tokenizer_of(self.run))
+        return self._tokenizer[0]
+
+    @property
+    def version(self) -> int:
+        return self.steps.versions[-1] if self.steps.versions else 0
+
+    @property
+    def state(self) -> str:
+        return state_of(self.run, self.version, self.config.steps)
+
+    # ------------------------------------------------------------ content
+
+    def data(self, by: Axis, points: int = POINTS) -> dict[str, figures.Data]:
+        """Of every plot, by its name."""
+        found = {
+            chart.name: figures.curves_data(overlaid(chart, {self.name: self.steps}, by, points))
+            for chart in CHARTS
+        }
+        found["lanes"] = figures.lanes_data([*self.story.activity, *self.story.spans])
+        found["shares"] = figures.shares_data(self._shares())
+        return found
+
+    def plots(self, data: dict[str, figures.Data], by: Axis) -> list[tuple[str, str, Any]]:
+        """(heading, explanation, plot) for the charts, then shares and lanes."""
+        drawn: list[tuple[str, str, Any]] = [
+            (c.heading, c.explanation, figures.curves(c.name, data[c.name], AXES[by], c.digits, log=c.log))
+            for c in CHARTS
+        ]
+        drawn.append(
+            ("Where the time went", who_waits(self._shares()), figures.shares("shares", data["shares"]))
+        )
+        rows = sorted({span.row for span in (*self.story.activity, *self.story.spans)}, key=_row_order)
+        drawn.append(("Timeline", LANES, figures.lanes("lanes", data["lanes"], rows or ["trainer"])))
+        return drawn
+
+    def parts(self) -> dict[str, str]:
+        """HTML by the id of its place."""
+        told = [(f"{t.minute:.1f}", t.who, t.what) for t in reversed(self.story.troubles)]
+        return {
+            "facts": parts.facts(self._facts()),
+            "told": self._notice(),
+            "findings": parts.findings(
+                self.story.findings() if self.is_whole else [], complete=self.is_whole
+            ),
+            "troubles": parts.table(
+                ("minute", "who", "what"), told, empty="Nobody died, and nothing stalled."
+            ),
+        }
+
+    def configuration(self) -> str:
+        return parts.configuration(dict(flat(dump(self.config))))
+
+    def _notice(self) -> str:
+        if not self.is_whole:
+            return parts.notice(f"{self.story.share_read:.0%} of the events are read; the rest follows.")
+        return "" if len(self.steps) else parts.notice("There is no optimizer step yet.")
+
+    def _facts(self) -> dict[str, Any]:
+        summary, steps = self.story.summary(), self.steps
+        accounts = {
+            name.partition("/")[2].replace("_", " "): int(value)
+            for name in steps.names("accounting/")
+            if (value := steps.last(name)) is not None
+        }
+        return {
+            "state": parts.Raw(parts.state(self.state)),
+            f"of {self.config.steps:,} steps": self.version,
+            "schedule": self.config.schedule.kind,
+            "reward, first tenth": summary["reward_first"],
+            "reward, last tenth": summary["reward_last"],
+            "trained tokens/s": summary["trained_tokens_per_s"],
+            "mean staleness": summary["staleness"]["mean"],
+            "fairness": summary["fairness"],
+            "restarts": summary["restarts"],
+            **{f"trajectories {name}": num for name, num in accounts.items()},
+        }
+
+    def _shares(self) -> dict[str, dict[str, float]]:
+        """Seconds of each role by what they went to."""
+        took = self.story.took_s
+        found = {
+            "trainer": {
+                "optimizer steps": took["step"],
+                "waiting for a batch": took["wait"],
+                "publishing weights": took["publish"],
+                "checkpoints": took["checkpoint"],
+            }
+        }
+        for name, replica in self.story.summary()["replicas"].items():
+            found[name] = {"decoding": replica["busy_s"], "idle": replica["idle_s"]}
+        return found
+
+
+LANES = (
+    "Blue is work, the darker the more of the time. Magenta is weights that are published, staged or taken. "
+    "Red is the time from a death until the worker is ready again. The newest part of a long run is shown."
+)
+
+
+def who_waits(shares: dict[str, dict[str, float]]) -> str:
+    """Who idles, and why, in a sentence."""
+    waits = _share(shares.get("trainer", {}), "waiting for a batch")
+    replicas = [_share(parts, "idle") for name, parts in shares.items() if name != "trainer"]
+    idle = sum(replicas) / len(replicas) if replicas else 0.0
+    told = f"Grey is idle. The trainer waits {waits:.0%} of the time for batches, replicas idle {idle:.0%}. "
+    if max(waits, idle) < 0.1:
+        return told + "Neither side waits much for the other."
+    if waits >= idle:
+        return told + "Generation is the slower side: batches are not complete when the trainer is."
+    return told + "Training is the slower side: replicas are as far ahead as the schedule lets them be."
+
+
+def _share(seconds: dict[str, float], what: str) -> float:
+    total = sum(seconds.values())
+    return seconds.get(what, 0.0) / total if total else 0.0
+
+
+def _row_order(row: str) -> tuple[int, int, str]:
+    """The trainer, the relay, then replicas by number."""
+    first = {"trainer": 0, "relay": 1, "controller": 2}.get(row, 3)
+    digits = row.rpartition("-")[2]
+    return first, int(digits) if digits.isdigit() else 0, row

@@ -1,0 +1,57 @@
+"""The frame of every page: style, charts in a grid, one document. Dark or light is the reader's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from bokeh.embed import components
+
+from millrace.look.parts import LEVELS, VERSION_COLORS
+
+Section = tuple[str, str, Any]
+"""Heading, explanation, plot."""
+
+_SHADES = "".join(f"i.p{n}{{--shade:{n / LEVELS:.2f}}}" for n in range(LEVELS + 1))
+_HUES = "".join(f"i.v{n}{{--hue:{210 + n * 360 // VERSION_COLORS}}}" for n in range(VERSION_COLORS))
+STYLE = (files("millrace.look") / "page.css").read_text(encoding="utf-8") + _SHADES + _HUES
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """HTML with plots in it, and the script that draws them."""
+
+    html: str
+    script: str = ""
+
+
+def charts(sections: Sequence[Section], *, whole: Sequence[str] = ()) -> Drawn:
+    """Plots in a grid. Those whose heading is in `whole` take a row each."""
+    if not sections:
+        return Drawn("")
+    script, divisions = components([plot for _, _, plot in sections], wrap_script=False)
+    cards = (
+        f'<section class="chart{" whole" if heading in whole else ""}"><h2>{escape(heading)}</h2>'
+        f"<p>{escape(explanation)}</p>{division}</section>"
+        for (heading, explanation, _), division in zip(sections, divisions, strict=True)
+    )
+    return Drawn(f'<div class="charts">{"".join(cards)}</div>', script)
+
+
+def place(part: str, html: str) -> str:
+    """Where a live page puts the newest of a part."""
+    return f'<div id="{escape(part)}">{html}</div>'
+
+
+def document(title: str, body: str, *, head: str = "", live: str = "") -> str:
+    """One HTML document. `live` is the address of its newest data."""
+    told = f' data-live="{escape(live)}"' if live else ""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style>{head}</head>"
+        f"<body{told}><main>{body}</main></body></html>\n"
+    )

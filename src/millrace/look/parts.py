@@ -1,0 +1,153 @@
+"""Records as HTML. Everything that a run, a model or a reward wrote is escaped here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+from urllib.parse import quote
+
+from millrace.config.resume import ABSENT, Change
+from millrace.look.runs import RunLine
+from millrace.look.samples import Piece, Shown
+from millrace.observe.doctor.finding import Finding
+
+LEVELS, NATS_PER_LEVEL = 8, 0.5
+"""Shades of a token by its log-prob: the last one is for all below."""
+VERSION_COLORS = 6
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str = "None.") -> str:
+    """Cells are escaped, but for those that are `Raw`."""
+    body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    if not body:
+        return f'<p class="quiet">{escape(empty)}</p>'
+    names = "".join(f"<th>{escape(name)}</th>" for name in head)
+    return f'<div class="wide"><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+class Raw(str):
+    """HTML made here."""
+
+
+def link(address: str, text: str) -> Raw:
+    return Raw(f'<a href="{escape(address)}">{escape(text)}</a>')
+
+
+def run_link(base: str, name: str) -> Raw:
+    return link(f"{base}run/{quote(name)}", name)
+
+
+def facts(values: Mapping[str, Any]) -> str:
+    """Figures with their names below them."""
+    cells = (f"<div><b>{_cell(value)}</b><span>{escape(name)}</span></div>" for name, value in values.items())
+    return f'<div class="facts">{"".join(cells)}</div>'
+
+
+def notice(text: str) -> str:
+    return f'<p class="notice">{escape(text)}</p>'
+
+
+def findings(found: Sequence[Finding], *, complete: bool) -> str:
+    """What the doctor says."""
+    if not complete:
+        return '<p class="quiet">The doctor waits until all events are read.</p>'
+    if not found:
+        return '<p class="good">The doctor knows of no fault.</p>'
+    return "".join(
+        f'<article class="finding"><h3>{escape(one.fault)}</h3>'
+        + "".join(f"<p>{escape(line)}</p>" for line in one.evidence)
+        + "<ul>"
+        + "".join(f"<li>{escape(line)}</li>" for line in one.advice)
+        + "</ul></article>"
+        for one in found
+    )
+
+
+def runs(base: str, lines: Sequence[RunLine]) -> str:
+    """The list of runs, each with a box that chooses it for a comparison."""
+    rows = [
+        (
+            Raw(f'<input type="checkbox" name="run" value="{escape(line.name)}" aria-label="compare">'),
+            run_link(base, line.name),
+            line.trouble or Raw(state(line.state)),
+            f"{line.version} of {line.steps}",
+            line.reward,
+            line.schedule,
+        )
+        for line in lines
+    ]
+    head = ("", "run", "state", "step", "reward", "schedule")
+    button = "<button>Compare the chosen ones</button>"
+    return f'<form action="{escape(base)}compare">{table(head, rows)}{button}</form>'
+
+
+def state(name: str) -> str:
+    return f'<span class="state {escape(name)}">{escape(name)}</span>'
+
+
+def configuration(values: Mapping[str, Any]) -> str:
+    return table(("key", "value"), values.items())
+
+
+def differences(changes: Sequence[Change], names: tuple[str, str]) -> str:
+    rows = [(change.key, _there(change.old), _there(change.new)) for change in changes]
+    return table(("key", *names), rows, empty="Their configurations are equal.")
+
+
+def samples(shown: Sequence[Shown], *, group: str = "color") -> str:
+    """Prompts and completions, with a choice of what colours a token. `group` names the choice."""
+    if not shown:
+        return '<p class="quiet">There is none.</p>'
+    radio = f'<input type="radio" name="{escape(group)}"'
+    choices = "".join(
+        f'<label>{radio} value="{value}"{" checked" * (value == "logprob")}>{words}</label>'
+        for value, words in (("logprob", "log-prob"), ("version", "version"), ("none", "nothing"))
+    )
+    legend = (
+        '<span class="only-logprob">likely '
+        + "".join(f'<i class="p{level}">&nbsp;</i>' for level in range(LEVELS + 1))
+        + " unlikely</span>"
+    )
+    return (
+        f'<section class="samples"><fieldset><legend>Tokens coloured by</legend>{choices} {legend}</fieldset>'
+        + "".join(map(sample, shown))
+        + "</section>"
+    )
+
+
+def sample(one: Shown) -> str:
+    """One trajectory. A token tells of itself under the pointer."""
+    reward = "no reward" if one.reward is None else f"reward {one.reward:.4g}"
+    trained = f"trained into version {one.trained}" if one.trained is not None else one.state
+    measured = [f"{name} {_cell(value)}" for name, value in one.metrics.items()]
+    told = [trained, one.reason, f"{one.num_tokens} tokens", "cut by the budget" * (one.finish == "length")]
+    told += [f"group {one.group_id}", f"row {one.row_id}", one.replica, *measured]
+    left_out = f'<p class="quiet">and {one.tokens_left_out:,} more tokens</p>' if one.tokens_left_out else ""
+    return (
+        f'<article class="sample"><h3>{escape(reward)} <small>trajectory {one.trajectory_id}</small></h3>'
+        f'<p class="quiet">{escape(", ".join(part for part in told if part))}</p>'
+        f'<pre class="prompt">{escape(one.prompt)}</pre>'
+        f'<pre class="completion">{"".join(map(_token, one.pieces))}</pre>{left_out}</article>'
+    )
+
+
+def _token(piece: Piece) -> str:
+    level = min(LEVELS, int(-piece.logprob / NATS_PER_LEVEL)) if piece.logprob == piece.logprob else LEVELS
+    title = f"{piece.logprob:.3f} nats, version {piece.version}"
+    color = f"p{max(0, level)} v{piece.version % VERSION_COLORS}"
+    return f'<i class="{color}" title="{title}">{escape(piece.text)}</i>'
+
+
+def _there(value: Any) -> str:
+    return "not there" if value is ABSENT else "none" if value is None else str(value)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, Raw):
+        return value
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return escape(f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value))

@@ -1,0 +1,81 @@
+"""One or several runs as one HTML file, to read without a server and to send."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from bokeh.resources import Resources
+
+from millrace.config.resume import diff
+from millrace.core.errors import ConfigError, writing
+from millrace.ledger.samples import Choice
+from millrace.look import page, parts
+from millrace.look.comparison import compared
+from millrace.look.overview import Overview
+from millrace.look.samples import choose
+from millrace.look.steps import Axis
+
+BYTES_MAX = 2_000_000
+POINTS = 400
+"""Points of a curve in a file, all runs together."""
+SAMPLES, SAMPLE_TOKENS = 4, 250
+WHOLE = ("Timeline", "Where the time went")
+
+
+def write_report(runs: Sequence[Overview], out: Path) -> int:
+    """Read the runs to their ends, write the file, and return its size in bytes.
+
+    Raises: ConfigError: so many runs do not go into one file. StorageError: it cannot be written.
+    """
+    for run in runs:
+        run.update(read_s=float("inf"))
+    text = report(runs).encode()
+    if len(text) > BYTES_MAX:
+        raise ConfigError(
+            f"the report of {len(runs)} runs has {len(text):,} bytes; a report has at most {BYTES_MAX:,}\n"
+            "  Name fewer runs."
+        )
+    with writing(out):
+        out.write_bytes(text)
+    return len(text)
+
+
+def report(runs: Sequence[Overview]) -> str:
+    """The whole document. The first run is what the others are compared with."""
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    bodies = [_compared(runs)] if len(runs) > 1 else []
+    bodies += [_run(run, POINTS // len(runs)) for run in runs]
+    library = Resources(mode="inline", components=["bokeh"]).render()
+    scripts = "".join(f"<script>{body.script}</script>" for body in bodies)
+    return page.document(title, "".join(body.html for body in bodies) + scripts, head=library)
+
+
+def _compared(runs: Sequence[Overview]) -> page.Drawn:
+    drawn = page.charts(compared({run.name: run.steps for run in runs}, Axis.STEP, POINTS // len(runs)))
+    html = f"<h1>{len(runs)} runs compared</h1>{drawn.html}"
+    first = runs[0]
+    for run in runs[1:]:
+        table = parts.differences(diff(first.config, run.config), (first.name, run.name))
+        html += f"<h2>Configuration: {escape(first.name)} and {escape(run.name)}</h2>{table}"
+    return page.Drawn(html, drawn.script)
+
+
+def _run(run: Overview, points: int) -> page.Drawn:
+    drawn = page.charts(run.plots(run.data(Axis.STEP, points), Axis.STEP), whole=WHOLE)
+    told = run.parts()
+    html = (
+        f"<h1>{escape(run.name)}</h1>{told['facts']}{told['told']}{told['findings']}{drawn.html}"
+        f"<h2>Troubles</h2>{told['troubles']}{_samples(run)}<h2>Configuration</h2>{run.configuration()}"
+    )
+    return page.Drawn(html, drawn.script)
+
+
+def _samples(run: Overview) -> str:
+    shown = {choice: choose(run.run, run.tokenizer, choice, SAMPLES, SAMPLE_TOKENS) for choice in Choice}
+    return "".join(
+        f"<h2>Trajectories: {choice.value}</h2>{parts.samples(found, group=f'{run.name} {choice}')}"
+        for choice, found in shown.items()
+        if found
+    )

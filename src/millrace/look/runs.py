@@ -1,0 +1,95 @@
+"""Which runs there are, and how far each is. Reads small files and the ends of long ones only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from millrace.core.errors import DataError, MillraceError
+from millrace.session.run_directory import RunDirectory
+
+RUNS_MAX = 200
+"""Of a list: those that were started or resumed last."""
+_TAIL_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    """A run in a list. `trouble` says why the other fields are empty."""
+
+    name: str
+    state: str
+    version: int
+    steps: int
+    schedule: str
+    reward: float | None
+    trouble: str = ""
+
+
+def find_runs(root: Path) -> dict[str, RunDirectory]:
+    """By name, which is the path below `root`; `root` itself may be a run. The newest come first.
+
+    Raises: DataError: there is none.
+    """
+    if _is_run(root):
+        return {root.resolve().name: RunDirectory(root.resolve())}
+    found = sorted(_runs_below(root), key=_started_s, reverse=True)[:RUNS_MAX]
+    if not found:
+        raise DataError(
+            f"{root} is no run directory and holds none: no config.json beside an events.jsonl\n"
+            "  Start a run with `millrace train`, or name the directory of your runs."
+        )
+    return {path.relative_to(root).as_posix(): RunDirectory(path.resolve()) for path in found}
+
+
+def run_line(name: str, run: RunDirectory) -> RunLine:
+    """Never raises: what is wrong with a run is told in its line."""
+    try:
+        config = run.read_config()
+        last = last_step(run.metrics)
+        version = last.get("version", 0)
+        state = state_of(run, version, config.steps)
+    except (MillraceError, OSError) as error:
+        return RunLine(name, "unreadable", 0, 0, "", None, trouble=str(error))
+    return RunLine(name, state, version, config.steps, config.schedule.kind, last.get("reward/mean"))
+
+
+def state_of(run: RunDirectory, version: int, steps: int) -> str:
+    if run.is_held():
+        return "running"
+    return "finished" if version >= steps else "stopped"
+
+
+def last_step(metrics: Path) -> dict[str, Any]:
+    """The last whole line of `metrics.jsonl`; empty where there is none."""
+    if not metrics.exists():
+        return {}
+    with metrics.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        lines = file.read().rpartition(b"\n")[0].splitlines()
+    try:
+        return msgspec.json.decode(lines[-1], type=dict[str, Any]) if lines else {}
+    except msgspec.MsgspecError as error:
+        raise DataError(f"{metrics}: the last line is damaged: {error}") from error
+
+
+def _runs_below(root: Path) -> Iterator[Path]:
+    for pattern in ("*/config.json", "*/*/config.json"):
+        yield from (path.parent for path in root.glob(pattern) if _is_run(path.parent))
+
+
+def _is_run(path: Path) -> bool:
+    """A model has a config.json too."""
+    return (path / "config.json").is_file() and (path / "events.jsonl").is_file()
+
+
+def _started_s(path: Path) -> float:
+    try:
+        return (path / "config.json").stat().st_mtime
+    except OSError:
+        return 0.0

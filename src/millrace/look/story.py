@@ -1,0 +1,149 @@
+"""What happened in a run, from `events.jsonl` as it grows: sums, troubles, evidence, a timeline."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millrace.core.errors import DataError, boundary
+from millrace.core.events import Event
+from millrace.observe.doctor.evidence import Evidence
+from millrace.observe.doctor.finding import Finding
+from millrace.observe.doctor.rules import diagnose
+from millrace.observe.jsonl import Tail, event_of
+from millrace.observe.summary import Summary
+from millrace.observe.trace import records_of
+
+SPANS_MAX = 1500
+"""Of the timeline: the newest ones, and as many of what replicas did."""
+TROUBLES_MAX = 100
+
+_PLENTIFUL = (b'{"kind":"admitted"', b'{"kind":"leased"', b'{"kind":"finished"', b'{"kind":"ended"')
+_SCORED, _WELL = b'{"kind":"scored"', b'"outcome":"scored"'
+_TROUBLES = {
+    "worker_died": "{cause}",
+    "worker_recovered": "back after {recovery_s:.2f} s",
+    "stalled": "no progress for {quiet_s:.0f} s",
+    "quarantined": "row {row_id} is set aside: {reason}",
+    "step_rejected": "batch of version {version} refused: {reason}",
+    "rewound": "went back to version {version}",
+    "replay_differs": "version {version} came out different: {reason}",
+    "stage_missed": "version {version} was not staged: {reason}",
+}
+
+
+@dataclass(slots=True)
+class Span:
+    """Something that took time, in minutes since the first event; `share` of it was work."""
+
+    row: str
+    kind: str
+    start: float
+    end: float
+    label: str
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    minute: float
+    who: str
+    what: str
+
+
+class Story:
+    """A run's events so far. `update` reads on, a bounded part at a time."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self._path, self._dtype = path, dtype
+        self._begin()
+
+    def _begin(self) -> None:
+        self._tail = Tail(self._path)
+        self._summary, self._evidence = Summary(), Evidence(self._dtype)
+        self._load: dict[str, tuple[float, float, float]] = {}  # replica -> minute, busy and idle seconds
+        self._start_s: float | None = None
+        self._newest: dict[str, Span] = {}  # replica -> what it did last
+        self.spans: deque[Span] = deque(maxlen=SPANS_MAX)
+        self.activity: deque[Span] = deque(maxlen=SPANS_MAX)
+        self.troubles: deque[Trouble] = deque(maxlen=TROUBLES_MAX)
+        self.took_s = {"step": 0.0, "wait": 0.0, "publish": 0.0, "checkpoint": 0.0}  # of the trainer
+
+    def update(self, bytes_max: int = -1) -> bool:
+        """Returns whether it read anything. Raises DataError: a line is damaged, or does not tell all."""
+        if self._size() < self._tail.position:
+            self._begin()  # another run took its place
+        lines = self._tail.take(bytes_max)
+        for line in lines:
+            if line.startswith(_PLENTIFUL):
+                continue
+            if line.startswith(_SCORED) and _WELL in line:
+                self._evidence.outcomes["scored"] += 1
+                continue
+            event = event_of(line, str(self._path))
+            with boundary(str(self._path), f"not a whole {event.kind!r} event", DataError):
+                self._take(event)
+        return bool(lines)
+
+    @property
+    def share_read(self) -> float:
+        """Of the file, from 0 to 1."""
+        return self._tail.position / size if (size := self._size()) else 1.0
+
+    @property
+    def behind_bytes(self) -> int:
+        return self._size() - self._tail.position
+
+    def summary(self) -> dict[str, Any]:
+        """As in `summary.json`."""
+        return self._summary.result()
+
+    def findings(self) -> list[Finding]:
+        return diagnose(self._evidence)
+
+    def _size(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def _take(self, event: Event) -> None:
+        self._summary(event)
+        self._evidence(event)
+        self._start_s = self._start_s or event.wall_s
+        minute = (event.wall_s - self._start_s) / 60
+        for row, record in records_of(event, minute * 60e6):
+            if record["ph"] == "X":
+                start = record["ts"] / 60e6
+                self.spans.append(Span(row, event.kind, max(0.0, start), minute, record["name"]))
+        if event.kind == "report":
+            self._report(minute, event.fields)
+        if event.kind in _TROUBLES:
+            who = event.fields.get("name", "controller")
+            self.troubles.append(Trouble(minute, who, _TROUBLES[event.kind].format(**event.fields)))
+        self._count_trainer(event)
+
+    def _count_trainer(self, event: Event) -> None:
+        fields = event.fields
+        match event.kind:
+            case "step":
+                self.took_s["step"] += fields["step_s"]
+                self.took_s["wait"] += fields["wait_s"]
+            case "published":
+                self.took_s["publish"] += fields["stall_s"]
+            case "checkpoint":
+                self.took_s["checkpoint"] += fields["save_s"]
+
+    def _report(self, minute: float, load: dict[str, Any]) -> None:
+        """How busy a replica was since its report before, in quarters. Neighbours that look alike are one."""
+        name, busy, idle = load["replica"], load["busy_s"], load["idle_s"]
+        before = self._load.get(name)
+        self._load[name] = minute, busy, idle
+        if before is None or busy < before[1] or (total := busy - before[1] + idle - before[2]) <= 0:
+            return
+        share = round(4 * (busy - before[1]) / total) / 4
+        last = self._newest.get(name)
+        if last is not None and last.share == share and last.end == before[0]:
+            last.end = minute
+            return
+        self._newest[name] = Span(name, "report", before[0], minute, f"decodes {share:.0%}", share)
+        self.activity.append(self._newest[name])

@@ -1,0 +1,160 @@
+"""A run as a page: what is read of it, what is drawn, and that nothing in it is obeyed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from look_runs import PROMPT, events, write_run
+from observe_events import event, step
+
+from millrace.core.errors import DataError
+from millrace.ledger.samples import Choice
+from millrace.look.charts import CHARTS, overlaid
+from millrace.look.overview import Overview, who_waits
+from millrace.look.report import BYTES_MAX, write_report
+from millrace.look.runs import find_runs, run_line
+from millrace.look.samples import choose, search
+from millrace.look.steps import Axis, Steps, curve
+from millrace.look.story import Story
+from millrace.observe.jsonl import EventLog, MetricsLog
+
+
+def overview(path: Path) -> Overview:
+    made = Overview("one", write_run(path))
+    made.update()
+    return made
+
+
+def tell(path: Path, *told: object) -> None:
+    log = MetricsLog(path)
+    for one in told:
+        log(one)
+    log.close()
+
+
+def test_steps_are_read_as_they_come(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    steps = Steps(path)
+    steps.update()
+    assert len(steps) == 0
+    tell(path, step(2.0, 1), step(4.0, 2))
+    steps.update()
+    tell(path, step(6.0, 3))
+    with path.open("ab") as file:
+        file.write(b'{"version":4,')
+    steps.update()
+    assert list(steps.versions) == [1, 2, 3]
+    assert steps.curve("reward/mean").y == pytest.approx([0.1, 0.2, 0.3])
+    assert steps.curve("reward/mean", Axis.TOKENS).x == [100, 200, 300]
+    assert steps.curve("reward/mean", Axis.TIME).x == pytest.approx([0, 2 / 60, 4 / 60])
+
+
+def test_a_step_done_again_counts_once_and_undone_steps_are_gone(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tell(path, step(1.0, 1), step(2.0, 2), step(3.0, 3))
+    tell(path, step(4.0, 2, reward_mean=0.9, replayed=True))
+    steps = Steps(path)
+    steps.update()
+    assert steps.curve("reward/mean").y == pytest.approx([0.1, 0.9, 0.3])
+    tell(path, step(5.0, 2, reward_mean=0.5))
+    steps.update()
+    assert steps.curve("reward/mean").y == pytest.approx([0.1, 0.5])
+
+
+def test_a_damaged_step_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"not json\n")
+    with pytest.raises(DataError, match=r"metrics\.jsonl: not a whole step"):
+        Steps(path).update()
+
+
+def test_a_long_curve_becomes_means_of_neighbours_and_nan_is_left_out() -> None:
+    thin = curve(range(10_000), [float(i) for i in range(10_000)], 1000)
+    assert len(thin.x) == 1000
+    assert thin.x[:2] == thin.y[:2] == [4.5, 14.5]
+    assert curve([1, 2], [float("nan"), 3.0]).x == [2]
+
+
+def test_a_story_reads_on_where_it_stopped(tmp_path: Path) -> None:
+    told = events(steps=4)
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    for one in told[:5]:
+        log(one)
+    story = Story(path, "float32")
+    story.update(1)
+    assert story.share_read < 1
+    while story.update(1):
+        pass
+    for one in [*told[5:], event("scored", 9.0, trajectory_id=1, value=1.0, outcome="scored", reason="")]:
+        log(one)
+    log.close()
+    story.update()
+    assert story.summary()["steps"] == 4
+    assert story.share_read == 1
+    assert [trouble.who for trouble in story.troubles] == ["replica-0"]
+    assert {span.row for span in story.spans} == {"trainer", "replica-0"}
+    assert [span.share for span in story.activity] == [0.75]  # two seconds of three, in quarters
+
+
+def test_who_waits_is_said_in_a_sentence() -> None:
+    trainer = {"optimizer steps": 5.0, "waiting for a batch": 5.0}
+    assert "Generation is the slower side" in who_waits({"trainer": trainer, "replica-0": {"idle": 0.0}})
+    busy = {"optimizer steps": 1.0, "waiting for a batch": 0.0}
+    replica = {"decoding": 1.0, "idle": 1.0}
+    assert "Training is the slower side" in who_waits({"trainer": busy, "replica-0": replica})
+
+
+def test_runs_are_found_at_two_depths_and_a_broken_one_is_told(tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "quickstart" / "run")
+    (tmp_path / "a" / "config.json").write_text("{")
+    runs = find_runs(tmp_path)
+    assert set(runs) == {"a", "quickstart/run"}
+    whole, broken = (run_line(name, runs[name]) for name in ("quickstart/run", "a"))
+    assert (whole.state, whole.version, whole.steps, broken.state) == ("stopped", 4, 8, "unreadable")
+    assert "not valid JSON" in broken.trouble
+
+
+def test_no_run_is_said_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds none"):
+        find_runs(tmp_path)
+
+
+def test_samples_come_token_by_token(tmp_path: Path) -> None:
+    one = overview(tmp_path / "a")
+    best = choose(one.run, one.tokenizer, Choice.BEST, 2)
+    assert [shown.reward for shown in best] == sorted((shown.reward for shown in best), reverse=True)
+    piece = best[0].pieces[0]
+    assert (piece.logprob, piece.version) == (-0.5, 3)
+    assert "".join(piece.text for piece in best[0].pieces) == "aaaa"[:4].replace("a", piece.text)
+
+
+def test_a_search_looks_from_the_newest_on_and_can_go_on(tmp_path: Path) -> None:
+    one = overview(tmp_path / "a")
+    first = search(one.run, one.tokenizer, "SCRIPT", 3)
+    rest = search(one.run, one.tokenizer, "script", 100, first.before)
+    ids = [shown.trajectory_id for shown in first.shown + rest.shown]
+    assert ids == sorted(ids, reverse=True)
+    assert len(ids) == 16
+    assert rest.before is None
+    assert not search(one.run, one.tokenizer, "no such text", 3).shown
+
+
+def test_runs_are_overlaid_by_their_names(tmp_path: Path) -> None:
+    one = overview(tmp_path / "a")
+    reward, staleness = CHARTS[0], CHARTS[1]
+    assert set(overlaid(reward, {"a": one.steps, "b": one.steps}, Axis.STEP)) == {"a", "b"}
+    assert "a: largest" in overlaid(staleness, {"a": one.steps, "b": one.steps}, Axis.STEP)
+
+
+def test_a_report_is_one_small_file_that_obeys_nothing_of_a_run(tmp_path: Path) -> None:
+    runs = [overview(tmp_path / name) for name in ("a", "b")]
+    size = write_report(runs, tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert size < BYTES_MAX
+    assert PROMPT not in text
+    assert "&lt;script&gt;alert(1)" in text
+    assert "<script src=" not in text
+    assert "2 runs compared" in text
