@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
@@ -353,6 +353,17 @@ class Checkpoints(Section):
     """Newest checkpoints that stay."""
 
 
+def _listening(value: object) -> object:
+    """A port alone is one of this host's loopback address."""
+    host, _, port = str(value).rpartition(":")
+    if not port.isdecimal() or not 1 <= int(port) <= 65_535 or not host.strip("[]").isascii():
+        raise ValueError(f"`observe.prometheus` ({value}) must be PORT or HOST:PORT, the port 1 to 65535")
+    return f"{host or '127.0.0.1'}:{port}"
+
+
+ListenAddress = Annotated[str, BeforeValidator(_listening)]
+
+
 class Observe(Section):
     tensorboard: bool = True
     """Write TensorBoard files into the run directory."""
@@ -360,6 +371,13 @@ class Observe(Section):
     """W&B project; needs the `wandb` extra."""
     mlflow: str | None = None
     """MLflow experiment; needs the `mlflow` extra."""
+    prometheus: ListenAddress | None = None
+    """Serve metrics for Prometheus at this `HOST:PORT`; a port alone is one of the loopback address. Needs
+    the `prometheus` extra."""
+    notify: str | None = None
+    """Whom to tell of a stall, a worker's death, a finding of the doctor and the end. A command line gets a
+    JSON object on its standard input; a URL gets it by POST. `$NAME` is what the environment variable NAME
+    holds. See docs/watching.md."""
     samples_every: Count | None = 10
     """Steps between samples as text: the best, the middle and the worst answer to one prompt of the batch.
     They go to the live view, to `events.jsonl`, and to TensorBoard, W&B and MLflow where these are on. None:

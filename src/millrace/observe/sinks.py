@@ -9,13 +9,23 @@ from typing import Any, Protocol
 
 from millrace.config.schema import Observe
 from millrace.core.events import Event, Events
+from millrace.observe import prometheus
 from millrace.observe.jsonl import EventLog, MetricsLog
+from millrace.observe.notify import Notifier, deliverer
 
 
 class ClosableSink(Protocol):
     def __call__(self, event: Event) -> None: ...
 
     def close(self) -> None: ...
+
+
+def refuse_unusable(observe: Observe) -> None:
+    """Before a run starts. Raises ConfigError: an address or command that `observe` names cannot be used."""
+    if observe.prometheus is not None:
+        prometheus.refuse_unusable(observe.prometheus)
+    if observe.notify is not None:
+        deliverer(observe.notify)
 
 
 @contextmanager
@@ -25,16 +35,18 @@ def open_sinks(
     """Subscribe what every run records in `directory`, and what `observe` adds. `config` is shown by
     the services that show one.
 
-    Raises ConfigError: a service's package is not installed.
+    Raises ConfigError: a service's package is not installed, or its address cannot be had.
     """
     with ExitStack() as stack:
-        for sink in _sinks(observe, directory, config):
+        for sink in _sinks(events, observe, directory, config):
             stack.callback(sink.close)
             events.subscribe(sink)
         yield
 
 
-def _sinks(observe: Observe, directory: Path, config: Mapping[str, Any]) -> Iterator[ClosableSink]:
+def _sinks(
+    events: Events, observe: Observe, directory: Path, config: Mapping[str, Any]
+) -> Iterator[ClosableSink]:
     yield EventLog(directory / "events.jsonl")
     yield MetricsLog(directory / "metrics.jsonl")
     if observe.tensorboard:
@@ -49,3 +61,7 @@ def _sinks(observe: Observe, directory: Path, config: Mapping[str, Any]) -> Iter
         from millrace.observe.mlflow import MlflowSink
 
         yield MlflowSink(observe.mlflow, directory, config)
+    if observe.prometheus is not None:
+        yield prometheus.PrometheusSink(observe.prometheus)
+    if observe.notify is not None:
+        yield Notifier(events, observe.notify, directory)  # the last: it is closed first, and may warn

@@ -19,6 +19,7 @@ from millrace.core import clock
 from millrace.core.errors import LedgerError, after
 from millrace.core.events import Events, Sink
 from millrace.ledger.sqlite import SqliteLedger
+from millrace.observe.doctor.watch import DoctorWatch
 from millrace.observe.jsonl import retell
 from millrace.observe.live import LiveView
 from millrace.observe.sinks import open_sinks
@@ -76,7 +77,9 @@ async def train(
         stack.enter_context(open_sinks(events, config.observe, run.path, dump(config)))
         stack.push(lambda _, error, __: _write_summary(run, summary, error))
         every: list[Sink] = [summary, stack.enter_context(LiveView(console)), *sinks]
-        every += [MemoryTeller(events), *_samplers(config, ledger, events)]  # they tell after all others
+        # These emit events of their own, after all others have seen the event that they answer.
+        every += [MemoryTeller(events), DoctorWatch(events, config.model.dtype)]
+        every += _samplers(config, ledger, events)
         for sink in every:
             events.subscribe(sink)
         if from_version is not None:

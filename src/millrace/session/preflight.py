@@ -11,6 +11,7 @@ from pathlib import Path
 from millrace.config.carried import is_carried
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
+from millrace.observe.sinks import refuse_unusable
 from millrace.placement import tell
 from millrace.placement.assign import Placement, size
 from millrace.placement.needs import Needs
@@ -40,6 +41,7 @@ def preflight(config: Config, run_path: Path) -> list[str]:
         raise ConfigError(disk)
     _check_processes(config, placed.host.cores)
     _check_python(config.rollout.python)
+    refuse_unusable(config.observe)
     return [*tell.warnings(placed), *_size_warnings(config, placed), *_thread_warnings(config)]
 
 

@@ -1,0 +1,139 @@
+"""Whoever does not watch is told, and never in the way."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from observe_events import event, run_ended, step, worker_died
+
+from millrace.core.errors import ConfigError
+from millrace.core.events import Event, Events
+from millrace.observe import notify
+from millrace.observe.doctor.watch import FIRST_STEPS, DoctorWatch
+from millrace.observe.notify import Notifier
+
+STALLED = event("stalled", 1.0, quiet_s=20.0, waits=["trainer waits for replica-0"])
+KEEP = (
+    "import pathlib, sys; target = pathlib.Path(sys.argv[1]);"
+    " target.open('a').write(sys.stdin.read() + chr(10))"
+)
+
+
+def command(tmp_path: Path, program: str = KEEP) -> str:
+    script = tmp_path / "hook.py"
+    script.write_text(program)
+    return f"{sys.executable} {script} {tmp_path / 'told'}"
+
+
+def tell(target: str, *told: Event) -> list[Event]:
+    """Run a notifier over `told`; what it emitted itself."""
+    events, heard = Events(lambda: 0.0, lambda: 0.0), []
+    events.subscribe(heard.append)
+    notifier = Notifier(events, target, Path("/runs/night"))
+    for item in told:
+        notifier(item)
+    notifier.close()
+    return heard
+
+
+def messages(tmp_path: Path) -> list[dict]:
+    return [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+
+
+def test_a_command_is_told_of_a_stall_a_death_a_finding_and_the_end(tmp_path: Path) -> None:
+    finding = event("finding", 3.0, fault="no-signal", evidence=["all equal"], advice=[])
+    assert not tell(
+        command(tmp_path), step(0.5, 7), STALLED, worker_died(2.0, "relay"), finding, run_ended(4.0)
+    )
+    told = messages(tmp_path)
+    assert [message["kind"] for message in told] == ["stalled", "worker_died", "finding", "run_ended"]
+    assert told[0]["text"] == "night at step 7: no progress for 20 s: trainer waits for replica-0"
+    assert (told[0]["run"], told[0]["version"]) == ("/runs/night", 7)
+    assert told[3]["text"].endswith("ended: done")
+
+
+def test_of_one_kind_there_is_one_message_a_minute_and_the_rest_are_counted(tmp_path: Path) -> None:
+    deaths = [worker_died(at_s, "relay") for at_s in (0.0, 10.0, 59.0, 61.0, 70.0)]
+    tell(command(tmp_path), *deaths, run_ended(71.0))
+    assert [(m["kind"], m["left_out"]) for m in messages(tmp_path)] == [
+        ("worker_died", 0), ("worker_died", 2), ("run_ended", 0),
+    ]  # fmt: skip
+
+
+def test_a_command_that_fails_is_one_warning(tmp_path: Path) -> None:
+    target = command(tmp_path, "import sys; sys.exit('no such channel')")
+    (warned,) = tell(target, STALLED, worker_died(2.0, "relay"), run_ended(3.0))
+    assert warned.kind == "warned"
+    assert warned.fields["reason"] == "RuntimeError: the command ended with 1: no such channel"
+
+
+def test_a_command_that_never_ends_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "DEADLINE_S", 0.2)
+    (warned,) = tell(command(tmp_path, "import time; time.sleep(1000)"), STALLED)
+    assert "did not end within 0.2 s" in warned.fields["reason"]
+
+
+class Hook(BaseHTTPRequestHandler):
+    heard: ClassVar[list[bytes]] = []
+
+    def do_POST(self) -> None:
+        self.heard.append(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Hook) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        Hook.heard.clear()
+        yield f"http://127.0.0.1:{server.server_port}/hook"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_url_gets_the_message_by_post(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIGHT_HOOK", url)
+    assert not tell("$NIGHT_HOOK", run_ended(1.0))
+    (message,) = map(json.loads, Hook.heard)
+    assert message["kind"] == "run_ended"
+
+
+def test_a_url_that_nobody_serves_is_one_warning() -> None:
+    (warned,) = tell("http://127.0.0.1:9/hook", STALLED, run_ended(1.0))
+    assert "URLError" in warned.fields["reason"]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("$NO_SUCH_VARIABLE", "no such variable"),
+        ("no-such-program --now", "no such command"),
+        ("'unclosed", "no command line"),
+    ],
+)
+def test_whom_nobody_can_reach_is_an_error_before_the_run(target: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"`observe.notify` .*{said}"):
+        notify.deliverer(target)
+
+
+def test_the_doctor_tells_each_fault_once_while_the_run_goes_on() -> None:
+    events, heard = Events(lambda: 0.0, lambda: 0.0), []
+    events.subscribe(heard.append)
+    watch = DoctorWatch(events, "float32")
+    for version in range(1, 3 * FIRST_STEPS):
+        watch(step(float(version), version, metrics={"groups_without_signal": 1.0}))
+        assert not heard or version >= FIRST_STEPS
+    told = [item.fields["fault"] for item in heard]
+    assert told.count("no-signal") == 1 and len(told) == len(set(told))
