@@ -44,6 +44,12 @@ class Run:
     def __repr__(self) -> str:
         return f"<millrace.Run {self.path}: {self.state}>"
 
+    def _repr_html_(self) -> str:
+        """Figures and the curve of rewards, in a notebook."""
+        from millrace.look.card import card
+
+        return card(self._directory)
+
     @property
     def path(self) -> Path:
         """The run directory."""

@@ -14,6 +14,7 @@ import typer
 import millrace
 from millrace.cli import (
     chaos,
+    compare,
     doctor,
     evaluate,
     plan,
@@ -22,8 +23,10 @@ from millrace.cli import (
     sft,
     show,
     simulate,
+    trace,
     train,
     try_reward,
+    ui,
 )
 from millrace.core.errors import ConfigError, MillraceError, alone
 from millrace.observe.terminal import Terminal
@@ -43,7 +46,10 @@ app.command("sft")(sft.command)
 app.command("eval")(evaluate.command)
 app.command("show")(show.command)
 app.command("doctor")(doctor.command)
+app.command("ui")(ui.command)
 app.command("report")(report.command)
+app.command("compare")(compare.command)
+app.command("trace")(trace.command)
 app.command("try-reward")(try_reward.command)
 app.command("chaos")(chaos.command)
 app.command("simulate")(simulate.command)

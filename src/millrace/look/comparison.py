@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from millrace.config.resume import diff
 from millrace.look import figures
 from millrace.look.charts import CHARTS, overlaid
 from millrace.look.overview import AXES, Overview
@@ -61,3 +62,20 @@ def _at(told: Any, path: Sequence[str]) -> Any:
     for key in path:
         told = told[key]
     return told
+
+
+def told_of(runs: Sequence[Overview], points: int) -> dict[str, Any]:
+    """What `millrace compare` says, as JSON types: each run is compared with the first."""
+    first = runs[0]
+    return {
+        "runs": [run.name for run in runs],
+        "figures": {figure.name: list(figure.values) for figure in figures_of(runs)},
+        "reward": {run.name: run.steps.curve("reward/mean", points=points).y for run in runs},
+        "differences": {
+            run.name: [
+                {"key": change.key, "old": change.old, "new": change.new}
+                for change in diff(first.config, run.config)
+            ]
+            for run in runs[1:]
+        },
+    }

@@ -1,0 +1,29 @@
+"""`millrace trace`: a run as a timeline for Perfetto or chrome://tracing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millrace.cli.options import Run
+from millrace.core.errors import DataError, writing
+from millrace.observe.jsonl import read_events
+from millrace.observe.trace import chrome_trace
+from millrace.session import run_directory
+
+
+def command(
+    run: Run,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path("trace.json"),
+) -> None:
+    """Write a run's timeline: open the file at ui.perfetto.dev, or in chrome://tracing."""
+    events = run_directory.find(run).events
+    if not events.is_file():
+        raise DataError(f"{events} is not there: a trace is made of the events that a run wrote")
+    text = json.dumps(chrome_trace(read_events(events)))
+    with writing(out):
+        out.write_text(text, encoding="utf-8")
+    typer.echo(f"{out}: {len(text):,} bytes")

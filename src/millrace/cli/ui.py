@@ -1,0 +1,47 @@
+"""`millrace ui`: runs in a browser, live while they go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millrace.core.errors import ConfigError
+from millrace.session.run_directory import RUNS
+
+NICE = 10
+"""Training comes first where both want the same core."""
+
+
+def command(
+    runs: Annotated[Path, typer.Argument(metavar="[RUNS]", help="A run, or a directory of runs.")] = RUNS,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 0,
+) -> None:
+    """Show runs in a browser, on this machine only. Ctrl-C ends it; no run is disturbed."""
+    from millrace.look.runs import find_runs
+
+    find_runs(runs)
+    os.nice(NICE)
+    asyncio.run(_serve(runs, port))
+
+
+async def _serve(runs: Path, port: int) -> None:
+    """Until an interrupt."""
+    from millrace.look.server import Ui
+    from millrace.look.site import Site
+
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in signal.SIGINT, signal.SIGTERM:
+        loop.add_signal_handler(name, ended.set)
+    try:
+        ui = Ui(lambda base: Site(runs, base), port)
+    except OSError as error:
+        raise ConfigError(f"port {port} of this machine cannot be used: {error.strerror}") from error
+    typer.echo(f"{ui.url}\nOpen this address in a browser. Who knows it can read these runs. Ctrl-C ends it.")
+    await ended.wait()
+    ui.close()

@@ -1,0 +1,39 @@
+"""A run as a card in a notebook: figures and the curve of rewards, without scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from millrace.core.errors import MillraceError
+from millrace.look import parts
+from millrace.look.runs import run_line
+from millrace.look.steps import Steps
+from millrace.session.run_directory import RunDirectory
+
+POINTS, WIDTH, HEIGHT = 120, 360, 60
+
+
+def card(run: RunDirectory) -> str:
+    """HTML. What is wrong with the run is told in the card: showing never raises."""
+    try:
+        line, steps = run_line(run.path.name, run), Steps(run.metrics)
+        steps.update()
+        rewards = steps.curve("reward/mean", points=POINTS).y
+    except (MillraceError, OSError) as error:
+        return parts.notice(str(error))
+    told = line.trouble or f"{line.state}, {line.version} of {line.steps} steps, schedule {line.schedule}"
+    path = f"<code>{escape(str(run.path))}</code>"
+    reward = f"<div>reward {rewards[0]:.3g} to {rewards[-1]:.3g}</div>{spark(rewards)}" if rewards else ""
+    return f"<div><b>{escape(line.name)}</b> <div>{escape(told)}</div>{reward}<small>{path}</small></div>"
+
+
+def spark(values: Sequence[float]) -> str:
+    """A curve as SVG, its least value at the bottom."""
+    low, high = min(values), max(values)
+    across, up = WIDTH / max(1, len(values) - 1), (HEIGHT - 4) / ((high - low) or 1.0)
+    points = " ".join(f"{i * across:.1f},{HEIGHT - 2 - (v - low) * up:.1f}" for i, v in enumerate(values))
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img">'
+        f'<polyline points="{points}" fill="none" stroke="#3a86d1" stroke-width="2"/></svg>'
+    )

@@ -1,0 +1,203 @@
+"""The pages of `millrace ui`: each a function from a question to HTML. No socket here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from millrace.config.resume import diff
+from millrace.core.errors import DataError, MillraceError
+from millrace.ledger.samples import Choice
+from millrace.look import page, parts
+from millrace.look.comparison import compared, figures_of
+from millrace.look.overview import AXES, Overview
+from millrace.look.report import WHOLE
+from millrace.look.runs import find_runs, run_line
+from millrace.look.samples import choose, search
+from millrace.look.steps import Axis
+
+KEPT_MAX = 8
+"""Runs whose figures are kept between two looks."""
+COMPARED_MAX = 6
+SHOWN, SHOWN_MAX = 10, 100
+REFRESH_S, CATCH_UP_S = 2.0, 0.5
+REST = 50.0
+"""A run is looked at again after this many times what the last look took: at most 2 % of one core."""
+
+_VIEWS = {"run": "Run", "samples": "Trajectories", "config": "Configuration"}
+
+Query = Mapping[str, list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`told` is JSON for the page's script; who asks before `until_s` gets it again."""
+
+    told: dict[str, Any]
+    until_s: float
+
+
+class Site:
+    """What can be asked about the runs below `root`. `base` is where the site is, with a slash at its end.
+    Not for use from several threads.
+
+    Raises: MillraceError: from every page, where a run cannot be read.
+    """
+
+    def __init__(self, root: Path, base: str) -> None:
+        self._root, self._base = root, base
+        self._kept: dict[str, Overview] = {}
+        self._answers: dict[tuple[str, Axis], Answer] = {}
+
+    # ------------------------------------------------------------ pages
+
+    def runs(self) -> page.Drawn:
+        runs = find_runs(self._root)
+        lines = [run_line(name, run) for name, run in runs.items()]
+        return page.Drawn(f"<h1>Runs in {escape(str(self._root))}</h1>{parts.runs(self._base, lines)}")
+
+    def run(self, name: str, query: Query) -> page.Drawn:
+        """Curves, findings and the timeline; the page goes on by itself with `data`."""
+        by, run = _axis(query), self._run(name)
+        run.update()
+        drawn = page.charts(run.plots(run.data(by), by), whole=WHOLE)
+        told = {part: page.place(part, html) for part, html in run.parts().items()}
+        html = (
+            f"{self._head(name, 'run')}{told['facts']}{told['told']}{told['findings']}"
+            f"{self._axes(f'run/{quote(name)}?', by)}{drawn.html}<h2>Troubles</h2>{told['troubles']}"
+        )
+        return page.Drawn(html, drawn.script)
+
+    def data(self, name: str, query: Query) -> dict[str, Any]:
+        """The newest of a run's page, and after how many seconds to ask again."""
+        by, now_s = _axis(query), time.monotonic()
+        kept = self._answers.get((name, by))
+        if kept is None or now_s >= kept.until_s:
+            run = self._run(name)
+            run.update()
+            told = {"parts": run.parts(), "sources": run.data(by)}
+            took_s = time.monotonic() - now_s
+            rest_s = max(REFRESH_S, REST * took_s) if run.is_whole else CATCH_UP_S
+            kept = Answer(told | {"next_s": rest_s}, time.monotonic() + 0.9 * rest_s)
+            self._answers = {(name, by): kept} | dict(list(self._answers.items())[:KEPT_MAX])
+        return kept.told
+
+    def samples(self, name: str, query: Query) -> page.Drawn:
+        """Trajectories: a choice of them, or those with a text."""
+        run, text = self._run(name), _one(query, "text")
+        choice = _choice(query)
+        num = min(SHOWN_MAX, _number(query, "num") or SHOWN)
+        address = f"{self._base}samples/{quote(name)}"
+        links = [
+            parts.link(f"{address}?choice={one}", one)
+            if one != choice or text
+            else parts.Raw(f"<b>{one}</b>")
+            for one in Choice
+        ]
+        form = (
+            f'<form action="{escape(address)}"><input name="text" value="{escape(text)}" aria-label="text" '
+            'placeholder="in prompt or completion"> <button>Search</button></form>'
+        )
+        found = self._found(run, text, num, query, address) if text else ""
+        if not text:
+            shown = choose(run.run, run.tokenizer, choice, num)
+            more = parts.link(f"{address}?choice={choice}&num={2 * num}", "Show more")
+            found = parts.samples(shown) + (f"<p>{more}</p>" if len(shown) == num < SHOWN_MAX else "")
+        return page.Drawn(f"{self._head(name, 'samples')}<nav>{' '.join(links)}</nav>{form}{found}")
+
+    def config(self, name: str, query: Query) -> page.Drawn:
+        run = self._run(name)
+        run.config = run.run.read_config()
+        return page.Drawn(self._head(name, "config") + run.configuration())
+
+    def compare(self, query: Query) -> page.Drawn:
+        """Curves of several runs over one axis, figures, and keys that differ from the first run's."""
+        names, by = query.get("run", [])[:COMPARED_MAX], _axis(query)
+        if not names:
+            return page.Drawn("<h1>Compare</h1>" + parts.notice("Choose runs in the list of runs."))
+        runs = [self._run(name) for name in names]
+        for run in runs:
+            run.update()
+        drawn = page.charts(compared({run.name: run.steps for run in runs}, by))
+        chosen = "&".join(f"run={quote(name)}" for name in names)
+        rows = [(figure.name, *figure.values) for figure in figures_of(runs)]
+        html = (
+            f"<h1>Runs compared</h1>{self._axes(f'compare?{chosen}&', by)}{drawn.html}"
+            f"<h2>Figures</h2>{parts.table(('', *names), rows)}"
+        )
+        for run in runs[1:]:
+            table = parts.differences(diff(runs[0].config, run.config), (names[0], run.name))
+            html += f"<h2>Configuration: {escape(run.name)}</h2>{table}"
+        return page.Drawn(html, drawn.script)
+
+    def home(self) -> str:
+        """A way back, for the head of every page."""
+        return f"<nav>{parts.link(self._base, 'All runs')}</nav>"
+
+    # ------------------------------------------------------------ parts of pages
+
+    def _found(self, run: Overview, text: str, num: int, query: Query, address: str) -> str:
+        found = search(run.run, run.tokenizer, text, num, _number(query, "before"))
+        told = f"Looked at {found.looked_at:,} trajectories. "
+        on = f"{address}?text={quote(text)}&before={found.before}"
+        further = parts.link(on, "Look further back") if found.before is not None else "These were all."
+        return f'<p class="quiet">{told}{further}</p>{parts.samples(found.shown)}'
+
+    def _head(self, name: str, view: str) -> str:
+        links = [
+            f'<a href="{self._base}{one}/{quote(name)}"{" aria-current=page" * (one == view)}>{told}</a>'
+            for one, told in _VIEWS.items()
+        ]
+        return f"<h1>{escape(name)}</h1><nav>{''.join(links)}</nav>"
+
+    def _axes(self, address: str, by: Axis) -> str:
+        links = [
+            parts.Raw(f"<b>{AXES[one]}</b>")
+            if one is by
+            else parts.link(f"{self._base}{address}by={one.value}", AXES[one])
+            for one in Axis
+        ]
+        return f'<nav><span class="quiet">Curves by</span> {" ".join(links)}</nav>'
+
+    def _run(self, name: str) -> Overview:
+        """Kept from the last look, unless its directory is gone or another."""
+        kept = self._kept.pop(name, None)
+        if kept is None or not kept.run.config.is_file():
+            runs = find_runs(self._root)
+            if name not in runs:
+                raise DataError(f"there is no run {name} in {self._root} any more")
+            kept = Overview(name, runs[name])
+        self._kept[name] = kept
+        while len(self._kept) > KEPT_MAX:
+            del self._kept[next(iter(self._kept))]
+        return kept
+
+
+def trouble(error: Exception) -> str:
+    """What a page says instead of a traceback."""
+    said = str(error) if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
+    return parts.notice(said or "this took too long; the machine is busy: try again")
+
+
+def _one(query: Query, name: str) -> str:
+    return (query.get(name) or [""])[0]
+
+
+def _number(query: Query, name: str) -> int | None:
+    told = _one(query, name)
+    return int(told) if told.isascii() and told.isdigit() and len(told) < 19 else None
+
+
+def _axis(query: Query) -> Axis:
+    told = _one(query, "by")
+    return Axis(told) if told in list(Axis) else Axis.STEP
+
+
+def _choice(query: Query) -> Choice:
+    told = _one(query, "choice")
+    return Choice(told) if told in list(Choice) else Choice.NEWEST

@@ -1,0 +1,123 @@
+"""The server of pages: this machine only, its token only, reading only; and always an answer in words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from look_runs import PROMPT, write_run
+from observe_events import step
+from tornado.httpclient import AsyncHTTPClient, HTTPResponse
+
+from millrace.look.server import Ui
+from millrace.look.site import Site
+from millrace.observe.jsonl import MetricsLog
+
+Get = Callable[..., Awaitable[HTTPResponse]]
+VIEWS = ("", "run/a", "samples/a", "config/a", "compare?run=a&run=b", "compare", "data/a")
+
+
+def asked(root: Path, ask: Callable[[Ui, Get], Awaitable[Any]]) -> Any:
+    """What `ask` returns, with a server of the runs in `root`."""
+
+    async def serve() -> Any:
+        ui = Ui(lambda base: Site(root, base))
+
+        async def get(path: str, **named: Any) -> HTTPResponse:
+            address = path if path.startswith("http") else ui.url + path
+            return await AsyncHTTPClient().fetch(address, raise_error=False, request_timeout=60, **named)
+
+        try:
+            return await ask(ui, get)
+        finally:
+            ui.close()
+
+    return asyncio.run(serve())
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    for name in "a", "b":
+        write_run(root / name)
+    return root
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_answers_and_obeys_nothing_of_a_run(root: Path, view: str) -> None:
+    answer = asked(root, lambda _, get: get(view))
+    assert answer.code == 200
+    assert PROMPT.encode() not in answer.body
+    assert "script-src 'self' 'nonce-" in answer.headers["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize("choice", ["newest", "best", "worst", "failed", "no-such"])
+def test_samples_are_chosen_in_the_address(root: Path, choice: str) -> None:
+    answer = asked(root, lambda _, get: get(f"samples/a?choice={choice}"))
+    assert answer.code == 200
+    assert (b"&lt;script&gt;" in answer.body) == (choice != "failed")
+
+
+def test_a_search_tells_how_far_it_looked(root: Path) -> None:
+    body = asked(root, lambda _, get: get("samples/a?text=script&num=3")).body.decode()
+    assert "Looked at 3 trajectories" in body
+    assert "Look further back" in body
+
+
+def test_without_the_token_there_is_nothing(root: Path) -> None:
+    async def ask(ui: Ui, get: Get) -> list[int]:
+        origin = f"http://127.0.0.1:{ui.port}"
+        paths = ("/", "/wrong/", "/wrong/run/a", "/wrong/scripts/page.js")
+        return [(await get(origin + path)).code for path in paths]
+
+    assert asked(root, ask) == [404] * 4
+
+
+def test_another_name_of_this_machine_is_refused(root: Path) -> None:
+    answer = asked(root, lambda _, get: get("", headers={"Host": "evil.example"}))
+    assert answer.code == 403
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_nothing_but_reading_is_allowed(root: Path, method: str) -> None:
+    answer = asked(root, lambda _, get: get("run/a", method=method, allow_nonstandard_methods=True))
+    assert answer.code == 405
+
+
+@pytest.mark.parametrize("name", ["../../etc", "..%2f..%2fetc", "c", "a/../../x", "a%00"])
+def test_a_name_that_is_no_run_is_said(root: Path, name: str) -> None:
+    answer = asked(root, lambda _, get: get(f"config/{name}"))
+    assert answer.code == 404 or b"there is no run" in answer.body
+
+
+def test_a_live_page_gets_what_is_new_and_then_a_sentence_when_the_run_is_gone(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    write_run(tmp_path / "b")
+
+    async def ask(_: Ui, get: Get) -> list[dict[str, Any]]:
+        told = [json.loads((await get("data/a")).body)]
+        log = MetricsLog(run.metrics)
+        log(step(99.0, 5))
+        log.close()
+        told.append(json.loads((await get("data/a?by=tokens")).body))
+        shutil.rmtree(run.path)
+        return [*told, json.loads((await get("data/a?by=time")).body)]
+
+    before, after, gone = asked(tmp_path, ask)
+    assert before["sources"]["reward"]["xs"] == [[1, 2, 3, 4]]
+    assert after["sources"]["reward"]["xs"] == [[100, 200, 300, 400, 500]]
+    assert before["next_s"] >= 2
+    assert "there is no run a" in gone["parts"]["told"]
+
+
+def test_a_damaged_run_is_a_sentence(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    run.metrics.write_bytes(b"\xff\xfe\n")
+    body = asked(tmp_path, lambda _, get: get("run/a")).body.decode()
+    assert "not a whole step" in body
+    assert "Traceback" not in body
