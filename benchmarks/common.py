@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from millrace.observe.parts import opened
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: its threads spin at barriers
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -47,8 +49,8 @@ def train(config: str, directory: Path) -> list[dict[str, Any]]:
     (directory / "run.toml").write_text(config)
     arguments = ["-m", "millrace", "train", directory / "run.toml", "--run-dir", directory / "run"]
     run_logged([sys.executable, *arguments], directory / "log")
-    with (directory / "run" / "events.jsonl").open() as lines:
-        return [json.loads(line) for line in lines]
+    with opened(directory / "run" / "events.jsonl") as files:
+        return [json.loads(line) for _, lines in files for line in lines]
 
 
 def median(values: Sequence[float]) -> float:

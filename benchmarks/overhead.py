@@ -31,6 +31,7 @@ from millrace.core.columns import TokenColumns, token_array
 from millrace.core.events import Event
 from millrace.core.types import Finish, Group, State, StepRecord, Trajectory
 from millrace.ledger.sqlite import SqliteLedger
+from millrace.observe.parts import opened
 from millrace.session import compose, run_directory
 
 BATCH = GROUP_SIZE = 8
@@ -149,7 +150,8 @@ def startup(directory: Path) -> dict[str, float]:
     command: list[Any] = [sys.executable, "-m", "millrace", "train", config, "--run-dir", directory / "run"]
     began = time.time()
     subprocess.run(command, env=ENVIRONMENT, stderr=subprocess.DEVNULL, check=True)
-    events = [json.loads(line) for line in (directory / "run" / "events.jsonl").open()]
+    with opened(directory / "run" / "events.jsonl") as files:
+        events = [json.loads(line) for _, lines in files for line in lines]
     at = {event["kind"]: event["wall_s"] - began for event in reversed(events)}
     ready = max(event["wall_s"] for event in events if event["kind"] == "worker_started") - began
     return {"startup_s": at["step"], "controller_up_s": at["run_started"], "workers_up_s": ready}

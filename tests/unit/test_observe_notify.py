@@ -16,6 +16,7 @@ from observe_events import event, run_ended, step, worker_died
 from millrace.core.errors import ConfigError
 from millrace.core.events import Event, Events
 from millrace.observe import notify
+from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.watch import FIRST_STEPS, DoctorWatch
 from millrace.observe.notify import Notifier
 
@@ -131,7 +132,7 @@ def test_whom_nobody_can_reach_is_an_error_before_the_run(target: str, said: str
 def test_the_doctor_tells_each_fault_once_while_the_run_goes_on() -> None:
     events, heard = Events(lambda: 0.0, lambda: 0.0), []
     events.subscribe(heard.append)
-    watch = DoctorWatch(events, "float32")
+    watch = DoctorWatch(events, Evidence())
     for version in range(1, 3 * FIRST_STEPS):
         watch(step(float(version), version, metrics={"groups_without_signal": 1.0}))
         assert not heard or version >= FIRST_STEPS

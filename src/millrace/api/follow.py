@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from millrace.core.errors import DataError, boundary
-from millrace.observe.jsonl import Tail
+from millrace.observe.parts import Tail
 
 POLL_S = 0.1
 

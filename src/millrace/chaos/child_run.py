@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from millrace.core.events import Event
-from millrace.observe.jsonl import Tail, event_of
+from millrace.observe.jsonl import event_of
+from millrace.observe.parts import Tail
 from millrace.runtime import process
 from millrace.session.run_directory import RunDirectory
 

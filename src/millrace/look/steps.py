@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from millrace.core.errors import DataError, boundary
-from millrace.observe.jsonl import Tail
+from millrace.observe.parts import Tail
 
 POINTS = 1000
 """Points of a curve. A longer one has the means of as many neighbours as needed."""

@@ -12,7 +12,8 @@ from millrace.core.events import Event
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.finding import Finding
 from millrace.observe.doctor.rules import diagnose
-from millrace.observe.jsonl import Tail, event_of
+from millrace.observe.jsonl import event_of
+from millrace.observe.parts import Tail
 from millrace.observe.summary import Summary
 from millrace.observe.trace import records_of
 
@@ -73,8 +74,8 @@ class Story:
 
     def update(self, bytes_max: int = -1) -> bool:
         """Returns whether it read anything. Raises DataError: a line is damaged, or does not tell all."""
-        if self._size() < self._tail.position:
-            self._begin()  # another run took its place
+        if self._tail.is_lost:
+            self._begin()  # another run took its place, or a part was condensed
         lines = self._tail.take(bytes_max)
         for line in lines:
             if line.startswith(_PLENTIFUL):
@@ -89,12 +90,12 @@ class Story:
 
     @property
     def share_read(self) -> float:
-        """Of the file, from 0 to 1."""
-        return self._tail.position / size if (size := self._size()) else 1.0
+        """Of the files, from 0 to 1."""
+        return 1 - self._tail.behind_bytes / size if (size := self._tail.size) else 1.0
 
     @property
     def behind_bytes(self) -> int:
-        return self._size() - self._tail.position
+        return self._tail.behind_bytes
 
     def summary(self) -> dict[str, Any]:
         """As in `summary.json`."""
@@ -102,9 +103,6 @@ class Story:
 
     def findings(self) -> list[Finding]:
         return diagnose(self._evidence)
-
-    def _size(self) -> int:
-        return self._path.stat().st_size if self._path.exists() else 0
 
     def _take(self, event: Event) -> None:
         self._summary(event)

@@ -1,4 +1,4 @@
-"""Events as lines of JSON: `events.jsonl` has all of them, `metrics.jsonl` one flat line a step."""
+"""Events as lines of JSON: `events.jsonl` has them, `metrics.jsonl` one flat line a step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 
 from millrace.core.errors import DataError, boundary, writing
 from millrace.core.events import Event, Sink
+from millrace.observe.parts import PART_BYTES, opened, put_aside
 from millrace.observe.scalars import step_scalars
 from millrace.observe.thinned import Thinned
 
@@ -21,11 +22,13 @@ _TAIL_BYTES = 65536
 class EventLog:
     """Appends every event as one line: `kind`, `time_s`, `wall_s` and the event's own fields.
 
-    A line is written at once: a killed run keeps its lines, and `tail -f` follows a live run. Of a
-    long run it keeps the reports of replicas only now and then; see `observe.thinned`.
+    A line is written at once: a killed run keeps its lines, and `tail -F` follows a live run. Of a
+    long run it keeps the reports of replicas only now and then; see `observe.thinned`. A file of
+    `part_bytes` is put aside; see `observe.parts`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, part_bytes: int = PART_BYTES) -> None:
+        self._path, self._part_bytes = path, part_bytes
         self._file = _append(path)
         self._thinned = Thinned(self._write)
 
@@ -35,6 +38,10 @@ class EventLog:
     def _write(self, event: Event) -> None:
         head = {"kind": event.kind, "time_s": event.time_s, "wall_s": event.wall_s}
         _write_line(self._file, head | event.fields)
+        if self._file.tell() >= self._part_bytes:
+            self._file.close()
+            put_aside(self._path)
+            self._file = _append(self._path)
 
     def close(self) -> None:
         self._file.close()
@@ -62,39 +69,18 @@ class MetricsLog:
 
 
 def read_events(path: Path, kind: str = "") -> Iterator[Event]:
-    """The events of an earlier `EventLog`, in order; only those of `kind`, if given. A last line cut short
-    by a crash is left out.
+    """The events of an earlier `EventLog`, in order, from all its parts; only those of `kind`, if given. A
+    last line cut short by a crash is left out.
 
     Keys of mappings inside the fields are strings, as in the file.
-    Raises DataError: another line cannot be read.
+    Raises DataError: another line cannot be read. OSError: there is no such log.
     """
     start = f'{{"kind":"{kind}"'.encode() if kind else b""
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
-            if not line.startswith(start):
-                continue
-            yield event_of(line, f"{path}:{number}")
-
-
-class Tail:
-    """The lines of a file that another process appends to, each once and whole, from byte `position` on."""
-
-    def __init__(self, path: Path, position: int = 0) -> None:
-        self._path, self.position = path, position
-
-    def take(self, bytes_max: int = -1) -> list[bytes]:
-        """Lines since the last call, of about `bytes_max` bytes (-1: all); none while there is no file."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self.position)
-            data = file.read(bytes_max)
-            data += file.readline() if bytes_max >= 0 else b""
-        whole = data[: data.rfind(b"\n") + 1]
-        self.position += len(whole)
-        return whole.splitlines()
+    with opened(path) as files:
+        for part, file in files:
+            for number, line in enumerate(file, 1):
+                if line.endswith(b"\n") and line.startswith(start):
+                    yield event_of(line, f"{part}:{number}")
 
 
 def retell(path: Path, sink: Sink, conclude: Callable[[], object]) -> None:

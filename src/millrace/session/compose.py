@@ -22,6 +22,7 @@ from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.doctor.watch import DoctorWatch
 from millrace.observe.jsonl import retell
 from millrace.observe.live import LiveView
+from millrace.observe.parts import parts
 from millrace.observe.sinks import open_sinks
 from millrace.observe.summary import Summary
 from millrace.placement.assign import Placement, assign, uses_gpus
@@ -31,6 +32,7 @@ from millrace.runtime.local import LocalRuntime
 from millrace.runtime.stacks import dump_stacks
 from millrace.schedule.presets import build
 from millrace.session.content import content_digests, refuse_other_content
+from millrace.session.examine import evidence_of
 from millrace.session.memory import MemoryTeller
 from millrace.session.run_directory import RunDirectory
 from millrace.session.sampler import Sampler, open_decoder
@@ -72,13 +74,13 @@ async def train(
         stack.push(lambda _, error, __: _close(ledger, error))  # its lock came first
         refuse_other_content(ledger.run.get("content", {}), content)
         run.write_config(config)
-        if run.events.exists():
+        if parts(run.events):
             retell(run.events, summary, summary.result)
         stack.enter_context(open_sinks(events, config.observe, run.path, dump(config)))
         stack.push(lambda _, error, __: _write_summary(run, summary, error))
         every: list[Sink] = [summary, stack.enter_context(LiveView(console)), *sinks]
         # These emit events of their own, after all others have seen the event that they answer.
-        every += [MemoryTeller(events), DoctorWatch(events, config.model.dtype)]
+        every += [MemoryTeller(events), DoctorWatch(events, evidence_of(config))]
         every += _samplers(config, ledger, events)
         for sink in every:
             events.subscribe(sink)

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from millrace.config.schema import Config
 from millrace.core.errors import DataError
+from millrace.core.types import State
 from millrace.ledger.reader import LedgerReader
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.rules import diagnose
 from millrace.observe.jsonl import retell
+from millrace.observe.parts import parts
 from millrace.session.run_directory import RunDirectory
 
 
 def examine(run: RunDirectory) -> dict[str, Any]:
     """JSON types. Raises: DataError, ConfigError, LedgerError: a record is missing or damaged."""
     config = run.read_config()
-    if not run.events.is_file():
+    if not parts(run.events):
         raise DataError(f"{run.path} has no events.jsonl: the doctor reads the events that a run wrote")
-    algorithm = config.algorithm
-    evidence = Evidence(
-        config.model.dtype,
-        schedule=config.schedule.kind,
-        algorithm=algorithm.kind,
-        corrects=getattr(algorithm, "correction", None) is not None,
-    )
+    evidence = evidence_of(config)
     retell(run.events, evidence, partial(diagnose, evidence))
     with LedgerReader(run.ledger) as reader:
-        evidence.failures.clear()
-        evidence.failures.update(
-            {why: num for (state, why), num in reader.reasons().items() if state == "failed"}
-        )
+        _count_rewards(evidence, reader)
         committed = reader.overview().version
     return {
         "run": str(run.path),
@@ -43,3 +38,26 @@ def examine(run: RunDirectory) -> dict[str, Any]:
         "healthy": not (findings := diagnose(evidence)),
         "findings": [asdict(finding) for finding in findings],
     }
+
+
+def evidence_of(config: Config) -> Evidence:
+    """Empty, for a run of `config`."""
+    algorithm = config.algorithm
+    return Evidence(
+        config.model.dtype,
+        schedule=config.schedule.kind,
+        algorithm=algorithm.kind,
+        corrects=getattr(algorithm, "correction", None) is not None,
+    )
+
+
+def _count_rewards(evidence: Evidence, reader: LedgerReader) -> None:
+    """By the ledger: a long log has no event for each reward any more."""
+    states: Counter[str] = Counter()
+    evidence.failures.clear()
+    for (state, reason), num in reader.reasons().items():
+        states[state] += num
+        if state == State.FAILED:
+            evidence.failures[reason] += num
+    scored = sum(states[state] for state in (State.SCORED, State.BUFFERED, State.TRAINED))
+    evidence.outcomes = Counter({"failed": states[State.FAILED], "scored": scored})

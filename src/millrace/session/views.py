@@ -12,6 +12,7 @@ from millrace.core.types import Group, Prompt, StepRecord, Trajectory
 from millrace.ledger.reader import LedgerReader
 from millrace.ledger.samples import Choice
 from millrace.observe.jsonl import read_events
+from millrace.observe.parts import parts
 from millrace.session.run_directory import RunDirectory
 
 LAST_STEPS = 10
@@ -46,7 +47,7 @@ def run_view(reader: LedgerReader, run: RunDirectory) -> View:
 
 def _computes(run: RunDirectory) -> dict[str, str]:
     """What each worker said last of its arithmetic."""
-    if not run.events.exists():
+    if not parts(run.events):
         return {}
     return {e.fields["name"]: e.fields["computes"] for e in read_events(run.events, "computes")}
 
@@ -54,7 +55,7 @@ def _computes(run: RunDirectory) -> dict[str, str]:
 def _window(run: RunDirectory) -> dict[str, float | None]:
     """Freshness and fairness of the last batches, as the last step told them: see `core.fairness`."""
     told: View = {}
-    if run.events.exists():
+    if parts(run.events):
         for step in read_events(run.events, "step"):
             window = step.fields.get("window")
             told = window if isinstance(window, dict) else told

@@ -17,8 +17,8 @@ LATER = 1.25
 class DoctorWatch:
     """A sink. It looks after `FIRST_STEPS` steps of this process, then ever more rarely."""
 
-    def __init__(self, events: Events, dtype: str) -> None:
-        self._events, self._evidence = events, Evidence(dtype)
+    def __init__(self, events: Events, evidence: Evidence) -> None:
+        self._events, self._evidence = events, evidence
         self._due = FIRST_STEPS
         self._told: set[str] = set()
 

@@ -1,0 +1,149 @@
+"""A log in several files: a file that has grown long is put aside under a number, and a new one begins.
+
+`events.jsonl` is the newest part; `events.000001.jsonl` is the oldest. Readers take them as one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from millrace.core.errors import writing
+
+PART_BYTES = 32 << 20
+"""After which a part is put aside."""
+
+_TRAJECTORY = tuple(f'{{"kind":"{kind}"'.encode() for kind in ("admitted", "leased", "finished"))
+_SCORED, _WELL = b'{"kind":"scored"', b'"outcome":"scored"'
+
+
+def parts(path: Path) -> list[Path]:
+    """The files of the log `path` that exist, oldest first."""
+    older = [part for part in path.parent.glob(f"{path.stem}.*{path.suffix}") if _number(part)]
+    return [*sorted(older, key=_number), *([path] if path.exists() else [])]
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Sequence[tuple[Path, BinaryIO]]]:
+    """Every part, oldest first, as they are at one moment. Raises OSError: there is none."""
+    while True:
+        with ExitStack() as stack:
+            names = parts(path) or [path]
+            try:
+                files = [(name, stack.enter_context(name.open("rb"))) for name in names]
+            except FileNotFoundError:
+                if names == [path]:
+                    raise
+                continue  # one was put aside just now
+            if parts(path) == names:
+                yield files
+                return
+
+
+def put_aside(path: Path) -> None:
+    """Give the newest part a number. What is in the ledger too leaves the part before: see `condense`.
+
+    Raises: StorageError.
+    """
+    older = [part for part in parts(path) if part != path]
+    number = _number(older[-1]) + 1 if older else 1
+    with writing(path):
+        os.rename(path, path.with_name(f"{path.stem}.{number:06d}{path.suffix}"))
+        if older:
+            condense(older[-1])
+
+
+def condense(part: Path) -> None:
+    """Leave out events of single trajectories, but not of failed rewards. A crash leaves the part whole."""
+    partial = part.with_name(part.name + ".partial")
+    with part.open("rb") as lines, partial.open("wb") as kept:
+        os.fchmod(kept.fileno(), 0o600)
+        kept.writelines(
+            line
+            for line in lines
+            if not line.startswith(_TRAJECTORY) and not (line.startswith(_SCORED) and _WELL in line)
+        )
+    os.replace(partial, part)
+
+
+class Tail:
+    """The lines of a log that another process appends to, each once and whole: all of them, or from byte
+    `position` of its newest part on. `position` moves on in the part that is being read."""
+
+    def __init__(self, path: Path, position: int = 0) -> None:
+        self._path, self.position = path, position
+        # Of the part that is being read; None: none was yet.
+        self._inode: int | None = self._stat(path)[0] if position else None
+
+    def take(self, bytes_max: int = -1) -> list[bytes]:
+        """Lines since the last call, of about `bytes_max` bytes (-1: all); none while there is no file."""
+        lines: list[bytes] = []
+        if self.is_lost:
+            self._inode, self.position = self._stat(self._path)[0], 0
+        for part in self._unread():
+            try:
+                data = self._read(part, bytes_max)
+            except FileNotFoundError:
+                break  # it was put aside just now: the next call finds it
+            lines += data.splitlines()
+            if bytes_max >= 0:
+                bytes_max -= len(data)
+                if bytes_max <= 0:
+                    break
+        return lines
+
+    @property
+    def is_lost(self) -> bool:
+        """The part that was being read was condensed, or another log took its place."""
+        unread = self._unread()
+        return self._inode is not None and (not unread or self._stat(unread[0])[1] < self.position)
+
+    @property
+    def behind_bytes(self) -> int:
+        return sum(self._stat(part)[1] for part in self._unread()) - self.position
+
+    @property
+    def size(self) -> int:
+        """Bytes of all parts."""
+        return sum(self._stat(part)[1] for part in parts(self._path))
+
+    def _unread(self) -> list[Path]:
+        """The part that is being read and those after it; all before anything was read."""
+        if self._inode is not None and self._stat(self._path)[0] == self._inode:
+            return [self._path]
+        names = parts(self._path)
+        if self._inode is None:
+            return names
+        inodes = [self._stat(name)[0] for name in names]
+        return names[inodes.index(self._inode) :] if self._inode in inodes else []
+
+    def _read(self, part: Path, bytes_max: int) -> bytes:
+        """Whole lines."""
+        with part.open("rb") as file:
+            inode = os.fstat(file.fileno()).st_ino
+            if self._inode not in (None, inode):
+                self.position = 0
+            self._inode = inode
+            file.seek(self.position)
+            data = file.read(bytes_max)
+            data += file.readline() if bytes_max >= 0 else b""
+        whole = data[: data.rfind(b"\n") + 1]
+        self.position += len(whole)
+        return whole
+
+    def _stat(self, part: Path) -> tuple[int, int]:
+        """(inode, bytes); zeros: there is no such file."""
+        try:
+            found = os.stat(part)
+        except FileNotFoundError:
+            return 0, 0
+        return found.st_ino, found.st_size
+
+
+def _number(part: Path) -> int:
+    """0: it is no part that was put aside."""
+    digits = part.name.split(".")[-2] if part.name.count(".") >= 2 else ""
+    return int(digits) if digits.isdecimal() else 0
