@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import sys
 from collections.abc import Coroutine
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +17,7 @@ from millrace.config.freeze import dump
 from millrace.config.load import Source, combine, load, read_overrides
 from millrace.config.resume import check_resume
 from millrace.config.schema import Config
+from millrace.observe.structured import StructuredLog
 from millrace.observe.terminal import Terminal
 from millrace.session import compose, derived, run_directory
 from millrace.session.interrupt import INTERRUPTED, run_stoppable
@@ -22,6 +25,12 @@ from millrace.session.preflight import preflight
 from millrace.session.rehearsal import Rehearsed, rehearse, warnings
 from millrace.session.run_directory import RunDirectory
 from millrace.session.views import is_finished
+
+
+class LogForm(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
 
 console = Terminal(stderr=True, soft_wrap=True)
 
@@ -42,6 +51,9 @@ def command(
         int | None,
         typer.Option(min=0, help="With --resume: undo the steps after this version, and go on from it."),
     ] = None,
+    log: Annotated[
+        LogForm, typer.Option(help="`json`: what happens as lines of JSON on stdout, and no live view.")
+    ] = LogForm.TEXT,
     dry: Annotated[bool, typer.Option("--dry-run", help="Print what would run, check it, and exit.")] = False,
 ) -> None:
     """Train a model with reinforcement learning. Ctrl-C finishes the step and saves; twice stops at once."""
@@ -63,7 +75,7 @@ def command(
         console.print(f"All {config.steps} steps are done. To go on, raise `steps`: --set steps=N")
         return
     again = shlex.join(_resume_arguments(config_file, overrides or [], run.path))
-    if not _train(config, run, again, from_version):
+    if not _train(config, run, again, from_version, log):
         console.print(f"Stopped; nothing is lost. To go on: {again}")
         raise typer.Exit(INTERRUPTED)
     console.print(
@@ -99,17 +111,20 @@ def _open(config: Config, name: str, run_dir: Path | None, resume: bool) -> RunD
     return run
 
 
-def _train(config: Config, run: RunDirectory, again: str, from_version: int | None) -> bool:
-    view = Terminal()  # the live view's, so that messages are printed above it
+def _train(config: Config, run: RunDirectory, again: str, from_version: int | None, log: LogForm) -> bool:
+    as_json = log is LogForm.JSON
+    # The live view's, so that messages are printed above it. Beside JSON there is neither.
+    view = Terminal(quiet=True, force_terminal=False) if as_json else Terminal()
+    sinks = [StructuredLog(sys.stdout)] if as_json else []
 
     def at_once() -> None:
         view.show_cursor()  # which the live view hides
         console.print(f"\nStopped at once; what the ledger holds is kept. To go on: {again}")
 
     def training(stop: asyncio.Event) -> Coroutine[None, None, None]:
-        return compose.train(config, run, stop, console=view, from_version=from_version)
+        return compose.train(config, run, stop, *sinks, console=view, from_version=from_version)
 
-    return run_stoppable(training, view.print, at_once=at_once)
+    return run_stoppable(training, console.print if as_json else view.print, at_once=at_once)
 
 
 def _resume_arguments(config_file: Path | None, overrides: list[str], run_path: Path) -> list[str]:

@@ -1,0 +1,48 @@
+"""What a run says as lines of JSON on a stream, for a collector of logs."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+import msgspec
+
+from millrace.core.events import Event
+from millrace.observe.live import plain_line
+from millrace.observe.status import Status
+
+LEFT_OUT = frozenset({"admitted", "leased", "report", "finished", "scored", "ended"})
+"""Kinds that come for every trajectory, or many times a second: `events.jsonl` has them."""
+
+_LEVELS = {
+    **dict.fromkeys(("worker_died", "step_rejected", "replay_differs", "stage_missed"), "warning"),
+    **dict.fromkeys(("stalled", "quarantined", "warned", "finding"), "warning"),
+}
+_ENCODER = msgspec.json.Encoder(enc_hook=repr)
+
+
+class StructuredLog:
+    """A sink. Each line has `level` (info, warning, error), `wall_s` (since the epoch), `kind`, `text` (the
+    run in one line, for people) and `fields` (the event's own)."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._status = stream, Status()
+
+    def __call__(self, event: Event) -> None:
+        self._status(event)
+        if event.kind in LEFT_OUT:
+            return
+        line = {
+            "level": _level(event),
+            "wall_s": event.wall_s,
+            "kind": event.kind,
+            "text": plain_line(self._status),
+            "fields": event.fields,
+        }
+        self._stream.write(_ENCODER.encode(line).decode() + "\n")
+        self._stream.flush()
+
+
+def _level(event: Event) -> str:
+    if event.kind == "run_ended" and not event.fields["ok"]:
+        return "error"
+    return _LEVELS.get(event.kind, "info")
