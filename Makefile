@@ -1,6 +1,7 @@
 # make setup        .venv with everything (instant when nothing changed)
 # make quickstart   train a small model with asynchronous RL, here, in minutes
 # make test         lint and every test
+# make test-ui      every page of `millrace ui` in Chromium
 # make bench        every benchmark
 # make docs         write the configuration reference, check every document
 # make lock         pin every dependency with its hashes in requirements.lock
@@ -13,7 +14,7 @@ STAMP := .venv/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup quickstart test lint bench docs lock audit clean
+.PHONY: setup quickstart test test-ui lint bench docs lock audit clean
 
 setup: $(STAMP)
 
@@ -33,6 +34,11 @@ lint: $(STAMP)
 test: lint
 	$(BIN)/pytest -n 2 tests/tidy tests/unit tests/simulation
 	$(BIN)/pytest -n 2 --dist worksteal tests/process tests/chaos tests/learning
+
+# Skipped, in words, on a machine without Chromium.
+test-ui: $(STAMP)
+	@$(BIN)/python -c 'import playwright' 2>/dev/null || $(BIN)/pip install -qq -e '.[ui-test]'
+	$(BIN)/pytest -rs tests/browser
 
 bench: $(STAMP)
 	@set -e; for benchmark in $$(grep -l __main__ benchmarks/*.py); do echo "== $$benchmark"; $(BIN)/python $$benchmark; done

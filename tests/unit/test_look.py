@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from look_runs import PROMPT, events, write_run
 from observe_events import event, step
+from tests.look_runs import PROMPT, events, write_run
 
 from millrace.core.errors import DataError
 from millrace.ledger.samples import Choice

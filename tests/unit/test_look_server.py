@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from look_runs import PROMPT, write_run
 from observe_events import step
+from tests.look_runs import PROMPT, write_run
 from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 
 from millrace.look.server import Ui

@@ -75,16 +75,18 @@ class Overview:
         return found
 
     def plots(self, data: dict[str, figures.Data], by: Axis) -> list[tuple[str, str, Any]]:
-        """(heading, explanation, plot) for the charts, then shares and lanes."""
+        """(heading, explanation, plot) for the charts that have points, then shares and lanes."""
         drawn: list[tuple[str, str, Any]] = [
             (c.heading, c.explanation, figures.curves(c.name, data[c.name], AXES[by], c.digits, log=c.log))
             for c in CHARTS
+            if data[c.name]["xs"]
         ]
         drawn.append(
             ("Where the time went", who_waits(self._shares()), figures.shares("shares", data["shares"]))
         )
         rows = sorted({span.row for span in (*self.story.activity, *self.story.spans)}, key=_row_order)
-        drawn.append(("Timeline", LANES, figures.lanes("lanes", data["lanes"], rows or ["trainer"])))
+        if rows:
+            drawn.append(("Timeline", LANES, figures.lanes("lanes", data["lanes"], rows)))
         return drawn
 
     def parts(self) -> dict[str, str]:

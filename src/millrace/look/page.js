@@ -8,11 +8,11 @@
       const place = document.getElementById(id);
       if (place && place.innerHTML !== html) place.innerHTML = html;
     }
-    for (const [name, data] of Object.entries(told.sources))
-      for (const shown of Bokeh.documents) {
-        const source = shown.get_model_by_name(name);
-        if (source) source.data = data;
-      }
+    for (const [name, data] of Object.entries(told.sources)) {
+      const drawn = Bokeh.documents.map((shown) => shown.get_model_by_name(name)).filter(Boolean);
+      for (const source of drawn) source.data = data;
+      if (Bokeh.documents.length && !drawn.length && data.xs?.length) location.reload(); // its first points
+    }
   };
   const refresh = async () => {
     let next_s = 5;

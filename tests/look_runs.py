@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from ledger_records import ready_group, step_of
-from observe_events import published, pulled, report, run_started, step, worker_died, worker_started
-
 from millrace.config.freeze import record
 from millrace.config.load import Source, combine, read_mapping
 from millrace.config.schema import Config
@@ -16,6 +13,16 @@ from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.jsonl import EventLog, MetricsLog
 from millrace.session.run_directory import RunDirectory
+from tests.unit.ledger_records import ready_group, step_of
+from tests.unit.observe_events import (
+    published,
+    pulled,
+    report,
+    run_started,
+    step,
+    worker_died,
+    worker_started,
+)
 
 PROMPT = "<script>alert(1)</script>"
 """Of every group: what must never reach a browser as it is."""

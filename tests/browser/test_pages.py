@@ -1,0 +1,149 @@
+"""Every page in a real browser: no console error, nothing wider than the window, light and dark."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.look_runs import PROMPT, write_run
+from tests.unit.observe_events import step
+
+from millrace.look.overview import Overview
+from millrace.look.report import write_report
+from millrace.observe.jsonl import MetricsLog
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="make test-ui installs playwright")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: install it, or name one in CHROMIUM")
+
+WAIT_MS = 120_000
+WIDTHS, SCHEMES = (1280, 400), ("light", "dark")
+VIEWS = {
+    "runs": "",
+    "run": "run/a",
+    "run by tokens": "run/a?by=tokens",
+    "samples": "samples/a?choice=best",
+    "search": "samples/a?text=alert",
+    "config": "config/a",
+    "compare": "compare?run=a&run=b&by=time",
+    "gone": "run/gone",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    made = [Overview(name, write_run(root / name, steps=40)) for name in ("a", "b")]
+    write_report(made, root / "report.html")
+    return root
+
+
+@pytest.fixture(scope="module")
+def ui(runs: Path) -> Iterator[str]:
+    """The address that the command prints."""
+    command = [sys.executable, "-m", "millrace", "ui", str(runs)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as started:
+        arguments = ["--no-sandbox", "--disable-gpu"]
+        made = started.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=WAIT_MS)
+        yield made
+        made.close()
+
+
+@contextmanager
+def opened(browser: Any, address: str) -> Iterator[Any]:
+    """A page that was drawn, and in the end has said nothing wrong."""
+    wrong: list[str] = []
+    page = browser.new_page()
+    page.set_default_timeout(WAIT_MS)
+    page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto(address)
+    page.wait_for_function("() => !window.Bokeh || Bokeh.documents.every(shown => shown.is_idle)")
+    yield page
+    page.close()
+    assert not wrong
+
+
+def assert_fits_everywhere(page: Any) -> None:
+    """No wider than any window, and with the colours that the reader asks for."""
+    for width, scheme in product(WIDTHS, SCHEMES):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        page.wait_for_function(f"() => document.documentElement.scrollWidth <= {width}")
+        colors = (f"getComputedStyle(document.body).{what}" for what in ("backgroundColor", "color"))
+        paper, ink = (brightness(page.evaluate(color)) for color in colors)
+        assert (paper > ink) == (scheme == "light")
+
+
+def told(page: Any) -> str:
+    return str(page.inner_text("main"))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_fits_every_window_and_says_nothing_wrong(ui: str, browser: Any, view: str) -> None:
+    with opened(browser, ui + VIEWS[view]) as page:
+        assert_fits_everywhere(page)
+
+
+def test_a_report_needs_no_network(runs: Path, browser: Any) -> None:
+    with opened(browser, (runs / "report.html").as_uri()) as page:
+        assert_fits_everywhere(page)
+        assert "2 runs compared" in told(page)
+        assert page.evaluate("performance.getEntriesByType('resource').length") == 0
+
+
+def test_the_run_page_goes_on_while_the_run_does(ui: str, runs: Path, browser: Any) -> None:
+    with opened(browser, f"{ui}run/a") as page:
+        assert page.evaluate("Bokeh.documents.length") == 1
+        log = MetricsLog(runs / "a" / "metrics.jsonl")
+        log(step(500.0, 41, reward_mean=0.875))
+        log.close()
+        newest = "Bokeh.documents[0].get_model_by_name('reward').data.ys[0].at(-1)"
+        page.wait_for_function(f"() => {newest} === 0.875")
+
+
+def test_what_a_run_wrote_is_text(ui: str, browser: Any) -> None:
+    with opened(browser, f"{ui}samples/a") as page:
+        assert PROMPT in told(page)
+        assert page.evaluate("document.querySelectorAll('main article script').length") == 0
+
+
+def test_tokens_change_their_colour(ui: str, browser: Any) -> None:
+    color = "getComputedStyle(document.querySelector('.completion i')).backgroundColor"
+    with opened(browser, f"{ui}samples/a") as page:
+        seen = [page.evaluate(color)]
+        for what in "version", "none":
+            page.check(f"input[value={what}]")
+            seen.append(page.evaluate(color))
+        assert len(set(seen)) == 3
+
+
+def test_runs_are_compared_from_the_list(ui: str, browser: Any) -> None:
+    with opened(browser, ui) as page:
+        for box in page.query_selector_all("input[type=checkbox]"):
+            box.check()
+        page.click("button")
+        page.wait_for_url("**/compare?*")
+        assert "Runs compared" in told(page)
+
+
+def brightness(color: str) -> int:
+    """Of `rgb(1, 2, 3)`."""
+    return sum(int(part) for part in color.strip("rgba()").split(",")[:3])
