@@ -116,13 +116,8 @@ CHARTS: tuple[Chart, ...] = (
 
 
 def overlaid(chart: Chart, runs: Mapping[str, Steps], by: Axis, points: int = POINTS) -> dict[str, Curve]:
-    """The curves of several runs over one axis."""
+    """Over one axis: all curves of one run, by what they are; or the first of each of several runs."""
     drawn = {name: chart.curves(steps, by, points) for name, steps in runs.items()}
     if len(drawn) == 1:
         return next(iter(drawn.values()))
-    several = any(len(lines) > 1 for lines in drawn.values())
-    return {
-        f"{run}: {label}" if several else run: line
-        for run, lines in drawn.items()
-        for label, line in lines.items()
-    }
+    return {name: next(iter(lines.values())) for name, lines in drawn.items() if lines}

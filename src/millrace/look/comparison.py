@@ -8,7 +8,7 @@ from typing import Any
 
 from millrace.config.resume import diff
 from millrace.look import figures
-from millrace.look.charts import CHARTS, overlaid
+from millrace.look.charts import CHARTS, Chart, overlaid
 from millrace.look.overview import AXES, Overview
 from millrace.look.page import Section
 from millrace.look.steps import POINTS, Axis, Steps
@@ -18,10 +18,20 @@ def compared(runs: Mapping[str, Steps], by: Axis, points: int = POINTS) -> list[
     """The charts that any run has points for."""
     found = [(chart, figures.curves_data(overlaid(chart, runs, by, points))) for chart in CHARTS]
     return [
-        (c.heading, c.explanation, figures.curves(c.name, data, AXES[by], c.digits, log=c.log))
+        (
+            c.heading,
+            f"{c.explanation}{_first(c, runs)}",
+            figures.curves(c.name, data, AXES[by], c.digits, log=c.log),
+        )
         for c, data in found
         if data["xs"]
     ]
+
+
+def _first(chart: Chart, runs: Mapping[str, Steps]) -> str:
+    """Which line is drawn, where a chart of one run has several."""
+    labels = list(chart.lines(next(iter(runs.values()))))
+    return f" Drawn: {labels[0]}." if len(labels) > 1 else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ KIND_COLORS = {
     "worker_recovered": TROUBLE,
 }
 HEIGHT = 230
+LABEL_CHARACTERS, ROW_CHARACTERS = 40, 55
+"""Of one line in a legend, and of a row of them."""
 
 Data = dict[str, list[Any]]
 Plots = dict[str, figure]
@@ -40,7 +42,7 @@ def curves_data(lines: Mapping[str, Curve]) -> Data:
     return {
         "xs": [[_short(x) for x in line.x] for _, line, _ in drawn],
         "ys": [[_short(y) for y in line.y] for _, line, _ in drawn],
-        "label": [label for label, _, _ in drawn],
+        "label": [_clipped(label) for label, _, _ in drawn],
         "color": [color for _, _, color in drawn],
     }
 
@@ -51,10 +53,10 @@ def curves(name: str, data: Data, x_label: str, digits: str, *, log: bool = Fals
     source = ColumnDataSource(data, name=name)
     plot.multi_line("xs", "ys", source=source, line_color="color", line_width=2, legend_field="label")
     plot.add_tools(HoverTool(tooltips=[("", "@label"), (x_label, "$x{0,0.[0]}"), ("", "$y{0,0.[0000]}")]))
-    plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[0]a")
+    plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
     if not log:
         plot.yaxis.formatter = NumeralTickFormatter(format=digits)
-    _style_legend(plot)
+    _style_legend(plot, max(map(len, data["label"]), default=0))
     return plot
 
 
@@ -145,17 +147,24 @@ def _plot(name: str, x_label: str, *, height: int = HEIGHT, **named: Any) -> fig
     return plot
 
 
-def _style_legend(plot: figure) -> None:
+def _style_legend(plot: figure, label_characters: int) -> None:
+    """Above the plot, in as many columns as a narrow card has room for."""
     legend = plot.legend[0]
     legend.orientation, legend.label_text_color = "horizontal", INK
     legend.background_fill_color = legend.border_line_color = None
     legend.label_text_font_size, legend.spacing = "11px", 8
-    legend.ncols = 3
+    legend.margin = legend.border_line_width = 0
+    legend.ncols = max(1, ROW_CHARACTERS // (label_characters + 5))
     plot.add_layout(legend, "above")
 
 
 def _offset(span: Span) -> float:
     return -0.4 if span.kind in ("pulled", "staged", "published") else 0.0
+
+
+def _clipped(label: str) -> str:
+    """The end of a long name, which tells runs apart."""
+    return label if len(label) <= LABEL_CHARACTERS else f"…{label[1 - LABEL_CHARACTERS :]}"
 
 
 def _short(value: float, digits: int = 5) -> float:
