@@ -59,7 +59,7 @@ def tree_with(key: str, kind: str | None, value: Any) -> dict[str, Any]:
         inner |= {"kind": kind, **needed}
     inner[name] = value
     if tables == ["task"] and kind != "gym":
-        tree["reward"] = {"kind": "exact"}
+        tree["reward"] = {"kind": "function", "path": "x"}
     return tree
 
 
@@ -110,6 +110,13 @@ def test_a_hostile_value_is_refused_by_name_or_does_no_harm(leaf: tuple[str, str
         assert key.split(".")[0] in str(error)
     else:
         assert_sound(config)
+
+
+@pytest.mark.parametrize("reward", ["exact", "math"])
+def test_a_reward_that_compares_needs_an_answer(reward: str) -> None:
+    task = {"kind": "file", "path": "x", "answer": None}
+    with pytest.raises(ConfigError, match=rf'"{reward}" compares with an answer, and `task.answer`'):
+        validate(Config, BASE | {"task": task, "reward": {"kind": reward}}, {})
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from millrace.config import schema
 from millrace.core.errors import ConfigError, DataError
+from millrace.environments.rows import find_column
 from millrace.environments.tasks import make_task
 from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
 
@@ -95,6 +96,16 @@ def as_csv_with_a_mark(path):
     return file
 
 
+def as_csv_of(delimiter, encoding="utf-8", suffix="csv"):
+    def write(path):
+        file = as_csv(path)
+        text = file.read_text().replace(",", delimiter)
+        (path / f"other.{suffix}").write_bytes(text.encode(encoding))
+        return path / f"other.{suffix}"
+
+    return write
+
+
 def as_parquet(path):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), path / "rows.parquet")
@@ -115,7 +126,11 @@ def as_dataset(path):
 
 
 @pytest.mark.parametrize(
-    "write", [as_jsonl, as_json, as_csv, as_csv_with_a_mark, as_parquet, as_parquet_directory, as_dataset]
+    "write",
+    [
+        *(as_jsonl, as_json, as_csv, as_csv_with_a_mark, as_parquet, as_parquet_directory, as_dataset),
+        *(as_csv_of(";"), as_csv_of("|"), as_csv_of("\t", suffix="tsv"), as_csv_of("\t", "utf-16")),
+    ],
 )
 def test_every_format_gives_the_same_prompts_and_answers(tmp_path, write):
     path = write(tmp_path)
@@ -144,8 +159,42 @@ def test_a_last_line_without_a_newline_and_a_byte_that_is_no_text_are_handled(tm
     path.write_bytes(b'{"prompt": "\xff", "answer": ""}\r\n' + json.dumps(ROWS[1]).encode())
     task = file_task(path)
     assert task.rows == 2 and task.prompt_text(1) == "2 + 1 ="
-    with pytest.raises(DataError, match=r"rows.jsonl:1 is not JSON"):
+    with pytest.raises(DataError, match=r"rows.jsonl:1 is not UTF-8: byte 0xff.*\n.*iconv -f latin1"):
         task.prompt_text(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("rows.csv", "prompt,answer\nx,y\nné,y\n".encode("latin1"), r"rows.csv:3 is not UTF-8: byte 0xe9"),
+        ("rows.json", '[{"prompt": "é", "answer": "y"}]'.encode("latin1"), r"rows.json is not UTF-8"),
+        (
+            "rows.jsonl",
+            '{"prompt": "x", "answer": "y"}\n'.encode("utf-16"),
+            r"is UTF-16.*\n.*iconv -f UTF-16",
+        ),
+        ("rows.csv", b"prompt,answer\none, two,3\n", r"rows.csv:2 has more cells.*',' in it needs quotes"),
+        ("rows.csv", b"prompt,answer\none\n", r"rows.csv:2 has nothing \(null\) as `answer`.*none"),
+        ("rows.jsonl", b'{"prompt": "x", "answer": null}', r":1 has nothing \(null\) as `answer`"),
+        ("rows.jsonl", b'{"prompt": null, "answer": 1}', r":1 has nothing \(null\) as `prompt`"),
+        ("rows.jsonl", b'{"prompt": "x"}', r":1 has no `answer`, only \['prompt'\].*`task.answer`.*none"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_named(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=f"(?s){says}"):
+        file_task(tmp_path / name)
+
+
+def test_columns_in_tables_are_named_with_dots(tmp_path):
+    row = {"extra": {"question": {"text": "1 + 1 ="}}, "reward_model": {"ground_truth": 0}, "a.b": "2"}
+    path = write_lines(tmp_path / "rows.jsonl", json.dumps(row))
+    task = file_task(path, prompt="extra.question.text", answer="reward_model.ground_truth")
+    assert task.prompt_text(0) == "1 + 1 ="
+    assert find_column(task.columns(0), task.answer) == 0
+    assert find_column(row, "a.b") == "2"
+    with pytest.raises(DataError, match=r"has no `reward_model.truth`"):
+        file_task(path, prompt="extra.question.text", answer="reward_model.truth")
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])

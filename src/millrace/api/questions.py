@@ -39,7 +39,7 @@ def evaluate(
 
     Args:
         config: as of `train`; or a `Run`: then its configuration and its trained model are used.
-        model: the model directory. Default: the run's, or `model.path`.
+        model: a directory of a model, of a checkpoint or of a run. Default: the run's, or `model.path`.
         reward, rows: as of `train`. Give rows that training does not draw from.
         prompts: how many; all rows where there are fewer.
         samples: sampled completions per prompt, beside a greedy one.
@@ -51,7 +51,7 @@ def evaluate(
         ConfigError, DataError, RewardError: it cannot be evaluated as given.
     """
     if isinstance(config, Run):
-        model = model or config.model
+        model = model or config.path
         config = config.config
     own = ("model", "reward", "rows", "prompts", "samples", "noise_seed", "data_seed", "correct_at")
     prepared = prepare(config, Parts(reward, rows), keywords, own)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from millrace.core.errors import DataError
+from millrace.environments.rows import find_column
 
 
 def read_rows(rows: Any) -> list[dict[str, Any]]:
@@ -33,7 +34,7 @@ def read_rows(rows: Any) -> list[dict[str, Any]]:
 
 def check_column(rows: list[dict[str, Any]], key: str, column: str) -> None:
     """Raises: DataError: not one row has the column that `key` names."""
-    if not any(row.get(column) is not None for row in rows):
+    if not any(find_column(row, column) is not None for row in rows):
         columns = sorted({str(name) for row in rows for name in row})
         raise DataError(
             f"no row has the column {column!r} (`{key}`); the rows have {columns}.\n"

@@ -17,6 +17,7 @@ from millrace.cli import (
     compare,
     doctor,
     evaluate,
+    export,
     plan,
     quickstart,
     report,
@@ -44,6 +45,7 @@ app.command("quickstart")(quickstart.command)
 app.command("train")(train.command)
 app.command("sft")(sft.command)
 app.command("eval")(evaluate.command)
+app.command("export")(export.command)
 app.command("show")(show.command)
 app.command("doctor")(doctor.command)
 app.command("ui")(ui.command)

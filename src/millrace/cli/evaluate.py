@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,13 +17,14 @@ from millrace.config.schema import FileTask, GymTask
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
 from millrace.evaluation.evaluation import Evaluation
 from millrace.observe.terminal import Terminal
+from millrace.session.export import model_directory
 
 
 def command(
     config_file: ConfigFile,
     overrides: Overrides = None,
     model: Annotated[
-        Path | None, typer.Option(help="The model directory to evaluate. Default: `model.path`.")
+        Path | None, typer.Option(help="A model, a checkpoint or a run. Default: `model.path`.")
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Sampled completions per prompt.")] = 4,
     prompts: Annotated[
@@ -36,8 +39,10 @@ def command(
 ) -> None:
     """Evaluate a model on a configuration's task."""
     config = load(config_file, overrides or ())
-    held_out = held_out_config(config, model, seed=seed, data_seed=data_seed)
-    result = evaluate(held_out, prompts=prompts, samples=samples, correct_at=correct_at)
+    with model_directory(model) if model else nullcontext() as directory:
+        held_out = held_out_config(config, directory, seed=seed, data_seed=data_seed)
+        result = evaluate(held_out, prompts=prompts, samples=samples, correct_at=correct_at)
+    result = replace(result, model=str(model or result.model))
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:

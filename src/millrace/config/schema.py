@@ -63,11 +63,11 @@ class GymTask(Section):
 class FileTask(Section):
     kind: Literal["file"] = "file"
     path: str
-    """A .jsonl, .json, .csv or .parquet file, or a data set directory."""
+    """A .jsonl, .json, .csv, .tsv or .parquet file, or a data set directory."""
     prompt: str = "prompt"
-    """The column with the prompt: a string, or a list of chat messages."""
+    """The column with the prompt: a string, or a list of chat messages. Dots go into tables: `a.prompt`."""
     answer: str | None = "answer"
-    """The column with the reference answer; None: there is none."""
+    """The column with the reference answer, as `reward_model.ground_truth`; None: there is none."""
     template: str = "{prompt}"
     """Prompt text from the row's columns, unless `chat` is true."""
     chat: bool = False
@@ -443,6 +443,11 @@ class Config(Section):
             )
         if self.reward.kind == "gym" and self.task.kind != "gym":
             raise ValueError('`reward.kind` "gym" needs `task.kind` "gym": use "exact", "math" or "function"')
+        if self.reward.kind in ("exact", "math") and self.task.kind != "gym" and self.task.answer is None:
+            raise ValueError(
+                f'`reward.kind` "{self.reward.kind}" compares with an answer, and `task.answer` is "none": '
+                "name the column with the answer"
+            )
         if self.sampling.temperature < 0.01:
             raise ValueError(
                 f"`sampling.temperature` ({self.sampling.temperature}) must be 0.01 or more in training: "

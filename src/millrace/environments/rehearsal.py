@@ -8,6 +8,7 @@ import msgspec
 
 from millrace.core.errors import DataError
 from millrace.core.types import BadPrompt, Prompt
+from millrace.environments.rows import find_column
 from millrace.environments.tasks import PROBED_ROWS
 from millrace.environments.worker import EnvironmentWorker
 
@@ -56,7 +57,7 @@ class Rehearsal(EnvironmentWorker):
         """Texts that any reward should have an opinion of: a right answer, none, and some text."""
         texts = {"an empty completion": "", "the prompt as a completion": prompt.text}
         if self._task.answer is not None:
-            answer = self._task.columns(self._row(prompt.group_id))[self._task.answer]
+            answer = find_column(self._task.columns(self._row(prompt.group_id)), self._task.answer)
             texts = {"the reference answer": str(answer), **texts}
         room = self._config.sampling.max_tokens
         for kind, text in texts.items():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
+import io
 import json
 import mmap
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,30 @@ from millrace.config.objects import load_function
 from millrace.core.errors import DataError, boundary
 
 Row = Mapping[str, Any]
-FORMATS = ".jsonl, .json, .csv, .parquet, or a directory from `datasets.save_to_disk` or with .parquet files"
+FORMATS = (
+    ".jsonl, .ndjson, .json, .csv, .tsv, .parquet, or a directory from `datasets.save_to_disk` or with "
+    ".parquet files"
+)
+
+
+DELIMITERS = ",;\t|"
+_TO_UTF8 = "Write it anew: `iconv -f {} -t utf-8 OLD > NEW`, with its own encoding"
+
+
+def find_column(row: Row, name: str) -> Any:
+    """A column, or what a dotted name, as `reward_model.ground_truth`, finds in its tables; None: nothing."""
+    if name in row:
+        return row[name]
+    first, dot, rest = name.partition(".")
+    inner = row.get(first) if dot else None
+    return find_column(inner, rest) if isinstance(inner, Mapping) else None
+
+
+def has_column(row: Row, name: str) -> bool:
+    """Also where it holds nothing."""
+    first, dot, rest = name.partition(".")
+    inner = row.get(first) if dot else None
+    return name in row or (isinstance(inner, Mapping) and has_column(inner, rest))
 
 
 class Rows(Protocol):
@@ -70,11 +95,11 @@ def _open(file: Path) -> Rows:
     if file.is_dir():
         return _directory(file)
     match file.suffix:
-        case ".jsonl":
+        case ".jsonl" | ".ndjson":
             return JsonLines(file)
         case ".json":
             return _json(file)
-        case ".csv":
+        case ".csv" | ".tsv":
             return _csv(file)
         case ".parquet":
             return _parquet(file)
@@ -87,6 +112,8 @@ class JsonLines:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._bytes = b"" if file.stat().st_size == 0 else _mapped(file)
+        if self._bytes[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise DataError(f"{file} is UTF-16, and lines of JSON are UTF-8.\n  {_TO_UTF8.format('UTF-16')}")
         ends = np.flatnonzero(np.frombuffer(self._bytes, np.uint8) == ord("\n"))
         bounds = np.concatenate([[-1], ends, [len(self._bytes)]])
         spans = zip(bounds[:-1] + 1, bounds[1:], strict=True)
@@ -100,6 +127,8 @@ class JsonLines:
         line, start, end = self._spans[index]
         try:
             row = json.loads(self._bytes[start:end])
+        except UnicodeDecodeError as error:
+            raise _not_utf8(f"{self._file}:{line}", error) from error
         except (ValueError, RecursionError) as error:
             raise DataError(f"{self._file}:{line} is not JSON: {error}") from error
         return _object(row, f"{self._file}:{line}")
@@ -120,7 +149,10 @@ class Listed:
     def __getitem__(self, index: int) -> Row:
         where = f"{self._file}:{self.place(index)}"
         with boundary(where, "cannot be read", DataError):
-            return _object(self._rows[index], where)
+            row = self._rows[index]
+            if isinstance(row, DataError):
+                raise row
+            return _object(row, where)
 
     def place(self, index: int) -> str:
         return str(index if self._places is None else self._places[index])
@@ -140,7 +172,10 @@ class _Table:
 
 
 def _json(file: Path) -> Rows:
-    rows = json.loads(file.read_bytes())
+    try:
+        rows = json.loads(file.read_bytes())
+    except UnicodeDecodeError as error:
+        raise _not_utf8(str(file), error) from error
     if not isinstance(rows, list):
         raise DataError(
             f"{file} holds a JSON {type(rows).__name__}: expected a list of objects, or use .jsonl"
@@ -149,13 +184,39 @@ def _json(file: Path) -> Rows:
 
 
 def _csv(file: Path) -> Rows:
-    with file.open(newline="", encoding="utf-8-sig") as opened:
-        reader = csv.DictReader(opened)
-        rows, lines = [], []
-        for row in reader:
-            rows.append(row)
-            lines.append(reader.line_num)
+    """UTF-8, or UTF-16 with its mark, as spreadsheets write it, with the delimiter that the header has."""
+    content = file.read_bytes()
+    utf16 = content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    try:
+        text = content.decode("utf-16" if utf16 else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(f"{file}:{content[: error.start].count(10) + 1}", error) from error
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=_delimiter(text))
+    rows: list[Row | DataError] = []
+    lines: list[int] = []
+    for row in reader:
+        lines.append(reader.line_num)
+        rows.append(_too_wide(file, reader) if None in row else row)
     return Listed(file, rows, lines)
+
+
+def _delimiter(text: str) -> str:
+    header = text.partition("\n")[0]
+    return max(DELIMITERS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
+
+
+def _too_wide(file: Path, reader: csv.DictReader[str]) -> DataError:
+    return DataError(
+        f"{file}:{reader.line_num} has more cells than the header, {reader.fieldnames}: text with "
+        f"{reader.reader.dialect.delimiter!r} in it needs quotes"
+    )
+
+
+def _not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
+    return DataError(
+        f"{where} is not UTF-8: byte {error.object[error.start]:#04x}, {error.reason}.\n"
+        f"  {_TO_UTF8.format('latin1')}"
+    )
 
 
 def _parquet(file: Path) -> Rows:

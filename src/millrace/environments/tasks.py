@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from millrace.config import schema
 from millrace.core.errors import ConfigError, DataError
-from millrace.environments.rows import FunctionRows, Row, open_rows
+from millrace.environments.rows import FunctionRows, Row, find_column, has_column, open_rows
 
 PROBED_ROWS = 100
 CACHED_ROWS = 1024
@@ -19,7 +19,7 @@ class Task(Protocol):
     """`rows` is their number; a row is an index below it. Asking for a broken one raises DataError."""
 
     rows: int
-    answer: str | None  # the column with the reference answer
+    answer: str | None  # the column with the reference answer: see `rows.find_column`
 
     def row_id(self, row: int) -> str:
         """Names the row in the ledger and in reports."""
@@ -96,17 +96,27 @@ class RowsTask:
 
     def columns(self, row: int) -> Row:
         columns = self._rows[row]
-        for name in filter(None, (self._config.prompt, self._config.answer)):
-            if columns.get(name) is None:
-                raise DataError(
-                    f"{self.row_id(row)} has no `{name}`, only {sorted(columns)}: check `task.prompt` "
-                    'and `task.answer` ("none" where there is no answer)'
-                )
+        for key, name in ("task.prompt", self._config.prompt), ("task.answer", self._config.answer):
+            if name is not None and find_column(columns, name) is None:
+                raise DataError(f"{self.row_id(row)} {_lacks(columns, key, name)}")
         return columns
 
     def prompt_text(self, row: int) -> str:
         columns = self.columns(row)
-        return _render(self._config, self._tokenizer, columns, columns[self._config.prompt], self.row_id(row))
+        return _render(
+            self._config,
+            self._tokenizer,
+            columns,
+            find_column(columns, self._config.prompt),
+            self.row_id(row),
+        )
+
+
+def _lacks(columns: Row, key: str, name: str) -> str:
+    none = ', or set it to "none" where no row has an answer' if key == "task.answer" else ""
+    if has_column(columns, name):
+        return f"has nothing (null) as `{name}`: give it a value or leave the row out{none}"
+    return f"has no `{name}`, only {sorted(columns)}: name the right column as `{key}`{none}"
 
 
 def _gym_dataset(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:

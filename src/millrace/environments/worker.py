@@ -16,7 +16,7 @@ from millrace.environments.calls import Calls
 from millrace.environments.limits import limit_process_memory
 from millrace.environments.order import row_of
 from millrace.environments.rewards import make_reward
-from millrace.environments.rows import Row
+from millrace.environments.rows import Row, find_column
 from millrace.environments.scores import shortened
 from millrace.environments.tasks import make_task
 from millrace.environments.tokenizer import encode_prompt, load_tokenizer
@@ -111,7 +111,7 @@ class EnvironmentWorker:
             case OutOfMemory():
                 raise inputs
             case completion, columns:
-                answer = None if self._task.answer is None else columns[self._task.answer]
+                answer = None if self._task.answer is None else find_column(columns, self._task.answer)
                 return await self._calls.score(completion, answer, columns)
 
     def _inputs(self, request: ScoreRequest) -> Inputs:

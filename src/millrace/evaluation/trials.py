@@ -41,6 +41,7 @@ def run_trials(config: Config, rows: int, own: list[str]) -> list[dict[str, Any]
 def make_trials(config: Config, rows: int, own: list[str]) -> Iterator[Trial]:
     """The trials of the first `rows` usable rows, in the order that training draws them."""
     from millrace.environments.order import row_of
+    from millrace.environments.rows import find_column
     from millrace.environments.tasks import make_task
     from millrace.environments.tokenizer import load_tokenizer
 
@@ -50,7 +51,7 @@ def make_trials(config: Config, rows: int, own: list[str]) -> Iterator[Trial]:
         columns = task.columns(row_of(prompt.group_id, task.rows, config.seed))
         texts = [("empty", ""), ("garbage", GARBAGE), *(("yours", text) for text in own)]
         if task.answer is not None:
-            texts.insert(0, ("reference", str(columns[task.answer])))
+            texts.insert(0, ("reference", str(find_column(columns, task.answer))))
         for kind, text in texts:
             tokens = tokenizer.encode(text, add_special_tokens=False)
             seen = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -24,6 +24,7 @@ import torch
 import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 from millrace.core.errors import DataError, boundary, writing
 from millrace.trainer.model import named_weights, not_finite
@@ -79,12 +80,20 @@ def load_checkpoint(trainer: PolicyTrainer, path: str | Path) -> None:
         weights = load_file(path / "model.safetensors")
         state = load_file(path / "optimizer.safetensors")
         generators = load_file(path / "rng.safetensors")
-        _restore_weights(trainer, weights, path)
+        _restore_weights(trainer.model, weights, path)
         _restore_optimizer(trainer, state)
         torch.set_rng_state(generators["cpu"])
         if torch.cuda.is_available() and "cuda" in generators:
             torch.cuda.set_rng_state(generators["cuda"])
     trainer.version = manifest.version
+
+
+def load_weights(model: PreTrainedModel, path: str | Path) -> None:
+    """Restore the weights alone, into a model that is not to be trained. Raises: DataError, as above."""
+    path = Path(path)
+    _verified(path)
+    with boundary("export", f"load the checkpoint {path}", DataError):
+        _restore_weights(model, load_file(path / "model.safetensors"), path)
 
 
 def sweep(directory: str | Path) -> list[Path]:
@@ -223,10 +232,10 @@ def _restore_optimizer(trainer: PolicyTrainer, tensors: dict[str, torch.Tensor])
         trainer.optimizer.state[parameter][key] = value.to(device)
 
 
-def _restore_weights(trainer: PolicyTrainer, saved: dict[str, torch.Tensor], path: Path) -> None:
+def _restore_weights(model: PreTrainedModel, saved: dict[str, torch.Tensor], path: Path) -> None:
     if broken := not_finite(saved):
         raise DataError(f"{path} holds weights that are not finite: {broken[:5]}.\n{_EARLIER}")
-    present: dict[str, Any] = named_weights(trainer.model)
+    present: dict[str, Any] = named_weights(model)
     wrong = sorted(saved.keys() ^ present.keys())
     wrong += sorted(n for n in saved.keys() & present.keys() if saved[n].shape != present[n].shape)
     if wrong:

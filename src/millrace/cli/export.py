@@ -1,0 +1,33 @@
+"""`millrace export`: the model of any checkpoint of a run, as a Hugging Face directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millrace.cli.options import Run
+from millrace.core.errors import DataError
+from millrace.session import run_directory
+from millrace.session.export import export, versions
+
+
+def command(
+    run: Run,
+    version: Annotated[
+        int | None, typer.Option(min=1, help="Of which checkpoint. Default: the newest.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to. Default: RUN/exports/vNNNNNNNN.")] = None,
+) -> None:
+    """Write the model of a checkpoint, also while the run goes on."""
+    found = run_directory.find(run)
+    kept = versions(found)
+    if not kept:
+        raise DataError(
+            f"{found.path} has no checkpoint yet: the first comes after `checkpoints.every` steps"
+        )
+    chosen = kept[-1] if version is None else version
+    target = out or found.path / "exports" / f"v{chosen:08d}"
+    export(found, chosen, target)
+    typer.echo(f"Version {chosen}: {target}")
