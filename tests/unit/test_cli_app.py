@@ -11,6 +11,7 @@ import pytest
 
 import millrace
 from millrace.cli import app, train
+from millrace.cli.options import typed
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError, MillraceError
 from millrace.session.interrupt import INTERRUPTED
@@ -125,6 +126,19 @@ def test_resuming_names_what_changed_and_refuses_what_may_not(
     for more in ([], ["--dry-run"]):
         assert app.run([*arguments, "--resume", "--set", "seed=5", *more]) == 2
         assert "`seed`: 0 -> 5" in capsys.readouterr().err
+
+
+def test_hints_name_the_command_as_it_was_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "millrace"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    monkeypatch.setenv("PATH", "")
+    assert typed() == str(program)
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert typed() == "millrace"
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "millrace" / "__main__.py")])
+    assert typed() == f"{sys.executable} -m millrace"
 
 
 def test_a_terminal_without_utf8_gets_a_question_mark_and_no_traceback() -> None:

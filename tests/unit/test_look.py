@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,15 @@ def test_a_report_is_one_small_file_that_obeys_nothing_of_a_run(tmp_path: Path) 
     assert "&lt;script&gt;alert(1)" in text
     assert "<script src=" not in text
     assert "2 runs compared" in text
+
+
+def test_show_lists_the_runs_of_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from millrace.cli.app import run as millrace
+
+    for name in ("first", "second"):
+        write_run(tmp_path / name)
+    assert millrace(["show", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "first" in said and "second" in said and "stopped" in said
+    assert millrace(["show", str(tmp_path), "--json"]) == 0
+    assert {line["name"] for line in json.loads(capsys.readouterr().out)} == {"first", "second"}

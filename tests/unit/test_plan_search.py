@@ -159,7 +159,17 @@ def test_the_planned_configuration_is_one_that_train_accepts(tmp_path):
     answer = ranking.Plan(QUESTION, DEMAND, [], 1, [best], "the trainer", [])
     file = tmp_path / "planned.toml"
     file.write_text(configuration(answer, PLACEHOLDERS))
+    assert "path/to/rows.jsonl" in file.read_text()  # a placeholder, which `train` refuses: there is no file
     config = load(file)
     assert (config.batch.prompts, config.schedule.kind, config.staleness_bound) == (32, "areal", 3)
     assert (config.rollout.replicas, config.rollout.slots) == (layout.replicas, layout.slots)
     assert config.sampling.max_tokens == 3584
+
+
+def test_a_plan_says_what_of_it_this_version_cannot_run():
+    from millrace.api.planned import beyond
+
+    for layout in found():
+        lacks = beyond(Simulated(Candidate(layout, 32, schema.AReaL()), RESULT, Timeline(), scale=1))
+        assert any("a trainer on" in line for line in lacks) == (layout.training.devices > 1)
+        assert any("replicas of" in line for line in lacks) == (layout.generation.tensor_parallel > 1)

@@ -49,6 +49,17 @@ def test_a_body_that_does_not_end_is_cancelled_after_the_grace() -> None:
     assert cleaned == [True]
 
 
+def test_a_body_without_work_to_finish_is_cancelled_at_once() -> None:
+    said: list[str] = []
+
+    async def body(stop: asyncio.Event) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(60)
+
+    assert run_stoppable(body, said.append, has_work=lambda: False) is False
+    assert said == ["Stopping: no step was done yet."]
+
+
 def test_an_error_of_the_body_is_raised() -> None:
     async def body(stop: asyncio.Event) -> None:
         raise ValueError("broken")

@@ -13,6 +13,7 @@ from millrace.algorithms.build import Algorithm
 from millrace.api.pickling import pickled
 from millrace.api.rows import as_lines, check_column, read_rows
 from millrace.config.carried import PICKLE, name_of, store
+from millrace.config.foreign import OURS
 from millrace.config.load import Source, combine, merge, read_file, read_mapping, validate
 from millrace.config.schema import Config, Section
 from millrace.core.errors import ConfigError
@@ -99,6 +100,10 @@ def _refuse_unknown(schema: type[Section], keywords: Mapping[str, Any], own: Ite
         if keyword.partition(".")[0] not in known:
             near = difflib.get_close_matches(keyword, known, n=1)
             hint = f"Did you mean `{near[0]}`?" if near else f"The keywords are {', '.join(known)}"
+            if schema is Config and keyword in OURS:
+                table, _, key = OURS[keyword].rpartition(".")
+                ours = f"{table}={{{key!r}: ...}}" if table else f"{key}=..."
+                hint = f"Here it is `{ours}`: docs/translation.md has other frameworks' names"
             raise ConfigError(f"unknown keyword `{keyword}`.\n  {hint}")
 
 

@@ -15,9 +15,12 @@ from millrace.sim.plan.search import Simulated
 
 PLACEHOLDERS: dict[str, Any] = {
     "model": {"path": "path/to/model"},
-    "task": {"kind": "gym", "name": "chain_sum"},
-    "reward": {"kind": "gym"},
+    "task": {"kind": "file", "path": "path/to/rows.jsonl"},
+    "reward": {"kind": "exact"},
 }
+"""`train` refuses them: neither path exists."""
+
+DEVICES_OF_A_HOST = 8
 
 
 def base_tree(file: Path | None) -> dict[str, Any]:
@@ -38,6 +41,24 @@ def configuration(answer: Plan, base: dict[str, Any]) -> str:
         file.write_text(text, encoding="utf-8")
         load(file)
     return text
+
+
+def beyond(one: Simulated) -> list[str]:
+    """What of a plan this version of Millrace cannot run: it has one trainer process, and replicas of one
+    device each, on one host, with versions through the relay."""
+    layout, found = one.candidate.layout, []
+    if layout.training.devices > 1:
+        found.append(f"a trainer on {layout.training.devices} devices: here it has one")
+    if layout.generation.tensor_parallel > 1:
+        found.append(f"replicas of {layout.generation.tensor_parallel} devices: here each has one")
+    if layout.generation.dtype != "bf16":
+        found.append(f"generation in {layout.generation.dtype}: here it is float32 or bfloat16")
+    if one.candidate.transport != "relay":
+        found.append(f"weights by {one.candidate.transport}: here they go through the relay")
+    num = layout.training.devices + layout.replicas * layout.generation.tensor_parallel
+    if num > DEVICES_OF_A_HOST:
+        found.append(f"{num} devices: here all are in one host")
+    return found
 
 
 def devices(answer: Plan) -> str:
@@ -74,6 +95,7 @@ def as_json(answer: Plan, text: str) -> dict[str, Any]:
             for one in answer.ranking
         ],
         "bottleneck": answer.bottleneck,
+        "beyond_this_version": beyond(answer.best),
         "gains": [asdict(gain) for gain in answer.gains],
         "configuration": text,
     }

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from millrace.api.planned import as_json, base_tree, choice, configuration, devices, schedule
+from millrace.api.planned import as_json, base_tree, beyond, choice, configuration, devices, schedule
 from millrace.cli.options import AsJson, Overrides
 from millrace.config.load import load_as
 from millrace.observe.terminal import Terminal
@@ -69,6 +69,11 @@ def _show(answer: Plan, text: str, out: Path | None) -> None:
     console.print(f"\nThe bottleneck is {answer.bottleneck}.")
     for gain in answer.gains:
         console.print(f"One more {gain.device}: {gain.throughput:+.1%} predicted ({gain.role})")
+    missing = beyond(answer.best)
+    if missing:
+        console.print("\nThis version of Millrace cannot run all of it. It lacks:", style="bold")
+    for one in missing:
+        console.print(f"  {one}")
     console.print(f"\nIts configuration{f', in {out}' if out else ''}:\n", style="bold")
     console.print(text)
 

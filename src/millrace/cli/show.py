@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from millrace.cli.options import AsJson, Run
 from millrace.core.fairness import BAND, BATCHES_MIN
 from millrace.ledger.reader import LedgerReader
 from millrace.ledger.samples import Choice
+from millrace.look.runs import RunLine, find_runs, run_line
 from millrace.observe.samples import render_sample
 from millrace.observe.terminal import Terminal
 from millrace.session import run_directory, views
@@ -55,10 +57,14 @@ def command(
     failed: Annotated[bool, typer.Option("--failed", help="Those whose reward failed, and why.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the state of a run, of one step, of one trajectory, or some trajectories to read."""
+    """Show the state of a run, of one step, of one trajectory, or some trajectories to read. A directory of
+    several runs: list them."""
     choice = _choice(samples, dict(zip(Choice, (newest, best, worst, failed), strict=True)))
     if sum(asked is not None for asked in (step, trajectory, choice)) > 1:
         raise typer.BadParameter("--step, --trajectory and samples exclude each other")
+    if step is None and trajectory is None and choice is None and len(runs := find_runs(run)) > 1:
+        _list([run_line(name, one) for name, one in runs.items()], as_json)
+        return
     directory = run_directory.find(run)
     view: Any
     render: Callable[[Any], RenderableType]
@@ -75,6 +81,22 @@ def command(
         typer.echo(json.dumps(view, indent=2))
     else:
         Terminal().print(render(view))
+
+
+def _list(lines: list[RunLine], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([asdict(line) for line in lines], indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("run", "state", "step", "of", "schedule", "reward"):
+        table.add_column(
+            name, justify="right" if name in ("step", "of", "reward") else "left", overflow="fold"
+        )
+    for line in lines:
+        reward = "" if line.reward is None else f"{line.reward:.3f}"
+        cells = (line.name, line.state, str(line.version), str(line.steps), line.schedule, reward)
+        table.add_row(*map(Text, cells))
+    Terminal().print(table)
 
 
 def _choice(samples: int | None, flags: dict[Choice, bool]) -> Choice | None:

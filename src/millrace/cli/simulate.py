@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from millrace.config.simulated import SimulatedConfig
 from millrace.observe.terminal import Terminal
 from millrace.sim.explore.verdicts import Exploration, Verdict, explore
 from millrace.sim.report.compare import OF_BATCHES, QUANTITIES, Comparison
+from millrace.sim.report.verdict import verdict
 
 console = Terminal(soft_wrap=True)
 
@@ -54,7 +56,10 @@ def command(
     schema: type[Section] = SimulatedConfig if from_run is None else Config
     config = load_as(schema, config_file, overrides or []) if config_file else None
     base = base_scenario(config, from_run, seed)
-    found = compared(base, versus.split(",") if versus else (), seeds=seeds, jobs=jobs)
+    with (
+        console.status("simulating", spinner="line") if console.is_terminal and not as_json else nullcontext()
+    ):
+        found = compared(base, versus.split(",") if versus else (), seeds=seeds, jobs=jobs)
     rows = [HEADING, *(_row(comparison) for comparison in found)]
     if html is not None:
         from millrace.sim.report.page import page
@@ -64,6 +69,9 @@ def command(
         typer.echo(json.dumps({comparison.name: _as_dict(comparison) for comparison in found}))
         return
     console.print(_table(rows))
+    console.print()
+    for sentence in verdict(found):
+        console.print(sentence)
     if html is not None:
         console.print(f"Plots and timeline: {html}")
 

@@ -12,11 +12,12 @@ from typing import Annotated
 
 import typer
 
-from millrace.cli.options import Overrides
+from millrace.cli.options import Overrides, typed
 from millrace.config.freeze import dump
 from millrace.config.load import Source, combine, load, read_overrides
 from millrace.config.resume import check_resume
 from millrace.config.schema import Config
+from millrace.core.events import Event
 from millrace.observe.structured import StructuredLog
 from millrace.observe.terminal import Terminal
 from millrace.session import compose, derived, run_directory
@@ -79,7 +80,8 @@ def command(
         console.print(f"Stopped; nothing is lost. To go on: {again}")
         raise typer.Exit(INTERRUPTED)
     console.print(
-        f"Done. The model: {run.model}\nLook around: millrace show {shlex.quote(str(run.path))}", markup=False
+        f"Done. The model: {run.model}\nLook around: {typed()} show {shlex.quote(str(run.path))}",
+        markup=False,
     )
 
 
@@ -121,16 +123,23 @@ def _train(config: Config, run: RunDirectory, again: str, from_version: int | No
         view.show_cursor()  # which the live view hides
         console.print(f"\nStopped at once; what the ledger holds is kept. To go on: {again}")
 
-    def training(stop: asyncio.Event) -> Coroutine[None, None, None]:
-        return compose.train(config, run, stop, *sinks, console=view, from_version=from_version)
+    steps: list[Event] = []
 
-    return run_stoppable(training, console.print if as_json else view.print, at_once=at_once)
+    def first_step(event: Event) -> None:
+        if event.kind == "step" and not steps:
+            steps.append(event)
+
+    def training(stop: asyncio.Event) -> Coroutine[None, None, None]:
+        return compose.train(config, run, stop, first_step, *sinks, console=view, from_version=from_version)
+
+    say = console.print if as_json else view.print
+    return run_stoppable(training, say, at_once=at_once, has_work=lambda: bool(steps))
 
 
 def _resume_arguments(config_file: Path | None, overrides: list[str], run_path: Path) -> list[str]:
     sets = [word for override in overrides for word in ("--set", override)]
     return [
-        "millrace",
+        *shlex.split(typed()),
         "train",
         *([str(config_file)] if config_file else []),
         *sets,

@@ -14,7 +14,9 @@ from millrace.config.load import load
 from millrace.evaluation.trials import judge, run_trials
 from millrace.observe.terminal import Terminal
 
-TEXT_SHOWN = 48
+TEXT_SHOWN, PROMPT_SHOWN = 32, 1000
+WIDTHS = {"row": 18, "": 24, "value": 16}
+"""Columns of a terminal of 80, with what the others need."""
 
 
 def command(
@@ -37,6 +39,11 @@ def command(
 
 def _print(results: list[dict[str, Any]], warnings: list[str]) -> None:
     console = Terminal(soft_wrap=True)
+    first = results[0]
+    console.print(f"The prompt of {first['row']}, {first['prompt_tokens']} tokens:", style="bold")
+    for line in first["prompt"][:PROMPT_SHOWN].splitlines() or [""]:
+        console.print(f"  | {line}", markup=False)
+    console.print()
     console.print(_table(results))
     for warning in warnings:
         console.print(f"Warning: {warning}.", style="yellow")
@@ -45,13 +52,19 @@ def _print(results: list[dict[str, Any]], warnings: list[str]) -> None:
 def _table(results: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("row", "completion", "", "outcome", "value", "seconds"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", max_width=WIDTHS.get(name))
     for r in results:
         shown = (
             r["completion"] if len(r["completion"]) <= TEXT_SHOWN else r["completion"][:TEXT_SHOWN] + "..."
         )
         value = "" if r["value"] is None else f"{r['value']:g}"
         detail = value or r["reason"]
-        cells = (r["row"], r["kind"], repr(shown), r["outcome"], detail, f"{r['seconds']:.3f}")
+        cells = (_short(r["row"]), r["kind"], repr(shown), r["outcome"], detail, f"{r['seconds']:.3f}")
         table.add_row(*(Text(str(cell)) for cell in cells))
     return table
+
+
+def _short(row_id: str) -> str:
+    """Its end, which tells rows apart."""
+    limit = WIDTHS["row"]
+    return row_id if len(row_id) <= limit else "..." + row_id[3 - limit :]

@@ -10,7 +10,8 @@ from typing import Any, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from millrace.config.schema import Section
+from millrace.config.foreign import OURS
+from millrace.config.schema import Config, Section
 from millrace.config.tree import leaves, plain_table, union_kinds
 
 Location = Sequence[str | int]
@@ -91,6 +92,8 @@ def _unknown(schema: type[Section], key: str, section: type[Section]) -> str:
 
 
 def _suggestion(schema: type[Section], key: str, name: str, section: type[Section]) -> str:
+    if schema is Config and name in OURS:
+        return f"Here it is `{OURS[name]}`: docs/translation.md has other frameworks' names"
     table = key[: -len(name)]
     known = list(dict.fromkeys([*section.model_fields, *(schema.model_fields if not table else ())]))
     elsewhere = list(dict.fromkeys(leaf for leaf, _, _ in leaves(schema)))

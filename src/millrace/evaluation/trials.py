@@ -17,8 +17,10 @@ GARBAGE = "lorem ipsum 42 )}]"
 @dataclass(frozen=True)
 class Trial:
     """A completion of a row: `kind` is "reference", "empty", "garbage" or "yours". The reward gets `seen`,
-    what is left of `text` when it has been tokens."""
+    what is left of `text` when it has been tokens. `prompt` is what the model gets."""
 
+    prompt: str
+    prompt_tokens: int
     group_id: int
     row_id: str
     kind: str
@@ -55,7 +57,9 @@ def make_trials(config: Config, rows: int, own: list[str]) -> Iterator[Trial]:
         for kind, text in texts:
             tokens = tokenizer.encode(text, add_special_tokens=False)
             seen = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            yield Trial(prompt.group_id, prompt.row_id, kind, text, tokens, seen)
+            yield Trial(
+                prompt.text, len(prompt.tokens), prompt.group_id, prompt.row_id, kind, text, tokens, seen
+            )
 
 
 def judge(results: list[dict[str, Any]]) -> Iterator[str]:
@@ -87,6 +91,8 @@ def _result(trial: Trial, timed: Any) -> dict[str, Any]:
     return {
         "row": trial.row_id,
         "kind": trial.kind,
+        "prompt": trial.prompt,
+        "prompt_tokens": trial.prompt_tokens,
         "completion": trial.text,
         "seen": trial.seen.strip(),
         "outcome": type(score).__name__.lower(),

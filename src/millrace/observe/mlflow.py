@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ class MlflowSink:
         except ImportError as error:
             raise ConfigError(
                 f"`observe.mlflow` ({experiment}) needs the mlflow package, which is not installed\n"
-                "  Run `pip install 'millrace[mlflow]'`, or leave the key out."
+                f"  Run `{sys.executable} -m pip install mlflow`, or leave the key out."
             ) from error
         self._mlflow = mlflow
         mlflow.set_experiment(experiment)

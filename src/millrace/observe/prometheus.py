@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -77,7 +78,7 @@ def _client(address: str) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"`observe.prometheus` ({address}) needs the prometheus_client package, which is not installed\n"
-            "  Run `pip install 'millrace[prometheus]'`, or leave the key out."
+            f"  Run `{sys.executable} -m pip install prometheus-client`, or leave the key out."
         ) from error
     return prometheus_client
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ class WandbSink:
         except ImportError as error:
             raise ConfigError(
                 f"`observe.wandb` ({project}) needs the wandb package, which is not installed\n"
-                "  Run `pip install 'millrace[wandb]'`, or leave the key out."
+                f"  Run `{sys.executable} -m pip install wandb`, or leave the key out."
             ) from error
         self._wandb, name = wandb, directory.resolve().name
         self._run = wandb.init(

@@ -62,13 +62,7 @@ def model_directory(path: Path) -> Iterator[Path]:
 
 
 def _write(run: RunDirectory, checkpoint: Path, out: Path) -> None:
-    import torch
+    from millrace.trainer.export import export_checkpoint
 
-    from millrace.trainer.checkpoint import atomic_directory, load_weights
-    from millrace.trainer.model import load_model, read_tokenizer, save_model
-
-    config = run.read_config()
-    model = load_model(config.model.path, torch.device("cpu"))
-    load_weights(model, checkpoint)
-    with atomic_directory(out, marker="config.json") as directory:
-        save_model(model, read_tokenizer(config.model.path), directory, getattr(torch, config.model.dtype))
+    model = run.read_config().model
+    export_checkpoint(checkpoint, out, model_path=model.path, dtype=model.dtype)

@@ -20,17 +20,25 @@ def run_stoppable(
     say: Callable[[str], None],
     *,
     at_once: Callable[[], object] = lambda: None,
+    has_work: Callable[[], bool] = lambda: True,
     grace_s: float = GRACE_S,
 ) -> bool:
     """Run `body(stop)` on a new loop. True if it ended by itself, False if a signal asked it to.
 
-    The first SIGINT or SIGTERM sets `stop`; a body that has not ended `grace_s` later is cancelled.
+    The first SIGINT or SIGTERM sets `stop`; a body that has not ended `grace_s` later is cancelled. One that
+    has no work to finish is cancelled at once.
     The second calls `at_once` and exits: workers notice that their parent died, and the ledger is durable.
     """
-    return asyncio.run(_run(body, say, at_once, grace_s))
+    return asyncio.run(_run(body, say, at_once, has_work, grace_s))
 
 
-async def _run(body: Body, say: Callable[[str], None], at_once: Callable[[], object], grace_s: float) -> bool:
+async def _run(
+    body: Body,
+    say: Callable[[str], None],
+    at_once: Callable[[], object],
+    has_work: Callable[[], bool],
+    grace_s: float,
+) -> bool:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     task = asyncio.current_task()
     assert task is not None
@@ -40,9 +48,13 @@ async def _run(body: Body, say: Callable[[str], None], at_once: Callable[[], obj
             with suppress(Exception):  # nothing may keep it from ending
                 at_once()
             os._exit(INTERRUPTED)
-        say("Stopping: finishing the step and saving. Ctrl-C again stops at once.")
         stop.set()
-        loop.call_later(grace_s, task.cancel)
+        if has_work():
+            say("Stopping: finishing the step and saving. Ctrl-C again stops at once.")
+            loop.call_later(grace_s, task.cancel)
+        else:
+            say("Stopping: no step was done yet.")
+            task.cancel()
 
     for number in SIGNALS:
         loop.add_signal_handler(number, on_signal)

@@ -45,6 +45,6 @@ class PlanConfig(Section):
     search: Search = Search()
     base: str | None = None
     """A training configuration with model, task and reward, which the plan's choices are laid over; None: the
-    plan's configuration names a model directory and a gym task to be replaced."""
+    plan's configuration names a model directory and a file of rows that are to be replaced."""
     seed: int = 0
     """Of the simulations."""

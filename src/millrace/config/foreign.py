@@ -1,0 +1,60 @@
+"""Other frameworks' names for our keys. A key of theirs in a configuration gets ours as the suggestion.
+
+docs/translation.md has them in tables, with what differs.
+"""
+
+from __future__ import annotations
+
+FOREIGN = {
+    ours: names.split()
+    for ours, names in {
+        "steps": "max_steps total_training_steps num_train_epochs total_epochs max_epochs num_episodes",
+        "model.path": "model_name_or_path pretrain model_name actor_rollout_ref",
+        "model.dtype": "torch_dtype bf16 param_dtype",
+        "model.recompute": "gradient_checkpointing enable_gradient_checkpointing activation_checkpointing",
+        "task.path": "dataset dataset_name train_files prompt_data data_path data",
+        "task.prompt": "prompt_key input_key",
+        "task.answer": "label_key ground_truth answer_key",
+        "task.chat": "apply_chat_template",
+        "reward.path": "reward_funcs custom_reward_function remote_rm_url reward_function",
+        "batch.prompts": (
+            "batch_size train_batch_size rollout_batch_size per_device_train_batch_size ppo_mini_batch_size "
+            "mini_batch_size generation_batch_size"
+        ),
+        "batch.group_size": "num_generations n n_samples_per_prompt rollouts_per_example",
+        "batch.token_budget": (
+            "ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu micro_batch_size "
+            "micro_train_batch_size gradient_accumulation_steps"
+        ),
+        "sampling.max_tokens": (
+            "max_completion_length max_new_tokens max_response_length response_length generate_max_len"
+        ),
+        "rollout.max_sequence_tokens": (
+            "max_prompt_length prompt_max_len max_model_len seq_len max_length vllm_max_model_length"
+        ),
+        "rollout.slots": "max_num_seqs max_running_requests",
+        "rollout.replicas": "vllm_num_engines num_engines num_rollout_workers",
+        "algorithm.kind": "loss_type adv_estimator advantage_estimator",
+        "algorithm.kl": "beta kl_coef kl_loss_coef init_kl_coef",
+        "algorithm.clip_low": "epsilon clip_ratio clip_ratio_low eps_clip clip_eps cliprange",
+        "algorithm.clip_high": "epsilon_high clip_ratio_high eps_clip_low_high",
+        "algorithm.scale": "scale_rewards norm_adv_by_std_in_grpo",
+        "algorithm.normalize": "loss_agg_mode",
+        "algorithm.correction": "vllm_importance_sampling_cap tis_imp_ratio_cap",
+        "optimizer.lr": "learning_rate actor_learning_rate",
+        "optimizer.betas": "adam_beta1 adam_beta2 adam_betas",
+        "optimizer.eps": "adam_epsilon",
+        "optimizer.warmup_steps": "lr_warmup_steps warmup_ratio lr_warmup_ratio",
+        "optimizer.grad_clip": "max_grad_norm max_norm clip_grad",
+        "schedule.staleness_max": (
+            "max_async_level async_level max_off_policy_steps staleness_threshold max_staleness "
+            "async_queue_size"
+        ),
+        "checkpoints.every": "save_steps save_freq save_interval",
+        "checkpoints.keep": "save_total_limit max_actor_ckpt_to_keep max_ckpt_num",
+        "observe.wandb": "report_to logger use_wandb project_name",
+    }.items()
+}
+
+OURS = {name: ours for ours, names in FOREIGN.items() for name in names}
+"""By the last part of the other framework's name."""

@@ -1,0 +1,45 @@
+"""What a comparison of schedules comes to, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from millrace.sim.report.compare import Comparison
+
+BUSY = 0.9
+"""From here on a side works all the time."""
+
+
+def verdict(found: Sequence[Comparison]) -> Iterator[str]:
+    """One sentence each: who is the fastest, how sure that is, and what holds it back."""
+    ranked = sorted(found, key=_speed, reverse=True)
+    best = ranked[0]
+    rate = best.estimate("trained_tokens_per_s")
+    stale = best.estimate("staleness_mean").mean
+    trained = f"{rate.mean:,.0f} tokens/s at a mean staleness of {stale:.2f}"
+    if len(ranked) == 1:
+        yield f"`{best.name}` trains {trained}."
+    else:
+        second = ranked[1]
+        gain, other = rate.mean / max(_speed(second), 1e-9) - 1, second.estimate("trained_tokens_per_s")
+        yield f"`{best.name}` is the fastest: {trained}, {gain:.1%} more tokens/s than `{second.name}`."
+        if not rate.half_width:
+            yield "One seed each: how sure the order is cannot be said; --seeds 5 tells."
+        elif rate.mean - rate.half_width < other.mean + other.half_width:
+            yield "Their 95 % intervals overlap: the two may as well be equal."
+    yield _bottleneck(best)
+
+
+def _speed(comparison: Comparison) -> float:
+    return comparison.estimate("trained_tokens_per_s").mean
+
+
+def _bottleneck(best: Comparison) -> str:
+    trainer, replicas = best.estimate("trainer_busy").mean, best.estimate("replica_busy").mean
+    if trainer >= BUSY > replicas:
+        return f"The trainer is the slower side (busy {trainer:.0%}; replicas {replicas:.0%})."
+    if replicas >= BUSY > trainer:
+        return f"Generation is the slower side (replicas busy {replicas:.0%}; trainer {trainer:.0%})."
+    if min(trainer, replicas) >= BUSY:
+        return f"Both sides are busy (trainer {trainer:.0%}, replicas {replicas:.0%}): they are in balance."
+    return f"Both sides wait at times (trainer busy {trainer:.0%}, replicas {replicas:.0%})."
