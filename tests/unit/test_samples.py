@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from ledger_records import complete, grow, lease, make_group
 
+from millrace.core.errors import LedgerError
 from millrace.core.types import State
 from millrace.ledger import LedgerReader, SqliteLedger
 from millrace.ledger.samples import Choice
@@ -100,3 +101,20 @@ def test_a_long_text_keeps_both_ends() -> None:
 
 def test_a_sample_without_a_tokenizer_says_why_there_is_no_text() -> None:
     assert "tokenizer is not at" in shown(completion=None)
+
+
+def test_a_question_ends_when_who_asked_will_not_wait(
+    reader: LedgerReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.ledger.reader._STOP_ASKED_EVERY", 1)
+    impatient = LedgerReader(tmp_path / "ledger.sqlite", check=False, stop=lambda: True)
+    with pytest.raises(LedgerError, match="took longer than who asked would wait"):
+        impatient.samples(Choice.BEST, 1)
+
+
+def test_samples_go_on_before_the_last_one(reader: LedgerReader) -> None:
+    first = [one.trajectory.trajectory_id for one in reader.samples_before(None, 3)]
+    rest = [one.trajectory.trajectory_id for one in reader.samples_before(first[-1], 10)]
+    assert first + rest == sorted(first + rest, reverse=True)
+    assert len(first) == 3
+    assert rest

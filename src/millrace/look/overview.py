@@ -16,9 +16,9 @@ from millrace.look.story import Story
 from millrace.session.run_directory import RunDirectory
 from millrace.session.views import tokenizer_of
 
-SLICE_BYTES = 2**24
-READ_S = 0.4
-"""A look reads new events for about so long. The next one goes on."""
+SLICE_BYTES = 2**22
+READ_S, FIRST_READ_S = 0.4, 0.1
+"""A look reads new events for about so long, the first look less. The next one goes on."""
 
 AXES = {Axis.STEP: "step", Axis.TOKENS: "trained tokens", Axis.TIME: "minutes since the first step"}
 

@@ -8,6 +8,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from bokeh.document import Document
 from bokeh.embed import components
 
 from millrace.look.parts import LEVELS, VERSION_COLORS
@@ -32,6 +33,10 @@ def charts(sections: Sequence[Section], *, whole: Sequence[str] = ()) -> Drawn:
     """Plots in a grid. Those whose heading is in `whole` take a row each."""
     if not sections:
         return Drawn("")
+    together = Document()
+    with together.models.freeze():  # models are collected once, not again for each plot
+        for _, _, plot in sections:
+            together.add_root(plot)
     script, divisions = components([plot for _, _, plot in sections], wrap_script=False)
     cards = (
         f'<section class="chart{" whole" if heading in whole else ""}"><h2>{escape(heading)}</h2>'

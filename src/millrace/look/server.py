@@ -21,7 +21,7 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError, RequestHandler
 
 from millrace.core.errors import MillraceError
-from millrace.look import page
+from millrace.look import figures, page
 from millrace.look.site import Site, trouble
 
 LOOPBACK = "127.0.0.1"
@@ -40,6 +40,9 @@ class Ui:
 
     def __init__(self, make_site: Callable[[str], Site], port: int = 0) -> None:
         """Raises OSError: the port is taken."""
+        page.charts(
+            [("", "", figures.curves("", figures.curves_data({}), "", "0"))]
+        )  # the first takes longest
         token = secrets.token_urlsafe(16)
         sockets = bind_sockets(port, LOOPBACK)
         self.port = sockets[0].getsockname()[1]

@@ -15,7 +15,7 @@ from millrace.core.errors import DataError, MillraceError
 from millrace.ledger.samples import Choice
 from millrace.look import page, parts
 from millrace.look.comparison import compared, figures_of
-from millrace.look.overview import AXES, Overview
+from millrace.look.overview import AXES, FIRST_READ_S, Overview
 from millrace.look.report import WHOLE
 from millrace.look.runs import find_runs, run_line
 from millrace.look.samples import choose, search
@@ -27,7 +27,7 @@ COMPARED_MAX = 6
 SHOWN, SHOWN_MAX = 10, 100
 REFRESH_S, CATCH_UP_S = 2.0, 0.5
 REST = 50.0
-"""A run is looked at again after this many times what the last look took: at most 2 % of one core."""
+"""A run is looked at again after this many times the CPU time of the last look: at most 2 % of one core."""
 
 _VIEWS = {"run": "Run", "samples": "Trajectories", "config": "Configuration"}
 
@@ -64,7 +64,7 @@ class Site:
     def run(self, name: str, query: Query) -> page.Drawn:
         """Curves, findings and the timeline; the page goes on by itself with `data`."""
         by, run = _axis(query), self._run(name)
-        run.update()
+        run.update(FIRST_READ_S)
         drawn = page.charts(run.plots(run.data(by), by), whole=WHOLE)
         told = {part: page.place(part, html) for part, html in run.parts().items()}
         html = (
@@ -78,11 +78,11 @@ class Site:
         by, now_s = _axis(query), time.monotonic()
         kept = self._answers.get((name, by))
         if kept is None or now_s >= kept.until_s:
-            run = self._run(name)
+            run, began_s = self._run(name), time.thread_time()
+            was_whole = run.is_whole
             run.update()
             told = {"parts": run.parts(), "sources": run.data(by)}
-            took_s = time.monotonic() - now_s
-            rest_s = max(REFRESH_S, REST * took_s) if run.is_whole else CATCH_UP_S
+            rest_s = max(REFRESH_S, REST * (time.thread_time() - began_s)) if was_whole else CATCH_UP_S
             kept = Answer(told | {"next_s": rest_s}, time.monotonic() + 0.9 * rest_s)
             self._answers = {(name, by): kept} | dict(list(self._answers.items())[:KEPT_MAX])
         return kept.told
