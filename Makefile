@@ -4,6 +4,7 @@
 # make test-ui      every page of `millrace ui` in Chromium
 # make bench        every benchmark
 # make docs         write the configuration reference, check every document
+# make dist         build the wheel and the source archive into dist/
 # make lock         pin every dependency with its hashes in requirements.lock
 # make audit        ask for known vulnerabilities of what is pinned
 # make clean        remove what builds and tools leave behind; keeps .venv and runs
@@ -14,7 +15,7 @@ STAMP := .venv/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup quickstart test test-ui lint bench docs lock audit clean
+.PHONY: setup quickstart test test-ui lint bench docs dist lock audit clean
 
 setup: $(STAMP)
 
@@ -47,6 +48,9 @@ docs: $(STAMP)
 	$(BIN)/python -m millrace.config.reference docs/configuration.md docs/simulation.md
 	$(BIN)/python -m millrace.api.reference docs/api.md
 	$(BIN)/pytest tests/tidy/test_docs_*.py
+
+dist:
+	scripts/tool uv build --quiet --out-dir dist
 
 lock:
 	scripts/tool uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \

@@ -61,7 +61,9 @@ def test_preflight_names_everything_that_is_missing_at_once(tmp_path: Path) -> N
 
 
 def test_preflight_says_how_a_model_that_is_only_a_name_becomes_a_directory(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="hf download OWNER/MODEL"):
+    with pytest.raises(
+        ConfigError, match=r"millrace fetch Qwen/Qwen3-0.6B --to .*hf download Qwen/Qwen3-0.6B"
+    ):
         preflight(config_for(tmp_path / "Qwen" / "Qwen3-0.6B"), tmp_path)
 
 

@@ -18,6 +18,7 @@ from millrace.cli import (
     doctor,
     evaluate,
     export,
+    fetch,
     plan,
     quickstart,
     report,
@@ -43,6 +44,7 @@ app = typer.Typer(
 )
 app.command("quickstart")(quickstart.command)
 app.command("train")(train.command)
+app.command("fetch")(fetch.command)
 app.command("sft")(sft.command)
 app.command("eval")(evaluate.command)
 app.command("export")(export.command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,9 +20,13 @@ WINDOW, FIRST_WINDOWED = 4096, 28
 
 def model_problems(directory: Path) -> Iterator[str]:
     if not directory.is_dir():
+        is_a_name = not directory.parent.exists()  # OWNER/MODEL was taken for a path
+        name = "/".join(directory.parts[-2:]) if is_a_name else "OWNER/MODEL"
+        fetch = f"millrace fetch {name} --to {shlex.quote(str(directory))}"
         yield (
             f"`model.path` ({directory}) is not a directory.\n  Name a Hugging Face model directory. "
-            "Nothing is downloaded by itself: `hf download OWNER/MODEL --local-dir DIRECTORY` makes one"
+            f"Nothing is downloaded by itself: `{fetch}` makes one, "
+            f"so does `hf download {name} --local-dir DIR`"
         )
         return
     if not (directory / "config.json").is_file():

@@ -1,0 +1,85 @@
+"""Fetching a model: what is asked of the hub, and what is said when it does not give it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from millrace.cli.app import run
+from millrace.session.model_files import model_problems
+
+
+def give(monkeypatch: pytest.MonkeyPatch, *files: str) -> list[tuple]:
+    asked = []
+
+    def download(name: str, *, revision: str | None, local_dir: Path, allow_patterns: list[str]) -> None:
+        asked.append((name, revision, "*.safetensors" in allow_patterns, "*.bin" in allow_patterns))
+        local_dir.mkdir(parents=True)
+        for file in files:
+            (local_dir / file).write_text("{}")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return asked
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def download(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_model_is_fetched_into_a_directory_that_a_run_can_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = give(monkeypatch, "config.json", "model.safetensors", "tokenizer.json")
+    assert run(["fetch", "owner/small", "--revision", "main"]) == 0
+    assert asked == [("owner/small", "main", True, False)]
+    assert "path = 'models/small'" in capsys.readouterr().out
+
+
+def test_a_repository_without_weights_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give(monkeypatch, "config.json", "tokenizer.json")
+    assert run(["fetch", "owner/small", "--to", "here"]) == 1
+    assert "has no *.safetensors weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConnectionError("no route to host"), "hf download owner/small"),
+        (errors.LocalEntryNotFoundError("offline"), "HF_ENDPOINT"),
+        (errors.OfflineModeIsEnabled("offline mode"), "HF_ENDPOINT"),
+        (OSError(28, "No space left on device"), "Free space"),
+    ],
+)
+def test_a_failure_is_one_message_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, said: str
+) -> None:
+    refuse(monkeypatch, error)
+    assert run(["fetch", "owner/small"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("DataError:") and "owner/small could not be fetched" in told and said in told
+
+
+@pytest.mark.parametrize("name", ["small", "a/b/c", "/small"])
+def test_a_name_that_is_none_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["fetch", name]) == 2
+    assert "OWNER/MODEL" in capsys.readouterr().err
+
+
+def test_a_hub_s_name_in_place_of_a_path_gets_the_exact_command(tmp_path: Path) -> None:
+    (problem,) = model_problems(tmp_path / "owner" / "small")
+    assert f"`millrace fetch owner/small --to {tmp_path}/owner/small`" in problem
+    (problem,) = model_problems(tmp_path / "small")
+    assert f"`millrace fetch OWNER/MODEL --to {tmp_path}/small`" in problem
