@@ -252,7 +252,10 @@ def main() -> None:
         raise SystemExit(1) from error
     server = Forkserver(control, os.pidfd_open(setup.controller_pid))
     process.outlive_parent()
-    tell(control, Ready())
+    try:
+        tell(control, Ready())
+    except BrokenPipeError:
+        return  # the controller has ended meanwhile, and nobody wants workers
     server.serve()
 
 

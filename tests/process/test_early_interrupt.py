@@ -1,0 +1,31 @@
+"""Ctrl-C while a run starts: nothing is there to finish, so it ends at once, in order."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from millrace.session.interrupt import INTERRUPTED
+
+
+@pytest.mark.parametrize("after", ["Run directory", "events.jsonl"])
+def test_an_interrupt_before_the_first_step_ends_the_run(start: Path, tmp_path: Path, after: str) -> None:
+    command = [sys.executable, "-m", "millrace", "train", str(start), "--run-dir", str(tmp_path / "run")]
+    more = ["--set", "steps=100000"]
+    with subprocess.Popen(
+        [*command, *more], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stderr is not None
+        while after == "Run directory" and "Run directory" not in run.stderr.readline():
+            pass
+        while after == "events.jsonl" and not (tmp_path / "run" / "events.jsonl").exists():
+            time.sleep(0.01)
+        run.send_signal(signal.SIGINT)
+        said = "".join(run.communicate(timeout=60))
+    assert run.returncode == INTERRUPTED, said
+    assert "Traceback" not in said
