@@ -96,7 +96,7 @@ def test_a_stopped_run_says_how_to_go_on(
     (tmp_path / "run.toml").write_text(CONFIG)
     monkeypatch.setattr(train, "preflight", lambda config, path: ["mind the gap"])
     skip_the_rehearsal(monkeypatch)
-    monkeypatch.setattr(train, "_train", lambda config, run, again, from_version: False)
+    monkeypatch.setattr(train, "_train", lambda config, run, again, from_version, log: False)
     arguments = ["train", str(tmp_path / "run.toml"), "--run-dir", str(tmp_path / "out"), "--set", "steps=3"]
     assert app.run(arguments) == INTERRUPTED
     said = capsys.readouterr().err
@@ -111,7 +111,7 @@ def test_resuming_names_what_changed_and_refuses_what_may_not(
     monkeypatch.setattr(train, "preflight", lambda config, path: [])
     skip_the_rehearsal(monkeypatch)
 
-    def finish(config: Config, run: RunDirectory, again: str, from_version: int | None) -> bool:
+    def finish(config: Config, run: RunDirectory, again: str, version: int | None, log: object) -> bool:
         run.write_config(config)
         run.model.mkdir(exist_ok=True)
         return True

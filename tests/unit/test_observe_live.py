@@ -244,3 +244,11 @@ def test_a_finding_and_a_warning_are_shown() -> None:
     assert "doctor: no-signal: all equal" in plain_line(status_of(*RUN, finding))
     warned = event("warned", 7.0, source="notify", reason="no answer")
     assert "notify: no answer" in text_of(status_of(*RUN, warned))
+
+
+def test_a_slow_start_is_told_as_a_start_and_not_as_a_stall():
+    slow = event("stalled", 30.0, quiet_s=20.0, waits=["trainer waits for its weights to load"])
+    told = plain_line(status_of(run_started(), slow))
+    assert "still starting: trainer waits for its weights to load" in told and "stalled" not in told
+    assert "still starting" not in plain_line(status_of(run_started(), slow, step(40.0, 1)))
+    assert "stalled: " in plain_line(status_of(run_started(), worker_died(1.0, "replica-0"), slow))

@@ -108,9 +108,9 @@ def test_a_free_port_is_left_free() -> None:
     refuse_unusable(address)
 
 
-def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ConfigError, match=r"millrace\[prometheus\]"):
+    with pytest.raises(ConfigError, match=r"-m pip install prometheus-client"):
         refuse_unusable("127.0.0.1:9400")
 
 

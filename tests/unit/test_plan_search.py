@@ -1,5 +1,6 @@
 """Layouts that fit, the order of the search, and what a plan says."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,3 +174,12 @@ def test_a_plan_says_what_of_it_this_version_cannot_run():
         lacks = beyond(Simulated(Candidate(layout, 32, schema.AReaL()), RESULT, Timeline(), scale=1))
         assert any("a trainer on" in line for line in lacks) == (layout.training.devices > 1)
         assert any("replicas of" in line for line in lacks) == (layout.generation.tensor_parallel > 1)
+
+
+def test_the_documented_answer_has_the_columns_of_the_table():
+    from millrace.cli.plan import _ranking
+
+    page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+    shown = next(line for line in page.splitlines() if line.startswith("train / mp "))
+    headings = [str(column.header) for column in _ranking([]).columns]
+    assert re.split(r"  +", shown.strip()) == headings

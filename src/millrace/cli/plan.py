@@ -19,7 +19,7 @@ from millrace.sim.plan.ranking import Plan, Theory, plan
 from millrace.sim.plan.search import Simulated
 from millrace.sim.report.timeline import timeline_lines
 
-console = Terminal(soft_wrap=True, width=160)
+console = Terminal(soft_wrap=True, width=180)
 
 
 def command(

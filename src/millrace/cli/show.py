@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.cli.options import AsJson, Run
+from millrace.core.errors import DataError
 from millrace.core.fairness import BAND, BATCHES_MIN
 from millrace.ledger.reader import LedgerReader
 from millrace.ledger.samples import Choice
@@ -21,6 +24,7 @@ from millrace.look.runs import RunLine, find_runs, run_line
 from millrace.observe.samples import render_sample
 from millrace.observe.terminal import Terminal
 from millrace.session import run_directory, views
+from millrace.session.run_directory import RunDirectory
 
 ROWS_SHOWN = 100
 SAMPLES = 5
@@ -62,7 +66,7 @@ def command(
     choice = _choice(samples, dict(zip(Choice, (newest, best, worst, failed), strict=True)))
     if sum(asked is not None for asked in (step, trajectory, choice)) > 1:
         raise typer.BadParameter("--step, --trajectory and samples exclude each other")
-    if step is None and trajectory is None and choice is None and len(runs := find_runs(run)) > 1:
+    if step is None and trajectory is None and choice is None and len(runs := _runs(run)) > 1:
         _list([run_line(name, one) for name, one in runs.items()], as_json)
         return
     directory = run_directory.find(run)
@@ -81,6 +85,15 @@ def command(
         typer.echo(json.dumps(view, indent=2))
     else:
         Terminal().print(render(view))
+
+
+def _runs(path: Path) -> dict[str, RunDirectory]:
+    """Those below `path`; none where it is a run itself."""
+    if (path / "config.json").is_file():
+        return {}
+    with suppress(DataError):  # `run_directory.find` says what is wrong
+        return find_runs(path)
+    return {}
 
 
 def _list(lines: list[RunLine], as_json: bool) -> None:

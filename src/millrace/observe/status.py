@@ -9,7 +9,7 @@ from millrace.core.events import Event
 from millrace.observe.replicas import ReplicaTotals
 
 _WINDOW_S = 30.0  # of wall time, for rates
-_STALLED = "stalled"
+_STALLED, _STARTING = "stalled", "still starting"
 _WINDOW_STEPS = 20  # for idling and the time left
 
 
@@ -63,6 +63,8 @@ class Status:
                 _remember(self._generated, event.wall_s, self.replicas.generated_tokens)
             case "computes":
                 self.computes[fields["name"]] = fields["computes"]
+            case "stalled" if not self._seen["step"] and not self.restarts:
+                self.last_trouble = f"{_STARTING}: {'; '.join(fields['waits'])}"
             case "stalled" | "step_rejected" | "replay_differs" | "warned" | "finding":
                 self.last_trouble = _trouble(event.kind, fields)
             case "run_ended":
@@ -105,7 +107,7 @@ class Status:
         self.fairness = (fields.get("window") or {}).get("fairness")
         self.in_flight = fields["accounting"]["in_flight"]
         self.metrics = fields["metrics"]
-        if self.last_trouble.startswith(_STALLED):
+        if self.last_trouble.startswith((_STALLED, _STARTING)):
             self.last_trouble = ""
         if not fields["replayed"]:
             self.rewards.append(fields["reward_mean"])
