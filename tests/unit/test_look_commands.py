@@ -1,0 +1,60 @@
+"""What `report`, `compare` and `trace` print and write, and a run's card in a notebook."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.look_runs import write_run
+
+from millrace.api.run import Run
+from millrace.cli.app import run
+from millrace.look.card import card
+from millrace.session.run_directory import RunDirectory
+
+
+def test_two_runs_are_compared_in_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(write_run(tmp_path / name).path) for name in ("a", "b")]
+    assert run(["compare", *paths, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["runs"] == ["a", "b"]
+    assert told["figures"]["steps"] == [4, 4]
+    assert told["differences"] == {"b": []}
+    assert run(["compare", *paths]) == 0
+    assert "Their configurations are equal" in capsys.readouterr().out
+    assert run(["compare", paths[0]]) == 2
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(write_run(tmp_path / name / "run").path) for name in ("a", "b")]
+    assert run(["compare", *paths, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == ["a/run", "b/run"]
+
+
+def test_a_trace_is_written(tmp_path: Path) -> None:
+    made = write_run(tmp_path / "a")
+    assert run(["trace", str(made.path), "--out", str(tmp_path / "trace.json")]) == 0
+    names = {record["name"] for record in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    assert {"step 4", "pull 1"} <= names
+
+
+def test_a_report_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = write_run(tmp_path / "a")
+    out = tmp_path / "a.html"
+    assert run(["report", str(made.path), "--out", str(out)]) == 0
+    assert f"{out.stat().st_size:,} bytes" in capsys.readouterr().out
+
+
+def test_a_run_shows_itself_in_a_notebook(tmp_path: Path) -> None:
+    made = write_run(tmp_path / "a<b>")
+    html = Run(made.path)._repr_html_()
+    assert "stopped, 4 of 8 steps" in html
+    assert "<svg" in html
+    assert "a<b>" not in html
+
+
+def test_a_card_says_what_is_wrong(tmp_path: Path) -> None:
+    made = write_run(tmp_path / "a")
+    made.metrics.write_bytes(b"{\n")
+    assert "not a whole step" in card(RunDirectory(made.path))
