@@ -27,8 +27,7 @@ COMPARED_MAX = 6
 SHOWN, SHOWN_MAX = 10, 100
 REFRESH_S, CATCH_UP_S = 2.0, 0.5
 REST = 80.0
-"""A run is looked at again after this many times the CPU time of the last look: with the sending of the answer,
-at most 2 % of a core."""
+"""A run is looked at again after this many times the CPU time of the last look: at most 2 % of a core."""
 
 _VIEWS = {"run": "Run", "samples": "Trajectories", "config": "Configuration"}
 
