@@ -175,7 +175,7 @@ def test_a_service_that_is_not_installed_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, service, None)
     observe = Observe(tensorboard=False, **{service: "project"})
-    with pytest.raises(ConfigError, match=rf"`observe.{service}` .*\n.*millrace\[{service}\]"):
+    with pytest.raises(ConfigError, match=rf"`observe.{service}` .*\n.*pip install {service}`"):
         with open_sinks(Events(lambda: 0.0, lambda: 0.0), observe, tmp_path, {}):
             pass
 

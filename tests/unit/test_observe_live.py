@@ -57,11 +57,12 @@ def test_rates_idling_and_time_left_come_from_the_recent_past() -> None:
 
 
 def test_finished_trajectories_without_a_score_are_being_scored() -> None:
-    finished = event(
-        "finished", 1.0, trajectory_id=1, tokens=5, versions_min=0, versions_max=0, finish="stop"
-    )
+    told = {"tokens": 5, "versions_min": 0, "versions_max": 0, "finish": "stop"}
+    finished = [event("finished", 1.0, trajectory_id=number, **told) for number in range(3)]
     scored = event("scored", 2.0, trajectory_id=1, value=1.0, outcome="scored", reason="")
-    assert status_of(finished, finished, scored).scoring == 1
+    ended = event("ended", 2.0, trajectory_id=2, state="failed", reason="its group's reward failed")
+    assert status_of(*finished, scored).scoring == 2
+    assert status_of(*finished, scored, ended).scoring == 1
 
 
 def test_the_panel_shows_the_run_and_each_replica() -> None:

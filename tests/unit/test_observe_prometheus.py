@@ -30,6 +30,8 @@ RUN = (
     report(3.0, "replica-0", 20, 0.5, 0.5),  # it was restarted
     event("finished", 4.0, trajectory_id=1, tokens=5, versions_min=0, versions_max=0, finish="stop"),
     event("finished", 4.0, trajectory_id=2, tokens=5, versions_min=0, versions_max=0, finish="stop"),
+    event("finished", 4.0, trajectory_id=3, tokens=5, versions_min=0, versions_max=0, finish="stop"),
+    event("ended", 5.0, trajectory_id=3, state="failed", reason="its group's reward failed"),
     event("scored", 5.0, trajectory_id=1, value=None, outcome="failed", reason="timed out"),
     event("memory", 6.0, resident_bytes={"trainer": 1000}, available_bytes=5000),
     worker_died(7.0, "replica-0"),

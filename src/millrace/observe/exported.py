@@ -75,7 +75,7 @@ class Exported:
     def __init__(self, set_: Tell, add: Tell) -> None:
         self._set, self._add = set_, add
         self._seen: dict[tuple[str, str], float] = {}  # a replica's own counters, which restart with it
-        self._unscored = 0
+        self._unscored: set[int] = set()
 
     def __call__(self, event: Event) -> None:
         told = getattr(self, f"_on_{event.kind}", None)
@@ -113,16 +113,18 @@ class Exported:
             self._seen[replica, key] = now
             self._add(name, now - before if now >= before else now, replica)
 
-    def _on_finished(self, _: dict[str, Any]) -> None:
-        self._wait_for_score(+1)
+    def _on_finished(self, fields: dict[str, Any]) -> None:
+        self._unscored.add(fields["trajectory_id"])
+        self._set("millrace_scores_waiting", len(self._unscored))
 
     def _on_scored(self, fields: dict[str, Any]) -> None:
-        self._wait_for_score(-1)
+        self._on_ended(fields)
         self._add("millrace_scores_total", 1, fields["outcome"])
 
-    def _wait_for_score(self, change: int) -> None:
-        self._unscored = max(0, self._unscored + change)
-        self._set("millrace_scores_waiting", self._unscored)
+    def _on_ended(self, fields: dict[str, Any]) -> None:
+        """It is not waited for any more: with its group a trajectory ends before its reward is known."""
+        self._unscored.discard(fields["trajectory_id"])
+        self._set("millrace_scores_waiting", len(self._unscored))
 
     def _on_memory(self, fields: dict[str, Any]) -> None:
         for process, held in fields["resident_bytes"].items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from typing import Any
 
 from millrace.core.events import Event
@@ -37,7 +37,7 @@ class Status:
         self.ready: dict[str, None] = {}  # workers that are up, in the order in which they came
         self.computes: dict[str, str] = {}  # by worker
         self.replicas = ReplicaTotals()
-        self._seen: Counter[str] = Counter()
+        self._unscored: set[int] = set()  # finished trajectories
         self._group_size = 0
         self._trained: deque[tuple[float, int]] = deque()  # (wall, tokens so far)
         self._generated: deque[tuple[float, int]] = deque()
@@ -46,7 +46,6 @@ class Status:
 
     def __call__(self, event: Event) -> None:
         self.wall_s = event.wall_s
-        self._seen[event.kind] += 1
         self.replicas(event)
         fields = event.fields
         self._watch(event.kind, fields)
@@ -63,7 +62,7 @@ class Status:
                 _remember(self._generated, event.wall_s, self.replicas.generated_tokens)
             case "computes":
                 self.computes[fields["name"]] = fields["computes"]
-            case "stalled" if not self._seen["step"] and not self.restarts:
+            case "stalled" if not self.stepped and not self.restarts:
                 self.last_trouble = f"{_STARTING}: {'; '.join(fields['waits'])}"
             case "stalled" | "step_rejected" | "replay_differs" | "warned" | "finding":
                 self.last_trouble = _trouble(event.kind, fields)
@@ -72,7 +71,12 @@ class Status:
 
     def _watch(self, kind: str, fields: dict[str, Any]) -> None:
         match kind:
+            case "finished":
+                self._unscored.add(fields["trajectory_id"])
+            case "ended":  # with its group, maybe before its reward was known
+                self._unscored.discard(fields["trajectory_id"])
             case "scored":
+                self._unscored.discard(fields["trajectory_id"])
                 self.num_scores += 1
                 self.num_failed += fields["outcome"] == "failed"
             case "memory":
@@ -123,7 +127,7 @@ class Status:
     @property
     def scoring(self) -> int:
         """Finished trajectories whose reward is not known yet."""
-        return max(0, self._seen["finished"] - self._seen["scored"])
+        return len(self._unscored)
 
     @property
     def trained_tokens_per_s(self) -> float | None:
