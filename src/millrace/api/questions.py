@@ -51,7 +51,7 @@ def evaluate(
         ConfigError, DataError, RewardError: it cannot be evaluated as given.
     """
     if isinstance(config, Run):
-        model = model or config.path
+        model = model or (config.model if config.model.exists() else config.path)
         config = config.config
     own = ("model", "reward", "rows", "prompts", "samples", "noise_seed", "data_seed", "correct_at")
     prepared = prepare(config, Parts(reward, rows), keywords, own)
