@@ -103,15 +103,15 @@ class Point:
         return all(gain >= 0 for gain in gains) and any(g > n for g, n in zip(gains, NOISE, strict=True))
 
 
-def faster(points: list[Point]) -> list[tuple[float, float]]:
-    """Of each of `before`'s points within our range: (throughput of ours at its staleness, over its own;
-    its staleness less ours at its throughput). Between our points lies a straight line."""
+def gains(points: list[Point], other: str) -> list[tuple[float, float]]:
+    """For each point of a preset within the staleness of ours: (throughput of ours at its staleness, over its
+    own; its staleness less that of ours at its throughput). Between our points lies a straight line."""
     ours = sorted((p for p in points if p.preset == OURS), key=lambda p: p.staleness)
     ages, speeds = [p.staleness for p in ours], [p.tokens_per_s for p in ours]
     monotone = list(np.maximum.accumulate(speeds))
     found = []
     for p in points:
-        if p.preset == BEFORE and ages[0] <= p.staleness <= ages[-1]:
+        if p.preset == other and ages[0] <= p.staleness <= ages[-1]:
             speed = float(np.interp(p.staleness, ages, speeds)) / p.tokens_per_s
             found.append((speed, p.staleness - float(np.interp(p.tokens_per_s, monotone, ages))))
     return found
@@ -153,9 +153,11 @@ def draw(places: Places, path: Path) -> None:
     """A panel for each place; a point's size says how unfair its batches are."""
     import matplotlib.pyplot as plt
 
-    plt.rcParams.update({"svg.hashsalt": "frontier", "font.size": 11})
-    plot, panels = plt.subplots(1, len(places), figsize=(6.2 * len(places), 5.2), squeeze=False)
-    for panel, (place, found) in zip(panels[0], places.items(), strict=True):
+    plt.rcParams.update({"svg.hashsalt": "frontier", "svg.fonttype": "none", "font.size": 11})
+    height = -(-len(places) // 2)
+    plot, grid = plt.subplots(height, 2, figsize=(12, 4.6 * height), squeeze=False)
+    panels = list(grid.flat)
+    for panel, (place, found) in zip(panels, places.items(), strict=True):
         for preset, color in COLORS.items():
             own = sorted((p for p in found if p.preset == preset), key=lambda p: p.bound)
             x, y = [p.staleness for p in own], [p.tokens_per_s / 1000 for p in own]
@@ -167,16 +169,18 @@ def draw(places: Places, path: Path) -> None:
                 panel.annotate(str(p.bound), place_at, textcoords="offset points", xytext=(5, 5), fontsize=8)
         panel.set(title=place, xlabel="mean staleness of trained tokens (optimizer steps)")
         panel.grid(alpha=0.3)
-    panels[0][0].set_ylabel("trained tokens a second, thousands")
-    panels[0][-1].legend(loc="lower right", fontsize=9, markerscale=0.6)
+    panels[0].set_ylabel("trained tokens a second, thousands")
+    panels[-1].legend(loc="lower right", fontsize=9, markerscale=0.6)
     plot.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     plot.savefig(path, metadata={"Date": None})
 
 
 def _as_json(places: Places) -> dict[str, Any]:
-    gains = {place: faster(found) for place, found in places.items()}
-    pairs = [pair for found in gains.values() for pair in found]
+    """`over_...`: throughput of ours over that preset's at equal staleness: the mean of its points."""
+    others = (BEFORE, "laminar")
+    compared = {other: {place: gains(p, other) for place, p in places.items()} for other in others}
+    pairs = {other: [pair for found in compared[other].values() for pair in found] for other in others}
     dominated = [
         f"{place}: {OURS} {own.bound} by {other.preset} {other.bound}"
         for place, found in places.items()
@@ -186,11 +190,11 @@ def _as_json(places: Places) -> dict[str, Any]:
     ]
     return {
         "points": {place: [vars(point) for point in found] for place, found in places.items()},
-        "gains": gains,
+        "gains": compared,
         "dominated": dominated,
         "num_dominated": len(dominated),
-        "faster_at_equal_staleness": fmean(speed for speed, _ in pairs) if pairs else None,
-        "younger_at_equal_throughput": fmean(age for _, age in pairs) if pairs else None,
+        **{f"over_{other}": fmean(speed for speed, _ in found) for other, found in pairs.items() if found},
+        "younger_than_before": fmean(age for _, age in pairs[BEFORE]) if pairs[BEFORE] else None,
     }
 
 
