@@ -252,7 +252,8 @@ def test_a_role_that_runs_out_of_memory_says_so_and_loses_nothing(row, start, tm
 
 
 def test_a_reward_that_always_fails_ends_the_run(start, tmp_path, capsys):
-    (tmp_path / "score.py").write_text("def reward(completion): raise ValueError('always')")
+    later = "n = []\ndef reward(completion):\n    n.append(1)\n    assert len(n) < 2\n    return 0\n"
+    (tmp_path / "score.py").write_text(later)  # one that fails from the first call on is found before the run
     sets = ("reward.kind=function", f"reward.path={tmp_path / 'score.py'}:reward")
     seen("reward-always-fails", trained(start, tmp_path / "run", *sets, capsys=capsys))
 
