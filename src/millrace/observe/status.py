@@ -90,16 +90,6 @@ class Status:
                 cause = fields["cause"].partition("\n")[0]
                 named = cause.startswith(fields["name"])
                 self.last_trouble = cause if named else f"{fields['name']} died: {cause}"
-            case "scored":
-                self.num_scores += 1
-                self.num_failed += fields["outcome"] == "failed"
-            case "memory":
-                self.resident_bytes, self.available_bytes = (
-                    fields["resident_bytes"],
-                    fields["available_bytes"],
-                )
-            case "sample" if self.sample is None or self.sample["version"] != fields["version"]:
-                self.sample = fields  # the best of its group comes first
             case "worker_recovered":
                 self.last_trouble = f"{fields['name']} is back after {fields['recovery_s']:.2f} s"
             case "sample" if self.sample is None or self.sample["version"] != fields["version"]:
