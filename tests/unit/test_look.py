@@ -118,6 +118,12 @@ def test_runs_are_found_at_two_depths_and_a_broken_one_is_told(tmp_path: Path) -
     assert "not valid JSON" in broken.trouble
 
 
+def test_a_run_that_ended_while_its_log_was_put_aside_is_found(tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    (tmp_path / "a" / "events.jsonl").rename(tmp_path / "a" / "events.000001.jsonl")
+    assert set(find_runs(tmp_path)) == {"a"}
+
+
 def test_no_run_is_said_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds none"):
         find_runs(tmp_path)

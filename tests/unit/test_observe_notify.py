@@ -16,7 +16,9 @@ from observe_events import event, run_ended, step, worker_died
 from millrace.core.errors import ConfigError
 from millrace.core.events import Event, Events
 from millrace.observe import notify
+from millrace.observe.doctor import watch as watch_module
 from millrace.observe.doctor.evidence import Evidence
+from millrace.observe.doctor.finding import Finding
 from millrace.observe.doctor.watch import FIRST_STEPS, DoctorWatch
 from millrace.observe.notify import Notifier
 
@@ -138,3 +140,18 @@ def test_the_doctor_tells_each_fault_once_while_the_run_goes_on() -> None:
         assert not heard or version >= FIRST_STEPS
     told = [item.fields["fault"] for item in heard]
     assert told.count("no-signal") == 1 and len(told) == len(set(told))
+
+
+def test_a_doctor_that_fails_ends_its_looks_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def diagnose(_: Evidence) -> list[Finding]:
+        raise OverflowError("intermediate overflow in fsum")
+
+    monkeypatch.setattr(watch_module, "diagnose", diagnose)
+    events, heard = Events(lambda: 0.0, lambda: 0.0), []
+    events.subscribe(heard.append)
+    watch = DoctorWatch(events, Evidence())
+    for version in range(1, 3 * FIRST_STEPS):
+        watch(step(float(version), version))
+    [told] = heard
+    assert told.kind == "warned" and told.fields["source"] == "doctor"
+    assert "intermediate overflow" in told.fields["reason"]

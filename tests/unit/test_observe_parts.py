@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 from observe_events import event, report, run_ended, run_started, step, worker_died
 
+from millrace.core.errors import StorageError
 from millrace.core.events import Event
 from millrace.observe import parts as parts_module
 from millrace.observe.jsonl import EventLog, read_events
@@ -129,3 +132,39 @@ def test_a_log_that_is_not_there_has_no_parts(tmp_path: Path) -> None:
     assert Tail(tmp_path / "events.jsonl").take() == []
     with pytest.raises(FileNotFoundError):
         list(read_events(tmp_path / "events.jsonl"))
+
+
+def test_a_disk_too_full_to_condense_on_leaves_the_part_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(part: Path) -> None:
+        part.with_name(part.name + ".partial").write_bytes(b"{")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(parts_module, "condense", full)
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, part_bytes=4000)
+    for item in night(40):
+        log(item)
+    log.close()
+    assert sorted(tmp_path.iterdir()) == sorted(parts(path))
+    assert sum(item.kind == "finished" for item in read_events(path)) == 40
+
+
+def test_a_part_that_cannot_be_put_aside_is_written_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ends the run is that error, and the log still takes the run's end."""
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, part_bytes=1)
+    monkeypatch.setattr(os, "rename", refused)
+    with pytest.raises(StorageError, match="No space left"):
+        log(run_started())
+    with pytest.raises(StorageError, match="No space left"):
+        log(run_ended(100.0))
+    log.close()
+    assert [item.kind for item in read_events(path)] == ["run_started", "run_ended"]

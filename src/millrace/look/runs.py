@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from millrace.core.errors import DataError, MillraceError
+from millrace.observe.parts import parts
 from millrace.session.run_directory import RunDirectory
 
 RUNS_MAX = 200
@@ -85,7 +86,7 @@ def _runs_below(root: Path) -> Iterator[Path]:
 
 def _is_run(path: Path) -> bool:
     """A model has a config.json too."""
-    return (path / "config.json").is_file() and (path / "events.jsonl").is_file()
+    return (path / "config.json").is_file() and bool(parts(path / "events.jsonl"))
 
 
 def _started_s(path: Path) -> float:

@@ -39,9 +39,9 @@ class EventLog:
         head = {"kind": event.kind, "time_s": event.time_s, "wall_s": event.wall_s}
         _write_line(self._file, head | event.fields)
         if self._file.tell() >= self._part_bytes:
-            self._file.close()
             put_aside(self._path)
-            self._file = _append(self._path)
+            full, self._file = self._file, _append(self._path)
+            full.close()
 
     def close(self) -> None:
         self._file.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,7 +44,8 @@ def opened(path: Path) -> Iterator[Sequence[tuple[Path, BinaryIO]]]:
 
 
 def put_aside(path: Path) -> None:
-    """Give the newest part a number. What is in the ledger too leaves the part before: see `condense`.
+    """Give the newest part a number. What is in the ledger too leaves the part before: see `condense`. Where
+    the disk has no room for that, the part before stays whole.
 
     Raises: StorageError.
     """
@@ -52,13 +53,16 @@ def put_aside(path: Path) -> None:
     number = _number(older[-1]) + 1 if older else 1
     with writing(path):
         os.rename(path, path.with_name(f"{path.stem}.{number:06d}{path.suffix}"))
-        if older:
+    if older:
+        with suppress(OSError):
             condense(older[-1])
+        with suppress(OSError):
+            _partial(older[-1]).unlink(missing_ok=True)
 
 
 def condense(part: Path) -> None:
     """Leave out events of single trajectories, but not of failed rewards. A crash leaves the part whole."""
-    partial = part.with_name(part.name + ".partial")
+    partial = _partial(part)
     with part.open("rb") as lines, partial.open("wb") as kept:
         os.fchmod(kept.fileno(), 0o600)
         kept.writelines(
@@ -67,6 +71,10 @@ def condense(part: Path) -> None:
             if not line.startswith(_TRAJECTORY) and not (line.startswith(_SCORED) and _WELL in line)
         )
     os.replace(partial, part)
+
+
+def _partial(part: Path) -> Path:
+    return part.with_name(part.name + ".partial")
 
 
 class Tail:
