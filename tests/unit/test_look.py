@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from millrace.core.errors import DataError
 from millrace.ledger.samples import Choice
 from millrace.look.charts import CHARTS, overlaid
 from millrace.look.overview import Overview, who_waits
+from millrace.look.parts import sample
 from millrace.look.report import BYTES_MAX, write_report
 from millrace.look.runs import find_runs, run_line
-from millrace.look.samples import choose, search
+from millrace.look.samples import Piece, Shown, choose, search
 from millrace.look.steps import Axis, Steps, curve
 from millrace.look.story import Story
 from millrace.observe.jsonl import EventLog, MetricsLog
@@ -178,3 +180,18 @@ def test_show_lists_the_runs_of_a_directory(tmp_path: Path, capsys: pytest.Captu
     assert "first" in said and "second" in said and "stopped" in said
     assert millrace(["show", str(tmp_path), "--json"]) == 0
     assert {line["name"] for line in json.loads(capsys.readouterr().out)} == {"first", "second"}
+
+
+@pytest.mark.parametrize("line", [b'{"version":"\xff"}\n', b'{"version":"seven"}\n', b"[]\n"])
+def test_a_last_step_that_makes_no_sense_is_told_in_the_line_of_its_run(tmp_path: Path, line: bytes) -> None:
+    run = write_run(tmp_path / "a")
+    run.metrics.write_bytes(line)
+    told = run_line("a", run)
+    assert told.state == "unreadable"
+    assert "the last line is damaged" in told.trouble
+
+
+@pytest.mark.parametrize(("logprob", "shade"), [(0.0, "p0"), (-1.2, "p2"), (-inf, "p8"), (nan, "p8")])
+def test_a_token_of_any_logprob_has_a_shade(logprob: float, shade: str) -> None:
+    shown = Shown(1, 1, "r", "ready", "", "", None, {}, 1, None, "", "", (Piece("a", logprob, 0),), 0)
+    assert f'class="{shade} v0"' in sample(shown)

@@ -11,6 +11,7 @@ from tests.look_runs import write_run
 from millrace.api.run import Run
 from millrace.cli.app import run
 from millrace.look.card import card
+from millrace.observe.parts import put_aside
 from millrace.session.run_directory import RunDirectory
 
 
@@ -37,6 +38,12 @@ def test_a_trace_is_written(tmp_path: Path) -> None:
     assert run(["trace", str(made.path), "--out", str(tmp_path / "trace.json")]) == 0
     names = {record["name"] for record in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
     assert {"step 4", "pull 1"} <= names
+
+
+def test_a_trace_is_written_while_events_are_put_aside(tmp_path: Path) -> None:
+    made = write_run(tmp_path / "a")
+    put_aside(made.events)
+    assert run(["trace", str(made.path), "--out", str(tmp_path / "trace.json")]) == 0
 
 
 def test_a_report_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

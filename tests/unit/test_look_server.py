@@ -15,8 +15,9 @@ from tests.look_runs import PROMPT, write_run
 from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 
 from millrace.look.server import Ui
-from millrace.look.site import Site
+from millrace.look.site import Site, trouble
 from millrace.observe.jsonl import MetricsLog
+from millrace.observe.parts import put_aside
 
 Get = Callable[..., Awaitable[HTTPResponse]]
 VIEWS = ("", "run/a", "samples/a", "config/a", "compare?run=a&run=b", "compare", "data/a")
@@ -121,3 +122,55 @@ def test_a_damaged_run_is_a_sentence(tmp_path: Path) -> None:
     body = asked(tmp_path, lambda _, get: get("run/a")).body.decode()
     assert "not a whole step" in body
     assert "Traceback" not in body
+
+
+def test_damage_is_said_at_every_look(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    run.metrics.write_bytes(b"not json\n" + run.metrics.read_bytes())
+    run.events.write_bytes(run.events.read_bytes() + b"not json\n")
+
+    async def ask(_: Ui, get: Get) -> list[bytes]:
+        damaged = [(await get(view)).body for view in ("run/a", "run/a", "data/a")]
+        run.metrics.unlink()
+        return [*damaged, *[(await get("run/a")).body for _ in range(2)]]
+
+    *metrics, first, second = asked(tmp_path, ask)
+    assert all(b"not a whole step" in body for body in metrics)
+    assert b"not an event" in first and b"not an event" in second
+
+
+def test_who_asks_too_early_gets_the_newest_answer_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("millrace.look.site.time.monotonic", lambda: now_s)
+    site = Site(root, "/")
+    first = site.data("a", {})
+    now_s = 1e6
+    second = site.data("a", {})
+    assert second is not first
+    assert site.data("a", {}) is second
+
+
+def test_an_answer_that_takes_too_long_is_said_in_words() -> None:
+    assert "the machine is busy" in trouble(TimeoutError())
+
+
+def test_a_run_is_there_while_its_events_are_put_aside(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    put_aside(run.events)
+    body = asked(tmp_path, lambda _, get: get("run/a")).body.decode()
+    assert "Timeline" in body
+
+
+def test_a_comparison_says_that_events_are_not_all_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace.look.overview.SLICE_BYTES", 400)
+    monkeypatch.setattr("millrace.look.overview.Overview.update", lambda run: run.story.update(400))
+    html = Site(root, "/").compare({"run": ["a", "b"]}).html
+    assert html.count("of the events are read") == 2
+
+
+def test_a_directory_whose_name_is_no_text_hides_no_other_run(tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b").path.rename(f"{tmp_path}/b\udcff")
+    answer = asked(tmp_path, lambda _, get: get(""))
+    assert answer.code == 200
+    assert b"/run/a" in answer.body

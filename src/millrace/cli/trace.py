@@ -11,6 +11,7 @@ import typer
 from millrace.cli.options import Run
 from millrace.core.errors import DataError, writing
 from millrace.observe.jsonl import read_events
+from millrace.observe.parts import parts
 from millrace.observe.trace import chrome_trace
 from millrace.session import run_directory
 
@@ -21,7 +22,7 @@ def command(
 ) -> None:
     """Write a run's timeline: open the file at ui.perfetto.dev, or in chrome://tracing."""
     events = run_directory.find(run).events
-    if not events.is_file():
+    if not parts(events):
         raise DataError(f"{events} is not there: a trace is made of the events that a run wrote")
     text = json.dumps(chrome_trace(read_events(events)))
     with writing(out):

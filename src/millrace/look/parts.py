@@ -133,9 +133,9 @@ def sample(one: Shown) -> str:
 
 
 def _token(piece: Piece) -> str:
-    level = min(LEVELS, int(-piece.logprob / NATS_PER_LEVEL)) if piece.logprob == piece.logprob else LEVELS
+    level = int(max(0, min(LEVELS, -piece.logprob / NATS_PER_LEVEL)))  # the last one for NaN too
     title = f"{piece.logprob:.3f} nats, version {piece.version}"
-    color = f"p{max(0, level)} v{piece.version % VERSION_COLORS}"
+    color = f"p{level} v{piece.version % VERSION_COLORS}"
     return f'<i class="{color}" title="{title}">{escape(piece.text)}</i>'
 
 

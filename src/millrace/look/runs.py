@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -45,7 +44,7 @@ def find_runs(root: Path) -> dict[str, RunDirectory]:
             f"{root} is no run directory and holds none: no config.json beside an events.jsonl\n"
             "  Start a run with `millrace train`, or name the directory of your runs."
         )
-    return {path.relative_to(root).as_posix(): RunDirectory(path.resolve()) for path in found}
+    return {_name(path.relative_to(root)): RunDirectory(path.resolve()) for path in found}
 
 
 def run_line(name: str, run: RunDirectory) -> RunLine:
@@ -53,11 +52,10 @@ def run_line(name: str, run: RunDirectory) -> RunLine:
     try:
         config = run.read_config()
         last = last_step(run.metrics)
-        version = last.get("version", 0)
-        state = state_of(run, version, config.steps)
+        state = state_of(run, last.version, config.steps)
     except (MillraceError, OSError) as error:
         return RunLine(name, "unreadable", 0, 0, "", None, trouble=str(error))
-    return RunLine(name, state, version, config.steps, config.schedule.kind, last.get("reward/mean"))
+    return RunLine(name, state, last.version, config.steps, config.schedule.kind, last.reward)
 
 
 def state_of(run: RunDirectory, version: int, steps: int) -> str:
@@ -66,16 +64,21 @@ def state_of(run: RunDirectory, version: int, steps: int) -> str:
     return "finished" if version >= steps else "stopped"
 
 
-def last_step(metrics: Path) -> dict[str, Any]:
-    """The last whole line of `metrics.jsonl`; empty where there is none."""
+class LastStep(msgspec.Struct):
+    version: int = 0
+    reward: float | None = msgspec.field(default=None, name="reward/mean")
+
+
+def last_step(metrics: Path) -> LastStep:
+    """Of the last whole line of `metrics.jsonl`. Raises DataError: the line is damaged."""
     if not metrics.exists():
-        return {}
+        return LastStep()
     with metrics.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         lines = file.read().rpartition(b"\n")[0].splitlines()
     try:
-        return msgspec.json.decode(lines[-1], type=dict[str, Any]) if lines else {}
-    except msgspec.MsgspecError as error:
+        return msgspec.json.decode(lines[-1], type=LastStep) if lines else LastStep()
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DataError(f"{metrics}: the last line is damaged: {error}") from error
 
 
@@ -85,8 +88,13 @@ def _runs_below(root: Path) -> Iterator[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    """A model has a config.json too."""
+    """A model has a config.json too. While a log is put aside, only its older parts are there."""
     return (path / "config.json").is_file() and bool(parts(path / "events.jsonl"))
+
+
+def _name(path: Path) -> str:
+    """With a question mark for what is no character."""
+    return path.as_posix().encode(errors="replace").decode()
 
 
 def _started_s(path: Path) -> float:

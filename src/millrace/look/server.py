@@ -100,7 +100,8 @@ class _Page(_Guarded):
             self.finish(await self._data(lambda: site.data(name or "", query)))
         elif view in asked:
             live = f"{self.request.uri}".replace("/run/", "/data/", 1) if view == "run" else ""
-            self.finish(await self._document(asked[view], name or "Millrace", live))
+            told = await self._document(asked[view], name or "Millrace", live)
+            self.finish(told.encode(errors="replace"))  # the name of a file may hold what is no character
         else:
             raise HTTPError(404)
 

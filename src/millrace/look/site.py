@@ -84,7 +84,8 @@ class Site:
             told = {"parts": run.parts(), "sources": run.data(by)}
             rest_s = max(REFRESH_S, REST * (time.thread_time() - began_s)) if was_whole else CATCH_UP_S
             kept = Answer(told | {"next_s": rest_s}, time.monotonic() + 0.9 * rest_s)
-            self._answers = {(name, by): kept} | dict(list(self._answers.items())[:KEPT_MAX])
+            others = [(key, answer) for key, answer in self._answers.items() if key != (name, by)]
+            self._answers = {(name, by): kept} | dict(others[: KEPT_MAX - 1])
         return kept.told
 
     def samples(self, name: str, query: Query) -> page.Drawn:
@@ -128,7 +129,7 @@ class Site:
         rows = [(figure.name, *figure.values) for figure in figures_of(runs)]
         html = (
             f"<h1>Runs compared</h1>{self._axes(f'compare?{chosen}&', by)}{drawn.html}"
-            f"<h2>Figures</h2>{parts.table(('', *names), rows)}"
+            f"<h2>Figures</h2>{''.join(map(_unread, runs))}{parts.table(('', *names), rows)}"
         )
         for run in runs[1:]:
             table = parts.differences(diff(runs[0].config, run.config), (names[0], run.name))
@@ -180,8 +181,19 @@ class Site:
 
 def trouble(error: Exception) -> str:
     """What a page says instead of a traceback."""
-    said = str(error) if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
-    return parts.notice(said or "this took too long; the machine is busy: try again")
+    if isinstance(error, MillraceError):
+        return parts.notice(str(error))
+    if isinstance(error, TimeoutError):
+        return parts.notice("This took too long: the machine is busy. Load the page again.")
+    return parts.notice(f"{type(error).__name__}: {error}")
+
+
+def _unread(run: Overview) -> str:
+    """Of a run whose figures are not those of all its events."""
+    if run.is_whole:
+        return ""
+    read = f"{run.name}: {run.story.share_read:.0%} of the events are read. Its figures are of those events."
+    return parts.notice(f"{read} Load the page again for more.")
 
 
 def _one(query: Query, name: str) -> str:

@@ -49,16 +49,23 @@ class Steps:
 
     def _begin(self) -> None:
         self._tail = Tail(self._path)
+        self._damage = ""  # what is said from now on
         self.versions = array("q")
         self._columns: dict[str, array[float]] = {}
 
     def update(self) -> None:
         """Raises DataError: a line is damaged."""
-        if self._tail.position and not _reaches(self._path, self._tail.position):
+        if self._tail.is_lost:
             self._begin()  # another run took its place
+        if self._damage:
+            raise DataError(self._damage)
         for line in self._tail.take():
-            with boundary(str(self._path), f"not a whole step: {line[:80]!r}", DataError):
-                self._add(msgspec.json.decode(line, type=dict[str, Any]))
+            try:
+                with boundary(str(self._path), f"not a whole step: {line[:80]!r}", DataError):
+                    self._add(msgspec.json.decode(line, type=dict[str, Any]))
+            except DataError as error:
+                self._damage = str(error)
+                raise
 
     def __len__(self) -> int:
         return len(self.versions)
@@ -135,10 +142,3 @@ def gap_staleness(name: str) -> float:
     """Of a column `logprob_gap/2/mean`: 2."""
     middle = name.removeprefix(GAP).partition("/")[0]
     return float(middle) if middle.isdigit() else inf
-
-
-def _reaches(path: Path, position: int) -> bool:
-    try:
-        return path.stat().st_size >= position
-    except OSError:
-        return False

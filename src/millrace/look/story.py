@@ -63,6 +63,7 @@ class Story:
 
     def _begin(self) -> None:
         self._tail = Tail(self._path)
+        self._damage = ""  # what is said from now on
         self._summary, self._evidence = Summary(), Evidence(self._dtype)
         self._load: dict[str, tuple[float, float, float]] = {}  # replica -> minute, busy and idle seconds
         self._start_s: float | None = None
@@ -76,7 +77,17 @@ class Story:
         """Returns whether it read anything. Raises DataError: a line is damaged, or does not tell all."""
         if self._tail.is_lost:
             self._begin()  # another run took its place, or a part was condensed
+        if self._damage:
+            raise DataError(self._damage)
         lines = self._tail.take(bytes_max)
+        try:
+            self._read(lines)
+        except DataError as error:
+            self._damage = str(error)
+            raise
+        return bool(lines)
+
+    def _read(self, lines: list[bytes]) -> None:
         for line in lines:
             if line.startswith(_PLENTIFUL):
                 continue
@@ -86,7 +97,6 @@ class Story:
             event = event_of(line, str(self._path))
             with boundary(str(self._path), f"not a whole {event.kind!r} event", DataError):
                 self._take(event)
-        return bool(lines)
 
     @property
     def share_read(self) -> float:
