@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
 from millrace.cli import app
+from millrace.config.freeze import dump
 from millrace.config.schema import Config
 from millrace.core.errors import DataError, MillraceError, RewardError
 from millrace.core.types import Scored
+from millrace.environments import rehearsal as looked
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.session.rehearsal import rehearse, warnings
 
@@ -124,3 +127,23 @@ def test_a_dry_run_shows_the_first_prompt_and_what_the_reward_says(
     assert "First prompt" in said
     assert "spell_backward/1:" in said
     assert "the reference answer  1, in" in said
+
+
+def test_an_answer_of_megabytes_costs_no_more_than_a_completion(model: Path, tmp_path: Path) -> None:
+    """A run never makes tokens of an answer, so hidden tests of a program may be one."""
+    rows: list[object] = [{"prompt": "stone>", "answer": "enots" * 1_000_000}]
+    own = config_for(model, tmp_path, rows, EQUAL)
+    config = own.model_copy(update={"reward": own.reward.model_copy(update={"memory_mb": 256})})
+    [(attempt, timed)] = rehearse(config).tried
+    assert attempt.kind == "the reference answer" and len(attempt.tokens) == config.sampling.max_tokens
+    assert timed.score == Scored(0.0, {"length": 3.0})
+
+
+def test_rows_that_are_made_slowly_are_looked_at_for_a_while_only(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looked, "LOOK_S", 0.0)
+    config = config_for(model, tmp_path, [{"prompt": ""}, *ROWS], EQUAL)
+    worker = looked.Rehearsal(dump(config), limit_memory=False)
+    seen = asyncio.run(worker.look())
+    assert seen.num_probed == 1 + seen.num_unusable and seen.prompt.text

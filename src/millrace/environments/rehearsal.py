@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -13,6 +14,10 @@ from millrace.environments.tasks import PROBED_ROWS
 from millrace.environments.worker import EnvironmentWorker
 
 TRIED_ROWS = 3
+LOOK_S = 10.0
+"""After which rows are asked for only until one is usable: a task may make its rows slowly."""
+TOKEN_CHARACTERS = 64
+"""Few tokens are longer. The rest of a text is cut before tokens are made of it: it may be megabytes."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -44,7 +49,7 @@ class Rehearsal(EnvironmentWorker):
         return await self._in_rows(self._look)
 
     def _look(self) -> TaskSeen:
-        asked = [self._prompt(group_id) for group_id in range(min(self._task.rows, PROBED_ROWS))]
+        asked = list(self._probed())
         usable = [prompt for prompt in asked if isinstance(prompt, Prompt)]
         unusable = [prompt.reason for prompt in asked if isinstance(prompt, BadPrompt)]
         if not usable:
@@ -52,6 +57,15 @@ class Rehearsal(EnvironmentWorker):
         why = unusable[0] if unusable else ""
         attempts = [attempt for prompt in usable[:TRIED_ROWS] for attempt in self._attempts(prompt)]
         return TaskSeen(usable[0], attempts, self._task.rows, len(asked), len(unusable), why)
+
+    def _probed(self) -> Iterator[Prompt | BadPrompt]:
+        until_s, found = time.monotonic() + LOOK_S, False
+        for group_id in range(min(self._task.rows, PROBED_ROWS)):
+            prompt = self._prompt(group_id)
+            yield prompt
+            found = found or isinstance(prompt, Prompt)
+            if found and time.monotonic() >= until_s:
+                return
 
     def _attempts(self, prompt: Prompt) -> Iterator[Attempt]:
         """Texts that any reward should have an opinion of: a right answer, none, and some text."""
@@ -61,5 +75,5 @@ class Rehearsal(EnvironmentWorker):
             texts = {"the reference answer": str(answer), **texts}
         room = self._config.sampling.max_tokens
         for kind, text in texts.items():
-            tokens = self._tokenizer.encode(text, add_special_tokens=False)[:room]
+            tokens = self._tokenizer.encode(text[: room * TOKEN_CHARACTERS], add_special_tokens=False)[:room]
             yield Attempt(prompt.group_id, prompt.row_id, kind, tokens)
