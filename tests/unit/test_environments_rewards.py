@@ -91,6 +91,12 @@ def test_a_value_that_cannot_even_be_shown_fails_all_the_same():
     assert isinstance(to_score("f", Hostile()), Failed)
 
 
+def test_half_a_character_in_a_message_or_a_name_is_escaped():
+    """JSON that a model writes may hold one, and no file or database takes it."""
+    assert raised("score", ValueError("not \ud800 it")).reason == r"score raised ValueError: not \ud800 it"
+    assert to_score("score", {"reward": 1, "\ud800": 2}) == Scored(1.0, {r"\ud800": 2.0})
+
+
 def test_an_exception_without_a_readable_message_is_a_failure_all_the_same():
     class Hostile(Exception):
         def __str__(self):

@@ -47,10 +47,11 @@ def test_a_summary_of_read_events_is_the_summary_of_the_run(tmp_path: Path) -> N
 def test_odd_fields_are_shown_and_never_raised(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     log(event("finished", 1.0, finish=Finish.STOP, gap=math.nan, thing=object, keys={(1, 2): 3}))
+    log(event("warned", 1.0, source="notify", reason="half \ud800"))
     log.close()
-    fields = next(read_events(tmp_path / "events.jsonl")).fields
+    fields, half = (item.fields for item in read_events(tmp_path / "events.jsonl"))
     assert (fields["finish"], fields["gap"]) == ("stop", None)
-    assert "object" in fields["thing"]
+    assert "object" in fields["thing"] and half["reason"] == r"half \ud800"
 
 
 @pytest.mark.parametrize("cut", [1, 7, 100_000])

@@ -155,3 +155,10 @@ def test_a_doctor_that_fails_ends_its_looks_and_not_the_run(monkeypatch: pytest.
     [told] = heard
     assert told.kind == "warned" and told.fields["source"] == "doctor"
     assert "intermediate overflow" in told.fields["reason"]
+
+
+@pytest.mark.parametrize("rest", ["who:secret@localhost", "localhost/a secret"])
+def test_a_url_of_the_environment_is_in_no_warning(monkeypatch: pytest.MonkeyPatch, rest: str) -> None:
+    monkeypatch.setenv("NIGHT_HOOK", f"http://{rest}")
+    [warned] = tell("$NIGHT_HOOK", STALLED)
+    assert "InvalidURL" in warned.fields["reason"] and "secret" not in str(warned)

@@ -34,3 +34,12 @@ def test_every_line_is_json_with_a_level_a_text_and_the_event() -> None:
     ]
     assert lines[1]["fields"]["version"] == 1 and lines[1]["text"].startswith("step 1/4 | reward 0.100")
     assert lines[1]["wall_s"] == 1002.0
+
+
+def test_any_text_of_a_run_is_written_whatever_the_encoding_of_the_terminal() -> None:
+    written = io.BytesIO()
+    log = StructuredLog(io.TextIOWrapper(written, encoding="latin-1"))
+    log(event("warned", 3.0, source="notify", reason="\u2581"))
+    log(event("warned", 3.0, source="notify", reason="half \ud800"))
+    first, second = (json.loads(line) for line in written.getvalue().splitlines())
+    assert first["fields"]["reason"] == "\u2581" and "half" in str(second["fields"])

@@ -147,3 +147,8 @@ def test_rows_that_are_made_slowly_are_looked_at_for_a_while_only(
     worker = looked.Rehearsal(dump(config), limit_memory=False)
     seen = asyncio.run(worker.look())
     assert seen.num_probed == 1 + seen.num_unusable and seen.prompt.text
+
+
+def test_an_answer_with_half_a_character_keeps_no_run_from_starting(model: Path, tmp_path: Path) -> None:
+    rehearsed = rehearse(config_for(model, tmp_path, [{"prompt": "stone>", "answer": "\ud800"}], EQUAL))
+    assert isinstance(rehearsed.tried[-1][1].score, Scored)

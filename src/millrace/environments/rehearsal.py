@@ -10,14 +10,13 @@ import msgspec
 from millrace.core.errors import DataError
 from millrace.core.types import BadPrompt, Prompt
 from millrace.environments.rows import find_column
+from millrace.environments.scores import encodable
 from millrace.environments.tasks import PROBED_ROWS
 from millrace.environments.worker import EnvironmentWorker
 
 TRIED_ROWS = 3
 LOOK_S = 10.0
 """After which rows are asked for only until one is usable: a task may make its rows slowly."""
-TOKEN_CHARACTERS = 64
-"""Few tokens are longer. The rest of a text is cut before tokens are made of it: it may be megabytes."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -74,6 +73,7 @@ class Rehearsal(EnvironmentWorker):
             answer = find_column(self._task.columns(self._row(prompt.group_id)), self._task.answer)
             texts = {"the reference answer": str(answer), **texts}
         room = self._config.sampling.max_tokens
+        characters = room * self._characters_per_token  # no tokens are made of megabytes
         for kind, text in texts.items():
-            tokens = self._tokenizer.encode(text[: room * TOKEN_CHARACTERS], add_special_tokens=False)[:room]
+            tokens = self._tokenizer.encode(encodable(text[:characters]), add_special_tokens=False)[:room]
             yield Attempt(prompt.group_id, prompt.row_id, kind, tokens)

@@ -37,7 +37,7 @@ def to_score(name: str, returned: Any) -> Score:
     reward = _number(returned["reward"])
     if reward is None:
         return _refused(name, "returned, under the key 'reward',", returned["reward"])
-    others = ((str(key), _number(value)) for key, value in returned.items() if key != "reward")
+    others = ((encodable(str(key)), _number(value)) for key, value in returned.items() if key != "reward")
     return Scored(reward, {key: value for key, value in others if value is not None})
 
 
@@ -87,6 +87,11 @@ def _shown(value: Any) -> str:
 def shortened(error: BaseException) -> str:
     """Its message, as far as it can be shown."""
     try:
-        return str(error)[:SHOWN_CHARACTERS]
+        return encodable(str(error)[:SHOWN_CHARACTERS])
     except Exception as broken:
         return f"(its message cannot be shown: {type(broken).__name__})"
+
+
+def encodable(text: str) -> str:
+    """With an escape for half of a surrogate pair, which UTF-8 cannot hold."""
+    return text.encode(errors="backslashreplace").decode()

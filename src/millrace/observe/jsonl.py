@@ -15,7 +15,7 @@ from millrace.observe.parts import PART_BYTES, opened, put_aside
 from millrace.observe.scalars import step_scalars
 from millrace.observe.thinned import Thinned
 
-_ENCODER = msgspec.json.Encoder(enc_hook=repr)  # an odd field is shown, never raised
+_ENCODER = msgspec.json.Encoder(enc_hook=repr)
 _TAIL_BYTES = 65536
 
 
@@ -134,10 +134,7 @@ def _append(path: Path) -> BinaryIO:
 
 def _write_line(file: BinaryIO, record: dict[str, Any]) -> None:
     """All of a line or nothing of it. Raises StorageError."""
-    try:
-        line = _ENCODER.encode(record)
-    except (TypeError, ValueError, OverflowError):
-        line = _ENCODER.encode({name: _plain(value) for name, value in record.items()})
+    line = encoded(record)
     end = file.seek(0, os.SEEK_END)
     with writing(file.name):
         try:
@@ -153,5 +150,15 @@ def _write_all(file: BinaryIO, data: bytes) -> None:
         data = data[file.write(data) :]
 
 
+def encoded(record: dict[str, Any]) -> bytes:
+    """As JSON. An odd field is shown, never raised."""
+    try:
+        return _ENCODER.encode(record)
+    except (TypeError, ValueError, OverflowError):
+        return _ENCODER.encode({name: _plain(value) for name, value in record.items()})
+
+
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | float | bool) else repr(value)
+    if isinstance(value, str):  # half of a surrogate pair may be in it
+        return value.encode(errors="backslashreplace").decode()
+    return value if isinstance(value, float | bool) else repr(value)

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import urllib.request
 from collections.abc import Callable
+from http.client import InvalidURL
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,10 @@ class Notifier:
         while (message := self._queue.get()) is not None:
             try:
                 self._deliver(message)
+            except InvalidURL:  # it quotes the URL, which may be a secret
+                self._failure = (
+                    self._failure or "InvalidURL: it has a character, a name or a port that no URL has"
+                )
             except Exception as error:
                 self._failure = self._failure or f"{type(error).__name__}: {error}"
 

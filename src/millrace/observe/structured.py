@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from typing import TextIO
 
-import msgspec
-
 from millrace.core.events import Event
+from millrace.observe.jsonl import encoded
 from millrace.observe.live import plain_line
 from millrace.observe.status import Status
 
@@ -17,7 +17,6 @@ _LEVELS = {
     **dict.fromkeys(("worker_died", "step_rejected", "replay_differs", "stage_missed"), "warning"),
     **dict.fromkeys(("stalled", "quarantined", "warned", "finding"), "warning"),
 }
-_ENCODER = msgspec.json.Encoder(enc_hook=repr)
 
 
 class StructuredLog:
@@ -25,6 +24,8 @@ class StructuredLog:
     run in one line, for people) and `fields` (the event's own)."""
 
     def __init__(self, stream: TextIO) -> None:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8")  # JSON is, whatever the locale
         self._stream, self._status = stream, Status()
 
     def __call__(self, event: Event) -> None:
@@ -38,7 +39,7 @@ class StructuredLog:
             "text": plain_line(self._status),
             "fields": event.fields,
         }
-        self._stream.write(_ENCODER.encode(line).decode() + "\n")
+        self._stream.write(encoded(line).decode() + "\n")
         self._stream.flush()
 
 
