@@ -25,32 +25,39 @@ def limit_process_memory(extra_mb: int) -> None:
 
 
 class _Uncounted:
-    """`__import__`, with the limit lifted while a module is loaded, and raised by what that took."""
+    """`__import__`, with the limit lifted while modules are loaded, and raised by what that took.
+
+    Threads load side by side. Each module has a lock of its own, and with one around all of them two threads
+    could wait for each other.
+    """
 
     def __init__(self, load: _Import) -> None:
-        self._load, self._lock, self._depth = load, threading.RLock(), 0
+        self._load, self._lock, self._loading = load, threading.RLock(), 0
+        self._limit = self._before = 0  # bytes, before the first of those that load now
 
     def __call__(
         self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
     ) -> Any:
         if _is_loaded(name, fromlist, level):
             return self._load(name, globals, locals, fromlist, level)
-        with self._lock:
-            self._depth += 1
-            try:
-                if self._depth > 1:
-                    return self._load(name, globals, locals, fromlist, level)
-                return self._lifted(name, globals, locals, fromlist, level)
-            finally:
-                self._depth -= 1
-
-    def _lifted(self, *what: Any) -> Any:
-        limit, before = resource.getrlimit(resource.RLIMIT_DATA)[0], _used_bytes()
-        _set_limit(resource.RLIM_INFINITY)
+        self._begin()
         try:
-            return self._load(*what)
+            return self._load(name, globals, locals, fromlist, level)
         finally:
-            _set_limit(limit + max(0, _used_bytes() - before))
+            self._end()
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._loading == 0:
+                self._limit, self._before = resource.getrlimit(resource.RLIMIT_DATA)[0], _used_bytes()
+            self._loading += 1
+            _set_limit(resource.RLIM_INFINITY)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._loading -= 1
+            if self._loading == 0:
+                _set_limit(self._limit + max(0, _used_bytes() - self._before))
 
 
 def _is_loaded(name: str, fromlist: Any, level: int) -> bool:
