@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from tests.look_runs import PROMPT, write_run
-from tests.unit.observe_events import step
+from tests.unit.observe_events import pulled, step
 
 from millrace.look.overview import Overview
 from millrace.look.report import write_report
-from millrace.observe.jsonl import MetricsLog
+from millrace.observe.jsonl import EventLog, MetricsLog
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="make test-ui installs playwright")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -117,6 +117,22 @@ def test_the_run_page_goes_on_while_the_run_does(ui: str, runs: Path, browser: A
         log.close()
         newest = "Bokeh.documents[0].get_model_by_name('reward').data.ys[0].at(-1)"
         page.wait_for_function(f"() => {newest} === 0.875")
+
+
+def test_a_role_that_comes_later_gets_its_row(ui: str, runs: Path, browser: Any) -> None:
+    with opened(browser, f"{ui}run/b") as page:
+        log = EventLog(runs / "b" / "events.jsonl")
+        log(pulled(500.0, "replica-7"))
+        log.close()
+        rows = "Bokeh.documents[0]?.get_model_by_name('plot lanes').y_range.factors"
+        page.wait_for_function(f"() => window.Bokeh && {rows}?.includes('replica-7')", timeout=20_000)
+
+
+def test_a_page_that_told_of_a_trouble_becomes_whole_by_itself(ui: str, runs: Path, browser: Any) -> None:
+    with opened(browser, f"{ui}run/later") as page:
+        assert "there is no run later" in told(page)
+        write_run(runs / "later")
+        page.wait_for_function("() => document.getElementById('facts')", timeout=20_000)
 
 
 def test_what_a_run_wrote_is_text(ui: str, browser: Any) -> None:

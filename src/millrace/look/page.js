@@ -3,15 +3,24 @@
 (() => {
   const address = document.body.dataset.live;
   if (!address) return;
+  const lacks = (shown, name, data) => {
+    // A plot without a place, or a row that its plot does not have.
+    const plot = shown.get_model_by_name(`plot ${name}`);
+    if (!plot) return (data.xs ?? data.row).length > 0;
+    return (data.row ?? []).some((row) => !plot.y_range.factors.includes([row].flat()[0]));
+  };
   const put = (told) => {
+    if (told.parts.facts && !document.getElementById("facts")) return location.reload(); // a trouble is over
     for (const [id, html] of Object.entries(told.parts)) {
       const place = document.getElementById(id);
       if (place && place.innerHTML !== html) place.innerHTML = html;
     }
     for (const [name, data] of Object.entries(told.sources)) {
-      const drawn = Bokeh.documents.map((shown) => shown.get_model_by_name(name)).filter(Boolean);
-      for (const source of drawn) source.data = data;
-      if (Bokeh.documents.length && !drawn.length && data.xs?.length) location.reload(); // its first points
+      for (const shown of Bokeh.documents) {
+        if (lacks(shown, name, data)) return location.reload();
+        const source = shown.get_model_by_name(name);
+        if (source) source.data = data;
+      }
     }
   };
   const refresh = async () => {
