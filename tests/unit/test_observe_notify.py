@@ -62,6 +62,12 @@ def test_a_command_is_told_of_a_stall_a_death_a_finding_and_the_end(tmp_path: Pa
     assert told[3]["text"].endswith("ended: done")
 
 
+def test_every_fault_that_the_doctor_finds_in_one_look_is_told(tmp_path: Path) -> None:
+    faults = ["no-signal", "unfair-batches"]
+    tell(command(tmp_path), *(event("finding", 3.0, fault=f, evidence=["so"], advice=[]) for f in faults))
+    assert [message["fields"]["fault"] for message in messages(tmp_path)] == faults
+
+
 def test_of_one_kind_there_is_one_message_a_minute_and_the_rest_are_counted(tmp_path: Path) -> None:
     deaths = [worker_died(at_s, "relay") for at_s in (0.0, 10.0, 59.0, 61.0, 70.0)]
     tell(command(tmp_path), *deaths, run_ended(71.0))

@@ -21,7 +21,7 @@ from millrace.core.events import Event, Events
 DEADLINE_S = 10.0
 """Of one delivery, and of those that wait when the run ends."""
 APART_S = 60.0
-"""Between two messages of one kind. The end is always told."""
+"""Between two messages of one kind. The end is always told, and each finding: it comes once."""
 _QUEUED_MAX = 100
 
 Deliver = Callable[[str], None]
@@ -59,7 +59,9 @@ class Notifier:
         self._warn()
 
     def _is_due(self, event: Event) -> bool:
-        """At most one of a kind per minute; those left out are counted in the next."""
+        """At most one of a kind per minute; those left out are counted in the next. Findings are few."""
+        if event.kind == "finding":
+            return True
         if event.time_s < self._sent_s.get(event.kind, float("-inf")) + APART_S:
             self._held[event.kind] = self._held.get(event.kind, 0) + 1
             return False
