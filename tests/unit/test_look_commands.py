@@ -53,6 +53,17 @@ def test_a_report_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert f"{out.stat().st_size:,} bytes" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["report", "trace"])
+def test_a_file_that_cannot_be_written_asks_for_another_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    made = write_run(tmp_path / "a")
+    assert run([command, str(made.path), "--out", str(tmp_path / "none" / "out")]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--out" in said
+    assert "--resume" not in said
+
+
 def test_a_run_shows_itself_in_a_notebook(tmp_path: Path) -> None:
     made = write_run(tmp_path / "a<b>")
     html = Run(made.path)._repr_html_()

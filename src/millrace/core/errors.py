@@ -135,14 +135,18 @@ def _lacks_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
+GO_ON = (
+    "Free space or put the permissions right, then `millrace train --resume`: the ledger has everything up "
+    "to its last flush."
+)
+OTHER_FILE = "Name a file in a directory that is there and can be written, with --out."
+
+
 @contextmanager
-def writing(path: object) -> Iterator[None]:
-    """Turn what the operating system raises while a file of the run is written into StorageError."""
+def writing(path: object, advice: str = GO_ON) -> Iterator[None]:
+    """Turn what the operating system raises while a file is written, by default one of the run, into
+    StorageError."""
     try:
         yield
     except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written: {error.strerror or error}\n"
-            "  Free space or put the permissions right, then `millrace train --resume`: the ledger has "
-            "everything up to its last flush."
-        ) from error
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}\n  {advice}") from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from bokeh.resources import Resources
 
 from millrace.config.resume import diff
-from millrace.core.errors import ConfigError, writing
+from millrace.core.errors import OTHER_FILE, ConfigError, writing
 from millrace.ledger.samples import Choice
 from millrace.look import page, parts
 from millrace.look.comparison import compared
@@ -37,7 +37,7 @@ def write_report(runs: Sequence[Overview], out: Path) -> int:
             f"the report of {len(runs)} runs has {len(text):,} bytes; a report has at most {BYTES_MAX:,}\n"
             "  Name fewer runs."
         )
-    with writing(out):
+    with writing(out, OTHER_FILE):
         out.write_bytes(text)
     return len(text)
 
