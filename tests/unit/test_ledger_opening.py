@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sqlite3
 from pathlib import Path
@@ -41,6 +42,21 @@ def test_a_second_writer_is_refused_and_told_who_writes(path: Path) -> None:
     refused(path, rf"in use by process {os.getpid()} on ")
     ledger.close()
     SqliteLedger(path, run={}).close()
+
+
+def test_who_looks_whether_a_run_is_held_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(path)
+    with open(f"{path}.lock") as looks:
+        fcntl.flock(looks, fcntl.LOCK_SH)
+        monkeypatch.setattr(os, "sched_yield", lambda: fcntl.flock(looks, fcntl.LOCK_UN))
+        SqliteLedger(path, run={}).close()
+
+
+def test_who_keeps_a_look_is_not_waited_for_long(path: Path) -> None:
+    make(path)
+    with open(f"{path}.lock") as looks:
+        fcntl.flock(looks, fcntl.LOCK_SH)
+        refused(path, "in use by ")
 
 
 def test_an_empty_file_is_refused(path: Path) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 
 import msgspec
 
 from millrace.core.clock import wall
 from millrace.core.errors import LedgerError
+
+_LOOKS_MAX = 20_000
+"""How often the lock is asked for while somebody has a shared lock: at least some 50 ms."""
 
 
 class _Holder(msgspec.Struct):
@@ -34,7 +38,7 @@ class RunLock:
                 "  Check that the run directory exists and is writable."
             ) from error
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take()
         except OSError as error:
             holder = self._holder()
             os.close(self._fd)
@@ -49,6 +53,17 @@ class RunLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _take(self) -> None:
+        """Who looks whether the run is held has a shared lock for a moment: that moment is waited for."""
+        for _ in range(_LOOKS_MAX):
+            with suppress(BlockingIOError):
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # refused at once where a run holds it
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            os.sched_yield()
+        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _sign(self) -> None:
         me = _Holder(os.getpid(), os.uname().nodename, wall())
