@@ -46,14 +46,14 @@ def report(runs: Sequence[Overview]) -> str:
     """The whole document. The first run is what the others are compared with."""
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     bodies = [_compared(runs)] if len(runs) > 1 else []
-    bodies += [_run(run, POINTS // len(runs)) for run in runs]
+    bodies += [_run(run, max(2, POINTS // len(runs))) for run in runs]
     library = Resources(mode="inline", components=["bokeh"]).render()
     scripts = "".join(f"<script>{body.script}</script>" for body in bodies)
     return page.document(title, "".join(body.html for body in bodies) + scripts, head=library)
 
 
 def _compared(runs: Sequence[Overview]) -> page.Drawn:
-    drawn = page.charts(compared({run.name: run.steps for run in runs}, Axis.STEP, POINTS // len(runs)))
+    drawn = page.charts(compared({run.name: run.steps for run in runs}, Axis.STEP, max(2, POINTS // len(runs))))
     html = f"<h1>{len(runs)} runs compared</h1>{drawn.html}"
     first = runs[0]
     for run in runs[1:]:
