@@ -53,7 +53,9 @@ def report(runs: Sequence[Overview]) -> str:
 
 
 def _compared(runs: Sequence[Overview]) -> page.Drawn:
-    drawn = page.charts(compared({run.name: run.steps for run in runs}, Axis.STEP, max(2, POINTS // len(runs))))
+    drawn = page.charts(
+        compared({run.name: run.steps for run in runs}, Axis.STEP, max(2, POINTS // len(runs)))
+    )
     html = f"<h1>{len(runs)} runs compared</h1>{drawn.html}"
     first = runs[0]
     for run in runs[1:]:
