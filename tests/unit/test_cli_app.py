@@ -27,9 +27,9 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(train, "load", broken)
 
 
-def skip_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "rehearse", lambda config: None)
-    monkeypatch.setattr(train, "warnings", lambda config, rehearsed: [])
+def skip_the_first_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "try_first", lambda config: None)
+    monkeypatch.setattr(train, "warnings", lambda config, first: [])
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +95,7 @@ def test_a_stopped_run_says_how_to_go_on(
 ) -> None:
     (tmp_path / "run.toml").write_text(CONFIG)
     monkeypatch.setattr(train, "preflight", lambda config, path: ["mind the gap"])
-    skip_the_rehearsal(monkeypatch)
+    skip_the_first_try(monkeypatch)
     monkeypatch.setattr(train, "_train", lambda config, run, again, from_version, log: False)
     arguments = ["train", str(tmp_path / "run.toml"), "--run-dir", str(tmp_path / "out"), "--set", "steps=3"]
     assert app.run(arguments) == INTERRUPTED
@@ -109,7 +109,7 @@ def test_resuming_names_what_changed_and_refuses_what_may_not(
 ) -> None:
     (tmp_path / "run.toml").write_text(CONFIG)
     monkeypatch.setattr(train, "preflight", lambda config, path: [])
-    skip_the_rehearsal(monkeypatch)
+    skip_the_first_try(monkeypatch)
 
     def finish(config: Config, run: RunDirectory, again: str, version: int | None, log: object) -> bool:
         run.write_config(config)

@@ -48,10 +48,10 @@ def train(run: str, from_version: int | None = None) -> dict[str, Any]:
 
 def check(run: str) -> list[str]:
     """Warnings of the task and reward of the configuration in a directory, tried once."""
-    from millrace.session.rehearsal import rehearse, warnings
+    from millrace.session.first_try import try_first, warnings
 
     config = RunDirectory(Path(run)).read_config()
-    return list(warnings(config, rehearse(config)))
+    return list(warnings(config, try_first(config)))
 
 
 def evaluate(run: str, held_out: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:

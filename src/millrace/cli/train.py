@@ -21,9 +21,9 @@ from millrace.core.events import Event
 from millrace.observe.structured import StructuredLog
 from millrace.observe.terminal import Terminal
 from millrace.session import compose, derived, run_directory
+from millrace.session.first_try import FirstTry, try_first, warnings
 from millrace.session.interrupt import INTERRUPTED, run_stoppable
 from millrace.session.preflight import preflight
-from millrace.session.rehearsal import Rehearsed, rehearse, warnings
 from millrace.session.run_directory import RunDirectory
 from millrace.session.views import is_finished
 
@@ -66,9 +66,9 @@ def command(
         if resume:
             _open(config, name, run_dir, resume)  # says what changed, or refuses
         derived.show(config)
-    rehearsed = _check(config, run_dir)
+    first = _check(config, run_dir)
     if dry:
-        derived.show_rehearsed(rehearsed)
+        derived.show_first_try(first)
         return
     run = _open(config, name, run_dir, resume)
     console.print(f"Run directory: {run.path}")
@@ -85,13 +85,13 @@ def command(
     )
 
 
-def _check(config: Config, run_dir: Path | None) -> Rehearsed:
+def _check(config: Config, run_dir: Path | None) -> FirstTry:
     """Warn, or raise what the run would end with."""
     told = preflight(config, run_dir or run_directory.RUNS)
-    rehearsed = rehearse(config)
-    for warning in (*told, *warnings(config, rehearsed)):
+    first = try_first(config)
+    for warning in (*told, *warnings(config, first)):
         console.print(f"Warning: {warning}.", style="yellow")
-    return rehearsed
+    return first
 
 
 def _config(file: Path | None, overrides: list[str], run_dir: Path | None, resume: bool) -> Config:

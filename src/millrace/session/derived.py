@@ -17,7 +17,7 @@ from millrace.placement import tell
 from millrace.placement.assign import size
 from millrace.schedule.explain import explain
 from millrace.session.compose import place
-from millrace.session.rehearsal import Rehearsed
+from millrace.session.first_try import FirstTry
 
 PROMPT_SHOWN = 500
 
@@ -32,28 +32,28 @@ def show(config: Config) -> None:
         console.print(_table(rows))
 
 
-def show_rehearsed(rehearsed: Rehearsed) -> None:
+def show_first_try(first: FirstTry) -> None:
     """What the model would get first, and what the reward said."""
     console = Terminal(soft_wrap=True)
-    for title, rows in _rehearsed(rehearsed).items():
+    for title, rows in _first_try(first).items():
         console.print(f"\n{title}", style="bold")
         console.print(_table(rows))
     console.print("\nNothing was found that would keep this run from starting.", style="green")
 
 
-def _rehearsed(rehearsed: Rehearsed) -> dict[str, dict[str, str]]:
-    seen, (attempt, timed) = rehearsed.seen, rehearsed.tried[-1]
+def _first_try(first: FirstTry) -> dict[str, dict[str, str]]:
+    seen, (attempt, timed) = first.seen, first.tried[-1]
     said = "no opinion" if isinstance(timed.score, Abstain) else ""
     if isinstance(timed.score, Scored):
         extra = "".join(f", {name} {value:g}" for name, value in timed.score.metrics.items())
         said = f"{timed.score.value:g}{extra}"
-    first = {
+    prompt = {
         "row": seen.prompt.row_id,
         "text": shown(seen.prompt.text),
         "tokens": str(len(seen.prompt.tokens)),
         "rows in all": f"{seen.rows:,}",
     }
-    return {"First prompt": first, "Reward": {attempt.kind: f"{said}, in {timed.seconds:.3f} s"}}
+    return {"First prompt": prompt, "Reward": {attempt.kind: f"{said}, in {timed.seconds:.3f} s"}}
 
 
 def shown(text: str) -> str:

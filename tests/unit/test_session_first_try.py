@@ -13,9 +13,9 @@ from millrace.config.freeze import dump
 from millrace.config.schema import Config
 from millrace.core.errors import DataError, MillraceError, RewardError
 from millrace.core.types import Scored
-from millrace.environments import rehearsal as looked
+from millrace.environments import first_look as looked
 from millrace.environments.tokenizer import make_character_tokenizer
-from millrace.session.rehearsal import rehearse, warnings
+from millrace.session.first_try import try_first, warnings
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +44,18 @@ EQUAL = "def reward(completion, answer):\n    return {'reward': completion == an
 
 def test_one_prompt_is_made_and_the_reward_called_on_a_right_answer(model: Path, tmp_path: Path) -> None:
     config = config_for(model, tmp_path, ROWS, EQUAL)
-    rehearsed = rehearse(config)
-    assert rehearsed.seen.prompt.text in {"stone>", "river>", "maple>"}
-    [(attempt, timed)] = rehearsed.tried
+    first = try_first(config)
+    assert first.seen.prompt.text in {"stone>", "river>", "maple>"}
+    [(attempt, timed)] = first.tried
     assert attempt.kind == "the reference answer"
     assert timed.score == Scored(1.0, {"length": 3.0})
-    [told] = warnings(config, rehearsed)
+    [told] = warnings(config, first)
     assert "`batch.prompts` (8) prompts, and the task has 3 rows: each row comes 2.67 times" in told
 
 
 def test_rows_that_cannot_be_used_are_told_before_the_run(model: Path, tmp_path: Path) -> None:
     config = config_for(model, tmp_path, [*ROWS, {"prompt": ""}], EQUAL, batch={"prompts": 2})
-    [told] = warnings(config, rehearse(config))
+    [told] = warnings(config, try_first(config))
     assert told.startswith("1 of the first 4 rows cannot be used")
 
 
@@ -75,13 +75,13 @@ def test_a_reward_that_cannot_work_is_found_before_the_run(
     model: Path, tmp_path: Path, reward: str, error: type[MillraceError], says: str
 ) -> None:
     with pytest.raises(error, match=f"(?s){says}"):
-        rehearse(config_for(model, tmp_path, ROWS, reward))
+        try_first(config_for(model, tmp_path, ROWS, reward))
 
 
 def test_a_reward_that_fails_on_some_texts_is_warned_of(model: Path, tmp_path: Path) -> None:
     picky = "def reward(completion, answer):\n    assert completion != answer\n    return 0\n"
     config = config_for(model, tmp_path, ROWS, picky, batch={"prompts": 2})
-    [told] = warnings(config, rehearse(config))
+    [told] = warnings(config, try_first(config))
     assert "the reward fails on the reference answer" in told
 
 
@@ -101,7 +101,7 @@ def test_a_task_without_a_usable_prompt_is_found_before_the_run(
     model: Path, tmp_path: Path, sections: dict[str, object], says: str
 ) -> None:
     with pytest.raises(DataError, match=says):
-        rehearse(config_for(model, tmp_path, ROWS, EQUAL, **sections))
+        try_first(config_for(model, tmp_path, ROWS, EQUAL, **sections))
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
@@ -134,7 +134,7 @@ def test_an_answer_of_megabytes_costs_no_more_than_a_completion(model: Path, tmp
     rows: list[object] = [{"prompt": "stone>", "answer": "enots" * 1_000_000}]
     own = config_for(model, tmp_path, rows, EQUAL)
     config = own.model_copy(update={"reward": own.reward.model_copy(update={"memory_mb": 256})})
-    [(attempt, timed)] = rehearse(config).tried
+    [(attempt, timed)] = try_first(config).tried
     assert attempt.kind == "the reference answer" and len(attempt.tokens) == config.sampling.max_tokens
     assert timed.score == Scored(0.0, {"length": 3.0})
 
@@ -144,11 +144,11 @@ def test_rows_that_are_made_slowly_are_looked_at_for_a_while_only(
 ) -> None:
     monkeypatch.setattr(looked, "LOOK_S", 0.0)
     config = config_for(model, tmp_path, [{"prompt": ""}, *ROWS], EQUAL)
-    worker = looked.Rehearsal(dump(config), limit_memory=False)
+    worker = looked.FirstLook(dump(config), limit_memory=False)
     seen = asyncio.run(worker.look())
     assert seen.num_probed == 1 + seen.num_unusable and seen.prompt.text
 
 
 def test_an_answer_with_half_a_character_keeps_no_run_from_starting(model: Path, tmp_path: Path) -> None:
-    rehearsed = rehearse(config_for(model, tmp_path, [{"prompt": "stone>", "answer": "\ud800"}], EQUAL))
-    assert isinstance(rehearsed.tried[-1][1].score, Scored)
+    first = try_first(config_for(model, tmp_path, [{"prompt": "stone>", "answer": "\ud800"}], EQUAL))
+    assert isinstance(first.tried[-1][1].score, Scored)

@@ -19,7 +19,7 @@ LOOK_S = 10.0
 """After which rows are asked for only until one is usable: a task may make its rows slowly."""
 
 
-class Attempt(msgspec.Struct, frozen=True):
+class TriedCompletion(msgspec.Struct, frozen=True):
     """A completion of a row to score. `kind` says in words what it is."""
 
     group_id: int
@@ -33,15 +33,15 @@ class TaskSeen(msgspec.Struct, frozen=True):
     `num_probed` rows those that are unusable, with the reason of the first of them."""
 
     prompt: Prompt
-    attempts: list[Attempt]
+    attempts: list[TriedCompletion]
     rows: int
     num_probed: int
     num_unusable: int
     why: str
 
 
-class Rehearsal(EnvironmentWorker):
-    """Role `millrace.environments.rehearsal:Rehearsal`: the worker of a run, asked before the run."""
+class FirstLook(EnvironmentWorker):
+    """Role `millrace.environments.first_look:FirstLook`: the worker of a run, asked before the run."""
 
     async def look(self) -> TaskSeen:
         """Raises: DataError: none of the first prompts can be used."""
@@ -66,7 +66,7 @@ class Rehearsal(EnvironmentWorker):
             if found and time.monotonic() >= until_s:
                 return
 
-    def _attempts(self, prompt: Prompt) -> Iterator[Attempt]:
+    def _attempts(self, prompt: Prompt) -> Iterator[TriedCompletion]:
         """Texts that any reward should have an opinion of: a right answer, none, and some text."""
         texts = {"an empty completion": "", "the prompt as a completion": prompt.text}
         if self._task.answer is not None:
@@ -76,4 +76,4 @@ class Rehearsal(EnvironmentWorker):
         characters = room * self._characters_per_token  # no tokens are made of megabytes
         for kind, text in texts.items():
             tokens = self._tokenizer.encode(encodable(text[:characters]), add_special_tokens=False)[:room]
-            yield Attempt(prompt.group_id, prompt.row_id, kind, tokens)
+            yield TriedCompletion(prompt.group_id, prompt.row_id, kind, tokens)

@@ -15,30 +15,30 @@ from millrace.core.columns import token_array
 from millrace.core.errors import RewardError
 from millrace.core.protocols import Handle
 from millrace.core.types import Failed, Finish, Score, ScoreRequest
-from millrace.environments.rehearsal import Attempt, TaskSeen
+from millrace.environments.first_look import TaskSeen, TriedCompletion
 from millrace.runtime.local import LocalRuntime
 from millrace.session.scores import Timed, drain, start_worker
 
-TARGET = "millrace.environments.rehearsal:Rehearsal"
+TARGET = "millrace.environments.first_look:FirstLook"
 REASONS_SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class FirstTry:
     """`tried` are the calls of the reward, up to the first that did not fail."""
 
     seen: TaskSeen
-    tried: list[tuple[Attempt, Timed]]
+    tried: list[tuple[TriedCompletion, Timed]]
 
 
-def rehearse(config: Config) -> Rehearsed:
+def try_first(config: Config) -> FirstTry:
     """Raises: ConfigError, DataError, RewardError: the run could not have a prompt, or a reward."""
-    return asyncio.run(_rehearse(config))
+    return asyncio.run(_try_first(config))
 
 
-def warnings(config: Config, rehearsed: Rehearsed) -> Iterator[str]:
+def warnings(config: Config, first: FirstTry) -> Iterator[str]:
     """What would spoil the run and does not end it, one sentence each."""
-    seen, prompts = rehearsed.seen, config.batch.prompts
+    seen, prompts = first.seen, config.batch.prompts
     if seen.num_unusable:
         yield (
             f"{seen.num_unusable} of the first {seen.num_probed} rows cannot be used and are skipped; the "
@@ -49,24 +49,24 @@ def warnings(config: Config, rehearsed: Rehearsed) -> Iterator[str]:
             f"a step takes `batch.prompts` ({prompts}) prompts, and the task has {seen.rows} rows: each row "
             f"comes {prompts / seen.rows:.3g} times in a step"
         )
-    attempt, timed = rehearsed.tried[0]
+    attempt, timed = first.tried[0]
     if isinstance(timed.score, Failed):
         yield f"{attempt.row_id}: the reward fails on {attempt.kind}: {timed.score.reason}"
 
 
-async def _rehearse(config: Config) -> Rehearsed:
+async def _try_first(config: Config) -> FirstTry:
     runtime = LocalRuntime()
     try:
         worker = await start_worker(runtime, config, TARGET)
         seen = await worker.call("look", timeout_s=config.supervision.spawn_timeout_s)
-        return Rehearsed(seen, await _try_reward(worker, config, seen))
+        return FirstTry(seen, await _try_reward(worker, config, seen))
     finally:
         await runtime.close()
 
 
-async def _try_reward(worker: Handle, config: Config, seen: TaskSeen) -> list[tuple[Attempt, Timed]]:
+async def _try_reward(worker: Handle, config: Config, seen: TaskSeen) -> list[tuple[TriedCompletion, Timed]]:
     """Raises: RewardError: every call fails, or one costs the worker before another has succeeded."""
-    tried: list[tuple[Attempt, Timed]] = []
+    tried: list[tuple[TriedCompletion, Timed]] = []
     for attempt in seen.attempts:
         request = ScoreRequest(0, attempt.group_id, token_array(attempt.tokens), Finish.STOP)
         scored: list[Timed] = []
