@@ -29,7 +29,7 @@ from transformers.utils import logging as transformers_logging
 
 from millrace.core.columns import token_array
 from millrace.core.types import Sampling, Work
-from millrace.rollout.engine import Engine
+from millrace.rollout.engine import TorchEngine
 from millrace.rollout.load import load_engine
 
 PROMPT_TOKENS = 24
@@ -73,7 +73,7 @@ def make_requests(count: int) -> list[Request]:
     return [Request(p, n) for p, n in zip(prompts.tolist(), lengths.int().tolist(), strict=True)]
 
 
-def ours(engine: Engine, requests: list[Request], round_index: int) -> int:
+def ours(engine: TorchEngine, requests: list[Request], round_index: int) -> int:
     engine.submit(
         Work(i, i, round_index, r.prompt, token_array(), Sampling(max_tokens=r.new_tokens), seed=round_index)
         for i, r in enumerate(requests)

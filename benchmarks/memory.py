@@ -120,10 +120,10 @@ def trainer_kept(directory: str) -> dict[str, float]:
 def engine(directory: str) -> dict[str, int]:
     """As in a replica: every slot filled to its last position, new weights pulled on the way."""
     from millrace.core.types import Sampling, Work
-    from millrace.rollout.engine import Engine
+    from millrace.rollout.engine import TorchEngine
     from millrace.rollout.load import load_engine
 
-    def pull(made: Engine, version: int) -> None:
+    def pull(made: TorchEngine, version: int) -> None:
         for buffer in made.standby_buffers():
             buffer.data[:] = 0
         made.swap(version)

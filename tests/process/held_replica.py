@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from millrace.rollout.replica import TorchReplica
+from millrace.rollout.replica import EngineReplica
 
 STEPS = 20
 
 
-def hold(replica: TorchReplica, steps: int = STEPS) -> Callable[[], None]:
+def hold(replica: EngineReplica, steps: int = STEPS) -> Callable[[], None]:
     """Let its engine make `steps` steps, then none until the returned function is called. Commands are
     carried out between the steps that do nothing, as between others."""
     engine = replica._engine
@@ -33,7 +33,7 @@ def hold(replica: TorchReplica, steps: int = STEPS) -> Callable[[], None]:
     return go_on
 
 
-class HeldReplica(TorchReplica):
+class HeldReplica(EngineReplica):
     """Never comes further than `STEPS` steps."""
 
     def __init__(self, **options: Any) -> None:

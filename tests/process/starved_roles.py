@@ -9,7 +9,7 @@ import torch
 
 from millrace.core.types import Batch, StepResult
 from millrace.environments.limits import limit_process_memory
-from millrace.rollout.replica import TorchReplica
+from millrace.rollout.replica import EngineReplica
 from millrace.trainer.role import TorchTrainer
 
 ALLOWED_MB, NEEDED_BYTES = 64, 1 << 30
@@ -33,7 +33,7 @@ class StarvedTrainer(TorchTrainer):
         return super()._step(batch)
 
 
-class StarvedReplica(TorchReplica):
+class StarvedReplica(EngineReplica):
     """Cannot decode for more than a few trajectories."""
 
     def __init__(self, **options: Any) -> None:

@@ -16,7 +16,8 @@ from millrace.config.schema import Synchronous
 from millrace.core.columns import TokenColumns
 from millrace.core.errors import DigestMismatchError, MillraceError
 from millrace.core.types import Batch, Endpoint, Served, TrainGroup, TrainSequence
-from millrace.rollout.replica import TorchReplica
+from millrace.rollout.protocol import EngineOptions
+from millrace.rollout.replica import EngineReplica
 from millrace.session import compose, run_directory
 from millrace.sim import roles
 from millrace.sim.explore.worlds import small_config
@@ -53,7 +54,10 @@ async def two_versions(start: Path, run_dir: Path, *, writer: str, reader: str) 
     """Publish, stage and pull versions 0 and 1; the versions that came to be served."""
     loaded = load(start, ["model.device=cpu"])
     trainer = TorchTrainer(dump(loaded), str(run_dir), writer)
-    replica = TorchReplica("replica-0", loaded.model.path, "float32", "cpu", 4, 32, 16, 0.05, reader)
+    options = EngineOptions(
+        model_path=loaded.model.path, device="cpu", slots=4, max_sequence_tokens=32, prefill_chunk=16
+    )
+    replica = EngineReplica("replica-0", "own", options, report_interval_s=0.05, open_reader=reader)
     relay = Relay("relay", 3)
     state = await trainer.load(None)
     endpoint = await relay.open(state.slot_bytes)

@@ -11,6 +11,7 @@ from test_replica_role import DEADLINE_S, model_of, tokens_of, until_finished, u
 
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.types import Progress
+from millrace.rollout.protocol import EngineOptions
 from millrace.runtime.local import LocalRuntime
 from millrace.weights.relay import Relay
 from millrace.weights.ring import open_writer
@@ -28,12 +29,10 @@ def test_a_killed_replicas_trajectory_goes_on_in_another_as_if_nothing_happened(
 ) -> None:
     model_of(0).save_pretrained(tmp_path)
     kwargs = {
-        "model_path": str(tmp_path),
-        "dtype": "float32",
-        "device": "cpu",
-        "slots": 4,
-        "max_sequence_tokens": 320,
-        "prefill_chunk": 64,
+        "engine": "own",
+        "options": EngineOptions(
+            model_path=str(tmp_path), device="cpu", slots=4, max_sequence_tokens=320, prefill_chunk=64
+        ),
         "report_interval_s": 0.02,
         "open_reader": "millrace.weights.ring:open_reader",
     }
@@ -53,7 +52,7 @@ def test_a_killed_replicas_trajectory_goes_on_in_another_as_if_nothing_happened(
                     await runtime.spawn(name, target, {"name": name} | kwargs)
                     for name, target in (
                         ("r0", "held_replica:HeldReplica"),
-                        ("r1", "millrace.rollout.replica:TorchReplica"),
+                        ("r1", "millrace.rollout.replica:EngineReplica"),
                     )
                 ]
                 for handle in (first, second):

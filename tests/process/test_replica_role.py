@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint, Finish, Progress, Report, Sampling, Work
 from millrace.rollout import engine
-from millrace.rollout.replica import TorchReplica
+from millrace.rollout.protocol import EngineOptions
+from millrace.rollout.replica import EngineReplica
 
 DEADLINE_S = 60.0
 
@@ -55,18 +56,12 @@ def endpoint(tmp_path: Path) -> Endpoint:
     return Endpoint("file", str(tmp_path), 2, 0)
 
 
-def make_replica(model_path: str, **options: Any) -> TorchReplica:
-    defaults = {
-        "name": "replica-0",
-        "dtype": "float32",
-        "device": "cpu",
-        "slots": 8,
-        "max_sequence_tokens": 320,
-        "prefill_chunk": 64,
-        "report_interval_s": 0.02,
-        "open_reader": "replica_reader:FileReader",
-    }
-    return TorchReplica(model_path=model_path, **(defaults | options))
+def make_replica(model_path: str, **options: Any) -> EngineReplica:
+    engine_options = EngineOptions(
+        model_path=model_path, device="cpu", slots=8, max_sequence_tokens=320, prefill_chunk=64
+    )
+    defaults = {"report_interval_s": 0.02, "open_reader": "replica_reader:FileReader"}
+    return EngineReplica("replica-0", "own", engine_options, **(defaults | options))
 
 
 def work(trajectory_id: int, max_tokens: int, **fields: Any) -> Work:

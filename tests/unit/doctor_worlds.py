@@ -32,7 +32,7 @@ from millrace.core.types import (
 )
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.observe.jsonl import EventLog
-from millrace.rollout.engine import Engine
+from millrace.rollout.engine import TorchEngine
 from millrace.rollout.load import load_engine
 from millrace.trainer.model import load_model, named_weights
 from millrace.trainer.publish import PublishBuffers
@@ -98,7 +98,7 @@ class World:
             max_sequence_tokens=32,
         )
         if self.keeps_cache:
-            self._engine._cache.reset = lambda: None  # type: ignore[method-assign]
+            self._engine._cache.forget = lambda slot: None  # type: ignore[method-assign]
         events.emit("run_started", steps=self.steps)
         self._loop()
         events.emit("run_ended", ok=True, reason="done", took_s=1.0, accounting=asdict(Accounting()))
@@ -173,7 +173,7 @@ class World:
         )
 
 
-def _drain(engine: Engine, wanted: set[int]) -> dict[int, TokenColumns]:
+def _drain(engine: TorchEngine, wanted: set[int]) -> dict[int, TokenColumns]:
     """Step until all of `wanted` have finished."""
     parts: dict[int, TokenColumns] = {}
     open_ids = set(wanted)

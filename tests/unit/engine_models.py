@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from millrace.core.errors import ConfigError
 from millrace.core.types import Finish, Progress, Sampling, Work
 from millrace.rollout.architecture import architecture_of
-from millrace.rollout.engine import Engine
+from millrace.rollout.engine import TorchEngine
 
 VOCAB, EOS = 101, 1
 
@@ -85,14 +85,14 @@ def make_model(name: str = "qwen3 tied", seed: int = 0, scale: float = 3.0) -> A
     return model
 
 
-def weights_into(engine: Engine, model: Any) -> None:
+def weights_into(engine: TorchEngine, model: Any) -> None:
     """Write the model's parameters into the engine's standby buffers, as a pull does."""
     named = dict(model.named_parameters())
     for buffer in engine.standby_buffers():
         buffer.data[:] = named[buffer.name].detach().view(-1).view(torch.uint8).numpy()
 
 
-def make_exact_engine(model: Any, version: int = 0, **options: Any) -> Engine:
+def make_exact_engine(model: Any, version: int = 0, **options: Any) -> TorchEngine:
     """Skips the test where exactness cannot be had."""
     try:
         return make_engine(model, version, exact=True, **options)
@@ -100,10 +100,10 @@ def make_exact_engine(model: Any, version: int = 0, **options: Any) -> Engine:
         pytest.skip(str(error))
 
 
-def make_engine(model: Any, version: int = 0, **options: Any) -> Engine:
+def make_engine(model: Any, version: int = 0, **options: Any) -> TorchEngine:
     usual = {"dtype": torch.float32, "device": torch.device("cpu"), "decode": None, "eos_ids": {EOS}}
     sizes = {"slots": 16, "max_sequence_tokens": 320, "prefill_chunk": 512}
-    engine = Engine(architecture_of(model.config), **{**usual, **sizes, **options})
+    engine = TorchEngine(architecture_of(model.config), **{**usual, **sizes, **options})
     weights_into(engine, model)
     engine.swap(version)
     return engine
@@ -118,7 +118,7 @@ def make_work(trajectory_id: int, prompt: list[int], sampling: Sampling, **field
     return Work(trajectory_id, prompt=prompt, sampling=sampling, **(defaults | fields))
 
 
-def drain(engine: Engine) -> list[Progress]:
+def drain(engine: TorchEngine) -> list[Progress]:
     progress: list[Progress] = []
     while engine.has_work or engine.has_finished:
         engine.step()
@@ -126,7 +126,7 @@ def drain(engine: Engine) -> list[Progress]:
     return progress
 
 
-def run(engine: Engine, works: Sequence[Work]) -> dict[int, tuple[list[int], list[float], Finish]]:
+def run(engine: TorchEngine, works: Sequence[Work]) -> dict[int, tuple[list[int], list[float], Finish]]:
     """Tokens, log-probs and finish of every trajectory."""
     engine.submit(works)
     return collect(drain(engine))

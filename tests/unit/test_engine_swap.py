@@ -73,6 +73,25 @@ def test_trajectories_in_flight_go_on_as_in_a_fresh_engine_that_resumes_them(nam
     assert collect(list(under(2, progress))) == run(make_exact_engine(new, eos_ids=()), resumed)
 
 
+def test_without_recomputing_trajectories_keep_their_cache_and_new_ones_never_share_it() -> None:
+    old, new = make_model(seed=1), make_model(seed=2)
+    engine = make_engine(old, version=1, eos_ids=(), recompute=False)
+    first, second = (
+        make_work(0, prompt_of(0, 20), SAMPLING),
+        make_work(1, prompt_of(0, 20), SAMPLING, group_id=0),
+    )
+    engine.submit([first])
+    for _ in range(5):
+        engine.step()
+    weights_into(engine, new)
+    engine.swap(2)
+    engine.submit([second])
+    results = collect(drain(engine))
+    assert engine.load().prefilled_tokens == 19 + 19
+    fresh = run(make_engine(new, eos_ids=()), [first, second])
+    assert results[1][0] == fresh[1][0] and results[0][0] != fresh[0][0]
+
+
 def under(version: int, progress: list[Progress]) -> Iterator[Progress]:
     """The parts that were sampled under one version."""
     for part in progress:

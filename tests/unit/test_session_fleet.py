@@ -40,7 +40,8 @@ def test_roles_are_given_devices_shares_and_a_python(tmp_path: Path, monkeypatch
     for replica in fleet.replicas:
         assert replica.place.devices == (1,)
         assert replica.place.python == "/other/python"
-        assert (replica.kwargs["device"], replica.kwargs["device_share"]) == ("cuda", 0.5)
+        options = replica.kwargs["options"]
+        assert (options.device, options.device_share) == ("cuda", 0.5)
     assert fleet.relay.place.variables["CUDA_VISIBLE_DEVICES"] == ""
     assert fleet.relay.kwargs["slots"] == 7
 

@@ -300,6 +300,8 @@ Schedule = Annotated[
 class Rollout(Section):
     replicas: int = Field(default=2, ge=1, le=1024)
     """Inference processes."""
+    engine: Literal["own"] = "own"
+    """The inference software in a replica. What it cannot do is refused at the start."""
     python: str | None = None
     """Path of the Python that runs the replicas, for an engine that needs its own; None: Millrace's."""
     slots: int = Field(default=32, ge=1, le=65_536)
@@ -313,6 +315,9 @@ class Rollout(Section):
     exact: bool = False
     """Tokens and log-probs of a trajectory do not depend, bit for bit, on what is computed beside it, where,
     or after which restart. On a CPU only, slower, on one thread; refused where it cannot be had."""
+    recompute: bool = True
+    """After new weights, keys and values of trajectories in flight are computed again. False: a trajectory
+    goes on with those it has. That is faster, and its log-probs are those of no single version."""
 
 
 class Weights(Section):
@@ -452,5 +457,10 @@ class Config(Section):
             raise ValueError(
                 f"`sampling.temperature` ({self.sampling.temperature}) must be 0.01 or more in training: "
                 "greedy trajectories are all equal"
+            )
+        if self.rollout.exact and not self.rollout.recompute:
+            raise ValueError(
+                "`rollout.exact` (true) needs `rollout.recompute` (true): with keys and values of an earlier "
+                "version, a trajectory goes on otherwise than after a move"
             )
         return self

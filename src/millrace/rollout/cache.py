@@ -1,7 +1,7 @@
 """Where keys and values of running trajectories are kept: one slot each, slots in use form a prefix.
 
 A decode step computes over slots [0, used) without gathering, so a released slot is filled at once
-with the last one. Everything in the cache belongs to one version of the weights; `reset` forgets it.
+with the last one. What a slot holds belongs to the weights that computed it; `forget` empties it.
 """
 
 from __future__ import annotations
@@ -70,6 +70,6 @@ class KVCache:
         self.lengths[slot] += count
         assert self.lengths[slot] <= self.num_positions, (slot, self.lengths[slot], self.num_positions)
 
-    def reset(self) -> None:
-        """Forget every position: the weights changed. Slots stay allocated."""
-        self.lengths = [0] * self.used
+    def forget(self, slot: int) -> None:
+        """Forget every position of `slot`: the weights changed. It stays allocated."""
+        self.lengths[slot] = 0

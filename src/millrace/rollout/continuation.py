@@ -23,7 +23,7 @@ class Continuation:
         self.work = work
         self.tokens = [*work.prompt, *work.tokens]
         self.finish: Finish | None = None
-        self.prefix_key = (work.group_id, tuple(work.prompt))
+        self.prefix_key: tuple = (work.group_id, tuple(work.prompt))
         self._sampled, self._reported = TokenColumns(), 0
         self._stop_ids = eos_ids
         self._budget = min(len(work.prompt) + work.sampling.max_tokens, max_sequence_tokens)

@@ -20,6 +20,7 @@ import torch
 
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import DataError, WeightsError
+from millrace.core.protocols import WeightsReader
 from millrace.core.types import Progress, ReplicaLoad, Work
 from millrace.placement.device import computes, computing_dtype
 from millrace.rollout.architecture import Architecture
@@ -36,7 +37,7 @@ from millrace.rollout.products import Products
 _LEASES_REMEMBERED = 10_000
 
 
-class Engine:
+class TorchEngine:
     """Serves version `version` (-1: none yet, nothing is generated).
 
     Args:
@@ -44,6 +45,7 @@ class Engine:
         eos_ids: token ids that end a completion.
         decode: tokens to text, needed for stop strings only.
         exact: a trajectory's tokens and log-probs do not depend, bit for bit, on what it is computed beside.
+        recompute: keys and values of trajectories in flight are computed again after a swap.
     Raises: ConfigError where that cannot be had.
     """
 
@@ -59,13 +61,15 @@ class Engine:
         eos_ids: Iterable[int],
         decode: Callable[[list[int]], str] | None,
         exact: bool = False,
+        recompute: bool = True,
     ) -> None:
         self._device = device
         self.version = -1
         self.max_sequence_tokens = max_sequence_tokens
         self._architecture, self._prefill_chunk = architecture, prefill_chunk
         self._eos_ids, self._decode_text = frozenset(eos_ids), decode
-        self.exact, self._dtype, computing = exact, dtype, computing_dtype(dtype, device)
+        self.exact, self._recompute = exact, recompute
+        self._dtype, computing = dtype, computing_dtype(dtype, device)
         self._active = Parameters(architecture, computing, device)
         self._standby = Parameters(architecture, computing, device)
         lands = device.type == "cpu" and computing == dtype  # a pull writes what is computed with
@@ -159,6 +163,10 @@ class Engine:
         Face names. A wider dtype to compute in holds the same numbers, so rounding loses nothing."""
         return self._active.buffers(self._dtype)
 
+    def stage(self, version: int, reader: WeightsReader) -> tuple[str, str]:
+        """Read `version` into the standby weights and digest them there: see `Engine.stage`."""
+        return reader.read(version, self.standby_buffers()), self.digest_standby()
+
     def standby_buffers(self) -> list[NamedBuffer]:
         """Writable bytes of the set of weights that the next `swap` will serve."""
         self._settled = False
@@ -191,13 +199,18 @@ class Engine:
     def swap(self, version: int) -> None:
         """Serve the standby weights as `version` from the next step on.
 
-        Nothing computed under the old weights is used again: keys and values are recomputed.
+        Nothing computed under the old weights is used again: keys and values are recomputed. Without
+        `recompute`, trajectories that are decoding keep theirs, and nobody shares these.
         """
         self._settle()
         self._active, self._standby = self._standby, self._active
         self.version, self._steps_since_swap = version, 0
-        self._cache.reset()
         self._batch = None
+        for slot, continuation in enumerate(self._running):
+            if self._recompute or not self._ready(slot):
+                self._cache.forget(slot)
+            else:
+                continuation.prefix_key = (continuation.work.trajectory_id,)
 
     # ------------------------------------------------------------ steps
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from millrace.core.columns import token_array
 from millrace.core.types import Sampling, Work
-from millrace.rollout.engine import Engine
+from millrace.rollout.engine import TorchEngine
 
 # Every call numbers its trajectories from 0; a newer lease tells them from those of earlier calls.
 _leases = itertools.count()
 
 
 def generate(
-    engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling, *, n: int = 1, seed: int = 0
+    engine: TorchEngine, prompts: Sequence[Sequence[int]], sampling: Sampling, *, n: int = 1, seed: int = 0
 ) -> list[list[list[int]]]:
     """`n` completions of every prompt (token ids), in the order of the prompts.
 

@@ -14,7 +14,15 @@ from transformers import AutoTokenizer
 from millrace.core.errors import DataError, boundary
 from millrace.placement.device import torch_device
 from millrace.rollout.architecture import read_architecture
-from millrace.rollout.engine import Engine
+from millrace.rollout.engine import TorchEngine
+from millrace.rollout.protocol import EngineOptions
+
+
+def open_engine(options: EngineOptions) -> TorchEngine:
+    """See `load_engine`; without weights."""
+    asked = msgspec.structs.asdict(options)
+    device = torch_device(asked.pop("device"), asked.pop("device_share"))
+    return load_engine(asked.pop("model_path"), weights=False, device=device.type, **asked)
 
 
 def load_engine(
@@ -27,7 +35,8 @@ def load_engine(
     max_sequence_tokens: int = 512,
     prefill_chunk: int = 512,
     exact: bool = False,
-) -> Engine:
+    recompute: bool = True,
+) -> TorchEngine:
     """An engine for the model in `model_path`.
 
     With `weights` it serves the directory's own as version 0; without, it reads no weight file and
@@ -40,7 +49,7 @@ def load_engine(
     with reading():
         tokenizer = load_tokenizer(model_path)
         eos_ids = end_ids(model_path, tokenizer)
-    engine = Engine(
+    engine = TorchEngine(
         architecture,
         dtype=getattr(torch, dtype),
         device=torch_device(device),
@@ -48,6 +57,7 @@ def load_engine(
         max_sequence_tokens=max_sequence_tokens,
         prefill_chunk=prefill_chunk,
         exact=exact,
+        recompute=recompute,
         eos_ids=eos_ids,
         decode=text_decoder(tokenizer),
     )

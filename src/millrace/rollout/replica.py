@@ -1,9 +1,9 @@
-"""The replica: one torch engine as a passive role.
+"""The replica: one engine, of whatever kind, as a passive role.
 
 Everything that touches the engine runs on one worker thread, in order, so commands fall between two
 steps and need no lock, and the event loop answers while a step computes. The stream of reports is
 what drives the engine: as long as the controller listens, it generates. Pulls copy and digest on a
-second thread while steps go on; between two steps only pointers are exchanged and the cache is emptied.
+second thread while steps go on; between two steps the engine is told to serve them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from millrace.core.errors import ConfigError, DigestMismatchError, WeightsError,
 from millrace.core.objects import find_object
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import Endpoint, Progress, ReplicaLoad, Report, Served, Work
-from millrace.placement.device import torch_device
-from millrace.rollout.load import load_engine
+from millrace.rollout.engines import open_engine
+from millrace.rollout.protocol import EngineOptions
 
 T = TypeVar("T")
 OpenReader = Callable[[Endpoint], WeightsReader]
@@ -35,27 +35,16 @@ _RECHECK_FRACTION = 0.01
 _SLICE_S = 0.02
 
 
-class TorchReplica:
-    """Serves `model_path`'s architecture; its weights come from the relay only.
+class EngineReplica:
+    """Serves the architecture of `options.model_path`; its weights come from the relay only.
 
     Args:
+        engine: see `rollout.engines.ENGINES`.
         open_reader: "package.module:function" that opens a WeightsReader on an Endpoint.
-        device, device_share: see `placement.device`.
     """
 
     def __init__(
-        self,
-        name: str,
-        model_path: str,
-        dtype: str,
-        device: str,
-        slots: int,
-        max_sequence_tokens: int,
-        prefill_chunk: int,
-        report_interval_s: float,
-        open_reader: str,
-        device_share: float = 1.0,
-        exact: bool = False,
+        self, name: str, engine: str, options: EngineOptions, *, report_interval_s: float, open_reader: str
     ) -> None:
         self._name = name
         self._report_interval_s = min(report_interval_s, _HEARTBEAT_S)
@@ -63,20 +52,12 @@ class TorchReplica:
             self._open_reader: OpenReader = find_object(open_reader, "`open_reader`")[0]
         self._readers: dict[Endpoint, WeightsReader] = {}
         self._advice = (
-            f"Lower `rollout.slots` ({slots}), `rollout.max_sequence_tokens` ({max_sequence_tokens}) or "
-            f"`rollout.prefill_chunk` ({prefill_chunk}), or free memory"
+            f"Lower `rollout.slots` ({options.slots}), `rollout.max_sequence_tokens` "
+            f"({options.max_sequence_tokens}) or `rollout.prefill_chunk` ({options.prefill_chunk}), "
+            "or free memory"
         )
         with needing_memory(name, "two sets of weights and the cache of keys and values", self._advice):
-            self._engine = load_engine(
-                model_path,
-                weights=False,
-                dtype=dtype,
-                device=torch_device(device, device_share).type,
-                slots=slots,
-                max_sequence_tokens=max_sequence_tokens,
-                prefill_chunk=prefill_chunk,
-                exact=exact,
-            )
+            self._engine = open_engine(engine, options)
         self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-engine")
         self._pull_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-pull")
         self._digest = ""  # of what is served
@@ -176,30 +157,28 @@ class TorchReplica:
         """`took_s`: what a look takes."""
         self._recheck_due_s = time.monotonic() + took_s / _RECHECK_FRACTION
 
-    def _swap(self, version: int, digest: str, digest_s: float) -> None:
+    def _swap(self, version: int, digest: str, took_s: float) -> None:
         self._engine.swap(version)
         self._digest = digest
-        self._recheck_after(digest_s)
+        self._recheck_after(took_s)
 
     # ------------------------------------------------------------ on the pull thread
 
     def _pull(self, version: int, endpoint: Endpoint) -> Served:
-        """Read into standby and digest it while the engine goes on, then swap. One pull at a time."""
+        """Stage it while the engine goes on, then swap. One pull at a time."""
         if version == self._engine.version:
-            return Served(version, self._engine.digest(), 0.0, 0.0, self._engine.computes)
+            digest = self._engine_thread.submit(self._engine.digest).result()
+            return Served(version, digest, 0.0, 0.0, self._engine.computes)
         started_s = time.monotonic()
         with boundary(f"replica {self._name}", f"pulling version {version}", WeightsError):
-            reader = self._reader(endpoint)
-            staged_digest = reader.read(version, self._engine.standby_buffers())
-        read_s = time.monotonic()
-        digest = self._engine.digest_standby()
+            staged_digest, digest = self._engine.stage(version, self._reader(endpoint))
         if digest != staged_digest:
             raise DigestMismatchError(
                 f"replica {self._name}: version {version} was staged with digest {staged_digest}, but "
                 f"the engine holds {digest}. Nothing was sampled under it; the run must stop."
             )
         pulled_s = time.monotonic()
-        self._engine_thread.submit(self._swap, version, digest, pulled_s - read_s).result()
+        self._engine_thread.submit(self._swap, version, digest, pulled_s - started_s).result()
         swap_s = time.monotonic() - pulled_s
         return Served(version, digest, pulled_s - started_s, swap_s, self._engine.computes)
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
+from msgspec.structs import replace
 from rich.console import Console
 
 from millrace.config.freeze import config_digest, dump
@@ -28,6 +29,7 @@ from millrace.observe.summary import Summary
 from millrace.placement.assign import Placement, assign, uses_gpus
 from millrace.placement.inventory import read_host
 from millrace.placement.needs import read_needs
+from millrace.rollout.protocol import EngineOptions
 from millrace.runtime.local import LocalRuntime
 from millrace.runtime.stacks import dump_stacks
 from millrace.schedule.presets import build
@@ -140,16 +142,20 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
     placed = place(config)
     model, rollout, plain = config.model, config.rollout, dump(config)
     replica: dict[str, Any] = {
-        "model_path": model.path,
-        "dtype": model.dtype,
-        "device": placed.device,
-        "slots": rollout.slots,
-        "max_sequence_tokens": rollout.max_sequence_tokens,
-        "prefill_chunk": rollout.prefill_chunk,
-        "exact": rollout.exact,
+        "engine": rollout.engine,
         "report_interval_s": rollout.report_interval_s,
         "open_reader": "millrace.weights.ring:open_reader",
     }
+    options = EngineOptions(
+        model_path=model.path,
+        dtype=model.dtype,
+        device=placed.device,
+        slots=rollout.slots,
+        max_sequence_tokens=rollout.max_sequence_tokens,
+        prefill_chunk=rollout.prefill_chunk,
+        exact=rollout.exact,
+        recompute=rollout.recompute,
+    )
     trainer: dict[str, Any] = {
         "config": plain,
         "run_dir": str(run.path),
@@ -167,8 +173,12 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
             WorkerSpec(
                 "replica",
                 f"replica-{i}",
-                "millrace.rollout.replica:TorchReplica",
-                {"name": f"replica-{i}", "device_share": its_place.share, **replica},
+                "millrace.rollout.replica:EngineReplica",
+                {
+                    "name": f"replica-{i}",
+                    "options": replace(options, device_share=its_place.share),
+                    **replica,
+                },
                 its_place,
             )
             for i, its_place in enumerate(placed.replicas)

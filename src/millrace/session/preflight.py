@@ -15,6 +15,7 @@ from millrace.observe.sinks import refuse_unusable
 from millrace.placement import tell
 from millrace.placement.assign import Placement, size
 from millrace.placement.needs import Needs
+from millrace.rollout.engines import refuse_unable
 from millrace.runtime.spawned import PYTHON_MIN
 from millrace.schedule.presets import build
 from millrace.session.compose import place
@@ -32,6 +33,7 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     missing = [*model_problems(Path(config.model.path)), *_file_problems(config)]
     if missing:
         raise ConfigError("\n".join(missing))
+    refuse_unable(config)
     check_model(config)
     placed = place(config)
     if not (config.schedule.kind == "function" and is_carried(config.schedule.path)):

@@ -1,0 +1,65 @@
+"""The engines there are: where each is opened, and what it can do. Names no torch.
+
+Another engine is a row of `ENGINES`, its name in `rollout.engine`, and a fixture of the conformance suite.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from millrace.core.errors import ConfigError
+from millrace.core.objects import find_object
+from millrace.rollout.protocol import Capabilities, Engine, EngineOptions
+
+if TYPE_CHECKING:
+    from millrace.config.schema import Config, Section
+
+
+class EngineKind(NamedTuple):
+    """`opener`: "package.module:function", of `EngineOptions`, that opens an engine without weights."""
+
+    opener: str
+    can: Capabilities
+
+
+ENGINES = {
+    "own": EngineKind(
+        "millrace.rollout.load:open_engine",
+        Capabilities(
+            frozenset({
+                "rollout.exact", "rollout.recompute", "sampling.top_p", "sampling.top_k", "sampling.stop",
+            }),
+            shares_prefixes=True,
+        ),
+    ),
+}  # fmt: skip
+
+# Every engine understands these.
+_UNIVERSAL = {"sampling.max_tokens", "sampling.temperature"}
+
+
+def open_engine(name: str, options: EngineOptions) -> Engine:
+    """Raises: ConfigError, DataError: it cannot be had here, or cannot run the model."""
+    opened: Engine = find_object(ENGINES[name].opener, f"the engine {name!r}")[0](options)
+    return opened
+
+
+def refuse_unable(config: Config) -> None:
+    """Raises: ConfigError naming each setting that `rollout.engine` does not know."""
+    rollout = {key: value for key, value in _changed(config.rollout) if key in ("exact", "recompute")}
+    asked = {f"rollout.{key}": value for key, value in rollout.items()}
+    asked |= {f"sampling.{key}": value for key, value in _changed(config.sampling)}
+    name = config.rollout.engine
+    unable = [key for key in asked if key not in ENGINES[name].can.settings | _UNIVERSAL]
+    if unable:
+        raise ConfigError(
+            f"`rollout.engine` ({name}) cannot do "
+            + ", ".join(f"`{key}` ({asked[key]})" for key in unable)
+            + ".\n  Leave it at its default, or choose another engine"
+        )
+
+
+def _changed(section: Section) -> list[tuple[str, object]]:
+    """Keys that are not at their default, with their values."""
+    fields = type(section).model_fields
+    return [(key, value) for key, value in section if value != fields[key].default]

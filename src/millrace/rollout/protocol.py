@@ -1,0 +1,101 @@
+"""What an engine is to the replica: the inference software inside, whatever computes.
+
+An engine is synchronous and owns no thread that the replica must know. One thread calls everything below, so
+every command falls between two steps; `stage` alone is called from a second thread while steps go on.
+`tests/engines` holds every engine to this page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from millrace.core.protocols import WeightsReader
+from millrace.core.types import Progress, ReplicaLoad, Work
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine is opened. `device` is `cpu`, `cuda` or `auto`; `device_share` of its memory may be
+    taken. The others are keys of `model` and `rollout`, under their names."""
+
+    model_path: str
+    dtype: str = "float32"
+    device: str = "auto"
+    device_share: float = 1.0
+    slots: int = 32
+    max_sequence_tokens: int = 512
+    prefill_chunk: int = 512
+    exact: bool = False
+    recompute: bool = True
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What an engine can do, known before it is opened.
+
+    `settings`: configuration keys that it understands, of those that `engines.refuse_unable` looks at.
+    `shares_prefixes`: members of a group compute their prompt once.
+    """
+
+    settings: frozenset[str]
+    shares_prefixes: bool
+
+
+class Engine(Protocol):
+    """Serves exactly one version at a time: `version`, -1 before its first `swap`. Until then work waits.
+
+    `computes`: in which number format, and whether exactly; for people.
+    """
+
+    version: int
+    computes: str
+
+    # ------------------------------------------------------------ work
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether a finished trajectory waits to be reported."""
+
+    def submit(self, works: Iterable[Work]) -> None:
+        """Queue works, each going on from its partial tokens. A newer lease of a trajectory replaces the old
+        one; a repeat or an older lease changes nothing. Raises: DataError for what it cannot hold (and then
+        none of the works is queued)."""
+
+    def release(self, trajectory_ids: Iterable[int]) -> list[Progress]:
+        """Forget these and give back all that was sampled of them here, reported or not. Unknown ids, and
+        those that were reported to their end, are left out."""
+
+    def step(self) -> None:
+        """Advance what runs, by about one token each. Returns within a second, whatever happens.
+
+        Raises: WeightsError when a logit is not finite, naming trajectories and version."""
+
+    def take_progress(self) -> list[Progress]:
+        """Tokens since the last call, each with the version that sampled it and its log-prob in the
+        distribution that it was really drawn from."""
+
+    def load(self) -> ReplicaLoad:
+        """Slots, waiting, KV used and its capacity in tokens; without `busy_s` and `idle_s`."""
+
+    # ------------------------------------------------------------ weights
+
+    def stage(self, version: int, reader: WeightsReader) -> tuple[str, str]:
+        """Get `version` ready while steps go on; what is served does not change.
+
+        Returns: the digest that it was staged under, and the one taken of what the next `swap` will serve.
+        Raises: UnknownVersionError, TornVersionError, WeightsError."""
+
+    def swap(self, version: int) -> None:
+        """Serve what was staged from the next step on. Trajectories in flight go on under it. Keys and values
+        of an earlier version are never used again; with `recompute` off, only by the trajectories that were
+        decoding with them.
+
+        Raises: DigestMismatchError: what it would serve is not what was staged. It serves nothing then."""
+
+    def digest(self) -> str:
+        """Digest of the tensors that are computed with now, in state-dict order, in the published dtype."""
