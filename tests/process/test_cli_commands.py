@@ -139,6 +139,9 @@ def test_an_evaluation_asks_every_row_of_a_file_once(
     told = capsys.readouterr().out
     assert f"{len(DATA)} prompts" in told
     assert "rows that training draws from" in told and "--set task.path=OTHER_FILE" in told
+    named = ["--set", f"task.path={project / 'rows.jsonl'}", "--prompts", "2", "--samples", "1"]
+    assert run(["eval", str(project / "run.toml"), *named]) == 0
+    assert "rows that training draws from" not in capsys.readouterr().out
 
 
 def test_a_dry_run_says_what_every_preset_would_do_and_leaves_nothing(

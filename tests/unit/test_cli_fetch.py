@@ -1,4 +1,4 @@
-"""Fetching a model: what is asked of the hub, and what is said when it does not give it."""
+"""Fetching a model or a data set: what is asked of the hub, and what is said when it does not give it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from millrace.session.model_files import model_problems
 def give(monkeypatch: pytest.MonkeyPatch, *files: str) -> list[tuple]:
     asked = []
 
-    def download(name: str, *, revision: str | None, local_dir: Path, allow_patterns: list[str]) -> None:
-        asked.append((name, revision, "*.safetensors" in allow_patterns, "*.bin" in allow_patterns))
-        local_dir.mkdir(parents=True)
+    def download(
+        name: str, *, repo_type: str, revision: str | None, local_dir: Path, allow_patterns: list[str]
+    ) -> None:
+        given = [pattern in allow_patterns for pattern in ("*.safetensors", "*.bin")]
+        asked.append((name, repo_type, revision, *given))
         for file in files:
+            (local_dir / file).parent.mkdir(parents=True, exist_ok=True)
             (local_dir / file).write_text("{}")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
@@ -42,8 +45,37 @@ def test_a_model_is_fetched_into_a_directory_that_a_run_can_use(
 ) -> None:
     asked = give(monkeypatch, "config.json", "model.safetensors", "tokenizer.json")
     assert run(["fetch", "owner/small", "--revision", "main"]) == 0
-    assert asked == [("owner/small", "main", True, False)]
+    assert asked == [("owner/small", "model", "main", True, False)]
     assert "path = 'models/small'" in capsys.readouterr().out
+
+
+def test_the_files_of_a_data_set_are_told_as_a_task_s_paths(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = give(monkeypatch, "main/train-0.parquet", "main/test-0.parquet", ".cache/x.json", "README.md")
+    assert run(["fetch", "owner/sums", "--data"]) == 0
+    assert asked == [("owner/sums", "dataset", None, False, False)]
+    told = capsys.readouterr().out
+    assert [line.split("'")[1] for line in told.splitlines()[1:]] == [
+        "data/sums/main/test-0.parquet",
+        "data/sums/main/train-0.parquet",
+    ]
+
+
+def test_a_data_set_without_rows_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give(monkeypatch, "README.md", "sums.py")
+    assert run(["fetch", "owner/sums", "--data"]) == 1
+    assert "has no file of rows" in capsys.readouterr().err
+
+
+def test_a_data_set_that_cannot_be_reached_gets_the_command_for_data_sets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refuse(monkeypatch, ConnectionError("no route to host"))
+    assert run(["fetch", "owner/sums", "--data"]) == 1
+    assert "hf download --repo-type dataset owner/sums" in capsys.readouterr().err
 
 
 def test_a_repository_without_weights_is_named(
@@ -75,7 +107,7 @@ def test_a_failure_is_one_message_with_a_remedy(
 @pytest.mark.parametrize("name", ["small", "a/b/c", "/small"])
 def test_a_name_that_is_none_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["fetch", name]) == 2
-    assert "OWNER/MODEL" in capsys.readouterr().err
+    assert "OWNER/NAME" in capsys.readouterr().err
 
 
 def test_a_hub_s_name_in_place_of_a_path_gets_the_exact_command(tmp_path: Path) -> None:

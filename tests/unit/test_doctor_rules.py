@@ -146,6 +146,19 @@ def test_lengths_that_hardly_differ_cannot_be_chosen_unfairly():
     assert faults(seen) == []
 
 
+def test_a_policy_that_learns_shorter_completions_is_not_unfair():
+    """A run of the tutorial's task: completions of eight tokens become completions of four in 30 steps."""
+    rng = random.Random(0)
+    means = [8.0 - 4 * i / 32 + rng.gauss(0, 0.3) for i in range(32)]
+    means += [4 + rng.gauss(0, 1 / 8**0.5) for _ in range(32)]
+    seen = Evidence(schedule="millrace")
+    for version, mean in enumerate(means, 1):
+        told = BatchTold(Lengths(8, mean, 1.0), 1.5, 0, 1.0, 1.0, False)
+        seen.by_version[version] = Step(version, 0.5, {}, {}, told)
+    assert fairness([step.batch.lengths for step in seen.steps[:32]]) > 3
+    assert faults(seen) == []
+
+
 def test_a_few_old_tokens_with_a_large_gap_are_no_true_staleness():
     seen = evidence()
     for step in seen.by_version.values():

@@ -241,6 +241,29 @@ def test_math_compares_by_meaning(completion, answer, expected):
     assert MathReward()(completion, answer, {}) == expected
 
 
+SOLVED = "She sold 48 / 2 = <<48/2=24>>24 clips in May.\n48 + 24 = <<48+24=72>>72 in both.\n#### 1,072"
+PATTERN = r"#### (.+)"
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [(r"so it is \boxed{1072}", 1.0), ("**1,072** clips.", 1.0), ("#### 1072", 1.0), ("72", 0.0), ("", 0.0)],
+)
+def test_the_reference_is_found_in_a_worked_solution_as_gsm8k_has_them(completion, expected):
+    assert MathReward(PATTERN)(completion, SOLVED, {}) == expected
+    config = schema.MathReward(extract_answer=PATTERN)
+    assert make_reward(config, None)(completion, SOLVED, {}) == expected
+    assert ExactReward(None, PATTERN)("1,072\n", SOLVED, {}) == 1.0
+
+
+@pytest.mark.parametrize("reward", [ExactReward(None, PATTERN), MathReward(PATTERN)])
+def test_a_solution_without_its_reference_is_an_error_not_a_zero(reward):
+    with pytest.raises(DataError, match=r"in both.' has nothing that `reward.extract_answer`"):
+        reward("72", SOLVED.partition("\n####")[0], {})
+    with pytest.raises(ConfigError, match=r"`reward.extract_answer` \('x'\) has 0 groups"):
+        type(reward)(None, "x") if isinstance(reward, ExactReward) else MathReward("x")
+
+
 def test_a_reference_that_is_not_mathematics_is_an_error_not_a_zero():
     with pytest.raises(DataError, match="not mathematics"):
         MathReward()("1", "", {})

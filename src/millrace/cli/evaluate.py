@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -48,11 +49,15 @@ def command(
     else:
         console = Terminal(soft_wrap=True)
         console.print(_table(result))
-        if not isinstance(config.task, GymTask):
+        if not isinstance(config.task, GymTask) and not _names_rows(overrides or ()):
             console.print(
                 "These are rows that training draws from. For held-out ones: "
                 f"--set task.path={'OTHER_FILE' if isinstance(config.task, FileTask) else 'OTHER_FUNCTION'}"
             )
+
+
+def _names_rows(overrides: Sequence[str]) -> bool:
+    return any(one.partition("=")[0].strip() == "task.path" for one in overrides)
 
 
 def _table(result: Evaluation) -> Table:

@@ -1,4 +1,4 @@
-"""`millrace fetch`: a model of the Hugging Face hub, or of its mirror, as a directory."""
+"""`millrace fetch`: a model or a data set of the Hugging Face hub, or of its mirror, as a directory."""
 
 from __future__ import annotations
 
@@ -12,57 +12,83 @@ from millrace.core.errors import DataError
 from millrace.observe.terminal import Terminal
 from millrace.session.model_files import model_problems
 
-WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "README.md")
-"""Files of a repository: no second copy of the weights in another format."""
+MODEL = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "README.md")
+"""Files of a model's repository: no second copy of the weights in another format."""
+ROWS = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv")
+DATA = (*ROWS, "*.arrow", "LICENSE*", "README.md")
+"""Files of a data set's repository."""
 
 console = Terminal(soft_wrap=True)
 
 
 def command(
-    name: Annotated[str, typer.Argument(metavar="OWNER/MODEL", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="OWNER/NAME", show_default=False)],
     to: Annotated[
-        Path | None, typer.Option(metavar="DIRECTORY", help="Where to. Default: models/MODEL.")
+        Path | None, typer.Option(metavar="DIRECTORY", help="Where to. Default: models/NAME or data/NAME.")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="A branch, tag or commit.")] = None,
+    data: Annotated[bool, typer.Option("--data", help="A data set in place of a model.")] = False,
 ) -> None:
-    """Fetch a model from the Hugging Face hub, or from the mirror that `HF_ENDPOINT` names."""
+    """Fetch a model or data set from the Hugging Face hub, or from the mirror that `HF_ENDPOINT` names."""
     if name.count("/") != 1 or not all(name.split("/")):
-        raise typer.BadParameter(f"{name!r} is no OWNER/MODEL", param_hint="OWNER/MODEL")
-    directory = to or Path("models") / name.partition("/")[2]
-    fetch(name, directory, revision)
+        raise typer.BadParameter(f"{name!r} is no OWNER/NAME", param_hint="OWNER/NAME")
+    directory = to or Path("data" if data else "models") / name.partition("/")[2]
+    fetch(name, directory, revision, data=data)
+    if data:
+        _tell_data(name, directory)
+        return
     if problems := list(model_problems(directory)):
         raise DataError("\n".join([f"{name} was fetched into {directory}, and cannot be used:", *problems]))
     console.print(f"{name} is in {directory}. In a configuration: [model] path = {str(directory)!r}")
 
 
-def fetch(name: str, directory: Path, revision: str | None) -> None:
+def fetch(name: str, directory: Path, revision: str | None, *, data: bool = False) -> None:
     """Whole files that are there already stay. Raises: DataError: it could not be fetched, and why."""
     import huggingface_hub
 
     try:
         huggingface_hub.snapshot_download(
-            name, revision=revision, local_dir=directory, allow_patterns=list(WANTED)
+            name,
+            repo_type="dataset" if data else "model",
+            revision=revision,
+            local_dir=directory,
+            allow_patterns=list(DATA if data else MODEL),
         )
     except Exception as error:
-        raise DataError(_told(name, error)) from error
+        raise DataError(_told(name, error, data=data)) from error
 
 
-def _told(name: str, error: Exception) -> str:
+def _tell_data(name: str, directory: Path) -> None:
+    visible = [path for path in sorted(directory.rglob("*")) if ".cache" not in path.parts]
+    files = [path for path in visible if any(path.match(pattern) for pattern in ROWS)]
+    if not files:
+        raise DataError(
+            f"{name} was fetched into {directory}, and has no file of rows ({' '.join(ROWS)}).\n"
+            "  Is it a data set that a script makes? Write its rows as JSON lines yourself"
+        )
+    console.print(f"{name} is in {directory}. In a configuration, one of:")
+    for path in files:
+        console.print(f"  [task] path = {str(path)!r}  # {path.stat().st_size / 1e6:,.1f} MB")
+
+
+def _told(name: str, error: Exception, *, data: bool) -> str:
     """By the name of the error: each has a remedy of its own."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     where = os.environ.get("HF_ENDPOINT", "the Hugging Face hub")
+    noun, option = ("data set", "--repo-type dataset ") if data else ("model", "")
     if "GatedRepoError" in kinds:
         remedy = "Accept its terms on its page, then `hf auth login`, or set HF_TOKEN."
     elif "RevisionNotFoundError" in kinds:
         remedy = "There is no such revision: leave --revision out, or correct it."
     elif "RepositoryNotFoundError" in kinds:
-        remedy = "There is no such model, or it is private: correct the name, or set HF_TOKEN."
+        other = "for a model, leave --data out" if data else "for a data set, add --data"
+        remedy = f"There is no such {noun}, or it is private: correct the name, or set HF_TOKEN; {other}."
     elif "OSError" in kinds and not kinds & {"ConnectionError", "HTTPError", "LocalEntryNotFoundError"}:
         remedy = "Free space or put the permissions right, then try again: whole files stay."
     else:
         remedy = (
             "Is there a network? A mirror is named with HF_ENDPOINT. Or, on a host that reaches the hub: "
-            f"`hf download {name} --local-dir DIRECTORY`, and copy that directory here."
+            f"`hf download {option}{name} --local-dir DIRECTORY`, and copy that directory here."
         )
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return f"{name} could not be fetched from {where}: {first}\n  {remedy}"

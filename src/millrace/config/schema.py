@@ -113,12 +113,17 @@ class GymReward(RewardLimits):
 class MathReward(RewardLimits):
     kind: Literal["math"] = "math"
     """math-verify against the answer column."""
+    extract_answer: str | None = None
+    """Regular expression with one group that finds the reference in the answer column, as `#### (.+)` does in
+    GSM8K; None: all of it."""
 
 
 class ExactReward(RewardLimits):
     kind: Literal["exact"] = "exact"
     extract: str | None = None
     """As in `gym`."""
+    extract_answer: str | None = None
+    """As in `math`."""
 
 
 class FunctionReward(RewardLimits):

@@ -35,9 +35,9 @@ def make_reward(config: schema.Reward, task: Task) -> Reward:
                 raise ConfigError('`reward.kind` "gym" needs `task.kind` "gym"')
             return GymReward(config, task)
         case schema.MathReward():
-            return MathReward()
+            return MathReward(config.extract_answer)
         case schema.ExactReward():
-            return ExactReward(config.extract)
+            return ExactReward(config.extract, config.extract_answer)
         case schema.FunctionReward():
             return FunctionReward(config.path, first_usable(task))
 
@@ -70,11 +70,11 @@ class ExactReward:
     name, is_async = "exact match", False
     file: str | None = None
 
-    def __init__(self, extract: str | None) -> None:
-        self._extract = Extract(extract)
+    def __init__(self, extract: str | None, extract_answer: str | None = None) -> None:
+        self._extract, self._reference = Extract(extract), Reference(self.name, extract_answer)
 
     def __call__(self, completion: str, answer: Any, columns: Row) -> float:
-        return float(self._extract(completion) == str(_reference(self.name, answer)).strip())
+        return float(self._extract(completion) == self._reference(answer).strip())
 
 
 class MathReward:
@@ -87,15 +87,16 @@ class MathReward:
     name, is_async = "math-verify", False
     file: str | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, extract_answer: str | None = None) -> None:
         import math_verify  # before the process's memory is limited, and before the first deadline
 
         self._parse, self._verify = math_verify.parse, math_verify.verify
+        self._reference = Reference(self.name, extract_answer)
         # It would warn, once per process, that its limits are off.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
     def __call__(self, completion: str, answer: Any, columns: Row) -> float:
-        reference = str(_reference(self.name, answer))
+        reference = self._reference(answer)
         marked = "$" in reference or "\\boxed" in reference
         gold = self._parse(reference if marked else f"\\boxed{{{reference}}}", parsing_timeout=None)
         if not gold:
@@ -107,29 +108,41 @@ class MathReward:
 
 
 class Extract:
-    """The answer in a completion: the one group of the last match of a pattern, or all of the text."""
+    """The answer in a text: the one group of the last match of a pattern, or all of the text."""
 
-    def __init__(self, pattern: str | None) -> None:
+    def __init__(self, pattern: str | None, key: str = "reward.extract") -> None:
         try:
             self._pattern = None if pattern is None else re.compile(pattern)
         except re.error as error:
-            raise ConfigError(
-                f"`reward.extract` ({pattern!r}) is not a regular expression: {error}"
-            ) from error
+            raise ConfigError(f"`{key}` ({pattern!r}) is not a regular expression: {error}") from error
         if self._pattern is not None and self._pattern.groups != 1:
-            raise ConfigError(
-                f"`reward.extract` ({pattern!r}) has {self._pattern.groups} groups, it needs one"
-            )
+            raise ConfigError(f"`{key}` ({pattern!r}) has {self._pattern.groups} groups, it needs one")
 
-    def __call__(self, completion: str) -> str | None:
+    def __call__(self, text: str) -> str | None:
         """Stripped of surrounding space; None where the pattern does not match."""
         if self._pattern is None:
-            return completion.strip()
-        matches = self._pattern.findall(completion)
+            return text.strip()
+        matches = self._pattern.findall(text)
         return matches[-1].strip() if matches else None
 
 
-def _reference(name: str, answer: Any) -> Any:
-    if answer is None:
-        raise DataError(f"{name} needs a reference answer, the row has none: set `task.answer` to its column")
-    return answer
+class Reference:
+    """What a completion is compared with: the row's answer, or what a pattern finds in it."""
+
+    def __init__(self, reward: str, pattern: str | None) -> None:
+        self._reward, self._pattern = reward, pattern
+        self._extract = Extract(pattern, "reward.extract_answer")
+
+    def __call__(self, answer: Any) -> str:
+        """Raises: DataError: there is none."""
+        if answer is None:
+            raise DataError(
+                f"{self._reward} needs a reference answer, the row has none: set `task.answer` to its column"
+            )
+        found = self._extract(str(answer))
+        if found is None:
+            raise DataError(
+                f"the answer {str(answer)[-80:]!r} has nothing that `reward.extract_answer` "
+                f"({self._pattern!r}) finds"
+            )
+        return found

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import sqrt
 from statistics import fmean
 
-from millrace.core.fairness import BAND, BATCHES, Lengths, fairness, windows
+from millrace.core.fairness import BAND, BATCHES, Lengths, fairness, next_correlation, windows
 from millrace.observe.doctor import keys
 from millrace.observe.doctor.evidence import BatchTold, Evidence
 from millrace.observe.doctor.finding import Finding
@@ -20,16 +20,20 @@ WAITS_MAX = 0.05  # of its time: the trainer is the slower side
 READY_MIN = 1.5  # batches that wait at the end of a step; the next one is wanted, more are early
 STALE_MIN = 1.0
 SPREAD_MIN = 0.2  # of the mean: lengths that differ by less are alike, whatever goes with them
+DRIFT = 0.5  # correlation of neighbouring batches, 2.8 standard errors above that of random ones
 
 
 def unfair_batches(evidence: Evidence) -> Finding | None:
     """The mean over windows, so that lengths may drift from one window to the next.
 
     Windows of nearly equal lengths are left out. There a policy that learns fast moves all lengths from one
-    step to the next by more than groups differ, and no choice of groups could help or harm.
+    step to the next by more than groups differ, and no choice of groups could help or harm. Windows in which
+    neighbours are alike are left out too: there the policy learns another length. A schedule that trains what
+    is ready first makes neighbours differ.
     """
     parts = windows([batch.lengths for batch in _batches(evidence)])
-    found = [value for p in parts if _spread(p) >= SPREAD_MIN and (value := fairness(p)) is not None]
+    told = [part for part in parts if _spread(part) >= SPREAD_MIN and not _drifts(part)]
+    found = [value for part in told if (value := fairness(part)) is not None]
     if not found:
         return None
     mean, error = fmean(found), sqrt(2 / (BATCHES - 1) / len(found))
@@ -37,15 +41,15 @@ def unfair_batches(evidence: Evidence) -> Finding | None:
     if low - ERRORS * error <= mean <= high + ERRORS * error:
         return None
     batches = BATCHES * len(found)
-    told = (
+    line = (
         f"over the last {batches} batches fairness is {mean:.2f}; random batches of the same groups have 1 "
         f"with a standard error of {error:.2f}, and the band is {low} to {high}"
     )
     if mean < low:
-        return Finding("unfair-batches", (told,), _TOO_EVEN)
+        return Finding("unfair-batches", (line,), _TOO_EVEN)
     key = keys.ahead(evidence)
     lower = [f"lower `{key}`: with fewer batches in flight, fewer can be overtaken"] if key else []
-    return Finding("unfair-batches", (told,), (_SWINGS, *lower))
+    return Finding("unfair-batches", (line,), (_SWINGS, *lower))
 
 
 def needless_staleness(evidence: Evidence) -> Finding | None:
@@ -83,6 +87,11 @@ def _spread(batches: Sequence[Lengths]) -> float:
     mean = sum(batch.groups * batch.mean for batch in batches) / num
     squares = sum(batch.groups * (batch.std**2 + (batch.mean - mean) ** 2) for batch in batches)
     return sqrt(squares / num) / mean if mean else 0.0
+
+
+def _drifts(batches: Sequence[Lengths]) -> bool:
+    correlation = next_correlation(batches)
+    return correlation is not None and correlation > DRIFT
 
 
 _SWINGS = (
