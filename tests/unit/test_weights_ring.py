@@ -19,6 +19,7 @@ from millrace.core.errors import (
     WeightsError,
 )
 from millrace.core.types import Endpoint, Staged
+from millrace.weights import ring
 from millrace.weights.relay import Relay
 from millrace.weights.ring import RingReader, RingWriter, open_reader, open_writer
 
@@ -145,16 +146,29 @@ def test_a_reader_of_another_model_is_told_every_difference(host, alter, message
 
 def test_a_slot_overwritten_while_it_is_copied_is_torn(host, monkeypatch):
     host.publish(1, model(1))
-    copy = RingReader._copy
 
-    def overtaken(reader, *args):
-        copy(reader, *args)
+    def overtaken(*_):
         for version in range(2, 5):
             host.publish(version, model(version))
 
-    monkeypatch.setattr(RingReader, "_copy", overtaken)
+    monkeypatch.setattr(ring, "compare", overtaken)
     with pytest.raises(TornVersionError, match="overwritten while it was being read"):
         host.reader.read(1, model(9))
+
+
+def test_a_view_is_the_slot_itself_and_says_at_its_end_whether_it_was_overwritten(host):
+    host.publish(1, model(1))
+    with host.reader.view(1) as (digest, held):
+        assert digest == digest_buffers(held) == digest_buffers(model(1))
+        assert not held[0].data.flags.writeable
+    with pytest.raises(TornVersionError, match="overwritten while it was being read"):
+        with host.reader.view(1) as (digest, held):
+            for version in range(2, 5):
+                host.publish(version, model(version))
+            assert digest_buffers(held) != digest
+            raise ValueError("what comes of wrong bytes")
+    with pytest.raises(UnknownVersionError, match="version 1 is not held"):
+        host.reader.view(1).__enter__()
 
 
 def test_a_slot_overwritten_while_it_is_staged_is_not_confirmed(host, monkeypatch):

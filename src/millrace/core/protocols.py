@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from millrace.core.digest import NamedBuffer
@@ -183,6 +184,11 @@ class WeightsReader(Protocol):
         Names, dtypes and shapes must agree exactly with the manifest.
         Raises: UnknownVersionError, TornVersionError, WeightsError (a tensor missing, left over, or
         of another dtype or shape: all are named)."""
+
+    def view(self, version: int) -> AbstractContextManager[tuple[str, list[NamedBuffer]]]:
+        """The staged digest, and the tensors where they lie, read-only: nothing is copied.
+
+        Raises: UnknownVersionError; at exit TornVersionError: what was made of them means nothing."""
 
     def close(self) -> None: ...
 

@@ -69,22 +69,22 @@ def digest_slot(memory: Memory, slot: int, manifest: Sequence[TensorSpec]) -> st
     )
 
 
-def compare(version: int, manifest: Sequence[TensorSpec], into: Sequence[NamedBuffer]) -> None:
-    """Raise WeightsError, naming every tensor that differs, unless `into` is exactly the manifest."""
-    published = {spec.name: spec for spec in manifest}
+def compare(version: int, held: Sequence[NamedBuffer], into: Sequence[NamedBuffer]) -> None:
+    """Raise WeightsError, naming every tensor that differs, unless `into` has a place for exactly `held`."""
+    published = {tensor.name: tensor for tensor in held}
     expected = {tensor.name: tensor for tensor in into}
     faults = [f"`{name}` was not published" for name in expected if name not in published]
     faults += [f"`{name}` has no place here" for name in published if name not in expected]
     for name in published.keys() & expected.keys():
         theirs, ours = published[name], expected[name]
-        there = (theirs.dtype, tuple(theirs.shape), theirs.num_bytes)
+        there = (theirs.dtype, tuple(theirs.shape), len(theirs.data))
         here = (ours.dtype, tuple(ours.shape), len(bytes_of(ours)))
         if there != here:
             faults.append(f"`{name}` is published as {_describe(*there)}, expected as {_describe(*here)}")
-    if not faults and [spec.name for spec in manifest] != [tensor.name for tensor in into]:
-        first = next(i for i, spec in enumerate(manifest) if spec.name != into[i].name)
+    if not faults and [tensor.name for tensor in held] != [tensor.name for tensor in into]:
+        first = next(i for i, tensor in enumerate(held) if tensor.name != into[i].name)
         faults.append(
-            f"the order differs: tensor {first} is `{manifest[first].name}`, expected `{into[first].name}`"
+            f"the order differs: tensor {first} is `{held[first].name}`, expected `{into[first].name}`"
         )
     if faults:
         raise WeightsError(

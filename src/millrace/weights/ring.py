@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import msgspec
 import numpy as np
@@ -142,13 +143,33 @@ class RingReader:
             TornVersionError: overwritten meanwhile. Both: ask again for the newest.
             WeightsError: tensors are missing, left over, or of another dtype, shape or order.
         """
-        slot, sequence = self._find(version)
-        digest = self._memory.digest(slot)
-        manifest = read_manifest(self._memory, slot, sequence)
-        compare(version, manifest, into)
-        self._copy(slot, manifest, into)
-        check_sequence(self._memory, slot, sequence)
+        with self.view(version) as (digest, held):
+            compare(version, held, into)
+            for source, target in zip(held, into, strict=True):
+                np.copyto(bytes_of(target), source.data)
         return digest
+
+    @contextmanager
+    def view(self, version: int) -> Iterator[tuple[str, list[NamedBuffer]]]:
+        """The digest under which `version` was staged, and its tensors, read-only, where they lie.
+
+        Raises: UnknownVersionError. At exit TornVersionError, whatever happened inside: the tensors were
+        overwritten meanwhile, and what was made of them means nothing.
+        """
+        memory, (slot, sequence) = self._memory, self._find(version)
+        digest, data = memory.digest(slot), memory.data[slot]
+        manifest = read_manifest(memory, slot, sequence)
+        parts = [data[spec.offset : spec.offset + spec.num_bytes] for spec in manifest]
+        try:
+            yield (
+                digest,
+                [
+                    NamedBuffer(t.name, t.dtype, tuple(t.shape), part)
+                    for t, part in zip(manifest, parts, strict=True)
+                ],
+            )
+        finally:
+            check_sequence(memory, slot, sequence)
 
     def close(self) -> None:
         """Let go of the mapping. Idempotent."""
@@ -163,8 +184,3 @@ class RingReader:
         raise UnknownVersionError(
             f"weights version {version} is not held; held: {self.held()}. Pull the newest."
         )
-
-    def _copy(self, slot: int, manifest: Sequence[TensorSpec], into: Sequence[NamedBuffer]) -> None:
-        data = self._memory.data[slot]
-        for spec, target in zip(manifest, into, strict=True):
-            np.copyto(bytes_of(target), data[spec.offset : spec.offset + spec.num_bytes])
