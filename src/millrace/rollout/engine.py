@@ -12,14 +12,14 @@ The engine is synchronous and not thread-safe: its owner calls it from one threa
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 
 import torch
 
 from millrace.core.digest import NamedBuffer, digest_buffers
-from millrace.core.errors import DataError, WeightsError
+from millrace.core.errors import WeightsError
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import Progress, ReplicaLoad, Work
 from millrace.placement.device import computes, computing_dtype
@@ -30,11 +30,9 @@ from millrace.rollout.continuation import Continuation
 from millrace.rollout.decode import DecodeBatch
 from millrace.rollout.exact import check_attention, exact_products, one_thread
 from millrace.rollout.forward import ForwardPass
+from millrace.rollout.intake import Intake
 from millrace.rollout.parameters import Parameters
 from millrace.rollout.products import Products
-
-# Leases remembered to refuse repeats of old commands, far beyond what can be under way at once.
-_LEASES_REMEMBERED = 10_000
 
 
 class TorchEngine:
@@ -66,8 +64,10 @@ class TorchEngine:
         self._device = device
         self.version = -1
         self.max_sequence_tokens = max_sequence_tokens
-        self._architecture, self._prefill_chunk = architecture, prefill_chunk
-        self._eos_ids, self._decode_text = frozenset(eos_ids), decode
+        self._prefill_chunk = prefill_chunk
+        self._intake = Intake(
+            vocab=architecture.vocab, max_sequence_tokens=max_sequence_tokens, eos_ids=eos_ids, decode=decode
+        )
         self.exact, self._recompute = exact, recompute
         self._dtype, computing = dtype, computing_dtype(dtype, device)
         self._active = Parameters(architecture, computing, device)
@@ -95,7 +95,6 @@ class TorchEngine:
         self._running: list[Continuation] = []  # index = slot
         self._batch: DecodeBatch | None = None  # of the last step, if it still holds
         self._finished: dict[int, Continuation] = {}  # by trajectory, not yet reported
-        self._leases: OrderedDict[int, int] = OrderedDict()
         self._generated = self._prefilled = self._steps_since_swap = 0
 
     # ------------------------------------------------------------ work
@@ -114,24 +113,13 @@ class TorchEngine:
         """Queue works in order. A newer lease of a trajectory replaces the old one; a repeat or an
         older lease changes nothing. Raises: DataError for prompts the engine cannot hold (and then
         none of the works is queued)."""
-        works = list(works)
-        for work in works:
-            self._check(work)
-        for work in works:
-            if work.lease <= self._leases.get(work.trajectory_id, -1):
-                continue
-            self._remove(work.trajectory_id)
-            self._remember(work)
-            continuation = Continuation(
-                work,
-                eos_ids=self._eos_ids,
-                max_sequence_tokens=self.max_sequence_tokens,
-                decode=self._decode_text,
-            )
+        for continuation in self._intake.take(works):
+            trajectory_id = continuation.work.trajectory_id
+            self._remove(trajectory_id)
             if continuation.finish is None:
                 self._waiting.append(continuation)
             else:
-                self._finished[work.trajectory_id] = continuation
+                self._finished[trajectory_id] = continuation
 
     def release(self, trajectory_ids: Iterable[int]) -> list[Progress]:
         """Forget these trajectories and give back all that was sampled of them here."""
@@ -356,27 +344,6 @@ class TorchEngine:
                 self._waiting.remove(continuation)
                 return continuation
         return None
-
-    def _remember(self, work: Work) -> None:
-        self._leases[work.trajectory_id] = work.lease
-        self._leases.move_to_end(work.trajectory_id)
-        while len(self._leases) > _LEASES_REMEMBERED:
-            self._leases.popitem(last=False)
-
-    def _check(self, work: Work) -> None:
-        length, vocab = len(work.prompt) + len(work.tokens), self._architecture.vocab
-        where = f"trajectory {work.trajectory_id} (group {work.group_id})"
-        if not work.prompt:
-            raise DataError(f"{where} has an empty prompt: there is nothing to continue")
-        if length > self.max_sequence_tokens:
-            raise DataError(
-                f"{where} has {length} tokens, more than `rollout.max_sequence_tokens` "
-                f"({self.max_sequence_tokens})"
-            )
-        if not (min(work.prompt) >= 0 and max(work.prompt) < vocab):
-            raise DataError(f"{where} has token ids outside [0, {vocab}): another tokenizer's?")
-        if work.sampling.stop_strings and self._decode_text is None:
-            raise DataError(f"{where} has stop strings, but the engine has no tokenizer to find them with")
 
 
 def _told(published: torch.dtype, computing: torch.dtype, products: Products, *, exact: bool) -> str:

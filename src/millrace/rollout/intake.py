@@ -1,0 +1,72 @@
+"""What an engine takes in: works that it can hold, each lease once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from millrace.core.errors import DataError
+from millrace.core.types import Work
+from millrace.rollout.continuation import Continuation
+
+# Leases remembered to refuse repeats of old commands, far beyond what can be under way at once.
+_LEASES_REMEMBERED = 10_000
+
+
+class Intake:
+    """Makes works into continuations.
+
+    Args:
+        vocab: token ids are below this.
+        eos_ids: token ids that end a completion.
+        decode: tokens to text, needed for stop strings only.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab: int,
+        max_sequence_tokens: int,
+        eos_ids: Iterable[int],
+        decode: Callable[[list[int]], str] | None,
+    ) -> None:
+        self._vocab, self._max_sequence_tokens = vocab, max_sequence_tokens
+        self.eos_ids, self._decode = frozenset(eos_ids), decode
+        self._leases: OrderedDict[int, int] = OrderedDict()
+
+    def take(self, works: Iterable[Work]) -> list[Continuation]:
+        """Continuations of those whose lease is new, in order. Raises: DataError naming the first that cannot
+        be held (and then none is taken)."""
+        works = list(works)
+        for work in works:
+            self._check(work)
+        return [self._continuation(work) for work in works if self._is_new(work)]
+
+    def _is_new(self, work: Work) -> bool:
+        if work.lease <= self._leases.get(work.trajectory_id, -1):
+            return False
+        self._leases[work.trajectory_id] = work.lease
+        self._leases.move_to_end(work.trajectory_id)
+        while len(self._leases) > _LEASES_REMEMBERED:
+            self._leases.popitem(last=False)
+        return True
+
+    def _continuation(self, work: Work) -> Continuation:
+        return Continuation(
+            work, eos_ids=self.eos_ids, max_sequence_tokens=self._max_sequence_tokens, decode=self._decode
+        )
+
+    def _check(self, work: Work) -> None:
+        length, vocab = len(work.prompt) + len(work.tokens), self._vocab
+        where = f"trajectory {work.trajectory_id} (group {work.group_id})"
+        if not work.prompt:
+            raise DataError(f"{where} has an empty prompt: there is nothing to continue")
+        if length > self._max_sequence_tokens:
+            raise DataError(
+                f"{where} has {length} tokens, more than `rollout.max_sequence_tokens` "
+                f"({self._max_sequence_tokens})"
+            )
+        if not (min(work.prompt) >= 0 and max(work.prompt) < vocab):
+            raise DataError(f"{where} has token ids outside [0, {vocab}): another tokenizer's?")
+        if work.sampling.stop_strings and self._decode is None:
+            raise DataError(f"{where} has stop strings, but the engine has no tokenizer to find them with")
