@@ -10,6 +10,7 @@ from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host
 from millrace.placement.assign import CONTEXT_BYTES, Placement, assign, devices_of
+from millrace.placement.momentary import Momentary
 from millrace.placement.needs import MemoryNeed, Needs
 from millrace.placement.tell import table, warnings
 
@@ -22,6 +23,7 @@ ON_GPU = Needs(
     trainer=MemoryNeed(8 * GB, GB),
     replica=MemoryNeed(5 * GB, 2 * GB),
     checkpoint_bytes=6 * GB,
+    momentary=Momentary(),
 )
 ON_CPU = replace(ON_GPU, trainer=MemoryNeed(0, 9 * GB), replica=MemoryNeed(0, 7 * GB))
 
@@ -70,7 +72,7 @@ def test_on_eight_gpus_each_worker_has_its_own() -> None:
     placement = assign(config_for(7), host(8), ON_GPU)
     assert devices(placement) == [(i,) for i in range(8)]
     assert {place.share for place in (placement.trainer, *placement.replicas)} == {1.0}
-    assert list(warnings(placement)) == []
+    assert list(warnings(placement, config_for(1))) == []
 
 
 def test_on_two_gpus_the_trainer_keeps_one_and_replicas_share_the_other() -> None:
@@ -121,7 +123,7 @@ def test_a_gpu_that_is_too_small_is_refused_with_the_numbers_and_what_to_set() -
 def test_a_gpu_in_use_by_others_and_one_without_work_are_told() -> None:
     busy = tuple(Gpu(i, "H100", 80 * GB, (80 if i else 2) * GB) for i in range(3))
     placement = assign(config_for(1), replace_gpus(host(0), busy), ON_GPU)
-    told = " ".join(warnings(placement))
+    told = " ".join(warnings(placement, config_for(1)))
     assert "GPU 0 has 2.0 GB free, and the run keeps 8.5 GB there" in told
     assert "nobody computes on GPU 2" in told
 
@@ -140,7 +142,7 @@ def test_the_relay_takes_half_of_what_the_processes_leave_free_and_two_at_least(
 ) -> None:
     placement = assign(config_for(2), host(0, free_gb=free_gb), ON_CPU)  # 23 GB for the processes
     assert placement.relay_slots == slots
-    assert any("the relay has room for" in told for told in warnings(placement)) == (slots < 7)
+    assert any("the relay has room for" in told for told in warnings(placement, config_for(1))) == (slots < 7)
 
 
 def test_the_number_of_versions_can_be_capped() -> None:
@@ -161,5 +163,5 @@ def test_host_and_shared_memory_are_told_apart() -> None:
 
 
 def test_host_memory_that_is_tight_is_told() -> None:
-    told = next(warnings(assign(config_for(2, bound=0), host(0, free_gb=26), ON_CPU)))
+    told = next(warnings(assign(config_for(2, bound=0), host(0, free_gb=26), ON_CPU), config_for(2)))
     assert "the run keeps 23.0 GB of host memory and, shared, 2.0 GB; 26.0 GB of 100.0 GB are free" in told

@@ -82,6 +82,25 @@ def test_preflight_refuses_a_disk_that_is_too_small(
         preflight(config_for(model), tmp_path / "runs" / "new")
 
 
+def test_preflight_counts_no_more_checkpoints_than_the_run_makes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight_module.shutil, "disk_usage", lambda path: _Usage(free=13_000))
+    preflight(config_for(model, steps=100, checkpoints={"every": 20, "keep": 10**6}), tmp_path)
+    with pytest.raises(ConfigError, match=r"but 6 checkpoints"):
+        preflight(config_for(model, steps=101, checkpoints={"every": 20, "keep": 10**6}), tmp_path)
+
+
+def test_preflight_warns_of_a_warm_up_that_is_longer_than_the_run(model: Path, tmp_path: Path) -> None:
+    [told] = preflight(config_for(model, steps=10, optimizer={"warmup_steps": 11}), tmp_path)
+    assert told.startswith("`optimizer.warmup_steps` (11) is more than `steps` (10)")
+
+
+def test_preflight_refuses_a_step_whose_trajectories_cannot_be_held(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)2,147,483,647,000 trajectories.*lower them"):
+        preflight(config_for(model, batch={"prompts": 2**31 - 1, "group_size": 1000}), tmp_path)
+
+
 def test_preflight_warns_of_threads_that_spin_on_each_other(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,10 +151,10 @@ class SamplingConfig(Section):
     """Longest completion; one that reaches it is truncated."""
     temperature: float = Field(default=1.0, ge=0, le=100)
     """0.01 to 100 in training; 0, the most probable token, in evaluation only."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, ge=0.01, le=1)
     """Sample from the smallest set of tokens with this probability; 1 is off."""
     top_k: CountOrZero = 0
-    """Sample from this many most probable tokens; 0 is off."""
+    """Sample from this many most probable tokens, 2 or more in training; 0 is off."""
     stop: tuple[StopString, ...] = ()
     """Stop strings, beside the tokenizer's end-of-sequence token."""
 
@@ -315,7 +315,7 @@ class Rollout(Section):
     """Prompt and completion together at most; longer prompts are skipped and counted."""
     prefill_chunk: int = Field(default=512, ge=16, le=COUNT_MAX)
     """Prompt tokens computed between two decode steps."""
-    report_interval_s: float = Field(default=0.1, gt=0, le=60)
+    report_interval_s: float = Field(default=0.1, ge=0.001, le=0.5)
     """How often a replica streams new tokens."""
     exact: bool = False
     """Tokens and log-probs of a trajectory do not depend, bit for bit, on what is computed beside it, where,
@@ -332,7 +332,7 @@ class Weights(Section):
 
 
 class Supervision(Section):
-    heartbeat_timeout_s: float = Field(default=10.0, ge=0.1, le=SECONDS_MAX)
+    heartbeat_timeout_s: float = Field(default=10.0, ge=2, le=SECONDS_MAX)
     """A worker that does not answer a heartbeat within this is killed and restarted, as is a replica that
     sends no report for this long. A worker that hears nothing from the controller for three times as long
     stops itself."""
@@ -458,10 +458,10 @@ class Config(Section):
                 f'`reward.kind` "{self.reward.kind}" compares with an answer, and `task.answer` is "none": '
                 "name the column with the answer"
             )
-        if self.sampling.temperature < 0.01:
+        if self.sampling.temperature < 0.01 or self.sampling.top_k == 1:
             raise ValueError(
-                f"`sampling.temperature` ({self.sampling.temperature}) must be 0.01 or more in training: "
-                "greedy trajectories are all equal"
+                f"`sampling.temperature` ({self.sampling.temperature}) must be 0.01 or more in training, and "
+                f"`sampling.top_k` ({self.sampling.top_k}) 0 or at least 2: greedy trajectories are all equal"
             )
         if self.rollout.exact and not self.rollout.recompute:
             raise ValueError(

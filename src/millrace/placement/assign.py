@@ -2,8 +2,8 @@
 
 GPUs. The trainer and each replica get one of their own where there are enough. With fewer, the trainer keeps
 one, and the replicas share the others evenly. With one, all share it: a replica's memory is known (weights,
-standby weights, the KV of its slots), so it gets that and a tenth; the trainer gets the rest, since its
-activations are what is not known.
+standby weights, the KV of its slots), so it gets that and a tenth, or what its steps need for a moment where
+that is more. The trainer gets the rest: its activations are only estimated.
 
 Cores. No worker is bound to a core. Each computes on one thread (`runtime.launcher.DEFAULTS`), and the
 kernel moves that to a free core; a fixed division would leave idle what a waiting worker does not use.
@@ -26,7 +26,7 @@ from millrace.placement.needs import MemoryNeed, Needs
 CONTEXT_BYTES = 500_000_000
 """Of a GPU, what CUDA takes for each process that opens it (an H100 with torch 2.x: 0.4 to 0.6 GB)."""
 WORKSPACE = 1.1
-"""A replica's memory over what it keeps: logits, attention, the tokens of a prefill chunk."""
+"""A replica's memory over what it keeps, at least; more where its steps need more for a moment."""
 SHARED_FRACTION = 0.5
 VERSIONS_MIN = 2
 TIGHT = 0.95
@@ -85,7 +85,7 @@ def assign(config: Config, host: Host, needs: Needs) -> Placement:
         if gpu is None:
             places.append(Place(devices=(), python=python))
         else:
-            share = _share(worker, gpus, host.gpus[gpu], needs.replica)
+            share = _share(worker, gpus, host.gpus[gpu], needs)
             places.append(Place(devices=(host.gpus[gpu].index,), share=share, python=python))
     placement = Placement(
         host=host,
@@ -109,12 +109,14 @@ def devices_of(replicas: int, gpus: int) -> list[int]:
     return [0, *(1 + replica % (gpus - 1) for replica in range(replicas))]
 
 
-def _share(worker: int, gpus: Sequence[int | None], gpu: Gpu, replica: MemoryNeed) -> float:
+def _share(worker: int, gpus: Sequence[int | None], gpu: Gpu, needs: Needs) -> float:
     """Of the memory of the worker's GPU, 0 to 1. Worker 0 is the trainer."""
     together = [other for other, used in enumerate(gpus) if used == gpus[worker]]
     if 0 not in together:
         return 1 / len(together)
-    each = min(1.0, (replica.device_bytes * WORKSPACE + CONTEXT_BYTES) / gpu.memory_bytes)
+    kept = needs.replica.device_bytes
+    working = max(kept * WORKSPACE, kept + needs.momentary.replica_bytes)
+    each = min(1.0, (working + CONTEXT_BYTES) / gpu.memory_bytes)
     return each if worker else max(0.0, 1 - each * (len(together) - 1))
 
 

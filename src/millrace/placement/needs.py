@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from millrace.config.schema import Config
 from millrace.core.errors import DataError, boundary
+from millrace.placement.momentary import Momentary, Shape, estimate
 from millrace.placement.number_format import computing_dtype
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -30,7 +31,8 @@ class MemoryNeed:
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes. `checkpoint_bytes` is of one checkpoint. Activations are not counted, nor is Python."""
+    """Bytes. `checkpoint_bytes` is of one checkpoint. `momentary` is on top of what workers keep, and only
+    estimated. Python is not counted."""
 
     num_parameters: int
     weights_bytes: int
@@ -39,6 +41,7 @@ class Needs:
     trainer: MemoryNeed
     replica: MemoryNeed
     checkpoint_bytes: int
+    momentary: Momentary
 
 
 def read_needs(config: Config, *, on_gpu: bool) -> Needs:
@@ -59,7 +62,8 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     parameters = sum(tensors)
     weights = parameters * size
     computing = DTYPE_BYTES[computing_dtype(config.model.dtype, on_gpu=on_gpu)]
-    kv_token = kv_token_bytes(read_model_config(directory), computing)
+    model = read_model_config(directory)
+    kv_token = kv_token_bytes(model, computing)
     kv_replica = kv_token * config.rollout.slots * config.rollout.max_sequence_tokens
     copies = _has_reference(config) + (computing != size)
     states = parameters * (TRAINER_BYTES + COPY_BYTES * copies)
@@ -78,6 +82,7 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
         trainer=trainer,
         replica=replica_memory,
         checkpoint_bytes=parameters * CHECKPOINT_BYTES,
+        momentary=estimate(config, _shape(model, max(tensors, default=0)), computing),
     )
 
 
@@ -109,10 +114,22 @@ def read_model_config(directory: Path) -> dict[str, Any]:
 
 def kv_token_bytes(model: dict[str, Any], size: int) -> int:
     """Keys and values of one token in all layers. Raises: DataError: `model` is not of a decoder."""
-    heads = _count(model, "num_attention_heads")
-    kv_heads = _count(model, "num_key_value_heads", heads)
-    head_dim = _count(model, "head_dim", _count(model, "hidden_size") // heads)
-    return 2 * _count(model, "num_hidden_layers") * kv_heads * head_dim * size
+    shape = _shape(model, 0)
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * size
+
+
+def _shape(model: dict[str, Any], largest: int) -> Shape:
+    """`largest`: elements of the largest tensor, taken for the embedding where no vocabulary is named."""
+    heads, hidden = _count(model, "num_attention_heads"), _count(model, "hidden_size")
+    return Shape(
+        layers=_count(model, "num_hidden_layers"),
+        hidden=hidden,
+        intermediate=_count(model, "intermediate_size", 4 * hidden),
+        vocabulary=_count(model, "vocab_size", max(1, largest // hidden)),
+        query_heads=heads,
+        kv_heads=_count(model, "num_key_value_heads", heads),
+        head_dim=_count(model, "head_dim", hidden // heads),
+    )
 
 
 def _count(model: dict[str, Any], key: str, default: int | None = None) -> int:

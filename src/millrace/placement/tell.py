@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from millrace.config.schema import Config
 from millrace.core.placement import Gpu, Place
 from millrace.placement.assign import CONTEXT_BYTES, TIGHT, Placement, size
+from millrace.placement.momentary import Momentary
 from millrace.placement.needs import MemoryNeed
 
 
@@ -17,12 +19,17 @@ def table(placement: Placement) -> dict[str, str]:
         held = [f"{name} {place.share:.0%} ({size(m.device_bytes)})" for name, place, m in on(placement, gpu)]
         memory = f"{size(gpu.memory_bytes)}, {size(gpu.free_bytes)} free"
         rows[f"GPU {gpu.index}"] = f"{gpu.name}, {memory}: {', '.join(held) or 'nobody'}"
+    moment = needs.momentary
     where = "on GPUs" if placement.device == "cuda" else f"on {host.cores} cores, bound to none"
     return {
         "computes": where,
         **rows,
         "the trainer, host memory": size(needs.trainer.host_bytes),
         "a replica, host memory": size(needs.replica.host_bytes),
+        "a micro-batch in the trainer": (
+            f"{moment.micro_batch_tokens:,} tokens: about {size(moment.trainer_bytes)} more, at most"
+        ),
+        "a step of a replica": f"about {size(moment.replica_bytes)} more, at most",
         "the relay, shared memory": (
             f"{placement.relay_slots} versions of {size(needs.weights_bytes)} = {size(placement.relay_bytes)}"
         ),
@@ -38,15 +45,19 @@ def on(placement: Placement, gpu: Gpu) -> list[tuple[str, Place, MemoryNeed]]:
     return [worker for worker in placement.workers if worker[1].devices == (gpu.index,)]
 
 
-def warnings(placement: Placement) -> Iterator[str]:
+def warnings(placement: Placement, config: Config) -> Iterator[str]:
     """What is tight, one sentence each."""
     host, needed = placement.host, placement.processes_bytes + placement.relay_bytes
+    moment = placement.needs.momentary
+    left = host.free_bytes - needed - len(placement.replicas) * moment.replica_bytes
     if needed > TIGHT * host.free_bytes:
         yield (
             f"the run keeps {size(placement.processes_bytes)} of host memory and, shared, "
             f"{size(placement.relay_bytes)}; {size(host.free_bytes)} of {size(host.memory_bytes)} are free. "
             "What it needs for a moment may not fit"
         )
+    elif placement.device == "cpu" and moment.trainer_bytes > left:
+        yield _too_large(moment, config, left, "host memory")
     if placement.relay_slots < placement.relay_slots_max:
         yield (
             f"the relay has room for {placement.relay_slots} versions, and up to {placement.relay_slots_max} "
@@ -54,18 +65,40 @@ def warnings(placement: Placement) -> Iterator[str]:
         )
     if placement.device == "cuda":
         for gpu in host.gpus:
-            yield from _gpu_warnings(placement, gpu)
+            yield from _gpu_warnings(placement, config, gpu)
 
 
-def _gpu_warnings(placement: Placement, gpu: Gpu) -> Iterator[str]:
-    workers = on(placement, gpu)
+def _too_large(moment: Momentary, config: Config, room: float, where: str) -> str:
+    """The trainer's largest micro-batch may need more than `room`."""
+    longest, budget = config.rollout.max_sequence_tokens, config.batch.token_budget
+    fit = moment.tokens_that_fit(room)
+    lower = f"`batch.token_budget` ({budget:,}) to {fit:,}"
+    if fit < longest:
+        lower = f"`rollout.max_sequence_tokens` ({longest:,}): {fit:,} tokens fit"
+    recompute = "" if config.model.recompute else ", or set `model.recompute` to true"
+    return (
+        f"a micro-batch of {moment.micro_batch_tokens:,} tokens, the largest, needs about "
+        f"{size(moment.trainer_bytes)} in the trainer, and {size(max(0.0, room))} of {where} are left for "
+        f"it. Lower {lower}{recompute}"
+    )
+
+
+def _gpu_warnings(placement: Placement, config: Config, gpu: Gpu) -> Iterator[str]:
+    workers, moment = on(placement, gpu), placement.needs.momentary
     if not workers:
         yield f"nobody computes on GPU {gpu.index}: raise `rollout.replicas` ({len(placement.replicas)})"
     for name, place, memory in workers:
-        share = place.share * gpu.memory_bytes
-        if memory.device_bytes + CONTEXT_BYTES > TIGHT * share:
-            left = size(share - memory.device_bytes - CONTEXT_BYTES)
-            yield f"{name} has {left} of GPU {gpu.index} left for what it needs for a moment"
+        room = place.share * gpu.memory_bytes - memory.device_bytes - CONTEXT_BYTES
+        if place is placement.trainer and moment.trainer_bytes > room:
+            yield _too_large(moment, config, room, f"GPU {gpu.index}")
+        elif place is not placement.trainer and moment.replica_bytes > room:
+            yield (
+                f"{name} needs about {size(moment.replica_bytes)} for a moment, and {size(room)} of GPU "
+                f"{gpu.index} are left for it. Lower `rollout.prefill_chunk` "
+                f"({config.rollout.prefill_chunk:,}) or `rollout.slots` ({config.rollout.slots:,})"
+            )
+        elif room < (1 - TIGHT) * place.share * gpu.memory_bytes:
+            yield f"{name} has {size(room)} of GPU {gpu.index} left for what it needs for a moment"
     needed = sum(memory.device_bytes + CONTEXT_BYTES for _, _, memory in workers)
     if workers and needed > gpu.free_bytes:
         yield (

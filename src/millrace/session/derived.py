@@ -75,7 +75,7 @@ def derived(config: Config) -> dict[str, dict[str, str]]:
     """Tables of name -> value: the batch, the schedule, memory."""
     tables = {"Batch": _batch(config), "Schedule": explain(config)}
     try:
-        tables["Memory, weights and states only"] = _memory(config)
+        tables["Memory"] = _memory(config)
     except MillraceError as error:
         tables["Memory"] = {"unknown": str(error)}
     return tables

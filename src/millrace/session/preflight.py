@@ -22,6 +22,7 @@ from millrace.session.compose import place
 from millrace.session.model_files import check_model, model_problems
 
 TEMPORARY_CHECKPOINTS = 1  # written beside the kept ones before the oldest goes
+TRAJECTORY_BYTES = 1000  # of the controller's memory, at least
 THREADS = "OMP_NUM_THREADS"
 PYTHON_S = 60.0
 PROCESSES_PER_CORE = 32
@@ -42,9 +43,10 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     if disk:
         raise ConfigError(disk)
     _check_processes(config, placed.host.cores)
+    _check_step(config, placed.host.memory_bytes)
     _check_python(config.rollout.python)
     refuse_unusable(config.observe)
-    return [*tell.warnings(placed), *_size_warnings(config, placed), *_thread_warnings(config)]
+    return [*tell.warnings(placed, config), *_size_warnings(config, placed), *_thread_warnings(config)]
 
 
 def _file_problems(config: Config) -> Iterator[str]:
@@ -59,14 +61,15 @@ def _file_problems(config: Config) -> Iterator[str]:
 def _disk_problem(config: Config, needs: Needs, run_path: Path) -> str:
     existing = next(path for path in [run_path.absolute(), *run_path.absolute().parents] if path.exists())
     free = shutil.disk_usage(existing).free
-    count = config.checkpoints.keep + TEMPORARY_CHECKPOINTS
+    checkpoints = config.checkpoints
+    ever = -(-config.steps // checkpoints.every)  # one is made at the end
+    count = min(ever, checkpoints.keep + TEMPORARY_CHECKPOINTS)
     needed = count * needs.checkpoint_bytes + needs.weights_bytes
     if needed <= free:
         return ""
     return (
         f"{existing} has {size(free)} free, but {count} checkpoints and the exported model need "
-        f"{size(needed)}.\n  Choose another --run-dir, or lower `checkpoints.keep` "
-        f"({config.checkpoints.keep})"
+        f"{size(needed)}.\n  Choose another --run-dir, or lower `checkpoints.keep` ({checkpoints.keep})"
     )
 
 
@@ -99,14 +102,30 @@ def _check_processes(config: Config, cores: int) -> None:
         )
 
 
+def _check_step(config: Config, memory_bytes: int) -> None:
+    """Raises: ConfigError: the controller could not even hold the trajectories of one step."""
+    batch, each = config.batch, config.trajectories_per_step
+    if each * TRAJECTORY_BYTES > memory_bytes:
+        raise ConfigError(
+            f"a step takes {each:,} trajectories: `batch.prompts` ({batch.prompts:,}) x `batch.group_size` "
+            f"({batch.group_size:,}).\n  The host has {size(memory_bytes)} of memory, and in the controller "
+            "alone each takes a kilobyte: lower them"
+        )
+
+
 def _size_warnings(config: Config, placed: Placement) -> Iterator[str]:
-    """More replicas than cores, or steps so large that they hardly end."""
+    """More replicas than cores, steps so large that they hardly end, or a warm-up longer than the run."""
     replicas, cores, each = config.rollout.replicas, placed.host.cores, config.trajectories_per_step
     slots = replicas * config.rollout.slots
     if each > ROUNDS_MAX * slots:
         yield (
             f"a step takes {each:,} trajectories (`batch.prompts` x `batch.group_size`), and {slots:,} are "
             f"generated at a time: each step waits for {each // slots:,} of them one after the other"
+        )
+    if config.optimizer.warmup_steps > config.steps:
+        yield (
+            f"`optimizer.warmup_steps` ({config.optimizer.warmup_steps:,}) is more than `steps` "
+            f"({config.steps:,}): the learning rate never reaches `optimizer.lr`"
         )
     if placed.device == "cpu" and replicas > cores:
         yield (

@@ -41,7 +41,7 @@ def scenario(config: SimulatedConfig, *, seed: int | None = None) -> Scenario:
     costs = cluster.costs(quantum)
     longest_s = config.workload.max_tokens * cluster.generation.decode_s(config.cluster.slots, 0)
     report_s = min(max(longest_s / REPORTS_PER_COMPLETION, REPORT_S[0]), REPORT_S[1])
-    run = run_config(config, quantum, report_s)
+    run = run_config(config, quantum)
     mtbf_s = config.cluster.replica_mtbf_s
     return Scenario(
         run,
@@ -53,6 +53,7 @@ def scenario(config: SimulatedConfig, *, seed: int | None = None) -> Scenario:
         scale=Scale(
             isolate=False,
             pace=Pace(decision_s=report_s / 4, look_s=report_s / 4, flush_s=8 * report_s),
+            report_interval_s=report_s,
             progress_interval_s=8 * report_s if mtbf_s else PATIENCE_S,
             kv_capacity_tokens=costs.kv_capacity_units,
             paged=True,
@@ -127,7 +128,7 @@ def lengths_of(section: simulated.LengthsSection, group_size: int) -> Lengths:
             return Turns(turn, section.turns_mean, section.turns_max, section.reply_tokens)
 
 
-def run_config(config: SimulatedConfig, quantum: int, report_s: float) -> Config:
+def run_config(config: SimulatedConfig, quantum: int) -> Config:
     """The training configuration that the real controller is given, in units of `quantum` tokens."""
     max_units = max(1, config.workload.max_tokens // quantum)
     prompt_units = max(1, round(config.workload.prompt_tokens[1] / quantum))
@@ -144,7 +145,6 @@ def run_config(config: SimulatedConfig, quantum: int, report_s: float) -> Config
             replicas=config.cluster.replicas,
             slots=config.cluster.slots,
             max_sequence_tokens=max(16, prompt_units + max_units),
-            report_interval_s=report_s,
         ),
         checkpoints=schema.Checkpoints(every=config.steps + 1),
         supervision=schema.Supervision(

@@ -38,6 +38,7 @@ class Scale:
     Args:
         isolate              copy every message, as between processes
         pace                 of the controller's loops; a step is committed at once whatever it is
+        report_interval_s    of replicas, in place of the configuration's: a cluster's run may take days
         progress_interval_s  replicas tell of unfinished trajectories this often; None: with every report
         slice_s              replicas decode in slices this long, between which commands take effect; 0: none
         kv_capacity_tokens   of a replica; None: `slots x max_sequence_tokens`
@@ -48,6 +49,7 @@ class Scale:
 
     isolate: bool = True
     pace: Pace = PACE
+    report_interval_s: float | None = None
     progress_interval_s: float | None = None
     slice_s: float = 0.0
     kv_capacity_tokens: int | None = None
@@ -216,7 +218,7 @@ def _fleet(scenario: Scenario, world: World) -> Fleet:
         "world": world,
         "slots": rollout.slots,
         "kv_capacity_tokens": scale.kv_capacity_tokens or rollout.slots * rollout.max_sequence_tokens,
-        "report_interval_s": rollout.report_interval_s,
+        "report_interval_s": scale.report_interval_s or rollout.report_interval_s,
         "progress_interval_s": scale.progress_interval_s,
         "slice_s": scale.slice_s,
         "paged": scale.paged,

@@ -1,0 +1,86 @@
+"""What workers need for a moment beside what they keep: activations and logits. Estimates, at most.
+
+    trainer   a micro-batch: of each token and layer 28 H + size (4 I + 5 (Q + K)) bytes are kept for the
+              gradient, with `model.recompute` 4 H of each layer and all of one. Then `CHUNKS` chunks of
+              logits and two copies of the output projection in float32
+    replica   the larger of a decode step's sampling (20 bytes a slot and token of the vocabulary; 48 where
+              top-k or top-p cut it) and a prefill chunk (rows, and the scores of one KV head with all keys)
+
+H hidden, I intermediate, Q and K the widths of all query and all key heads; `size` bytes of the format that
+is computed in. A token's bytes are within 20 % of what torch saves for Llama, Qwen2 and Qwen3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millrace.config.schema import Config
+
+CHUNK_BYTES = 64 << 20
+"""Logits that the trainer computes at once, in float32 (`trainer.logprobs`)."""
+CHUNKS = 3
+SAMPLING_BYTES, CUT_BYTES = 20, 48
+SCORE_BYTES = 12
+
+
+@dataclass(frozen=True)
+class Momentary:
+    """Bytes. `micro_batch_tokens` is the largest micro-batch; one token of it takes `token_bytes`."""
+
+    micro_batch_tokens: int = 0
+    token_bytes: int = 0
+    logits_bytes: int = 0
+    replica_bytes: int = 0
+
+    @property
+    def trainer_bytes(self) -> int:
+        return self.micro_batch_tokens * self.token_bytes + self.logits_bytes
+
+    def tokens_that_fit(self, room: float) -> int:
+        """The largest micro-batch for which `room` bytes are enough."""
+        return max(0, int((room - self.logits_bytes) // max(1, self.token_bytes)))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Numbers of a model: widths are of all heads together."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    vocabulary: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def estimate(config: Config, shape: Shape, size: int) -> Momentary:
+    """`size`: bytes of a number that is computed with."""
+    longest = config.rollout.max_sequence_tokens
+    tokens = min(config.trajectories_per_step * longest, max(config.batch.token_budget, longest))
+    return Momentary(
+        micro_batch_tokens=tokens,
+        token_bytes=_token_bytes(shape, size, recompute=config.model.recompute),
+        logits_bytes=CHUNKS * max(CHUNK_BYTES, 4 * shape.vocabulary) + 8 * shape.vocabulary * shape.hidden,
+        replica_bytes=max(_sampling_bytes(config, shape), _prefill_bytes(config, shape, size)),
+    )
+
+
+def _token_bytes(shape: Shape, size: int, *, recompute: bool) -> int:
+    heads = (shape.query_heads + shape.kv_heads) * shape.head_dim
+    layer = 28 * shape.hidden + size * (4 * shape.intermediate + 5 * heads)
+    return 4 * shape.hidden * shape.layers + layer if recompute else shape.layers * layer
+
+
+def _sampling_bytes(config: Config, shape: Shape) -> int:
+    cuts = config.sampling.top_k > 0 or config.sampling.top_p < 1
+    return config.rollout.slots * shape.vocabulary * (CUT_BYTES if cuts else SAMPLING_BYTES)
+
+
+def _prefill_bytes(config: Config, shape: Shape, size: int) -> int:
+    longest = config.rollout.max_sequence_tokens
+    rows = min(config.rollout.prefill_chunk, config.rollout.slots * longest)
+    heads = (shape.query_heads + 2 * shape.kv_heads) * shape.head_dim
+    row = size * (4 * shape.hidden + 3 * shape.intermediate + 3 * heads)
+    scores = min(rows, longest) * longest * (shape.query_heads // shape.kv_heads) * SCORE_BYTES
+    return rows * row + scores

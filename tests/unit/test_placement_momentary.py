@@ -1,0 +1,143 @@
+"""What a step needs for a moment: the estimate beside what torch really saves, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from millrace.config.schema import Config
+from millrace.core.placement import Gpu, Host
+from millrace.placement.assign import assign
+from millrace.placement.momentary import CHUNK_BYTES, Momentary, Shape, estimate
+from millrace.placement.needs import MemoryNeed, Needs
+from millrace.placement.tell import table, warnings
+from millrace.trainer.attention import NAME
+from millrace.trainer.logprobs import CHUNK_LOGITS
+from millrace.trainer.model import recompute_layers, row_logprobs
+from millrace.trainer.packing import Branch, Tree, pack
+
+GB = 10**9
+SHAPE = Shape(6, hidden=64, intermediate=192, vocabulary=301, query_heads=4, kv_heads=2, head_dim=16)
+TOKENS = 544
+
+
+def config_for(**sections: Any) -> Config:
+    whole = {"model": {"path": "m"}, "task": {"kind": "gym", "name": "gcd"}, "reward": {"kind": "gym"}}
+    return Config.model_validate({**whole, **sections})
+
+
+def saved_bytes(family: Any, dtype: torch.dtype, *, group: int, recompute: bool) -> int:
+    """What the forward pass of a row of `TOKENS` tokens leaves for the gradient, parameters not counted."""
+    model = AutoModelForCausalLM.from_config(
+        family(
+            vocab_size=SHAPE.vocabulary,
+            hidden_size=SHAPE.hidden,
+            intermediate_size=SHAPE.intermediate,
+            num_hidden_layers=SHAPE.layers,
+            num_attention_heads=SHAPE.query_heads,
+            num_key_value_heads=SHAPE.kv_heads,
+            head_dim=SHAPE.head_dim,
+            attn_implementation=NAME,
+        )
+    ).eval()
+    if recompute:
+        recompute_layers(model)
+    random, length = np.random.default_rng(0), (TOKENS - 32) // group
+    drawn = [random.integers(0, SHAPE.vocabulary, length).tolist() for _ in range(group)]
+    prompt = random.integers(0, SHAPE.vocabulary, 32).tolist()
+    branches = [Branch(tokens, np.ones(length, bool), i * length) for i, tokens in enumerate(drawn)]
+    [row] = pack([Tree(prompt, branches)], 10**9)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        kept = row_logprobs(model, row, temperature=1.0, dtype=dtype)
+    assert len(kept[0])
+    return sum(storage.nbytes() for pointer, storage in saved.items() if pointer not in weights)
+
+
+@pytest.mark.parametrize("family", [LlamaConfig, Qwen2Config, Qwen3Config])
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
+@pytest.mark.parametrize("group", [1, 8])
+def test_activations_are_about_what_torch_saves(
+    family: Any, dtype: torch.dtype, size: int, group: int
+) -> None:
+    told = estimate(config_for(), SHAPE, size).token_bytes * TOKENS
+    assert saved_bytes(family, dtype, group=group, recompute=False) == pytest.approx(told, rel=0.2)
+
+
+def test_with_recompute_hardly_more_than_a_layers_input_is_kept() -> None:
+    layers_input = 4 * SHAPE.hidden * SHAPE.layers * TOKENS
+    saved = saved_bytes(Qwen3Config, torch.float32, group=1, recompute=True)
+    assert (
+        layers_input
+        < saved
+        < estimate(config_for(model={"path": "m", "recompute": True}), SHAPE, 4).token_bytes * TOKENS
+    )
+
+
+def test_the_trainers_chunk_of_logits_is_the_one_that_is_counted() -> None:
+    assert CHUNK_LOGITS * 4 == CHUNK_BYTES
+
+
+def test_a_micro_batch_is_the_budget_or_a_longer_sequence_and_never_more_than_the_step() -> None:
+    def tokens(**sections: Any) -> int:
+        return estimate(config_for(**sections), SHAPE, 4).micro_batch_tokens
+
+    few = {"prompts": 1, "group_size": 2, "token_budget": 8192}
+    assert tokens() == 8192
+    assert tokens(batch=few) == 2 * 512
+    assert tokens(rollout={"max_sequence_tokens": 20_000}) == 20_000
+
+
+MOMENT = Momentary(8192, token_bytes=1_000_000, logits_bytes=GB // 2, replica_bytes=GB)
+NEEDS = Needs(500_000_000, GB, 12_000, 3 * GB, MemoryNeed(0, 9 * GB), MemoryNeed(0, 7 * GB), 6 * GB, MOMENT)
+ON_GPU = replace(NEEDS, trainer=MemoryNeed(8 * GB, GB), replica=MemoryNeed(5 * GB, 2 * GB))
+
+
+def told(needs: Needs, host: Host, **sections: Any) -> list[str]:
+    config = config_for(**sections)
+    return list(warnings(assign(config, host, needs), config))
+
+
+def test_a_micro_batch_that_may_not_fit_is_told_with_the_budget_that_does() -> None:
+    """Kept: 9 + 2 x 7 GB, shared 7, for a moment 2 x 1 GB in the replicas: 6 of 38 GB are left for 8.7."""
+    [said] = told(NEEDS, Host("host", 16, 100 * GB, 38 * GB))
+    assert "a micro-batch of 8,192 tokens, the largest, needs about 8.7 GB in the trainer" in said
+    assert "6.0 GB of host memory are left" in said
+    assert said.endswith("`batch.token_budget` (8,192) to 5,500, or set `model.recompute` to true")
+    assert not told(NEEDS, Host("host", 16, 100 * GB, 41 * GB))
+    assert "a micro-batch in the trainer" in table(
+        assign(config_for(), Host("h", 16, 100 * GB, 41 * GB), NEEDS)
+    )
+
+
+def test_a_sequence_that_is_too_long_for_the_memory_is_told_as_such() -> None:
+    long = {"rollout": {"max_sequence_tokens": 6000}, "model": {"path": "m", "recompute": True}}
+    [said] = told(NEEDS, Host("host", 16, 100 * GB, 38 * GB), **long)
+    assert said.endswith("`rollout.max_sequence_tokens` (6,000): 5,500 tokens fit")
+
+
+def test_on_a_gpu_trainer_and_replicas_are_told_apart() -> None:
+    gpus = tuple(Gpu(i, "small", 16 * GB, 16 * GB) for i in range(2))
+    said = told(ON_GPU, Host("host", 16, 100 * GB, 100 * GB, gpus), rollout={"replicas": 1})
+    assert len(said) == 1 and "7.5 GB of GPU 0 are left for it" in said[0]
+    greedy = replace(ON_GPU, momentary=replace(MOMENT, token_bytes=1, replica_bytes=11 * GB))
+    said = told(greedy, Host("host", 16, 100 * GB, 100 * GB, gpus), rollout={"replicas": 1})
+    assert len(said) == 1 and said[0].startswith(
+        "replica-0 needs about 11.0 GB for a moment, and 10.5 GB of GPU 1"
+    )
+
+
+def test_on_one_gpu_a_replica_gets_what_its_steps_need() -> None:
+    host = Host("host", 16, 100 * GB, 100 * GB, (Gpu(0, "large", 100 * GB, 100 * GB),))
+    assert assign(config_for(), host, ON_GPU).replicas[0].share == pytest.approx((5 + 1 + 0.5) / 100)
