@@ -14,11 +14,15 @@ from typing import Any
 
 import pytest
 from tests.look_runs import PROMPT, write_run
+from tests.simulation.test_sim_cluster import config
 from tests.unit.observe_events import pulled, step
 
 from millrace.look.overview import Overview
 from millrace.look.report import write_report
+from millrace.look.simulated import simulated
 from millrace.observe.jsonl import EventLog, MetricsLog
+from millrace.sim.report.compare import compare, schedules
+from millrace.sim.setup import scenario
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="make test-ui installs playwright")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -43,6 +47,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     made = [Overview(name, write_run(root / name, steps=40)) for name in ("a", "b")]
     write_report(made, root / "report.html")
+    base = scenario(config(steps=3))
+    told = simulated(
+        "one", base, compare(base, schedules(["synchronous", "areal"]), seeds=2), [("areal", "1 ± 2")]
+    )
+    (root / "simulated.html").write_text(told)
     return root
 
 
@@ -102,10 +111,13 @@ def test_a_view_fits_every_window_and_says_nothing_wrong(ui: str, browser: Any, 
         assert_fits_everywhere(page)
 
 
-def test_a_report_needs_no_network(runs: Path, browser: Any) -> None:
-    with opened(browser, (runs / "report.html").as_uri()) as page:
+@pytest.mark.parametrize(
+    ("name", "heading"), [("report", "2 runs compared"), ("simulated", "Timeline of areal")]
+)
+def test_a_file_needs_no_network(runs: Path, browser: Any, name: str, heading: str) -> None:
+    with opened(browser, (runs / f"{name}.html").as_uri()) as page:
         assert_fits_everywhere(page)
-        assert "2 runs compared" in told(page)
+        assert heading in told(page)
         assert page.evaluate("performance.getEntriesByType('resource').length") == 0
 
 

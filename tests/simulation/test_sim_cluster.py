@@ -14,12 +14,12 @@ from millrace.config.schema import AReaL, BatchShape, Laminar, Synchronous
 from millrace.config.simulated import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from millrace.core.errors import ConfigError
 from millrace.core.types import Sampling, Work
+from millrace.look.simulated import simulated
 from millrace.sim.costs.interface import Costs
 from millrace.sim.costs.lengths import LogNormal
 from millrace.sim.costs.workload import Workload
 from millrace.sim.report.compare import Interval, compare, schedules
 from millrace.sim.report.measure import measure
-from millrace.sim.report.page import page
 from millrace.sim.roles.batching import BatchingEngine
 from millrace.sim.setup import check_memory, cluster_of, scenario
 
@@ -167,11 +167,11 @@ def test_presets_are_compared_on_the_same_seeds_and_shown_on_one_page():
         ("synchronous", [0, 1]),
         ("areal", [0, 1]),
     ]
-    text = page("two <schedules>", base, compared, [("schedule", "step s"), ("areal", "1")])
+    text = simulated("two <schedules>", base, compared, [("synchronous", "1"), ("areal", "1")])
     assert "two &lt;schedules&gt;" in text
-    assert "6 optimizer steps" in text
-    assert "2 seeds a schedule" in text
-    assert text.count("<h2>") == text.count("data-root-id") == 5 + len(compared)
+    assert "<b>6</b><span>optimizer steps" in text
+    assert "<b>2</b><span>seeds of each schedule" in text
+    assert text.count("<h2>") == text.count("data-root-id") == 6 + len(compared)
     assert len(text.encode()) < 2_000_000
 
 
@@ -180,7 +180,7 @@ def test_a_page_shows_fairness_where_enough_batches_are_measured():
     compared = compare(base, schedules(["areal"]), seeds=1)
     known = compared[0].known("fairness")
     assert known is not None and known.mean > 0
-    assert "<h2>Fairness</h2>" in page("one", base, compared, [("schedule",)])
+    assert "<h2>Fairness</h2>" in simulated("one", base, compared, [("areal",)])
 
 
 def test_a_page_loads_nothing_from_elsewhere():
@@ -188,10 +188,11 @@ def test_a_page_loads_nothing_from_elsewhere():
 
     class References(HTMLParser):
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            found.extend(f"{tag} {name}" for name, _ in attrs if name in ("src", "href"))
+            told = [f"{tag} {value}" for name, value in attrs if name in ("src", "href")]
+            found.extend(one for one in told if one != "link data:,")
 
     base = scenario(config(steps=3))
-    References().feed(page("one", base, compare(base, schedules(["areal"]), seeds=1), [("schedule",)]))
+    References().feed(simulated("one", base, compare(base, schedules(["areal"]), seeds=1), [("areal",)]))
     assert not found
 
 

@@ -98,7 +98,7 @@ def test_a_story_reads_on_where_it_stopped(tmp_path: Path) -> None:
     assert story.share_read == 1
     assert [trouble.who for trouble in story.troubles] == ["replica-0"]
     assert {span.row for span in story.spans} == {"trainer", "replica-0"}
-    assert [span.share for span in story.activity] == [0.75]  # two seconds of three, in quarters
+    assert [span.share for span in story.activity.spans] == [0.75]  # two seconds of three, in quarters
 
 
 def test_who_waits_is_said_in_a_sentence() -> None:

@@ -62,9 +62,9 @@ def command(
         found = compared(base, versus.split(",") if versus else (), seeds=seeds, jobs=jobs)
     rows = [HEADING, *(_row(comparison) for comparison in found)]
     if html is not None:
-        from millrace.sim.report.page import page
+        from millrace.look.simulated import simulated
 
-        html.write_text(page(_title(config_file, from_run), base, found, rows), encoding="utf-8")
+        html.write_text(simulated(_title(config_file, from_run), base, found, rows[1:]), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps({comparison.name: _as_dict(comparison) for comparison in found}))
         return
@@ -105,7 +105,8 @@ def _as_dict(comparison: Comparison) -> dict[str, Any]:
 def _table(rows: list[tuple[str, ...]]) -> Table:
     table = Table(box=None, pad_edge=False)
     for index, heading in enumerate(rows[0]):
-        table.add_column(heading, justify="right" if index else "left", no_wrap=not index)
+        widest = max(map(len, heading.split()))
+        table.add_column(heading, justify="right" if index else "left", no_wrap=not index, min_width=widest)
     for row in rows[1:]:
         table.add_row(*row)
     return table

@@ -1,34 +1,44 @@
-"""Records as bokeh plots. One colour for each line, legible on white and on black.
+"""Records as bokeh plots. A colour means one thing on all of them; all are legible on white and on black.
 
 Every plot draws from one named source, so that a live page replaces the data and keeps the plot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from itertools import cycle
 from typing import Any
 
-from bokeh.models import ColumnDataSource, DataRange1d, FactorRange, HoverTool, NumeralTickFormatter
+from bokeh.models import (
+    ColumnDataSource,
+    DataRange1d,
+    FactorRange,
+    HoverTool,
+    NumeralTickFormatter,
+    Range1d,
+)
 from bokeh.plotting import figure
 
+from millrace.look.activity import Span
 from millrace.look.steps import Curve
-from millrace.look.story import Span
 
-COLORS = ("#3a86d1", "#e08a00", "#1a9e77", "#d9534a", "#9467bd", "#8c8c8c", "#c7559b", "#7f9a1e")
+COLORS = ("#3a86d1", "#e08a00", "#8a6fd1", "#2fa5b5", "#a5714a", "#9a9a1e")
+"""Of lines: quantities, runs or schedules."""
 INK = "#808080"  # of axes and texts, on white and on black
-WORK, WEIGHTS, TROUBLE, WAITING, SAVING = "#3a86d1", "#c7559b", "#d9534a", "#b8b8b8", "#9467bd"
+WORK, WEIGHTS, TROUBLE, WAITING = "#3d9970", "#c7559b", "#d9534a", "#a8a8a8"
 KIND_COLORS = {
     "step": WORK,
     "report": WORK,
     "published": WEIGHTS,
     "staged": WEIGHTS,
     "pulled": WEIGHTS,
-    "checkpoint": SAVING,
+    "checkpoint": WEIGHTS,
     "worker_started": WAITING,
     "worker_recovered": TROUBLE,
 }
-HEIGHT = 230
+HEIGHT, ROW_HEIGHT = 230, 28
+POINTS_MAX = 30
+"""A line of at most so many points shows them: one alone is no line."""
 LABEL_CHARACTERS, ROW_CHARACTERS = 40, 55
 """Of one line in a legend, and of a row of them."""
 
@@ -47,11 +57,25 @@ def curves_data(lines: Mapping[str, Curve]) -> Data:
     }
 
 
+def points_data(data: Data) -> Data:
+    """The points of the lines in `data` that have few."""
+    rows = list(zip(data["xs"], data["ys"], data["label"], data["color"], strict=True))
+    few = [
+        (*point, label, color)
+        for xs, ys, label, color in rows
+        if len(xs) <= POINTS_MAX
+        for point in zip(xs, ys, strict=True)
+    ]
+    return {name: [row[i] for row in few] for i, name in enumerate(("x", "y", "label", "color"))}
+
+
 def curves(name: str, data: Data, x_label: str, digits: str, *, log: bool = False) -> figure:
     """Any number of lines over one axis. `digits` is bokeh's format of the values."""
     plot = _plot(name, x_label, y_axis_type="log" if log else "linear")
     source = ColumnDataSource(data, name=name)
     plot.multi_line("xs", "ys", source=source, line_color="color", line_width=2, legend_field="label")
+    points = ColumnDataSource(points_data(data), name=f"{name} points")
+    plot.scatter("x", "y", source=points, color="color", size=6)
     plot.add_tools(HoverTool(tooltips=[("", "@label"), (x_label, "$x{0,0.[0]}"), ("", "$y{0,0.[0000]}")]))
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
     if not log:
@@ -74,9 +98,11 @@ def lanes_data(spans: Iterable[Span]) -> Data:
     }
 
 
-def lanes(name: str, data: Data, rows: list[str]) -> figure:
-    """Who did what when: a row for each role."""
-    plot = _plot(name, "minutes", y_range=FactorRange(factors=rows[::-1]), height=90 + 30 * len(rows))
+def lanes(name: str, data: Data, rows: list[str], end: float | None = None) -> figure:
+    """Who did what when: a row for each role, and the minutes up to `end`, or to the last of `data`."""
+    plot = _plot(name, "minutes", y_range=FactorRange(factors=rows[::-1]), height=_rows_height(rows))
+    if end is not None:
+        plot.x_range = Range1d(start=0, end=end)
     source = ColumnDataSource(data, name=name)
     look: dict[str, Any] = {"height": "height", "fill_color": "color", "fill_alpha": "alpha"}
     plot.hbar("row", left="left", right="right", source=source, line_color=None, **look)
@@ -102,7 +128,7 @@ SHARE_COLORS = {
     "optimizer steps": WORK,
     "waiting for a batch": WAITING,
     "publishing weights": WEIGHTS,
-    "checkpoints": SAVING,
+    "checkpoints": WEIGHTS,
     "decoding": WORK,
     "idle": WAITING,
 }
@@ -112,13 +138,32 @@ def shares(name: str, data: Data) -> figure:
     """Where the time of each role went: bars that add up to 1."""
     rows = list(dict.fromkeys(data["row"]))
     plot = _plot(
-        name, "share of its time", y_range=FactorRange(factors=rows[::-1]), height=80 + 30 * len(rows)
+        name, "share of its time", y_range=FactorRange(factors=rows[::-1]), height=_rows_height(rows)
     )
     source = ColumnDataSource(data, name=name)
     plot.hbar("row", left="left", right="right", height=0.6, color="color", source=source)
     plot.add_tools(HoverTool(tooltips=[("@row", "@label")]))
     plot.xaxis.formatter = NumeralTickFormatter(format="0%")
     return plot
+
+
+def estimates(name: str, found: Mapping[str, tuple[float, float]], unit: str) -> figure:
+    """A bar for each mean, with the mean in figures and a line half of whose length is the second number."""
+    rows = list(found)
+    plot = _plot(name, unit, y_range=FactorRange(factors=rows[::-1]), height=_rows_height(rows))
+    low, high = ([mean + sign * half for mean, half in found.values()] for sign in (-1, 1))
+    means = [mean for mean, _ in found.values()]
+    plot.hbar(y=rows, right=means, height=0.6, color=[color for _, color in zip(rows, cycle(COLORS))])
+    plot.segment(x0=low, x1=high, y0=rows, y1=rows, color=INK, line_width=2)
+    told = [f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}" for mean in means]
+    plot.text(x=high, y=rows, text=told, x_offset=6, text_baseline="middle", text_font_size="13px", color=INK)
+    plot.x_range = Range1d(start=0, end=1.25 * max(high) or 1.0)
+    plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
+    return plot
+
+
+def _rows_height(rows: Sized) -> int:
+    return 70 + ROW_HEIGHT * len(rows)
 
 
 def _plot(name: str, x_label: str, *, height: int = HEIGHT, **named: Any) -> figure:
@@ -141,9 +186,11 @@ def _plot(name: str, x_label: str, *, height: int = HEIGHT, **named: Any) -> fig
     plot.toolbar.autohide = True
     for axis in plot.axis:
         axis.axis_label_text_color = axis.major_label_text_color = INK
-        axis.axis_line_color = axis.major_tick_line_color = axis.minor_tick_line_color = INK
+        axis.axis_line_color = axis.major_tick_line_color = INK
+        axis.minor_tick_line_color = None
+        axis.axis_label_text_font_size = axis.major_label_text_font_size = "12px"
         axis.axis_label_text_font_style = "normal"
-    plot.grid.grid_line_color, plot.grid.grid_line_alpha = INK, 0.25
+    plot.grid.grid_line_color, plot.grid.grid_line_alpha = INK, 0.2
     return plot
 
 
@@ -152,7 +199,7 @@ def _style_legend(plot: figure, label_characters: int) -> None:
     legend = plot.legend[0]
     legend.orientation, legend.label_text_color = "horizontal", INK
     legend.background_fill_color = legend.border_line_color = None
-    legend.label_text_font_size, legend.spacing = "11px", 8
+    legend.label_text_font_size, legend.spacing = "12px", 8
     legend.margin = legend.border_line_width = 0
     legend.ncols = max(1, ROW_CHARACTERS // (label_characters + 5))
     plot.add_layout(legend, "above")

@@ -9,6 +9,7 @@ from millrace.config.freeze import dump
 from millrace.config.resume import flat
 from millrace.config.schema import Config
 from millrace.look import figures, parts
+from millrace.look.activity import row_order
 from millrace.look.charts import CHARTS, overlaid
 from millrace.look.runs import state_of
 from millrace.look.steps import POINTS, Axis, Steps
@@ -70,7 +71,8 @@ class Overview:
             chart.name: figures.curves_data(overlaid(chart, {self.name: self.steps}, by, points))
             for chart in CHARTS
         }
-        found["lanes"] = figures.lanes_data([*self.story.activity, *self.story.spans])
+        found |= {f"{name} points": figures.points_data(lines) for name, lines in found.items()}
+        found["lanes"] = figures.lanes_data([*self.story.activity.spans, *self.story.spans])
         found["shares"] = figures.shares_data(self._shares())
         return found
 
@@ -84,7 +86,7 @@ class Overview:
         drawn.append(
             ("Where the time went", who_waits(self._shares()), figures.shares("shares", data["shares"]))
         )
-        rows = sorted({span.row for span in (*self.story.activity, *self.story.spans)}, key=_row_order)
+        rows = sorted({span.row for span in (*self.story.activity.spans, *self.story.spans)}, key=row_order)
         if rows:
             drawn.append(("Timeline", LANES, figures.lanes("lanes", data["lanes"], rows)))
         return drawn
@@ -148,8 +150,9 @@ class Overview:
 
 
 LANES = (
-    "Blue is work, the darker the more of the time. Magenta is weights that are published, staged or taken. "
-    "Red is the time from a death until the worker is ready again. The newest part of a long run is shown."
+    "Green is work, the darker the more of the time. Magenta is weights that are published, staged, taken "
+    "or saved. Red is the time from a death until the worker is ready again. The newest part of a long run "
+    "is shown."
 )
 
 
@@ -169,10 +172,3 @@ def who_waits(shares: dict[str, dict[str, float]]) -> str:
 def _share(seconds: dict[str, float], what: str) -> float:
     total = sum(seconds.values())
     return seconds.get(what, 0.0) / total if total else 0.0
-
-
-def _row_order(row: str) -> tuple[int, int, str]:
-    """The trainer, the relay, then replicas by number."""
-    first = {"trainer": 0, "relay": 1, "controller": 2}.get(row, 3)
-    digits = row.rpartition("-")[2]
-    return first, int(digits) if digits.isdigit() else 0, row

@@ -6,7 +6,7 @@
   const lacks = (shown, name, data) => {
     // A plot without a place, or a row that its plot does not have.
     const plot = shown.get_model_by_name(`plot ${name}`);
-    if (!plot) return (data.xs ?? data.row).length > 0;
+    if (!plot) return (data.xs ?? data.row ?? []).length > 0;
     return (data.row ?? []).some((row) => !plot.y_range.factors.includes([row].flat()[0]));
   };
   const put = (told) => {

@@ -10,6 +10,7 @@ from typing import Any
 
 from bokeh.document import Document
 from bokeh.embed import components
+from bokeh.resources import Resources
 
 from millrace.look.parts import LEVELS, VERSION_COLORS
 
@@ -40,7 +41,7 @@ def charts(sections: Sequence[Section], *, whole: Sequence[str] = ()) -> Drawn:
     script, divisions = components([plot for _, _, plot in sections], wrap_script=False)
     cards = (
         f'<section class="chart{" whole" if heading in whole else ""}"><h2>{escape(heading)}</h2>'
-        f"<p>{escape(explanation)}</p>{division}</section>"
+        f"{f'<p>{escape(explanation)}</p>' if explanation else ''}{division}</section>"
         for (heading, explanation, _), division in zip(sections, divisions, strict=True)
     )
     return Drawn(f'<div class="charts">{"".join(cards)}</div>', script)
@@ -49,6 +50,13 @@ def charts(sections: Sequence[Section], *, whole: Sequence[str] = ()) -> Drawn:
 def place(part: str, html: str) -> str:
     """Where a live page puts the newest of a part."""
     return f'<div id="{escape(part)}">{html}</div>'
+
+
+def whole_file(title: str, bodies: Sequence[Drawn]) -> str:
+    """One HTML document that loads nothing from anywhere."""
+    library = Resources(mode="inline", components=["bokeh"]).render()
+    scripts = "".join(f"<script>{body.script}</script>" for body in bodies)
+    return document(title, "".join(body.html for body in bodies) + scripts, head=library)
 
 
 def document(title: str, body: str, *, head: str = "", live: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -42,6 +43,11 @@ def facts(values: Mapping[str, Any]) -> str:
     """Figures with their names below them."""
     cells = (f"<div><b>{_cell(value)}</b><span>{escape(name)}</span></div>" for name, value in values.items())
     return f'<div class="facts">{"".join(cells)}</div>'
+
+
+def quoted(text: str) -> str:
+    """With what stands between backquotes as code."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))
 
 
 def notice(text: str) -> str:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from bokeh.resources import Resources
-
 from millrace.config.resume import diff
 from millrace.core.errors import OTHER_FILE, ConfigError, writing
 from millrace.ledger.samples import Choice
@@ -47,9 +45,7 @@ def report(runs: Sequence[Overview]) -> str:
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     bodies = [_compared(runs)] if len(runs) > 1 else []
     bodies += [_run(run, max(2, POINTS // len(runs))) for run in runs]
-    library = Resources(mode="inline", components=["bokeh"]).render()
-    scripts = "".join(f"<script>{body.script}</script>" for body in bodies)
-    return page.document(title, "".join(body.html for body in bodies) + scripts, head=library)
+    return page.whole_file(title, bodies)
 
 
 def _compared(runs: Sequence[Overview]) -> page.Drawn:

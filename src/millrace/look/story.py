@@ -9,6 +9,7 @@ from typing import Any
 
 from millrace.core.errors import DataError, boundary
 from millrace.core.events import Event
+from millrace.look.activity import Activity, Span
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.finding import Finding
 from millrace.observe.doctor.rules import diagnose
@@ -35,18 +36,6 @@ _TROUBLES = {
 }
 
 
-@dataclass(slots=True)
-class Span:
-    """Something that took time, in minutes since the first event; `share` of it was work."""
-
-    row: str
-    kind: str
-    start: float
-    end: float
-    label: str
-    share: float = 1.0
-
-
 @dataclass(frozen=True, slots=True)
 class Trouble:
     minute: float
@@ -67,9 +56,8 @@ class Story:
         self._summary, self._evidence = Summary(), Evidence(self._dtype)
         self._load: dict[str, tuple[float, float, float]] = {}  # replica -> minute, busy and idle seconds
         self._start_s: float | None = None
-        self._newest: dict[str, Span] = {}  # replica -> what it did last
         self.spans: deque[Span] = deque(maxlen=SPANS_MAX)
-        self.activity: deque[Span] = deque(maxlen=SPANS_MAX)
+        self.activity = Activity(SPANS_MAX)
         self.troubles: deque[Trouble] = deque(maxlen=TROUBLES_MAX)
         self.took_s = {"step": 0.0, "wait": 0.0, "publish": 0.0, "checkpoint": 0.0}  # of the trainer
 
@@ -142,16 +130,10 @@ class Story:
                 self.took_s["checkpoint"] += fields["save_s"]
 
     def _report(self, minute: float, load: dict[str, Any]) -> None:
-        """How busy a replica was since its report before, in quarters. Neighbours that look alike are one."""
+        """How busy a replica was since its report before."""
         name, busy, idle = load["replica"], load["busy_s"], load["idle_s"]
         before = self._load.get(name)
         self._load[name] = minute, busy, idle
         if before is None or busy < before[1] or (total := busy - before[1] + idle - before[2]) <= 0:
             return
-        share = round(4 * (busy - before[1]) / total) / 4
-        last = self._newest.get(name)
-        if last is not None and last.share == share and last.end == before[0]:
-            last.end = minute
-            return
-        self._newest[name] = Span(name, "report", before[0], minute, f"decodes {share:.0%}", share)
-        self.activity.append(self._newest[name])
+        self.activity.add(name, before[0], minute, (busy - before[1]) / total)

@@ -1,1 +1,1 @@
-"""What a simulated run achieved: numbers, comparisons of schedules, text and pages."""
+"""What a simulated run achieved: numbers, comparisons of schedules, text."""

@@ -101,9 +101,9 @@ class Measure(Observer):
             case "step":
                 self._step(event)
             case "published":
-                self._span("publish", event.time_s, fields["stall_s"], fields["version"])
+                self._span("published", event.time_s, fields["stall_s"], fields["version"])
             case "pulled":
-                span = Span(event.time_s - fields["swap_s"], event.time_s, "swap", fields["version"])
+                span = Span(event.time_s - fields["swap_s"], event.time_s, "pulled", fields["version"])
                 self.timeline.pulls.append((fields["replica"], span))
                 self._counts["pulled"] += 1
             case "moved" | "worker_died":

@@ -32,11 +32,11 @@ def timeline_lines(timeline: Timeline, *, width: int = 72) -> list[tuple[str, st
 def _trainer(spans: Sequence[Span], edges: Sequence[float]) -> str:
     bar = ""
     for low, high in pairwise(edges):
-        spent = {what: _overlap(spans, what, low, high) for what in ("step", "publish")}
+        spent = {what: _overlap(spans, what, low, high) for what in ("step", "published")}
         if spent["step"] >= (high - low) / 2:
             bar += STEP
         else:
-            bar += PUBLISH if spent["publish"] >= (high - low) / 2 else WAIT
+            bar += PUBLISH if spent["published"] >= (high - low) / 2 else WAIT
     return bar
 
 

@@ -1,0 +1,43 @@
+"""What took time, as bars of a timeline."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Span:
+    """Something that took time, in minutes since the first event; `share` of it was work. `kind` is that of
+    the event that told of it."""
+
+    row: str
+    kind: str
+    start: float
+    end: float
+    label: str
+    share: float = 1.0
+
+
+class Activity:
+    """How busy replicas were, in quarters: the newest spans. Neighbours that look alike are one."""
+
+    def __init__(self, spans_max: int) -> None:
+        self.spans: deque[Span] = deque(maxlen=spans_max)
+        self._newest: dict[str, Span] = {}
+
+    def add(self, replica: str, start: float, end: float, share: float) -> None:
+        share = round(4 * share) / 4
+        last = self._newest.get(replica)
+        if last is not None and last.share == share and last.end == start:
+            last.end = end
+            return
+        self._newest[replica] = Span(replica, "report", start, end, f"decodes {share:.0%}", share)
+        self.spans.append(self._newest[replica])
+
+
+def row_order(row: str) -> tuple[int, int, str]:
+    """The trainer, the relay, then replicas by number."""
+    first = {"trainer": 0, "relay": 1, "controller": 2}.get(row, 3)
+    digits = row.rpartition("-")[2]
+    return first, int(digits) if digits.isdigit() else 0, row
