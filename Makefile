@@ -34,7 +34,7 @@ lint: $(STAMP)
 # Decisions and mathematics; then what runs processes of its own.
 test: lint
 	$(BIN)/pytest -n 2 tests/tidy tests/unit tests/simulation
-	$(BIN)/pytest -n 2 --dist worksteal tests/process tests/chaos tests/learning
+	$(BIN)/pytest -n 2 --dist worksteal tests/process tests/engines tests/chaos tests/learning
 
 # Skipped, in words, on a machine without Chromium.
 test-ui: $(STAMP)

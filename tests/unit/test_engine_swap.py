@@ -102,27 +102,6 @@ def under(version: int, progress: list[Progress]) -> Iterator[Progress]:
             start += count
 
 
-def test_a_released_trajectory_tells_its_versions_apart() -> None:
-    engine = make_engine(make_model(), version=3, eos_ids=())
-    engine.submit([make_work(0, prompt_of(0, 9), SAMPLING, tokens=[4, 4])])
-    for _ in range(5):
-        engine.step()
-    weights_into(engine, make_model(seed=5))
-    engine.swap(4)
-    for _ in range(3):
-        engine.step()
-    (progress,) = engine.release([0])
-    assert (progress.start, progress.columns.runs, progress.finish) == (2, [(3, 5), (4, 3)], None)
-
-
-def test_writing_standby_does_not_change_what_is_served() -> None:
-    old, new = make_model(seed=1), make_model(seed=2)
-    engine = make_engine(old)
-    weights_into(engine, new)
-    assert engine.digest() == digest_buffers(buffers_of(old))
-    assert run(engine, works()) == run(make_engine(old), works())
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_buffers_are_the_models_parameters_in_state_dict_order(name: str) -> None:
     model = make_model(name)
@@ -175,12 +154,3 @@ def test_weights_in_another_format_are_served_from_the_swap_on(
     assert engine.digest() == before
     engine.swap(2)
     assert engine.digest() != before
-
-
-def test_before_the_first_swap_nothing_is_served() -> None:
-    model = make_model()
-    engine = make_engine(model)
-    engine.version = -1
-    engine.submit(works())
-    engine.step()
-    assert not engine.has_work and engine.load().generated_tokens == 0

@@ -1,0 +1,245 @@
+"""An engine of any kind on a bench: a relay's ring feeds it, and a trainer says what is right."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+
+from millrace.core.columns import TokenColumns, token_array
+from millrace.core.types import Finish, Progress, Sampling, Work
+from millrace.environments.tokenizer import make_character_tokenizer
+from millrace.rollout.engines import open_engine
+from millrace.rollout.protocol import EngineOptions
+from millrace.trainer.attention import NAME
+from millrace.trainer.model import named_weights, row_logprobs
+from millrace.trainer.packing import Branch, Tree, pack
+from millrace.trainer.publish import PublishBuffers
+from millrace.weights.relay import Relay
+from millrace.weights.ring import open_reader, open_writer
+
+VOCAB, END = 128, 1
+ALPHABET = "".join(map(chr, range(0x100, 0x100 + VOCAB - 5)))  # beside five special tokens
+STEPS_MAX = 20_000
+TOLERANCE = 1e-4
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "eos_token_id": END,
+    "bos_token_id": None,
+    "pad_token_id": 0,
+}
+MODELS: dict[str, Any] = {
+    f"{name} {'tied' if tied else 'untied'}": config(**_SHAPE, **more, tie_word_embeddings=tied)
+    for name, config, more in (
+        ("qwen2", Qwen2Config, {}),
+        ("qwen3", Qwen3Config, {"head_dim": 32}),
+        ("llama", LlamaConfig, {"head_dim": 32}),
+    )
+    for tied in (True, False)
+}
+
+
+@cache
+def make_model(name: str, seed: int) -> PreTrainedModel:
+    """A random model as the trainer has it, spread out enough that its choices are clear."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(MODELS[name], attn_implementation=NAME).eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if "norm" in key or "bias" in key:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+            else:
+                parameter.mul_(2.0)
+    return model
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(5, VOCAB, length).tolist()
+
+
+@dataclass
+class Played:
+    """What came of a trajectory here: the tokens after `work.tokens`."""
+
+    work: Work
+    columns: TokenColumns = field(default_factory=TokenColumns)
+    finish: Finish | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.columns.tokens.tolist()
+
+
+class Bench:
+    def __init__(self, kind: str, directory: Path, model: str, **options: Any) -> None:
+        self.model_name = model
+        make_model(model, 0).save_pretrained(directory)
+        make_character_tokenizer(directory, ALPHABET)
+        sizes = {"slots": 8, "max_sequence_tokens": 256, "prefill_chunk": 64}
+        self.options = EngineOptions(model_path=str(directory), device="cpu", **(sizes | options))
+        self.engine = open_engine(kind, self.options)
+        self.models: dict[int, PreTrainedModel] = {}
+        self.digests: dict[int, str] = {}
+        self.relay, buffers = Relay("relay", slots=3), self._buffers(make_model(model, 0))
+        self.endpoint = asyncio.run(self.relay.open(buffers.slot_bytes))
+        self._writer, self.reader = open_writer(self.endpoint), open_reader(self.endpoint)
+        self._ids, self.played = itertools.count(), dict[int, Played]()
+
+    def close(self) -> None:
+        self.clear()
+        self._writer.close()
+        self.reader.close()
+
+    def clear(self) -> None:
+        """Let the engine forget what it works on."""
+        self.engine.release(list(self.played))
+        self.played.clear()
+        assert not self.engine.has_work and not self.engine.has_finished
+
+    # ------------------------------------------------------------ weights
+
+    def publish(self, seed: int) -> int:
+        """Put the weights of `seed` into the ring as the next version."""
+        version = max(self.models, default=-1) + 1
+        self.models[version] = make_model(self.model_name, seed)
+        self.digests[version] = self._writer.write(version, self._buffers(self.models[version]).fill())
+        asyncio.run(self.relay.stage(version, self.digests[version]))
+        return version
+
+    def serve(self, seed: int) -> int:
+        """Publish the weights of `seed` and have the engine serve them."""
+        version = self.publish(seed)
+        self.load(version)
+        return version
+
+    def load(self, version: int) -> None:
+        staged, held = self.engine.stage(version, self.reader)
+        assert staged == held == self.digests[version]
+        self.engine.swap(version)
+        assert self.engine.version == version
+
+    @staticmethod
+    def _buffers(model: PreTrainedModel) -> PublishBuffers:
+        return PublishBuffers(named_weights(model), torch.float32)
+
+    # ------------------------------------------------------------ work
+
+    def work(self, prompt: Sequence[int], sampling: Sampling, **fields: Any) -> Work:
+        trajectory_id = fields.pop("trajectory_id", None)
+        trajectory_id = next(self._ids) if trajectory_id is None else trajectory_id
+        tokens = token_array(fields.pop("tokens", ()))
+        defaults = {"group_id": trajectory_id, "lease": 0, "seed": 7} | fields
+        return Work(trajectory_id, prompt=token_array(prompt), tokens=tokens, sampling=sampling, **defaults)
+
+    def submit(self, works: Iterable[Work]) -> None:
+        works = list(works)
+        self.engine.submit(works)
+        self.played |= {work.trajectory_id: Played(work) for work in works}
+
+    def take(self) -> None:
+        """Note what the engine has to tell."""
+        for part in self.engine.take_progress():
+            self.note(part)
+
+    def note(self, part: Progress) -> None:
+        played = self.played[part.trajectory_id]
+        assert part.lease == played.work.lease and played.finish is None
+        assert part.start == len(played.work.tokens) + len(played.columns)
+        played.columns.extend(part.columns)
+        played.finish = part.finish
+
+    def step(self) -> None:
+        self.engine.step()
+        self.take()
+
+    def sample(self, tokens: int) -> None:
+        """Step until so many tokens have come of each trajectory that goes on."""
+        for _ in range(STEPS_MAX):
+            if all(p.finish is not None or len(p.columns) >= tokens for p in self.played.values()):
+                return
+            self.step()
+        raise AssertionError(f"no {tokens} tokens of each in {STEPS_MAX} steps: {self.engine.load()}")
+
+    def drain(self) -> dict[int, Played]:
+        """Step until nothing is left to do. By trajectory, what came of all that was submitted."""
+        for _ in range(STEPS_MAX):
+            if not (self.engine.has_work or self.engine.has_finished):
+                return dict(self.played)
+            self.step()
+        raise AssertionError(f"work is left after {STEPS_MAX} steps: {self.engine.load()}")
+
+    def play(self, works: Iterable[Work]) -> list[Played]:
+        """Submit works and generate them to their end; in their order."""
+        works = list(works)
+        self.submit(works)
+        played = self.drain()
+        return [played[work.trajectory_id] for work in works]
+
+    def release(self, trajectory_id: int) -> Played:
+        """What was sampled here, reported or not."""
+        (part,) = self.engine.release([trajectory_id])
+        played = self.played.pop(trajectory_id)
+        assert part.start == len(played.work.tokens)
+        assert part.columns[: len(played.columns)] == played.columns
+        return Played(played.work, part.columns, part.finish)
+
+    # ------------------------------------------------------------ what is right
+
+    @torch.inference_mode()
+    def logits(self, version: int, one: Played) -> torch.Tensor:
+        """Hugging Face's, (tokens, vocabulary), of every token that was sampled here."""
+        model = copy.deepcopy(self.models[version])
+        model.set_attn_implementation("sdpa")
+        sequence = [*one.work.prompt, *one.work.tokens, *one.tokens]
+        return model(torch.tensor([sequence])).logits[0, -len(one.columns) - 1 : -1]
+
+    def check(self, played: Iterable[Played]) -> None:
+        """Every log-prob is the trainer's, with the weights of the version that its token names."""
+        by_version: dict[int, list[Played]] = {}
+        for one in played:
+            for version, _ in one.columns.runs:
+                by_version.setdefault(version, []).append(one)
+        for version, some in by_version.items():
+            expected = trainer_logprobs(self.models[version], some)
+            for one, logprobs in zip(some, expected, strict=True):
+                mine = np.array(one.columns.versions()) == version
+                gap = np.abs(np.array(one.columns.logprobs) - logprobs)[mine].max()
+                assert gap < TOLERANCE, (version, gap, one.work.trajectory_id, one.columns.runs)
+
+
+OpenBench = Callable[..., Bench]
+
+
+@torch.inference_mode()
+def trainer_logprobs(model: PreTrainedModel, played: Sequence[Played]) -> list[np.ndarray]:
+    """Of every token that was sampled here, as a training step would compute them, at their temperature."""
+    (temperature,) = {one.work.sampling.temperature or 1.0 for one in played}
+    trees, first = [], 0
+    for one in played:
+        completion = np.array([*one.work.tokens, *one.columns.tokens])
+        mask = np.arange(len(completion)) >= len(one.work.tokens)
+        trees.append(Tree(np.asarray(one.work.prompt), [Branch(completion, mask, first)]))
+        first += len(completion)
+    flat = np.zeros(first)
+    for row in pack(trees, 4096):
+        logprobs, _ = row_logprobs(model, row, temperature=temperature, dtype=torch.float32)
+        flat[row.flat_N] = logprobs.numpy()
+    lengths = [len(one.work.tokens) + len(one.columns) for one in played]
+    parts = np.split(flat, np.cumsum(lengths)[:-1])
+    return [part[len(one.work.tokens) :] for part, one in zip(parts, played, strict=True)]
