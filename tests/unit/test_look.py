@@ -18,6 +18,7 @@ from millrace.look.parts import sample
 from millrace.look.report import BYTES_MAX, write_report
 from millrace.look.runs import find_runs, run_line
 from millrace.look.samples import Piece, Shown, choose, search
+from millrace.look.site import Site
 from millrace.look.steps import Axis, Steps, curve
 from millrace.look.story import Story
 from millrace.observe.jsonl import EventLog, MetricsLog
@@ -120,6 +121,24 @@ def test_runs_are_found_at_two_depths_and_a_broken_one_is_told(tmp_path: Path) -
     assert "not valid JSON" in broken.trouble
 
 
+def test_runs_that_are_left_out_of_a_list_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from millrace.cli.app import run as millrace
+
+    for name in "abc":
+        write_run(tmp_path / name, steps=1)
+    monkeypatch.setattr("millrace.cli.show.RUNS_MAX", 1)
+    monkeypatch.setattr("millrace.look.site.RUNS_MAX", 1)
+    assert millrace(["show", str(tmp_path)]) == 0
+    assert "... and 2 more, started earlier: --json shows all" in capsys.readouterr().out
+    assert millrace(["show", str(tmp_path), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 3
+    site = Site(tmp_path, "/")
+    assert '2 more, started earlier: <a href="/?num=3">' in site.runs({}).html
+    assert "started earlier" not in site.runs({"num": ["3"]}).html
+
+
 def test_a_run_that_ended_while_its_log_was_put_aside_is_found(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     (tmp_path / "a" / "events.jsonl").rename(tmp_path / "a" / "events.000001.jsonl")
@@ -189,6 +208,14 @@ def test_a_last_step_that_makes_no_sense_is_told_in_the_line_of_its_run(tmp_path
     told = run_line("a", run)
     assert told.state == "unreadable"
     assert "the last line is damaged" in told.trouble
+
+
+def test_what_a_page_would_obey_or_hide_is_visible() -> None:
+    pieces = tuple(Piece(text, -0.1, 0) for text in ("\x1b[2J", "\u202e", "<b>", "\u200b"))
+    html = sample(Shown(1, 1, "r", "ready", "\u2066", "", None, {}, 1, None, "", "\U000e0041\r", pieces, 0))
+    assert "\u241b[2J" in html and "&lt;b&gt;" in html and "\u240d" in html
+    assert html.count("\ufffd") == 4
+    assert not set("\x1b\u202e\u2066\u200b\U000e0041\r") & set(html)
 
 
 @pytest.mark.parametrize(("logprob", "shade"), [(0.0, "p0"), (-1.2, "p2"), (-inf, "p8"), (nan, "p8")])

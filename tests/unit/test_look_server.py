@@ -64,6 +64,11 @@ def test_samples_are_chosen_in_the_address(root: Path, choice: str) -> None:
     assert (b"&lt;script&gt;" in answer.body) == (choice != "failed")
 
 
+def test_a_comparison_names_the_runs_that_it_leaves_out(root: Path) -> None:
+    body = asked(root, lambda _, get: get("compare?" + "run=a&" * 6 + "run=b")).body.decode()
+    assert "The first 6 runs are compared. Left out: b." in body
+
+
 def test_a_search_tells_how_far_it_looked(root: Path) -> None:
     body = asked(root, lambda _, get: get("samples/a?text=script&num=3")).body.decode()
     assert "Looked at 3 trajectories" in body

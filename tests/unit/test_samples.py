@@ -86,6 +86,7 @@ def test_a_sample_tells_its_outcome_in_one_line() -> None:
 def test_an_escape_sequence_in_a_completion_is_shown_and_not_obeyed() -> None:
     text = shown(completion="\x1b[2Jhidden\u202e")
     assert "\u241b[2Jhidden\ufffd" in text and "\x1b" not in text
+    assert set(map(len, text.splitlines()[2:])) == {80}
 
 
 @pytest.mark.parametrize("width", [60, 80])

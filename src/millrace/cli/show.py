@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,9 +21,9 @@ from millrace.core.errors import DataError
 from millrace.core.fairness import BAND, BATCHES_MIN
 from millrace.ledger.reader import LedgerReader
 from millrace.ledger.samples import Choice
-from millrace.look.runs import RunLine, find_runs, run_line
+from millrace.look.runs import RUNS_MAX, RunLine, find_runs, run_line
 from millrace.observe.samples import render_sample
-from millrace.observe.terminal import Terminal
+from millrace.observe.terminal import Terminal, harmless
 from millrace.session import run_directory, views
 from millrace.session.run_directory import RunDirectory
 
@@ -67,7 +68,8 @@ def command(
     if sum(asked is not None for asked in (step, trajectory, choice)) > 1:
         raise typer.BadParameter("--step, --trajectory and samples exclude each other")
     if step is None and trajectory is None and choice is None and len(runs := _runs(run)) > 1:
-        _list([run_line(name, one) for name, one in runs.items()], as_json)
+        lines = (run_line(name, one) for name, one in runs.items())
+        _list(list(islice(lines, None if as_json else RUNS_MAX)), len(runs), as_json)
         return
     directory = run_directory.find(run)
     view: Any
@@ -96,7 +98,7 @@ def _runs(path: Path) -> dict[str, RunDirectory]:
     return {}
 
 
-def _list(lines: list[RunLine], as_json: bool) -> None:
+def _list(lines: list[RunLine], num_runs: int, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([asdict(line) for line in lines], indent=2))
         return
@@ -109,7 +111,10 @@ def _list(lines: list[RunLine], as_json: bool) -> None:
         reward = "" if line.reward is None else f"{line.reward:.3f}"
         cells = (line.name, line.state, str(line.version), str(line.steps), line.schedule, reward)
         table.add_row(*map(Text, cells))
-    Terminal().print(table)
+    terminal = Terminal()
+    terminal.print(table)
+    if num_runs > len(lines):
+        terminal.print(f"... and {num_runs - len(lines):,} more, started earlier: --json shows all")
 
 
 def _choice(samples: int | None, flags: dict[Choice, bool]) -> Choice | None:
@@ -199,4 +204,4 @@ def _table(title: str, columns: list[str], rows: Any) -> Group:
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return Text(f"{value:.4g}")
-    return Text("-" if value in (None, "") else str(value))
+    return Text("-" if value in (None, "") else harmless(str(value)))

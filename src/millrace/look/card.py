@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from millrace.core.errors import MillraceError
 from millrace.look import parts
@@ -23,9 +22,9 @@ def card(run: RunDirectory) -> str:
     except (MillraceError, OSError) as error:
         return parts.notice(str(error))
     told = line.trouble or f"{line.state}, {line.version} of {line.steps} steps, schedule {line.schedule}"
-    path = f"<code>{escape(str(run.path))}</code>"
+    name, told, path = (parts.safe(text) for text in (line.name, told, str(run.path)))
     reward = f"<div>reward {rewards[0]:.3g} to {rewards[-1]:.3g}</div>{spark(rewards)}" if rewards else ""
-    return f"<div><b>{escape(line.name)}</b> <div>{escape(told)}</div>{reward}<small>{path}</small></div>"
+    return f"<div><b>{name}</b> <div>{told}</div>{reward}<small><code>{path}</code></small></div>"
 
 
 def spark(values: Sequence[float]) -> str:

@@ -13,7 +13,7 @@ from millrace.look.activity import row_order
 from millrace.look.charts import CHARTS, overlaid
 from millrace.look.runs import state_of
 from millrace.look.steps import POINTS, Axis, Steps
-from millrace.look.story import Story
+from millrace.look.story import TROUBLES_MAX, Story
 from millrace.session.run_directory import RunDirectory
 from millrace.session.views import tokenizer_of
 
@@ -102,7 +102,8 @@ class Overview:
             ),
             "troubles": parts.table(
                 ("minute", "who", "what"), told, empty="Nobody died, and nothing stalled."
-            ),
+            )
+            + (_OLDER_TROUBLES if len(told) == TROUBLES_MAX else ""),
         }
 
     def configuration(self) -> str:
@@ -153,6 +154,11 @@ LANES = (
     "Green is work, the darker the more of the time. Magenta is weights that are published, staged, taken "
     "or saved. Red is the time from a death until the worker is ready again. The newest part of a long run "
     "is shown."
+)
+
+
+_OLDER_TROUBLES = (
+    f'<p class="quiet">The newest {TROUBLES_MAX} are shown; <code>events.jsonl</code> has all of them.</p>'
 )
 
 

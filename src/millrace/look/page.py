@@ -12,7 +12,7 @@ from bokeh.document import Document
 from bokeh.embed import components
 from bokeh.resources import Resources
 
-from millrace.look.parts import LEVELS, VERSION_COLORS
+from millrace.look.parts import LEVELS, VERSION_COLORS, safe
 
 Section = tuple[str, str, Any]
 """Heading, explanation, plot."""
@@ -40,8 +40,8 @@ def charts(sections: Sequence[Section], *, whole: Sequence[str] = ()) -> Drawn:
             together.add_root(plot)
     script, divisions = components([plot for _, _, plot in sections], wrap_script=False)
     cards = (
-        f'<section class="chart{" whole" if heading in whole else ""}"><h2>{escape(heading)}</h2>'
-        f"{f'<p>{escape(explanation)}</p>' if explanation else ''}{division}</section>"
+        f'<section class="chart{" whole" if heading in whole else ""}"><h2>{safe(heading)}</h2>'
+        f"{f'<p>{safe(explanation)}</p>' if explanation else ''}{division}</section>"
         for (heading, explanation, _), division in zip(sections, divisions, strict=True)
     )
     return Drawn(f'<div class="charts">{"".join(cards)}</div>', script)
@@ -65,6 +65,6 @@ def document(title: str, body: str, *, head: str = "", live: str = "") -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style>{head}</head>"
+        f"<title>{safe(title)}</title><style>{STYLE}</style>{head}</head>"
         f"<body{told}><main>{body}</main></body></html>\n"
     )

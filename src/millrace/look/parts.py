@@ -12,18 +12,24 @@ from millrace.config.resume import ABSENT, Change
 from millrace.look.runs import RunLine
 from millrace.look.samples import Piece, Shown
 from millrace.observe.doctor.finding import Finding
+from millrace.observe.terminal import harmless
 
 LEVELS, NATS_PER_LEVEL = 8, 0.5
 """Shades of a token by its log-prob: the last one is for all below."""
 VERSION_COLORS = 6
 
 
+def safe(text: str) -> str:
+    """As HTML that shows what is written, and obeys nothing of it."""
+    return escape(harmless(text))
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str = "None.") -> str:
     """Cells are escaped, but for those that are `Raw`."""
     body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     if not body:
-        return f'<p class="quiet">{escape(empty)}</p>'
-    names = "".join(f"<th>{escape(name)}</th>" for name in head)
+        return f'<p class="quiet">{safe(empty)}</p>'
+    names = "".join(f"<th>{safe(name)}</th>" for name in head)
     return f'<div class="wide"><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
@@ -32,7 +38,7 @@ class Raw(str):
 
 
 def link(address: str, text: str) -> Raw:
-    return Raw(f'<a href="{escape(address)}">{escape(text)}</a>')
+    return Raw(f'<a href="{escape(address)}">{safe(text)}</a>')
 
 
 def run_link(base: str, name: str) -> Raw:
@@ -41,17 +47,17 @@ def run_link(base: str, name: str) -> Raw:
 
 def facts(values: Mapping[str, Any]) -> str:
     """Figures with their names below them."""
-    cells = (f"<div><b>{_cell(value)}</b><span>{escape(name)}</span></div>" for name, value in values.items())
+    cells = (f"<div><b>{_cell(value)}</b><span>{safe(name)}</span></div>" for name, value in values.items())
     return f'<div class="facts">{"".join(cells)}</div>'
 
 
 def quoted(text: str) -> str:
     """With what stands between backquotes as code."""
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", safe(text))
 
 
 def notice(text: str) -> str:
-    return f'<p class="notice">{escape(text)}</p>'
+    return f'<p class="notice">{safe(text)}</p>'
 
 
 def findings(found: Sequence[Finding], *, complete: bool) -> str:
@@ -61,10 +67,10 @@ def findings(found: Sequence[Finding], *, complete: bool) -> str:
     if not found:
         return '<p class="good">The doctor knows of no fault.</p>'
     return "".join(
-        f'<article class="finding"><h3>{escape(one.fault)}</h3>'
-        + "".join(f"<p>{escape(line)}</p>" for line in one.evidence)
+        f'<article class="finding"><h3>{safe(one.fault)}</h3>'
+        + "".join(f"<p>{safe(line)}</p>" for line in one.evidence)
         + "<ul>"
-        + "".join(f"<li>{escape(line)}</li>" for line in one.advice)
+        + "".join(f"<li>{safe(line)}</li>" for line in one.advice)
         + "</ul></article>"
         for one in found
     )
@@ -89,7 +95,7 @@ def runs(base: str, lines: Sequence[RunLine]) -> str:
 
 
 def state(name: str) -> str:
-    return f'<span class="state {escape(name)}">{escape(name)}</span>'
+    return f'<span class="state {safe(name)}">{safe(name)}</span>'
 
 
 def configuration(values: Mapping[str, Any]) -> str:
@@ -105,7 +111,7 @@ def samples(shown: Sequence[Shown], *, group: str = "color") -> str:
     """Prompts and completions, with a choice of what colours a token. `group` names the choice."""
     if not shown:
         return '<p class="quiet">There is none.</p>'
-    radio = f'<input type="radio" name="{escape(group)}"'
+    radio = f'<input type="radio" name="{safe(group)}"'
     choices = "".join(
         f'<label>{radio} value="{value}"{" checked" * (value == "logprob")}>{words}</label>'
         for value, words in (("logprob", "log-prob"), ("version", "version"), ("none", "nothing"))
@@ -131,9 +137,9 @@ def sample(one: Shown) -> str:
     told += [f"group {one.group_id}", f"row {one.row_id}", one.replica, *measured]
     left_out = f'<p class="quiet">and {one.tokens_left_out:,} more tokens</p>' if one.tokens_left_out else ""
     return (
-        f'<article class="sample"><h3>{escape(reward)} <small>trajectory {one.trajectory_id}</small></h3>'
-        f'<p class="quiet">{escape(", ".join(part for part in told if part))}</p>'
-        f'<pre class="prompt">{escape(one.prompt)}</pre>'
+        f'<article class="sample"><h3>{safe(reward)} <small>trajectory {one.trajectory_id}</small></h3>'
+        f'<p class="quiet">{safe(", ".join(part for part in told if part))}</p>'
+        f'<pre class="prompt">{safe(one.prompt)}</pre>'
         f'<pre class="completion">{"".join(map(_token, one.pieces))}</pre>{left_out}</article>'
     )
 
@@ -142,7 +148,7 @@ def _token(piece: Piece) -> str:
     level = int(max(0, min(LEVELS, -piece.logprob / NATS_PER_LEVEL)))  # the last one for NaN too
     title = f"{piece.logprob:.3f} nats, version {piece.version}"
     color = f"p{level} v{piece.version % VERSION_COLORS}"
-    return f'<i class="{color}" title="{title}">{escape(piece.text)}</i>'
+    return f'<i class="{color}" title="{title}">{safe(piece.text)}</i>'
 
 
 def _there(value: Any) -> str:
@@ -156,4 +162,4 @@ def _cell(value: Any) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    return escape(f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value))
+    return safe(f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 from millrace.config.resume import diff
@@ -56,7 +55,7 @@ def _compared(runs: Sequence[Overview]) -> page.Drawn:
     first = runs[0]
     for run in runs[1:]:
         table = parts.differences(diff(first.config, run.config), (first.name, run.name))
-        html += f"<h2>Configuration: {escape(first.name)} and {escape(run.name)}</h2>{table}"
+        html += f"<h2>Configuration: {parts.safe(first.name)} and {parts.safe(run.name)}</h2>{table}"
     return page.Drawn(html, drawn.script)
 
 
@@ -64,7 +63,7 @@ def _run(run: Overview, points: int) -> page.Drawn:
     drawn = page.charts(run.plots(run.data(Axis.STEP, points), Axis.STEP), whole=WHOLE)
     told = run.parts()
     html = (
-        f"<h1>{escape(run.name)}</h1>{told['facts']}{told['told']}{told['findings']}{drawn.html}"
+        f"<h1>{parts.safe(run.name)}</h1>{told['facts']}{told['told']}{told['findings']}{drawn.html}"
         f"<h2>Troubles</h2>{told['troubles']}{_samples(run)}<h2>Configuration</h2>{run.configuration()}"
     )
     return page.Drawn(html, drawn.script)

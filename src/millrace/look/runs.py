@@ -14,7 +14,7 @@ from millrace.observe.parts import parts
 from millrace.session.run_directory import RunDirectory
 
 RUNS_MAX = 200
-"""Of a list: those that were started or resumed last."""
+"""Shown in a list unless more are asked for: those that were started or resumed last."""
 _TAIL_BYTES = 65536
 
 
@@ -38,7 +38,7 @@ def find_runs(root: Path) -> dict[str, RunDirectory]:
     """
     if _is_run(root):
         return {root.resolve().name: RunDirectory(root.resolve())}
-    found = sorted(_runs_below(root), key=_started_s, reverse=True)[:RUNS_MAX]
+    found = sorted(_runs_below(root), key=_started_s, reverse=True)
     if not found:
         raise DataError(
             f"{root} is no run directory and holds none: no config.json beside an events.jsonl\n"

@@ -90,7 +90,7 @@ class _Page(_Guarded):
         query = {key: self.get_query_arguments(key) for key in self.request.query_arguments}
         site = self._site
         asked: dict[str | None, Callable[[], page.Drawn]] = {
-            None: site.runs,
+            None: lambda: site.runs(query),
             "run": lambda: site.run(name or "", query),
             "samples": lambda: site.samples(name or "", query),
             "config": lambda: site.config(name or "", query),

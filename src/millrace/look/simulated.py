@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 from statistics import fmean
 
 from millrace.look import figures, page, parts
@@ -59,8 +58,9 @@ def simulated(
     drawn = page.charts([*_figures(compared), *over_time], whole=[heading for heading, *_ in over_time])
     said = "".join(f"<p>{parts.quoted(sentence)}</p>" for sentence in verdict(compared))
     table = parts.table(HEAD, [[cell.replace(" ", "\u00a0") for cell in row] for row in rows])
-    body = f"<h1>{escape(title)}</h1><p>{escape(_about(base))}</p>{parts.facts(_facts(base, compared))}{said}"
-    return page.whole_file(title, [page.Drawn(f"{body}{table}{drawn.html}", drawn.script)])
+    facts = parts.facts(_facts(base, compared))
+    body = f"<h1>{parts.safe(title)}</h1><p>{parts.safe(_about(base))}</p>{facts}{said}{table}{drawn.html}"
+    return page.whole_file(title, [page.Drawn(body, drawn.script)])
 
 
 def _about(base: Scenario) -> str:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +18,7 @@ from millrace.look import page, parts
 from millrace.look.comparison import compared, figures_of
 from millrace.look.overview import AXES, FIRST_READ_S, Overview
 from millrace.look.report import WHOLE
-from millrace.look.runs import find_runs, run_line
+from millrace.look.runs import RUNS_MAX, find_runs, run_line
 from millrace.look.samples import choose, search
 from millrace.look.steps import Axis
 
@@ -56,10 +57,16 @@ class Site:
 
     # ------------------------------------------------------------ pages
 
-    def runs(self) -> page.Drawn:
-        runs = find_runs(self._root)
-        lines = [run_line(name, run) for name, run in runs.items()]
-        return page.Drawn(f"<h1>Runs in {escape(str(self._root))}</h1>{parts.runs(self._base, lines)}")
+    def runs(self, query: Query) -> page.Drawn:
+        """The newest, or as many as the query says."""
+        found = find_runs(self._root)
+        shown = _number(query, "num") or RUNS_MAX
+        lines = [run_line(name, run) for name, run in islice(found.items(), shown)]
+        left_out = len(found) - len(lines)
+        further = parts.link(f"{self._base}?num={len(found)}", "Show all")
+        more = f"<p>{left_out:,} more, started earlier: {further}</p>" if left_out else ""
+        table = parts.runs(self._base, lines)
+        return page.Drawn(f"<h1>Runs in {parts.safe(str(self._root))}</h1>{table}{more}")
 
     def run(self, name: str, query: Query) -> page.Drawn:
         """Curves, findings and the timeline; the page goes on by itself with `data`."""
@@ -118,7 +125,8 @@ class Site:
 
     def compare(self, query: Query) -> page.Drawn:
         """Curves of several runs over one axis, figures, and keys that differ from the first run's."""
-        names, by = query.get("run", [])[:COMPARED_MAX], _axis(query)
+        asked, by = query.get("run", []), _axis(query)
+        names = asked[:COMPARED_MAX]
         if not names:
             return page.Drawn("<h1>Compare</h1>" + parts.notice("Choose runs in the list of runs."))
         runs = [self._run(name) for name in names]
@@ -128,12 +136,13 @@ class Site:
         chosen = "&".join(f"run={quote(name)}" for name in names)
         rows = [(figure.name, *figure.values) for figure in figures_of(runs)]
         html = (
-            f"<h1>Runs compared</h1>{self._axes(f'compare?{chosen}&', by)}{drawn.html}"
+            f"<h1>Runs compared</h1>{_not_compared(asked[COMPARED_MAX:])}"
+            f"{self._axes(f'compare?{chosen}&', by)}{drawn.html}"
             f"<h2>Figures</h2>{''.join(map(_unread, runs))}{parts.table(('', *names), rows)}"
         )
         for run in runs[1:]:
             table = parts.differences(diff(runs[0].config, run.config), (names[0], run.name))
-            html += f"<h2>Configuration: {escape(run.name)}</h2>{table}"
+            html += f"<h2>Configuration: {parts.safe(run.name)}</h2>{table}"
         return page.Drawn(html, drawn.script)
 
     def home(self) -> str:
@@ -154,7 +163,7 @@ class Site:
             f'<a href="{self._base}{one}/{quote(name)}"{" aria-current=page" * (one == view)}>{told}</a>'
             for one, told in _VIEWS.items()
         ]
-        return f"<h1>{escape(name)}</h1><nav>{''.join(links)}</nav>"
+        return f"<h1>{parts.safe(name)}</h1><nav>{''.join(links)}</nav>"
 
     def _axes(self, address: str, by: Axis) -> str:
         links = [
@@ -194,6 +203,12 @@ def _unread(run: Overview) -> str:
         return ""
     read = f"{run.name}: {run.story.share_read:.0%} of the events are read. Its figures are of those events."
     return parts.notice(f"{read} Load the page again for more.")
+
+
+def _not_compared(names: list[str]) -> str:
+    if not names:
+        return ""
+    return parts.notice(f"The first {COMPARED_MAX} runs are compared. Left out: {', '.join(names)}.")
 
 
 def _one(query: Query, name: str) -> str:

@@ -9,6 +9,8 @@ from rich.console import Group
 from rich.panel import Panel
 from rich.text import Text
 
+from millrace.observe.terminal import harmless
+
 SHOWN_CHARACTERS = 2000
 """Of a text, after which its middle is left out: the end of a completion often has its answer."""
 
@@ -57,7 +59,8 @@ def as_markdown(sample: Mapping[str, Any]) -> str:
 
 
 def _panel(title: str, text: str) -> Panel:
-    return Panel(Text(clipped(text)), title=title, title_align="left")
+    """Made harmless before it is laid out: the marks that go have no width, and what stands for them has."""
+    return Panel(Text(harmless(clipped(text))), title=title, title_align="left")
 
 
 def _ended(finish: str | None) -> str:

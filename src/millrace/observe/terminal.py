@@ -1,7 +1,8 @@
 """The one way to a terminal: what a reward, a model or a row says is shown there, and never obeyed.
 
 Without this, an escape sequence in an error or a completion could move the cursor, rename the window or hide
-what was printed before. A direction mark could show text in another order than it has.
+what was printed before. A direction mark could show text in another order than it has. Pages show text by the
+same function.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ from rich.segment import Segment
 
 _KEPT = "\n\t"
 _DIRECTION_MARKS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_INVISIBLE = (0x200B, *range(0x2060, 0x2065), 0xFEFF, *range(0xE0000, 0xE0080))
+"""Text in them would be read by a model and by nobody else. The joiners of scripts and emoji stay."""
 _HARMLESS = {
     **{code: 0x2400 + code for code in range(0x20) if chr(code) not in _KEPT},  # Unicode's control pictures
     0x7F: 0x2421,
-    **dict.fromkeys((*range(0x80, 0xA0), 0x2028, 0x2029, *_DIRECTION_MARKS, *range(0xD800, 0xE000)), 0xFFFD),
+    **dict.fromkeys((*range(0x80, 0xA0), 0x2028, 0x2029, *range(0xD800, 0xE000)), 0xFFFD),
+    **dict.fromkeys((*_DIRECTION_MARKS, *_INVISIBLE), 0xFFFD),
 }
 
 
 def harmless(text: str) -> str:
-    """`text` with a visible character in place of each that a terminal would obey; lines and tabs stay."""
+    """`text` with a visible character in place of each that a terminal or a page would obey or hide. Lines
+    and tabs stay, and so does the number of characters."""
     return text.translate(_HARMLESS)
 
 
