@@ -2,13 +2,15 @@
 
 import pytest
 
-from millrace.controller.durations import MEMORY, Durations
+from millrace.controller.measured import FILLING, MEMORY, Measured
 from millrace.schedule import GroupView, ReplicaView, View
 from millrace.schedule.ahead import AHEAD_MAX, RESERVE, Ahead
 from millrace.schedule.take import FirstReady, InOrder
 
 
-def view(*groups, replicas=8, version=3, newest=3, batch_groups=4, reached=-1, group_steps=2.0):
+def view(
+    *groups, replicas=8, version=3, newest=3, batch_groups=4, reached=-1, group_steps=2.0, staleness=None
+):
     return View(
         version=version,
         newest=newest,
@@ -21,6 +23,7 @@ def view(*groups, replicas=8, version=3, newest=3, batch_groups=4, reached=-1, g
         replicas=tuple(ReplicaView(f"r{index}", newest) for index in range(replicas)),
         reached=reached,
         group_steps=group_steps,
+        staleness=staleness,
     )
 
 
@@ -70,15 +73,38 @@ def test_with_an_idle_trainer_a_batch_can_always_start():
         assert Ahead(bound).groups_max(view(replicas=1)) >= 4
 
 
-def test_durations_forget():
-    durations = Durations()
-    assert durations.group_steps == 1.0
-    durations.step_took(2.0)
-    durations.group_took(10.0)
-    assert durations.group_steps == 5.0
+@pytest.mark.parametrize(
+    "bound, staleness, batches",
+    [
+        (2, None, 1),  # nothing was trained yet
+        (2, 1.0, 1),  # as old as wanted
+        (2, 0.99, 1),  # nearly
+        (2, 1.6, 1),
+        (2, 0.855, 1.5),  # younger: the trainer waits for groups
+        (2, 0.0, 2),  # never beyond the bound
+        (1, 0.5, 1),
+        (0, 0.0, 0),
+        (None, 0.0, 4 * 0.98 + 1),
+    ],
+)
+def test_data_that_is_younger_than_wanted_lets_admission_go_on(bound, staleness, batches):
+    at_once = view(version=4, newest=3, replicas=1, group_steps=0.5, staleness=staleness, batch_groups=40)
+    assert Ahead(bound).groups_max(at_once) == pytest.approx(40 * batches, abs=1)
+
+
+def test_measurements_forget():
+    measured = Measured()
+    assert measured.group_steps == 1.0 and measured.staleness is None
+    measured.step_took(2.0)
+    measured.group_took(10.0)
+    for _ in range(FILLING):
+        measured.batch_trained(0.0)
+    assert measured.group_steps == 5.0 and measured.staleness is None
     for _ in range(8 * MEMORY):
-        durations.group_took(4.0)
-    assert durations.group_steps == pytest.approx(2.0, rel=1e-2)
+        measured.group_took(4.0)
+        measured.batch_trained(1.5)
+    assert measured.group_steps == pytest.approx(2.0, rel=1e-2)
+    assert measured.staleness == pytest.approx(1.5, rel=1e-2)
 
 
 # ---------------------------------------------------------------- in order

@@ -148,12 +148,12 @@ def test_replicas_on_the_newest_weights_and_busy_ones_are_left_alone():
     assert repack.moves(view(replica("a", 1, version=1), replica("b", 1, version=1))) == []
 
 
-def test_groups_start_only_under_the_newest_weights_and_fill_the_slots():
+def test_groups_start_only_under_the_newest_weights_and_half_a_group_waits_for_slots():
     admit = WhileNewest()
     assert admit.room(view(), replica("a", 0, version=0)) == 0
-    assert admit.room(view(), replica("a", 0, version=1)) == 2
-    assert admit.room(view(), replica("a", 5, version=1)) == 1
-    assert admit.room(view(), replica("a", 9, version=1)) == 0
+    assert admit.room(view(), replica("a", 0, version=1)) == 2  # KV room
+    assert admit.room(view(), replica("a", 6, version=1)) == 1
+    assert admit.room(view(), replica("a", 10, version=1)) == 0
 
 
 def test_kv_that_running_trajectories_hold_leaves_less_room_for_groups():

@@ -261,7 +261,8 @@ class Millrace(Section):
     """Bound on staleness; None: unbounded. What is allowed: see `ahead` for what is usual."""
     ahead: float | None = Field(default=None, ge=1, le=64)
     """Batches that generation runs ahead of the trainer. Where completions are long, more are faster, and the
-    data older. None: as many as measured durations need, at most half of the bound."""
+    data older. None: as many as measured durations need, at most half of the bound where the trainer is the
+    slower side."""
     repack_interval_s: Seconds = 5.0
     """Time between two looks for replicas to empty, beside the one after each update."""
     batch_max: Count | None = None

@@ -44,7 +44,8 @@ class RunState(Trajectories):
             replicas=tuple([record.view() for record in self.replicas.values() if record.alive]),
             orphans=tuple(sorted(orphans)),
             reached=max(self.reached, max(self.taken, default=-1)),
-            group_steps=self.durations.group_steps,
+            group_steps=self.measured.group_steps,
+            staleness=self.measured.staleness,
         )
 
     def resume(self, version: int, reached: int, quarantined: Iterable[str]) -> None:

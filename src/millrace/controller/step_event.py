@@ -18,12 +18,11 @@ class StepTeller:
 
     def fields(self, batch: Batch, result: StepResult) -> dict[str, Any]:
         histogram = staleness_histogram(batch)
-        tokens = sum(histogram.values())
         lengths = group_lengths(batch)
         self._window.add(batch.version + 1, lengths, histogram)
         return {
             "reward_mean": fmean(s.reward for g in batch.groups for s in g.sequences),
-            "staleness_mean": sum(s * n for s, n in histogram.items()) / max(tokens, 1),
+            "staleness_mean": mean_staleness(batch),
             "staleness_max": max(histogram, default=0),
             "staleness_histogram": histogram,
             "lengths": asdict(lengths),
@@ -55,6 +54,12 @@ def staleness_histogram(batch: Batch) -> dict[int, int]:
                 staleness = batch.version - version
                 counts[staleness] = counts.get(staleness, 0) + num_tokens
     return dict(sorted(counts.items()))
+
+
+def mean_staleness(batch: Batch) -> float:
+    """Over trained tokens, in optimizer steps."""
+    histogram = staleness_histogram(batch)
+    return sum(s * n for s, n in histogram.items()) / max(sum(histogram.values()), 1)
 
 
 def group_lengths(batch: Batch) -> Lengths:

@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from millrace.controller.context import RunContext
 from millrace.controller.groups import make_batch
 from millrace.controller.lineage import replay_difference
-from millrace.controller.step_event import StepTeller, staleness_histogram
+from millrace.controller.step_event import StepTeller, mean_staleness, staleness_histogram
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, TrainingError, UnknownVersionError
 from millrace.core.protocols import Handle
@@ -69,7 +69,7 @@ class TrainerSession:
                 break
             free_s = clock.now()
             if taken_s is not None:
-                state.durations.step_took(free_s - taken_s)
+                state.measured.step_took(free_s - taken_s)
             batch = await self._take(handle)
             if batch is None:
                 break
@@ -80,6 +80,7 @@ class TrainerSession:
                 continue
             self._rejected_in_a_row = 0
             record = self._commit(batch, result)
+            state.measured.batch_trained(mean_staleness(batch))
             self._emit_step(batch, record, result, wait_s=taken_s - free_s, replayed=False)
             run.repack_due = True
             run.pulse.fire()

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from millrace.controller.durations import Durations
 from millrace.controller.groups import GroupRecord
+from millrace.controller.measured import Measured
 from millrace.controller.replicas import Replicas
 from millrace.core.columns import TokenColumns
 from millrace.core.errors import DataError
@@ -53,7 +53,7 @@ class Trajectories:
     def __init__(self, numbers: RunNumbers, replicas: Replicas) -> None:
         self.numbers, self.replicas = numbers, replicas
         self.groups: dict[int, GroupRecord] = {}
-        self.durations = Durations()
+        self.measured = Measured()
         self.trajectories: dict[int, Trajectory] = {}
         self.queued: dict[int, Trajectory] = {}  # admitted, on no replica
         self.dirty: dict[int, Trajectory] = {}
@@ -239,7 +239,7 @@ class Trajectories:
         """A group has become ready by the score of its last member."""
         record = self.groups[group_id]
         if record.started_s is not None:
-            self.durations.group_took(now_s - record.started_s)
+            self.measured.group_took(now_s - record.started_s)
 
     def end(self, trajectory: Trajectory, state: State, reason: str) -> None:
         """A live trajectory ends without being trained on."""

@@ -80,7 +80,8 @@ class KVRoom:
 @dataclass(frozen=True, slots=True)
 class WhileNewest:
     """A replica that serves the newest weights starts as many groups as fill its slots, again and again, as
-    far as its KV cache has room (counted as in `KVRoom`).
+    far as its KV cache has room (counted as in `KVRoom`). Half a group and more waits there, so that a slot
+    which becomes free is filled at once and not after the next decision.
 
     Laminar starts a round and lets the replica run empty; here it goes on until newer weights exist, and runs
     empty only then. So decode batches stay full, and no group starts under weights that are already old.
@@ -89,7 +90,8 @@ class WhileNewest:
     def room(self, view: View, replica: ReplicaView) -> int:
         if replica.version < view.newest:
             return 0
-        by_slots = _groups_to_fill(replica.slots - replica.load, view.group_size)
+        wanted = replica.slots + view.group_size // 2
+        by_slots = _groups_to_fill(wanted - replica.load, view.group_size)
         return min(by_slots, _groups_in_kv(view, replica))
 
     def describe(self) -> str:

@@ -20,6 +20,12 @@ RESERVE = 2.0
 AHEAD_MAX = 16
 """Batches at most where there is no bound."""
 
+YOUNGER = 0.02
+"""Data that is younger than was wanted by more than this share lets admission go on."""
+
+GAIN = 4.0
+"""Batches for each further version by which data is younger than was wanted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
@@ -30,6 +36,10 @@ class Ahead:
       trainer waits for the longest group of every batch, and all groups are as old as the bound;
     - in whole shares of a replica, 1 / replicas of a batch. A replica takes newer weights only when it is
       empty, so what it starts it starts together.
+
+    Where generation is the slower side, groups are trained younger than that: they do not wait for the
+    trainer. But ready groups that wait for an earlier one of the stream leave slots empty. So admission goes
+    on, within the bound, until the data is as old as was wanted.
     """
 
     staleness_max: int | None
@@ -47,7 +57,9 @@ class Ahead:
             return min(self.batches, limit)
         replicas = max(1, len(view.replicas))
         enough = min(RESERVE * view.group_steps, (limit + 1) / 2, AHEAD_MAX)
-        return min(max(1.0, floor(enough * replicas) / replicas), limit)
+        wanted = max(1.0, floor(enough * replicas) / replicas)
+        younger = 0.0 if view.staleness is None else (1 - YOUNGER) * wanted - view.staleness
+        return min(wanted + GAIN * max(0.0, younger), limit, max(AHEAD_MAX, wanted))
 
     def describe(self) -> str:
         if self.batches is not None:

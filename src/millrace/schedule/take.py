@@ -47,13 +47,13 @@ class InOrder:
     The mean length of B groups has a standard error of sigma / sqrt(B), so for every B the mean shifts by the
     same small number of standard errors. More are taken up only where nothing else is ready.
 
-    With fewer than `REPLICAS` replicas the tolerance is less in proportion. A replica starts its share of a
+    With fewer than `REPLICAS` replicas the tolerance is less in proportion, but at least 1. A replica starts its share of a
     batch at once, and the fewer the shares, the more of a batch ends at the same time.
     """
 
     def ranked(self, view: View, ready: list[GroupView]) -> list[GroupView]:
         size = view.batch_groups
-        tolerance = round(size**0.5 * min(1.0, len(view.replicas) / REPLICAS))
+        tolerance = max(1, round(size**0.5 * min(1.0, len(view.replicas) / REPLICAS)))
         unready = sorted(g.group_id for g in view.groups if not g.ready and g.group_id > view.reached)
         in_order = sorted(ready, key=lambda group: group.group_id)
         split = bisect_right(in_order, view.reached, key=lambda group: group.group_id)

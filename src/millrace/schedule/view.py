@@ -80,6 +80,7 @@ class View(msgspec.Struct, frozen=True):
     orphans: tuple[int, ...] = ()  # versions of the partial tokens of lost trajectories, ascending
     reached: int = -1  # the highest id of a group that was ever trained: how far the stream has come
     group_steps: float = 1.0  # steps that a trainer which never waits makes while a group is generated
+    staleness: float | None = None  # mean of recently trained tokens; None: too little was trained
 
 
 class RefreshOrder(msgspec.Struct, frozen=True):
