@@ -47,8 +47,8 @@ class InOrder:
     The mean length of B groups has a standard error of sigma / sqrt(B), so for every B the mean shifts by the
     same small number of standard errors. More are taken up only where nothing else is ready.
 
-    With fewer than `REPLICAS` replicas the tolerance is less in proportion, but at least 1. A replica starts its share of a
-    batch at once, and the fewer the shares, the more of a batch ends at the same time.
+    With fewer than `REPLICAS` replicas the tolerance is less in proportion, but at least 1. A replica starts
+    its share of a batch at once, and the fewer the shares, the more of a batch ends at the same time.
     """
 
     def ranked(self, view: View, ready: list[GroupView]) -> list[GroupView]:
