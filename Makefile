@@ -36,9 +36,10 @@ test: lint
 	$(BIN)/pytest -n 2 tests/tidy tests/unit tests/simulation
 	$(BIN)/pytest -n 2 --dist worksteal tests/process tests/engines tests/chaos tests/learning
 
-# Skipped, in words, on a machine without Chromium.
+# With the Chromium of CHROMIUM or of the system, else one that Playwright downloads; without any, skipped in words.
 test-ui: $(STAMP)
 	@$(BIN)/python -c 'import playwright' 2>/dev/null || $(BIN)/pip install -qq -e '.[ui-test]'
+	@[ -n "$$CHROMIUM" ] || command -v chromium >/dev/null || command -v chromium-browser >/dev/null || $(BIN)/playwright install chromium || true
 	$(BIN)/pytest -rs tests/browser
 
 bench: $(STAMP)
@@ -53,7 +54,7 @@ dist:
 	scripts/tool uv build --quiet --out-dir dist
 
 lock:
-	scripts/tool uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+	scripts/tool uv pip compile pyproject.toml --extra dev --extra ui-test --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements.lock \
 		--custom-compile-command "make lock"
 

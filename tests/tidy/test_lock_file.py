@@ -17,7 +17,8 @@ def name_of(requirement: str) -> str:
 
 def test_everything_that_the_project_needs_is_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    needed = {name_of(r) for r in [*project["dependencies"], *project["optional-dependencies"]["dev"]]}
+    extras = (r for name in ("dev", "ui-test") for r in project["optional-dependencies"][name])
+    needed = {name_of(r) for r in [*project["dependencies"], *extras]}
     assert needed <= {match[1].replace("_", "-") for match in PINNED.finditer(LOCK)}
 
 
