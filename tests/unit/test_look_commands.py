@@ -27,6 +27,22 @@ def test_two_runs_are_compared_in_the_terminal(tmp_path: Path, capsys: pytest.Ca
     assert run(["compare", paths[0]]) == 2
 
 
+@pytest.mark.parametrize("num", [2, 5, 30])
+def test_a_comparison_fits_a_terminal_of_80_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, num: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    made = [write_run(tmp_path / f"a-run-with-a-name-that-is-longer-than-usual-{i}") for i in range(num)]
+    for index, one in enumerate(made):
+        tree = json.loads(one.config.read_text())
+        one.config.write_text(json.dumps(tree | {"seed": 1000 + index}))
+    assert run(["compare", *(str(one.path) for one in made)]) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    assert "…" not in said
+    assert f"{1000 + num - 1:,}" in said
+
+
 def test_runs_of_one_name_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(write_run(tmp_path / name / "run").path) for name in ("a", "b")]
     assert run(["compare", *paths, "--json"]) == 0

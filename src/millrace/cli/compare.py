@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Group
@@ -12,18 +13,23 @@ from rich.text import Text
 
 from millrace.cli.options import AsJson, Runs
 from millrace.cli.report import distinct
+from millrace.config.resume import ABSENT
 from millrace.observe.terminal import Terminal
 from millrace.session import run_directory
 
 POINTS = 60
-"""Columns of a curve in the terminal."""
+NAME_MAX, CELL_MAX = 40, 34
+"""Characters of one line: of a run's name beside the curve, and of a cell."""
 BLOCKS = "▁▂▃▄▅▆▇█"
+
+Column = tuple[str, list[str]]
+"""Heading and cells."""
 
 
 def command(
     runs: Runs,
     as_json: AsJson = False,
-    points: Annotated[int, typer.Option(min=2, help="Columns of the reward curve.")] = POINTS,
+    points: Annotated[int, typer.Option(min=2, help="Points of the reward curve at most.")] = POINTS,
 ) -> None:
     """Compare runs: figures, the curve of rewards, and which keys of the configuration differ."""
     from millrace.look.comparison import told_of
@@ -36,47 +42,79 @@ def command(
     views = [Overview(name, run) for name, run in zip(names, found, strict=True)]
     for view in views:
         view.update(read_s=float("inf"))
-    told = told_of(views, points)
+    terminal = Terminal()
+    beside = min(NAME_MAX, max(map(len, names))) + len(str(len(names))) + 4
+    told = told_of(views, points if as_json else min(points, max(2, terminal.width - beside)))
     if as_json:
         typer.echo(json.dumps(told, indent=2, default=str))
     else:
-        Terminal().print(_rendered(told))
+        terminal.print(_rendered(told, terminal.width))
 
 
-def _rendered(told: dict[str, Any]) -> Group:
-    names = told["runs"]
-    figures = _table(("", *names), [(name, *values) for name, values in told["figures"].items()])
-    curves = told["reward"]
-    least = min((min(y) for y in curves.values() if y), default=0.0)
-    most = max((max(y) for y in curves.values() if y), default=1.0)
-    drawn = _table(
-        ("reward", f"{least:.3g} to {most:.3g}"), [(n, _bars(y, least, most)) for n, y in curves.items()]
-    )
-    differ = [
-        (change["key"], name, change["old"], change["new"])
-        for name, changes in told["differences"].items()
-        for change in changes
-    ]
-    head = ("configuration", "run", names[0], "there")
-    tail = _table(head, differ) if differ else Text("Their configurations are equal.")
-    return Group(figures, Text(), drawn, Text(), tail)
+def _rendered(told: dict[str, Any], width: int) -> Group:
+    differ = {change["key"]: change["old"] for changes in told["differences"].values() for change in changes}
+    own = [{change["key"]: change["new"] for change in told["differences"].get(n, ())} for n in told["runs"]]
+    configuration = {key: [run.get(key, first) for run in own] for key, first in differ.items()}
+    tail = _side_by_side(configuration, width) if differ else [Text("\nTheir configurations are equal.")]
+    return Group(_curves(told["reward"]), *_side_by_side(told["figures"], width), *tail)
 
 
-def _bars(values: list[float], least: float, most: float) -> str:
+def _curves(rewards: dict[str, list[float]]) -> Table:
+    """A line for each run, with the number that stands for the run from then on."""
+    every = [value for curve in rewards.values() for value in curve] or [0.0]
+    least, most = min(every), max(every)
     scale = (len(BLOCKS) - 1) / ((most - least) or 1.0)
-    return "".join(BLOCKS[round((value - least) * scale)] for value in values)
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in head:
-        table.add_column(Text(name), overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_plain(cell)) for cell in row))
+    table.add_column("", justify="right")
+    table.add_column("run", max_width=NAME_MAX, overflow="fold")
+    table.add_column(f"reward, {least:.3g} to {most:.3g}", overflow="fold")
+    for number, (name, curve) in enumerate(rewards.items(), 1):
+        bars = "".join(BLOCKS[round((value - least) * scale)] for value in curve)
+        table.add_row(str(number), Text(name), bars)
+    return table
+
+
+def _side_by_side(values: dict[str, list[Any]], width: int) -> Iterator[Table]:
+    """A row for each name and a column for each run. Where there is no room for so many columns, a row for
+    each run, in as many tables as the names need."""
+    named: list[Column] = [(name, list(map(_plain, row))) for name, row in values.items()]
+    numbers = [str(number) for number in range(1, len(named[0][1]) + 1)]
+    turned = zip(numbers, map(list, zip(*(cells for _, cells in named), strict=True)), strict=True)
+    beside: list[Column] = [("", [name for name, _ in named]), *turned]
+    if sum(map(_width, beside)) <= width:
+        yield _table(beside)
+        return
+    block: list[Column] = [("run", numbers)]
+    for column in named:
+        if len(block) > 1 and sum(map(_width, [*block, column])) > width:
+            yield _table(block)
+            del block[1:]
+        block.append(column)
+    yield _table(block)
+
+
+def _width(column: Column) -> int:
+    """With the gap after it. A heading breaks between words, a long value anywhere."""
+    head, cells = column
+    longest = max(map(len, [*head.split(), *cells]))
+    return min(CELL_MAX, longest) + 2
+
+
+def _table(columns: Sequence[Column]) -> Table:
+    table = Table(box=None, pad_edge=False, title=" ")
+    for index, column in enumerate(columns):
+        side: Literal["left", "right"] = "right" if index else "left"
+        table.add_column(
+            column[0], justify=side, vertical="bottom", overflow="fold", width=_width(column) - 2
+        )
+    for row in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(*map(Text, row))
     return table
 
 
 def _plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    return "-" if value is None else str(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return "-" if value is None else "not there" if value is ABSENT else str(value)
