@@ -8,53 +8,74 @@ from __future__ import annotations
 FOREIGN = {
     ours: names.split()
     for ours, names in {
-        "steps": "max_steps total_training_steps num_train_epochs total_epochs max_epochs num_episodes",
-        "model.path": "model_name_or_path pretrain model_name actor_rollout_ref",
+        "steps": (
+            "max_steps total_training_steps total_train_steps num_train_epochs total_epochs max_epochs "
+            "num_episodes num_rollout"
+        ),
+        "model.path": (
+            "model_name_or_path pretrain model_name actor_rollout_ref hf_checkpoint tokenizer_path model_path"
+        ),
         "model.dtype": "torch_dtype bf16 param_dtype",
-        "model.recompute": "gradient_checkpointing enable_gradient_checkpointing activation_checkpointing",
-        "task.path": "dataset dataset_name train_files prompt_data data_path data",
+        "model.recompute": (
+            "gradient_checkpointing enable_gradient_checkpointing gradient_checkpointing_enable "
+            "activation_checkpointing recompute_granularity ac"
+        ),
+        "task.path": (
+            "dataset dataset_name train_files prompt_data prompt_dataset data_path data train_dataset"
+        ),
         "task.prompt": "prompt_key input_key",
         "task.answer": "label_key ground_truth answer_key",
         "task.chat": "apply_chat_template",
-        "reward.path": "reward_funcs custom_reward_function remote_rm_url reward_function",
+        "reward.path": (
+            "reward_funcs reward_fn custom_reward_function custom_rm_path remote_rm_url remote_url "
+            "reward_function"
+        ),
         "batch.prompts": (
             "batch_size train_batch_size rollout_batch_size per_device_train_batch_size ppo_mini_batch_size "
-            "mini_batch_size generation_batch_size"
+            "mini_batch_size generation_batch_size global_batch_size consumer_batch_size"
         ),
-        "batch.group_size": "num_generations n n_samples_per_prompt rollouts_per_example",
+        "batch.group_size": "num_generations n n_samples n_samples_per_prompt rollouts_per_example",
         "batch.token_budget": (
             "ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu micro_batch_size "
-            "micro_train_batch_size gradient_accumulation_steps"
+            "micro_train_batch_size gradient_accumulation_steps max_tokens_per_gpu max_tokens_per_mb"
         ),
         "sampling.max_tokens": (
-            "max_completion_length max_new_tokens max_response_length response_length generate_max_len"
+            "max_completion_length max_completion_tokens max_new_tokens max_response_length response_length "
+            "generate_max_len rollout_max_response_len"
         ),
         "rollout.max_sequence_tokens": (
-            "max_prompt_length prompt_max_len max_model_len seq_len max_length vllm_max_model_length"
+            "max_prompt_length prompt_max_len max_model_len seq_len max_length max_len vllm_max_model_length "
+            "rollout_max_context_len rollout_max_prompt_len"
         ),
-        "rollout.slots": "max_num_seqs max_running_requests",
-        "rollout.replicas": "vllm_num_engines num_engines num_rollout_workers",
-        "algorithm.kind": "loss_type adv_estimator advantage_estimator",
-        "algorithm.kl": "beta kl_coef kl_loss_coef init_kl_coef",
+        "rollout.slots": "max_num_seqs max_running_requests sglang_max_running_requests",
+        "rollout.replicas": "vllm_num_engines num_engines num_rollout_workers num_infer_replicas",
+        "algorithm.kind": "loss_type adv_estimator advantage_estimator estimator",
+        "algorithm.kl": "beta kl_coef kl_loss_coef init_kl_coef init_coef kl_ctl",
         "algorithm.clip_low": "epsilon clip_ratio clip_ratio_low eps_clip clip_eps cliprange",
-        "algorithm.clip_high": "epsilon_high clip_ratio_high eps_clip_low_high",
-        "algorithm.scale": "scale_rewards norm_adv_by_std_in_grpo",
+        "algorithm.clip_high": "epsilon_high clip_ratio_high eps_clip_low_high eps_clip_high eps_clip_higher",
+        "algorithm.scale": "scale_rewards norm_adv_by_std_in_grpo disable_grpo_std_normalization no_std_norm",
         "algorithm.normalize": "loss_agg_mode",
-        "algorithm.correction": "vllm_importance_sampling_cap tis_imp_ratio_cap",
-        "optimizer.lr": "learning_rate actor_learning_rate",
-        "optimizer.betas": "adam_beta1 adam_beta2 adam_betas",
-        "optimizer.eps": "adam_epsilon",
-        "optimizer.warmup_steps": "lr_warmup_steps warmup_ratio lr_warmup_ratio",
-        "optimizer.grad_clip": "max_grad_norm max_norm clip_grad",
-        "schedule.staleness_max": (
-            "max_async_level async_level max_off_policy_steps staleness_threshold max_staleness "
-            "async_queue_size"
+        "algorithm.correction": (
+            "vllm_importance_sampling_clip_max vllm_importance_sampling_cap rollout_is_threshold "
+            "tis_imp_ratio_cap is_correction_threshold tis_clip"
         ),
-        "checkpoints.every": "save_steps save_freq save_interval",
-        "checkpoints.keep": "save_total_limit max_actor_ckpt_to_keep max_ckpt_num",
-        "observe.wandb": "report_to logger use_wandb project_name",
+        "optimizer.lr": "learning_rate actor_learning_rate",
+        "optimizer.betas": "adam_beta1 adam_beta2 adam_betas beta1 beta2 betas1 betas2",
+        "optimizer.eps": "adam_epsilon",
+        "optimizer.warmup_steps": (
+            "lr_warmup_steps warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio warmup_steps_proportion"
+        ),
+        "optimizer.grad_clip": "max_grad_norm max_norm clip_grad gradient_clipping",
+        "schedule.staleness_max": (
+            "max_staleness max_off_policy_steps staleness_threshold max_head_offpolicyness async_queue_size "
+            "max_async_level async_level"
+        ),
+        "checkpoints.every": "save_steps save_freq save_interval freq_steps interval",
+        "checkpoints.keep": "save_total_limit max_actor_ckpt_to_keep max_ckpt_num max_num keep_last",
+        "observe.wandb": "report_to logger use_wandb project_name project wandb_project",
     }.items()
 }
+"""Present names and, where a framework renamed a key, the former ones."""
 
 OURS = {name: ours for ours, names in FOREIGN.items() for name in names}
 """By the last part of the other framework's name."""
