@@ -22,7 +22,11 @@ def test_greedy_output_equals_generate(name: str) -> None:
     model = make_model(name)
     engine = make_engine(model, prefill_chunk=24)
     prompts = [prompt_of(i, length) for i, length in enumerate(PROMPT_LENGTHS)]
-    completions = generate(engine, prompts, Sampling(max_tokens=40, temperature=0), n=2)
+    ended: list[int] = []
+    completions = generate(
+        engine, prompts, Sampling(max_tokens=40, temperature=0), n=2, on_end=lambda: ended.append(1)
+    )
+    assert len(ended) == 2 * len(prompts)
     for prompt, (first, second) in zip(prompts, completions, strict=True):
         tokens = torch.tensor([prompt])
         expected = model.generate(

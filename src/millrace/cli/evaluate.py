@@ -42,7 +42,15 @@ def command(
     config = load(config_file, overrides or ())
     with model_directory(model) if model else nullcontext() as directory:
         held_out = held_out_config(config, directory, seed=seed, data_seed=data_seed)
-        result = evaluate(held_out, prompts=prompts, samples=samples, correct_at=correct_at)
+        # On a terminal only, and gone at the end.
+        with Terminal(stderr=True).status(f"Loading {held_out.model.path}") as status:
+            result = evaluate(
+                held_out,
+                prompts=prompts,
+                samples=samples,
+                correct_at=correct_at,
+                tell=lambda ended, total: status.update(f"{ended:,} of {total:,} completions"),
+            )
     result = replace(result, model=str(model or result.model))
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,12 +26,19 @@ def held_out_config(config: Config, model: Path | None, *, seed: int, data_seed:
     return config.model_copy(update={"task": task, "seed": seed, "model": chosen})
 
 
-def evaluate(config: Config, *, prompts: int, samples: int, correct_at: float = 1.0) -> Evaluation:
+def evaluate(
+    config: Config,
+    *,
+    prompts: int,
+    samples: int,
+    correct_at: float = 1.0,
+    tell: Callable[[int, int], None] = lambda ended, total: None,
+) -> Evaluation:
     """Evaluate `config.model` on the first `prompts` prompts of `config.task`.
 
     One greedy completion and `samples` sampled ones (by `config.sampling`, noise from `config.seed`)
-    per prompt, generated in this process and scored in an environment worker. Call from the main
-    thread, with no event loop running.
+    per prompt, generated in this process and scored in an environment worker. `tell` gets how many
+    completions have ended, and of how many. Call from the main thread, with no event loop running.
     """
     from millrace.rollout.generate import generate
     from millrace.rollout.load import load_engine
@@ -51,8 +59,13 @@ def evaluate(config: Config, *, prompts: int, samples: int, correct_at: float = 
     sampling = Sampling(
         s.max_tokens, temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, stop_strings=s.stop
     )
-    best = generate(engine, tokens, greedy, n=1, seed=config.seed)
-    drawn = generate(engine, tokens, sampling, n=samples, seed=config.seed)
+    ended, total = itertools.count(1), len(asked) * (1 + samples)
+
+    def on_end() -> None:
+        tell(next(ended), total)
+
+    best = generate(engine, tokens, greedy, n=1, seed=config.seed, on_end=on_end)
+    drawn = generate(engine, tokens, sampling, n=samples, seed=config.seed, on_end=on_end)
     rows = _attempts(config, asked, [b + d for b, d in zip(best, drawn, strict=True)])
     return summarize(
         config.model.path, [row[0] for row in rows], [row[1:] for row in rows], correct_at=correct_at

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from millrace.core.columns import token_array
 from millrace.core.types import Sampling, Work
@@ -14,12 +14,18 @@ _leases = itertools.count()
 
 
 def generate(
-    engine: TorchEngine, prompts: Sequence[Sequence[int]], sampling: Sampling, *, n: int = 1, seed: int = 0
+    engine: TorchEngine,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    *,
+    n: int = 1,
+    seed: int = 0,
+    on_end: Callable[[], None] = lambda: None,
 ) -> list[list[list[int]]]:
     """`n` completions of every prompt (token ids), in the order of the prompts.
 
     The engine must serve a version and be otherwise idle. Completion j of prompt i depends on the
-    weights, the prompt, `sampling`, `seed` and (i, j) only.
+    weights, the prompt, `sampling`, `seed` and (i, j) only. `on_end` is called as each ends.
     """
     assert engine.version >= 0 and not engine.has_work, engine.load()
     lease = next(_leases)
@@ -42,4 +48,6 @@ def generate(
         engine.step()
         for progress in engine.take_progress():
             completions[progress.trajectory_id].extend(progress.columns.tokens)
+            if progress.finish is not None:
+                on_end()
     return [completions[start : start + n] for start in range(0, len(works), n)]
