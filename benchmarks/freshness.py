@@ -8,11 +8,13 @@ Parts, each on the short and the uneven task of `loop_vs_trl.py`:
 
     default           its configuration: 128 slots, so that a batch and more is decoded at once
     generation-bound  16 slots: a decode step serves few trajectories, and the trainer waits for them
-    trainer-bound     micro-batches of 64 tokens: the same gradient, at over twice the trainer's time
+    balanced          micro-batches of 64 tokens: the same gradient, at over twice the trainer's time
+    trainer-bound     the same, activations computed again and a KL penalty to a reference model
     peers             GRPOTrainer and AsyncGRPOTrainer, in the default configuration
 
-`waits` of the synchronous schedule says which side is the slower one: above a half, generation is. Speed
-needs a machine with nothing else on it. Finished runs are kept, so a later call makes only what is missing.
+`waits` of the synchronous schedule says which side is the slower one: 0.6 and more, generation is; 0.4 and
+less, the trainer is. Speed needs a machine with nothing else on it. Finished runs are kept, so a later call
+makes only what is missing.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ from loop_vs_trl import SCRIPTS, STALENESS_MAX, time_ratio
 from stored_runs import Kept, Spec, Store, interval, plus_minus
 
 STEPS = {"short": (120, 12), "uneven": (72, 12)}  # in full, and with --quick
+PEERS, BALANCED = "peers", "balanced"
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "generation-bound": {"slots": 16},
-    "trainer-bound": {"token_budget": 64},
+    BALANCED: {"token_budget": 64},
+    "trainer-bound": {"token_budget": 64, "recompute": "true", "kl": 0.001},
 }
-PEERS = "peers"
 OURS, BASE = "millrace", "synchronous"
 
 
@@ -141,7 +144,8 @@ def _own(runs: Runs, what: str) -> list[float]:
 
 
 def figures(places: dict[Place, Runs]) -> dict[str, float | None]:
-    """The worst over tasks and settings of each figure, after all of them by name.
+    """The worst over tasks and settings of each figure, after all of them by name; without `balanced`, where
+    no side is the slower one.
 
     Of fairness, the worst is the one that is the furthest from 1, as a ratio."""
     found: dict[str, dict[str, float | None]] = {}
@@ -165,7 +169,8 @@ def figures(places: dict[Place, Runs]) -> dict[str, float | None]:
         "reward_gap_to_synchronous": max,
         "time_to_reward_over_best_peer": min,
     }
-    told = {name: [v for one in found.values() if (v := one[name]) is not None] for name in worst}
+    bound = [one for place, one in found.items() if BALANCED not in place]
+    told = {name: [v for one in bound if (v := one[name]) is not None] for name in worst}
     return named | {name: pick(told[name]) if told[name] else None for name, pick in worst.items()}
 
 

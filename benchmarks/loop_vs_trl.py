@@ -35,7 +35,8 @@ GAIN = 0.10  # above the round's first rewards: what time to reward is measured 
 CONFIG = """
 steps = {steps}
 seed = {seed}
-model.path = "{start}"
+model = {{ path = "{start}", recompute = {recompute} }}
+algorithm.kl = {kl}
 batch = {{ prompts = {groups}, group_size = {group_size}, token_budget = {token_budget} }}
 sampling.max_tokens = {max_tokens}
 optimizer = {{ lr = {lr}, betas = [0.9, 0.999] }}
@@ -68,7 +69,7 @@ class Step:
 Curve = list[Step]
 
 SCHEDULE = f'{{ kind = "millrace", staleness_max = {STALENESS_MAX}, repack_interval_s = 0.5 }}'
-OURS = {"schedule": SCHEDULE, "slots": 128, "token_budget": 8192}
+OURS = {"schedule": SCHEDULE, "slots": 128, "token_budget": 8192, "recompute": "false", "kl": 0.0}
 """What `CONFIG` has and no peer knows."""
 
 
