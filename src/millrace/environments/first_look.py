@@ -30,7 +30,7 @@ class FirstLook(EnvironmentWorker):
     """Role `millrace.environments.first_look:FirstLook`: the worker of a run, asked before the run."""
 
     async def probed(self, first: int, found: bool) -> AsyncIterator[Prompt | BadPrompt]:
-        """The first prompts in the order of the run, from group `first` on. `found`: an earlier was usable."""
+        """The first prompts in the order of the run, from group `first` on; `found`: one was usable."""
         until_s = time.monotonic() + LOOK_S
         for group_id in range(first, min(self._task.rows, PROBED_ROWS)):
             [prompt] = await self.prompts([group_id])
