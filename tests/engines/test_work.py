@@ -120,7 +120,7 @@ def test_a_stop_string_over_two_tokens_stops_with_the_token_that_completes_it(be
     free = bench.play(bench.work([5, 6, 7], Sampling(max_tokens=60, temperature=0.4)) for _ in range(24))
     pairs = Counter(pair for one in free for pair in pairwise(one.tokens) if min(pair) >= 5)
     string = text_of(list(pairs.most_common(1)[0][0]))
-    sampling = Sampling(max_tokens=60, temperature=0.4, stop_strings=("never there", string))
+    sampling = Sampling(max_tokens=60, temperature=0.4, stop=("never there", string))
     played = bench.play(bench.work([5, 6, 7], sampling) for _ in range(24))
     for one in played:
         text = text_of(one.tokens)

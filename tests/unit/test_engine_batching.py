@@ -88,7 +88,7 @@ def test_a_stop_string_is_found_inside_a_token_and_across_bytes_of_a_character()
         ([], LONG, "empty prompt"),
         ([5] * 400, LONG, "more than `rollout.max_sequence_tokens`"),
         ([5, 101], LONG, "token ids outside"),
-        ([5], Sampling(max_tokens=3, stop_strings=("x",)), "no tokenizer"),
+        ([5], Sampling(max_tokens=3, stop=("x",)), "no tokenizer"),
     ],
 )
 def test_work_that_cannot_be_done_is_refused_and_nothing_of_its_call_is_queued(

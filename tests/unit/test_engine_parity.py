@@ -88,7 +88,7 @@ def test_stop_strings_are_found_in_the_tokenizers_text(tmp_path) -> None:
     text = text_decoder(load_tokenizer(str(tmp_path)))
     [[free]] = generate(engine, [[5, 6]], Sampling(max_tokens=30))
     stop = text(free[5:8])
-    [[stopped]] = generate(engine, [[5, 6]], Sampling(max_tokens=30, stop_strings=(stop,)))
+    [[stopped]] = generate(engine, [[5, 6]], Sampling(max_tokens=30, stop=(stop,)))
     assert text(stopped).endswith(stop) and stopped == free[: len(stopped)]
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from millrace.core.types import Sampling
+from millrace.rollout.edits import Edits
 from millrace.rollout.noise import Noise
 from millrace.rollout.sampler import Sampler
 
@@ -21,7 +22,14 @@ def uniforms(seeds: Sequence[int], trajectory_ids: Sequence[int], positions: Seq
 def sample(
     logits: torch.Tensor, samplings: Sequence[Sampling], noise: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return Sampler(samplings, torch.device("cpu"))(logits, torch.from_numpy(noise))
+    return sampler(samplings, logits.shape[1])(logits, torch.from_numpy(noise))
+
+
+def sampler(samplings: Sequence[Sampling], vocab: int) -> Sampler:
+    """Of sequences with the prompt [0] and the completion [1, 1, 2]."""
+    cpu = torch.device("cpu")
+    edits = Edits(samplings, [([0], [1, 1, 2])] * len(samplings), vocab=vocab, device=cpu)
+    return Sampler(samplings, cpu, edits if any(sampling.edits for sampling in samplings) else None)
 
 
 def draw(logits: list[float], sampling: Sampling, count: int = 4000) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,6 +104,34 @@ def test_top_p_counts_within_top_k() -> None:
     assert set(tokens.tolist()) == {0}  # 0.4 / 0.7 already reaches 0.57
 
 
+def test_min_p_keeps_what_is_at_least_that_fraction_of_the_first() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().tolist()
+    tokens, logprobs = draw(logits, Sampling(max_tokens=1, min_p=0.29, top_p=0.9))
+    assert set(tokens.tolist()) == {0, 1, 2}  # 0.15 / 0.5 is 0.3; top-p counts among these
+    assert torch.allclose(logprobs.exp(), torch.tensor([0.5, 0.3, 0.15])[tokens] / 0.95)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"repetition_penalty": 2.0}, [0.5, 1.0, -2.0, 3.0]),
+        ({"presence_penalty": 0.5}, [1.0, 1.5, -1.5, 3.0]),
+        ({"frequency_penalty": 0.5}, [1.0, 1.0, -1.5, 3.0]),
+        ({"banned_token_ids": (3,)}, [1.0, 2.0, -1.0, -math.inf]),
+        ({"allowed_token_ids": (0, 2)}, [1.0, -math.inf, -1.0, -math.inf]),
+    ],
+)
+def test_edits_worked_by_hand(settings: dict, expected: list[float]) -> None:
+    tokens, logprobs = draw([1.0, 2.0, -1.0, 3.0], Sampling(max_tokens=1, temperature=0.5, **settings), 500)
+    assert torch.allclose(logprobs, (torch.tensor(expected) / 0.5).log_softmax(-1)[tokens])
+
+
+def test_a_sampled_token_counts_from_then_on() -> None:
+    one = sampler([Sampling(max_tokens=1, temperature=0, presence_penalty=2.0)], 4)
+    logits, noise = torch.tensor([[0.0, 0.0, 0.0, 1.5]]), torch.zeros(1, dtype=torch.float64)
+    assert [int(one(logits, noise)[0]) for _ in range(2)] == [3, 0]
+
+
 def test_greedy_records_the_logprob_at_temperature_1_without_truncation() -> None:
     tokens, logprobs = draw([0.0, 2.0, 2.0], Sampling(max_tokens=1, temperature=0, top_k=1, top_p=0.1), 3)
     assert tokens.tolist() == [1, 1, 1]
@@ -111,7 +147,8 @@ def test_the_first_and_last_token_are_reached_at_the_ends_of_the_noise() -> None
 @pytest.mark.parametrize("vocab", [3, 37, 1000])
 def test_a_row_does_not_depend_on_the_others(vocab: int) -> None:
     logits = torch.randn(9, vocab, generator=torch.Generator().manual_seed(0)) * 3
-    kinds = [Sampling(1), Sampling(1, temperature=0.7, top_p=0.8), Sampling(1, temperature=0)] * 3
+    cut = Sampling(1, temperature=0.7, top_p=0.8, min_p=0.01)
+    kinds = [Sampling(1, repetition_penalty=1.3, presence_penalty=0.2), cut, Sampling(1, temperature=0)] * 3
     noise = uniforms([0] * 9, list(range(9)), [1] * 9)
     tokens, logprobs = sample(logits, kinds, noise)
     for i in range(9):

@@ -155,8 +155,30 @@ class SamplingConfig(Section):
     """Sample from the smallest set of tokens with this probability; 1 is off."""
     top_k: CountOrZero = 0
     """Sample from this many most probable tokens, 2 or more in training; 0 is off."""
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    """Sample from tokens at least this probable, as a fraction of the most probable one's; 0 is off."""
+    repetition_penalty: float = Field(default=1.0, gt=0, le=100)
+    """Divides positive logits of tokens in the prompt or completion, multiplies negative ones; 1 is off."""
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    """Taken from the logit of every token in the completion."""
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    """As `presence_penalty`, times how often it is there."""
     stop: tuple[StopString, ...] = ()
     """Stop strings, beside the tokenizer's end-of-sequence token."""
+    stop_token_ids: tuple[CountOrZero, ...] = ()
+    """More tokens that end a completion."""
+    ignore_eos: bool = False
+    """The end-of-sequence token ends nothing; `stop`, `stop_token_ids` and `max_tokens` do."""
+    allowed_token_ids: tuple[CountOrZero, ...] | None = Field(default=None, min_length=2)
+    """Only these are sampled; None: all."""
+    banned_token_ids: tuple[CountOrZero, ...] = ()
+    """These are never sampled."""
+
+    @model_validator(mode="after")
+    def _something_is_left(self) -> SamplingConfig:
+        if self.allowed_token_ids is not None and set(self.allowed_token_ids) <= set(self.banned_token_ids):
+            raise ValueError("`sampling.banned_token_ids` bans all of `sampling.allowed_token_ids`")
+        return self
 
 
 class GRPO(Section):

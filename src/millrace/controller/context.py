@@ -175,16 +175,13 @@ class RunContext:
 
 
 def _numbers(config: Config) -> RunNumbers:
-    s = config.sampling
     return RunNumbers(
         steps=config.steps,
         batch_groups=config.batch.prompts,
         group_size=config.batch.group_size,
         slots=config.rollout.slots,
         max_sequence_tokens=config.rollout.max_sequence_tokens,
-        sampling=Sampling(
-            s.max_tokens, temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, stop_strings=s.stop
-        ),
+        sampling=Sampling(**dict(config.sampling)),
         seed=config.seed,
         attempts=config.supervision.attempts,
     )

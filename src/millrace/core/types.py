@@ -49,19 +49,33 @@ class Finish(StrEnum):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off.
+    """How tokens are drawn, as section `sampling` of the configuration says. `temperature` 0 is greedy.
 
-    Order: logits / temperature, then top-k, then top-p, then renormalise. Recorded log-probs are of
-    that final distribution; greedy tokens record the log-prob at temperature 1 without truncation.
-    The end-of-sequence token is part of the completion; a stop string ends the trajectory with the token
-    that completes it.
+    Order: penalties, banned tokens, logits / temperature, then min-p, top-k, top-p, then renormalise.
+    Recorded log-probs are of that final distribution; greedy tokens record the log-prob at temperature 1
+    without min-p, top-k and top-p. An end token is part of the completion; a stop string ends the trajectory
+    with the token that completes it.
     """
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    stop_strings: tuple[str, ...] = ()
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    allowed_token_ids: tuple[int, ...] | None = None
+    banned_token_ids: tuple[int, ...] = ()
+
+    @property
+    def edits(self) -> bool:
+        """Whether logits are edited before the temperature."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1, 0, 0) or self.allowed_token_ids is not None or bool(self.banned_token_ids)
 
 
 class Prompt(msgspec.Struct, frozen=True):

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from millrace.config.schema import Config, GymTask
 from millrace.core.columns import token_array
 from millrace.core.types import Finish, Prompt, Sampling, ScoreRequest
@@ -54,11 +56,8 @@ def evaluate(
         prefill_chunk=config.rollout.prefill_chunk,
         exact=config.rollout.exact,
     )
-    s = config.sampling
-    greedy = Sampling(s.max_tokens, temperature=0.0, stop_strings=s.stop)
-    sampling = Sampling(
-        s.max_tokens, temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, stop_strings=s.stop
-    )
+    sampling = Sampling(**dict(config.sampling))
+    greedy = replace(sampling, temperature=0.0)
     ended, total = itertools.count(1), len(asked) * (1 + samples)
 
     def on_end() -> None:
@@ -93,9 +92,10 @@ def _finisher(config: Config) -> Callable[[list[int]], Finish]:
     from millrace.environments.tokenizer import load_tokenizer
 
     tokenizer, sampling = load_tokenizer(config.model.path), config.sampling
+    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else (tokenizer.eos_token_id,))}
 
     def finish(tokens: list[int]) -> Finish:
-        if len(tokens) < sampling.max_tokens or tokens[-1] == tokenizer.eos_token_id:
+        if len(tokens) < sampling.max_tokens or tokens[-1] in ends:
             return Finish.STOP
         text = tokenizer.decode(tokens) if sampling.stop else ""
         return Finish.STOP if any(stop in text for stop in sampling.stop) else Finish.LENGTH

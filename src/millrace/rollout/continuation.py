@@ -25,10 +25,10 @@ class Continuation:
         self.finish: Finish | None = None
         self.prefix_key: tuple = (work.group_id, tuple(work.prompt))
         self._sampled, self._reported = TokenColumns(), 0
-        self._stop_ids = eos_ids
-        self._budget = min(len(work.prompt) + work.sampling.max_tokens, max_sequence_tokens)
-        strings = work.sampling.stop_strings
-        self._stop_strings = StopStrings(decode, strings) if strings and decode is not None else None
+        sampling = work.sampling
+        self._stop_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_ids)}
+        self._budget = min(len(work.prompt) + sampling.max_tokens, max_sequence_tokens)
+        self._stop_strings = StopStrings(decode, sampling.stop) if sampling.stop and decode else None
         self._note_finish()
 
     @property

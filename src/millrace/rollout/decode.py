@@ -13,6 +13,7 @@ import torch
 from millrace.rollout.attention import DecodeAttention
 from millrace.rollout.cache import KVCache
 from millrace.rollout.continuation import Continuation
+from millrace.rollout.edits import Edits
 from millrace.rollout.noise import Noise
 from millrace.rollout.sampler import Sampler
 
@@ -38,6 +39,7 @@ class DecodeBatch:
         *,
         pad: Callable[[int], int],
         exact: bool,
+        vocab: int,
     ) -> None:
         self.slots, self.count = list(ready), ready[-1] + 1
         self.continuations = [running[slot] for slot in ready]
@@ -49,7 +51,11 @@ class DecodeBatch:
         self.tokens = torch.tensor(last + padding, device=device)
         self.positions = torch.tensor(positions + padding, device=device)
         self.rows = None if len(ready) == self.count else torch.tensor(self.slots, device=device)
-        self._sampler = Sampler([work.sampling for work in works], device)
+        samplings, edits = [work.sampling for work in works], None
+        if any(sampling.edits for sampling in samplings):
+            sequences = [(c.work.prompt, c.tokens[len(c.work.prompt) :]) for c in self.continuations]
+            edits = Edits(samplings, sequences, vocab=vocab, device=device)
+        self._sampler = Sampler(samplings, device, edits)
         noise = Noise([work.seed for work in works], [work.trajectory_id for work in works])
         lengths = [continuation.completion_length for continuation in self.continuations]
         self._uniforms = torch.from_numpy(noise.uniforms(lengths, self.attention.num_steps).T).to(device)

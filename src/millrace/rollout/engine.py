@@ -68,7 +68,7 @@ class TorchEngine:
         self._intake = Intake(
             vocab=architecture.vocab, max_sequence_tokens=max_sequence_tokens, eos_ids=eos_ids, decode=decode
         )
-        self.exact, self._recompute = exact, recompute
+        self.exact, self._recompute, self._vocab = exact, recompute, architecture.vocab
         self._dtype, computing = dtype, computing_dtype(dtype, device)
         self._active = Parameters(architecture, computing, device)
         self._standby = Parameters(architecture, computing, device)
@@ -288,7 +288,7 @@ class TorchEngine:
         if not ready:
             return None
         pad = self._forward.products.rows
-        return DecodeBatch(self._running, ready, self._cache, pad=pad, exact=self.exact)
+        return DecodeBatch(self._running, ready, self._cache, pad=pad, exact=self.exact, vocab=self._vocab)
 
     def _note(self, batch: DecodeBatch, tokens: list[int], logprobs: list[float]) -> None:
         for slot, continuation, token, logprob in zip(

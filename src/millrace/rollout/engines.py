@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from millrace.core.errors import ConfigError
 from millrace.core.objects import find_object
+from millrace.core.types import Sampling
 from millrace.rollout.protocol import Capabilities, Engine, EngineOptions
 
 if TYPE_CHECKING:
@@ -22,17 +23,18 @@ class EngineKind(NamedTuple):
     can: Capabilities
 
 
+SAMPLING = Sampling.__struct_fields__
+"""Every key of section `sampling`."""
+
 ENGINES = {
     "own": EngineKind(
         "millrace.rollout.load:open_engine",
         Capabilities(
-            frozenset({
-                "rollout.exact", "rollout.recompute", "sampling.top_p", "sampling.top_k", "sampling.stop",
-            }),
+            frozenset({"rollout.exact", "rollout.recompute", *(f"sampling.{name}" for name in SAMPLING)}),
             shares_prefixes=True,
         ),
     ),
-}  # fmt: skip
+}
 
 # Every engine understands these.
 _UNIVERSAL = {"sampling.max_tokens", "sampling.temperature"}

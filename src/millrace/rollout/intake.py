@@ -68,5 +68,9 @@ class Intake:
             )
         if not (min(work.prompt) >= 0 and max(work.prompt) < vocab):
             raise DataError(f"{where} has token ids outside [0, {vocab}): another tokenizer's?")
-        if work.sampling.stop_strings and self._decode is None:
+        sampling = work.sampling
+        named = {*sampling.stop_token_ids, *sampling.banned_token_ids, *(sampling.allowed_token_ids or ())}
+        if named and not 0 <= min(named) <= max(named) < vocab:
+            raise DataError(f"{where}: `sampling` names tokens outside [0, {vocab}): {sorted(named)}")
+        if sampling.stop and self._decode is None:
             raise DataError(f"{where} has stop strings, but the engine has no tokenizer to find them with")

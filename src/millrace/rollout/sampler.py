@@ -1,6 +1,6 @@
 """Draw one token per row, and say with what log-probability.
 
-Temperature, then top-k, then top-p, then renormalise; the token is drawn by inverting the cumulative
+Edits, temperature, then min-p, top-k, top-p, then renormalise; the token is drawn by inverting the cumulative
 distribution at one uniform number. A row's result never depends on the other rows.
 
 Shape suffixes: N rows, V vocabulary.
@@ -13,17 +13,28 @@ from collections.abc import Sequence
 import torch
 
 from millrace.core.types import Sampling
+from millrace.rollout.edits import Edits
 
 Tensor = torch.Tensor
 
 
 class Sampler:
-    """Samples rows as `samplings` say. What does not change from step to step is settled once."""
+    """Samples rows as `samplings` say. What does not change from step to step is settled once.
 
-    def __init__(self, samplings: Sequence[Sampling], device: torch.device) -> None:
+    `edits`: of the same rows, if any of them wants some.
+    """
+
+    def __init__(
+        self, samplings: Sequence[Sampling], device: torch.device, edits: Edits | None = None
+    ) -> None:
+        self._edits = edits
         temperatures = [s.temperature or 1.0 for s in samplings]
         greedy = [s.temperature == 0 for s in samplings]
-        cut = [i for i, s in enumerate(samplings) if s.temperature > 0 and (s.top_k > 0 or s.top_p < 1)]
+        cut = [
+            i
+            for i, s in enumerate(samplings)
+            if s.temperature > 0 and (s.top_k > 0 or s.top_p < 1 or s.min_p > 0)
+        ]
         self._temperature = _column(temperatures, device) if set(temperatures) != {1.0} else None
         self._greedy = torch.tensor(greedy, device=device) if any(greedy) else None
         self._cut = torch.tensor(cut, device=device) if cut else None
@@ -33,9 +44,12 @@ class Sampler:
         """Tokens (N,) and log-probs (N,) of the distribution really sampled from.
 
         Greedy rows (temperature 0) take the largest logit (the first of equals) and record its log-prob
-        at temperature 1 without truncation. Top-k keeps exactly k tokens and top-p the fewest whose
-        probabilities reach p; among equal logits the smaller id comes first.
+        at temperature 1 without truncation. Min-p keeps tokens at least that fraction as probable as the
+        first, top-k exactly k tokens, and top-p the fewest whose probabilities reach p; among equal logits
+        the smaller id comes first.
         """
+        if self._edits is not None:
+            logits_NV = self._edits(logits_NV)
         if self._temperature is not None:
             logits_NV = logits_NV / self._temperature
         if self._cut is not None:
@@ -49,19 +63,23 @@ class Sampler:
             tokens_N = torch.where(self._greedy, logits_NV.argmax(dim=-1), tokens_N)
         # A row of NaN finds no token; it is the caller's to refuse.
         tokens_N = tokens_N.clamp(max=logits_NV.shape[1] - 1)
+        if self._edits is not None:
+            self._edits.note(tokens_N)
         return tokens_N, logprobs_NV.gather(1, tokens_N[:, None])[:, 0]
 
 
 class _Truncation:
-    """Logits with every token outside top-k and top-p at -inf."""
+    """Logits with every token outside min-p, top-k and top-p at -inf."""
 
     def __init__(self, samplings: Sequence[Sampling], device: torch.device) -> None:
+        self._log_min_p = torch.tensor([[s.min_p] for s in samplings], device=device).log()
         self._unlimited = torch.tensor([[s.top_k == 0] for s in samplings], device=device)
         self._top_k = torch.tensor([[s.top_k] for s in samplings], device=device)
         self._top_p = torch.tensor([[s.top_p] for s in samplings], dtype=torch.float64, device=device)
 
     def __call__(self, logits_NV: Tensor) -> Tensor:
         ranked, order = logits_NV.sort(dim=-1, descending=True, stable=True)
+        ranked = ranked.masked_fill(ranked < ranked[:, :1] + self._log_min_p, float("-inf"))
         rank = torch.arange(logits_NV.shape[1], device=logits_NV.device)
         ranked = ranked.masked_fill((rank >= self._top_k) & ~self._unlimited, float("-inf"))
         probs = ranked.double().softmax(dim=-1)
