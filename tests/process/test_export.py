@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,5 @@ def test_any_checkpoint_can_be_exported_and_evaluated(
     for model in (run.path, run.checkpoints / "v00000002"):
         assert millrace(["eval", str(start), "--model", str(model), "--prompts", "2", "--samples", "1"]) == 0
         assert f"{model}, 2 prompts" in " ".join(capsys.readouterr().out.split())
+    kept = map(json.loads, run.evaluations.read_text().splitlines())
+    assert [(line["version"], line["num_prompts"]) for line in kept] == [(4, 2), (2, 2)]

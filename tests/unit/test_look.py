@@ -11,6 +11,9 @@ from observe_events import event, step
 from tests.look_runs import PROMPT, events, write_run
 
 from millrace.core.errors import DataError
+from millrace.core.types import Scored
+from millrace.evaluation.evaluation import Attempt, summarize
+from millrace.evaluation.kept import keep
 from millrace.ledger.samples import Choice
 from millrace.look.charts import CHARTS, overlaid
 from millrace.look.overview import Overview, who_waits
@@ -168,6 +171,20 @@ def test_a_search_looks_from_the_newest_on_and_can_go_on(tmp_path: Path) -> None
     assert len(ids) == 16
     assert rest.before is None
     assert not search(one.run, one.tokenizer, "no such text", 3).shown
+
+
+@pytest.mark.parametrize(("by", "x"), [(Axis.STEP, [0, 2, 4]), (Axis.TOKENS, [0, 200, 400])])
+def test_evaluations_are_points_beside_the_rewards(tmp_path: Path, by: Axis, x: list[float]) -> None:
+    one = overview(tmp_path / "a")
+    for version in 4, 0, 2:
+        keep(one.run, version, summarize("m", [], [[Attempt(Scored(version / 8), False)]], correct_at=1.0))
+    data = one.data(by)
+    assert data["reward"]["label"] == ["training", "evaluations"]
+    assert (data["reward"]["xs"][1], data["reward"]["ys"][1]) == (x, [0.0, 0.25, 0.5])
+    assert data["reward points"]["x"][-3:] == x
+    one.run.evaluations.write_text("{")
+    with pytest.raises(DataError, match=r"evaluations\.jsonl: a line is damaged"):
+        one.data(by)
 
 
 def test_runs_are_overlaid_by_their_names(tmp_path: Path) -> None:

@@ -57,13 +57,16 @@ def check(run: str) -> list[str]:
 def evaluate(run: str, held_out: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     """Evaluate the configuration in a directory on other rows, where its task can make other rows."""
     from millrace.evaluation.evaluate import evaluate, held_out_config
+    from millrace.evaluation.kept import keep_if_of_a_run
     from millrace.session.export import model_directory
 
     config = RunDirectory(Path(run)).read_config()
     model = Path(held_out["model"] or config.model.path)
     with model_directory(model) as directory:
         chosen = held_out_config(config, directory, seed=held_out["seed"], data_seed=held_out["data_seed"])
-        return evaluate(chosen, **asked).to_json() | {"model": str(model)}
+        result = evaluate(chosen, **asked)
+    keep_if_of_a_run(model, result)
+    return result.to_json() | {"model": str(model)}
 
 
 def simulate(

@@ -17,6 +17,7 @@ from millrace.config.load import load
 from millrace.config.schema import FileTask, GymTask
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
 from millrace.evaluation.evaluation import Evaluation
+from millrace.evaluation.kept import keep_if_of_a_run
 from millrace.observe.terminal import Terminal
 from millrace.session.export import model_directory
 
@@ -52,6 +53,8 @@ def command(
                 tell=lambda ended, total: status.update(f"{ended:,} of {total:,} completions"),
             )
     result = replace(result, model=str(model or result.model))
+    if model and (trouble := keep_if_of_a_run(model, result)):
+        Terminal(stderr=True).print(trouble)
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:

@@ -24,6 +24,7 @@ from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
 from millrace.evaluation.evaluation import Evaluation
+from millrace.evaluation.kept import keep
 from millrace.observe.check import print_checks
 from millrace.observe.terminal import Terminal
 from millrace.quickstart.checks import checks
@@ -58,6 +59,8 @@ def command(
     _train(config, run, saboteur)
     _say("4/4", "evaluate what it learned")
     after = _evaluate(config, run.model)
+    for version, result in (0, before), (config.steps, after):
+        keep(run, version, result)
     _report(before, after)
     console.print()
     passed = print_checks(console, checks(before, after, run, saboteur))

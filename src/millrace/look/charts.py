@@ -59,7 +59,11 @@ def _gaps(steps: Steps) -> Lines:
 
 CHARTS: tuple[Chart, ...] = (
     Chart(
-        "reward", "Reward", "Mean over the trajectories of a step.", "0.[000]", _columns(mean="reward/mean")
+        "reward",
+        "Reward",
+        "Mean over the trajectories of a step, or over the samples of an evaluation.",
+        "0.[000]",
+        _columns(training="reward/mean"),
     ),
     Chart(
         "staleness",

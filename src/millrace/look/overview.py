@@ -11,6 +11,7 @@ from millrace.config.schema import Config
 from millrace.look import figures, parts
 from millrace.look.activity import row_order
 from millrace.look.charts import CHARTS, overlaid
+from millrace.look.evaluations import evaluated
 from millrace.look.runs import state_of
 from millrace.look.steps import POINTS, Axis, Steps
 from millrace.look.story import TROUBLES_MAX, Story
@@ -67,11 +68,10 @@ class Overview:
 
     def data(self, by: Axis, points: int = POINTS) -> dict[str, figures.Data]:
         """Of every plot, by its name."""
-        found = {
-            chart.name: figures.curves_data(overlaid(chart, {self.name: self.steps}, by, points))
-            for chart in CHARTS
-        }
-        found |= {f"{name} points": figures.points_data(lines) for name, lines in found.items()}
+        lines = {chart.name: overlaid(chart, {self.name: self.steps}, by, points) for chart in CHARTS}
+        lines["reward"]["evaluations"] = evaluated(self.run.evaluations, self.steps, by)
+        found = {name: figures.curves_data(curves) for name, curves in lines.items()}
+        found |= {f"{name} points": figures.points_data(data) for name, data in found.items()}
         found["lanes"] = figures.lanes_data([*self.story.activity.spans, *self.story.spans])
         found["shares"] = figures.shares_data(self._shares())
         return found

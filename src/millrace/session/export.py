@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from millrace.core.errors import DataError
+from millrace.ledger.reader import LedgerReader
 from millrace.session.run_directory import RunDirectory
 
 CHECKPOINT = "optimizer.safetensors"
@@ -33,6 +34,20 @@ def versions(run: RunDirectory) -> list[int]:
     """Of its checkpoints, the oldest first."""
     names = (path.name[1:] for path in run.checkpoints.glob("v????????"))
     return sorted(int(name) for name in names if name.isdigit())
+
+
+def origin(path: Path) -> tuple[RunDirectory, int] | None:
+    """The run and the version of a model that `model_directory` would take; None: no run made the model."""
+    path = path.resolve()
+    run = next((run for run in map(RunDirectory, (path, *path.parents[:2])) if run.ledger.is_file()), None)
+    if run is None:
+        return None
+    if path.parent == run.checkpoints and path.name[1:].isdigit():
+        return run, int(path.name[1:])
+    if path in (run.path, run.model) and (run.model / "config.json").is_file():
+        with LedgerReader(run.ledger) as reader:
+            return run, reader.overview().version
+    return (run, versions(run)[-1]) if path == run.path and versions(run) else None
 
 
 @contextmanager

@@ -50,6 +50,11 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def evaluations(self) -> Path:
+        """One line for each evaluation of the run's models."""
+        return self.path / "evaluations.jsonl"
+
+    @property
     def summary(self) -> Path:
         return self.path / "summary.json"
 

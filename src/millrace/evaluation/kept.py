@@ -1,0 +1,32 @@
+"""Evaluations of a run's models, kept beside the run: its page draws them over the curve of rewards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from millrace.core.errors import StorageError, writing
+from millrace.evaluation.evaluation import Evaluation
+from millrace.session.export import origin
+from millrace.session.run_directory import RunDirectory
+
+
+def keep(run: RunDirectory, version: int, result: Evaluation) -> None:
+    """Append a line to `evaluations.jsonl`. Raises StorageError."""
+    line = {"version": version} | result.to_json()
+    del line["model"]  # a directory that may be gone tomorrow; the version tells it
+    with (
+        writing(run.evaluations, "The evaluation itself is done, but is not kept with its run."),
+        run.evaluations.open("a", encoding="utf-8") as file,
+    ):
+        file.write(json.dumps(line) + "\n")
+
+
+def keep_if_of_a_run(model: Path, result: Evaluation) -> str:
+    """Keep `result` where a run made `model`. Returns why that failed, or nothing."""
+    try:
+        if found := origin(model):
+            keep(*found, result)
+    except StorageError as error:
+        return str(error)
+    return ""
