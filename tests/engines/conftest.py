@@ -57,8 +57,16 @@ def bench_of(_benches: OpenBench) -> Iterator[OpenBench]:
         bench.clear()
 
 
+@pytest.fixture(scope="session")
+def _kept() -> list[Bench]:
+    """Engines live until the end: one that goes takes what all of vLLM's share, its process groups."""
+    return []
+
+
 @pytest.fixture
-def fresh_bench(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenBench]:
+def fresh_bench(
+    kind: str, tmp_path_factory: pytest.TempPathFactory, _kept: list[Bench]
+) -> Iterator[OpenBench]:
     """Benches whose engines have served nothing yet, and serve no other test."""
     opened: list[Bench] = []
 
@@ -67,5 +75,6 @@ def fresh_bench(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         return opened[-1]
 
     yield open_bench
+    _kept += opened
     for bench in opened:
         bench.close()

@@ -59,7 +59,9 @@ def test_its_load_tells_how_full_it_is(bench_of: OpenBench) -> None:
     assert load.generated_tokens - before.generated_tokens >= 4
 
 
-def test_long_prompts_are_computed_in_chunks_and_come_out_right(bench_of: OpenBench) -> None:
+def test_long_prompts_are_computed_in_chunks_and_come_out_right(
+    bench_of: OpenBench, can: Capabilities
+) -> None:
     bench = bench_of(prefill_chunk=16)
     bench.serve(1)
     bench.submit([bench.work([5, 6], LONG)])
@@ -68,18 +70,18 @@ def test_long_prompts_are_computed_in_chunks_and_come_out_right(bench_of: OpenBe
     while bench.engine.has_work or bench.engine.has_finished:
         before = bench.engine.load().prefilled_tokens
         bench.step()
-        assert bench.engine.load().prefilled_tokens - before <= 16
+        assert bench.engine.load().prefilled_tokens - before <= 16 or not can.chunks_prompts
     bench.check(bench.drain().values())
 
 
 def test_members_of_a_group_compute_their_prompt_once(bench_of: OpenBench, can: Capabilities) -> None:
     if not can.shares_prefixes:
         pytest.skip("this engine shares no prompts")
-    bench, prompt = bench_of(slots=8), prompt_of(4, 64)
+    bench, prompt = bench_of(slots=8), prompt_of(4, 130)
     bench.serve(1)
     before = bench.engine.load().prefilled_tokens
     played = bench.play(bench.work(prompt, LONG, group_id=1) for _ in range(8))
-    assert bench.engine.load().prefilled_tokens - before < 3 * 64
+    assert bench.engine.load().prefilled_tokens - before < 3 * len(prompt)
     assert len({tuple(one.tokens) for one in played}) > 1
     bench.check(played)
 

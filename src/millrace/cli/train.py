@@ -87,12 +87,8 @@ def command(
 
 def _check(config: Config, run_dir: Path | None) -> FirstTry:
     """Warn, or raise what the run would end with."""
-    try:
-        told = preflight(config, run_dir or run_directory.RUNS)
-        first = try_first(config)
-    except KeyboardInterrupt:
-        console.print("\nInterrupted by the user; nothing was started.")
-        raise typer.Exit(INTERRUPTED) from None
+    told = preflight(config, run_dir or run_directory.RUNS)
+    first = try_first(config)
     for warning in (*told, *warnings(config, first)):
         console.print(f"Warning: {warning}.", style="yellow")
     return first

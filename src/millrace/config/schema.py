@@ -328,7 +328,7 @@ Schedule = Annotated[
 class Rollout(Section):
     replicas: int = Field(default=2, ge=1, le=1024)
     """Inference processes."""
-    engine: Literal["own"] = "own"
+    engine: Literal["own", "vllm"] = "own"
     """The inference software in a replica. What it cannot do is refused at the start."""
     python: str | None = None
     """Path of the Python that runs the replicas, for an engine that needs its own; None: Millrace's."""

@@ -33,7 +33,6 @@ from millrace.core.protocols import Ledger, Runtime
 from millrace.schedule.schedule import Schedule
 
 COLLECT_AFTER = 100_000  # objects; Python's own number is 700
-INTERRUPTED = "interrupted by the user"
 QUIET_S = 20.0  # without progress: the first notice of who waits for whom; each doubles the next
 
 
@@ -114,7 +113,7 @@ class Controller:
         except BaseException as raised:
             error = _cause(raised) if isinstance(raised, BaseExceptionGroup) else raised
             with after(error):
-                self._tell_end(started, ok=False, reason=ended_by(error))
+                self._tell_end(started, ok=False, reason=_told(error))
             if error is raised:
                 raise
             raise error from None
@@ -178,10 +177,8 @@ class Controller:
             if quiet_s < notice_s and not stalled:
                 continue
             lines = self._run.standing()
-            starting = waits.bounded and not any(map(waits.fruitful, self._run.mailboxes))
-            self._run.events.emit("starting" if starting else "stalled", waits=lines, quiet_s=quiet_s)
-            if not starting:
-                self._on_stall()
+            self._run.events.emit("stalled", waits=lines, quiet_s=quiet_s)
+            self._on_stall()
             if stalled:
                 raise DeadlineExceeded(
                     f"no progress for {stall_s:g} s. Who waits for whom:\n  " + "\n  ".join(lines)
@@ -209,10 +206,9 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def ended_by(error: BaseException) -> str:
-    """Why a run ended, in words."""
+def _told(error: BaseException) -> str:
     if not isinstance(error, Exception):
-        return INTERRUPTED
+        return "interrupted"
     return f"{type(error).__name__}: {error}"
 
 

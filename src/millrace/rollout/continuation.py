@@ -35,6 +35,16 @@ class Continuation:
     def completion_length(self) -> int:
         return len(self.tokens) - len(self.work.prompt)
 
+    @property
+    def tokens_left(self) -> int:
+        """Of the budget."""
+        return self._budget - len(self.tokens)
+
+    @property
+    def has_sampled(self) -> bool:
+        """Whether a token was sampled here."""
+        return len(self._sampled) > 0
+
     def append(self, token: int, logprob: float, version: int) -> None:
         self.tokens.append(token)
         self._sampled.append(token, logprob, version)

@@ -32,6 +32,15 @@ ENGINES = {
         Capabilities(
             frozenset({"rollout.exact", "rollout.recompute", *(f"sampling.{name}" for name in SAMPLING)}),
             shares_prefixes=True,
+            chunks_prompts=True,
+        ),
+    ),
+    "vllm": EngineKind(
+        "millrace.rollout.vllm.opening:open_engine",
+        Capabilities(
+            frozenset({"rollout.recompute", "sampling.top_p", "sampling.top_k", "sampling.stop"}),
+            shares_prefixes=True,
+            chunks_prompts=False,  # on a GPU it does
         ),
     ),
 }

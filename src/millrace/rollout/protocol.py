@@ -36,10 +36,12 @@ class Capabilities(msgspec.Struct, frozen=True):
 
     `settings`: configuration keys that it understands, of those that `engines.refuse_unable` looks at.
     `shares_prefixes`: members of a group compute their prompt once.
+    `chunks_prompts`: of prompts, a step computes no more than `rollout.prefill_chunk` tokens.
     """
 
     settings: frozenset[str]
     shares_prefixes: bool
+    chunks_prompts: bool
 
 
 class Engine(Protocol):

@@ -1,0 +1,8 @@
+"""vLLM as an engine. `vllm` is imported when one is opened, by the interpreter of the replica alone.
+
+versions   which releases are supported
+opening    its settings
+engine     the engine protocol on `LLMEngine`, one step at a time
+loading    a version from the relay's memory into the model
+proof      that what it computes is what was published
+"""

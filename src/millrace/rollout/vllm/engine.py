@@ -1,0 +1,252 @@
+"""The engine protocol on vLLM's `LLMEngine`, one step at a time.
+
+Stop strings, end tokens, budgets and leases are those of every engine: a `Continuation` finds its own end,
+and vLLM is asked for tokens alone. At most `slots` requests are vLLM's; the others wait here. A trajectory
+that goes on from partial tokens is a request whose prompt ends with them.
+
+Versions never mix. Tokens come from `step` alone, and no load happens during a step. A load preempts every
+request, so all keys and values are computed again. Without `recompute`, only requests that have tokens keep
+theirs. The cache of prefixes is salted with the version, so no other request finds these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from millrace.core.digest import digest_buffers
+from millrace.core.errors import DigestMismatchError, TornVersionError, WeightsError, WorkerError
+from millrace.core.protocols import WeightsReader
+from millrace.core.types import Progress, ReplicaLoad, Work
+from millrace.rollout.continuation import Continuation
+from millrace.rollout.intake import Intake
+from millrace.rollout.noise import Noise
+from millrace.rollout.vllm.loading import load_version
+from millrace.rollout.vllm.proof import Proof
+
+_PROOF = "proof"  # the request's name; others are called TRAJECTORY.LEASE
+
+
+class _Staged(NamedTuple):
+    version: int
+    reader: WeightsReader
+    digest: str
+    expected: torch.Tensor
+
+
+class VllmEngine:
+    """See `rollout.protocol.Engine`. `llm` is an `LLMEngine` whose core is in this process."""
+
+    def __init__(
+        self, llm: Any, intake: Intake, proof: Proof, *, slots: int, recompute: bool, computes: str
+    ) -> None:
+        self.version, self.computes = -1, computes
+        self._llm, self._intake, self._proof = llm, intake, proof
+        self._slots, self._recompute = slots, recompute
+        self._staged: _Staged | None = None
+        self._served: _Staged | None = None
+        self._waiting: deque[Continuation] = deque()
+        self._running: dict[int, Continuation] = {}  # by trajectory, as is:
+        self._finished: dict[int, Continuation] = {}
+        self._generated = self._prefilled = self._steps_since_swap = 0
+        cache = llm.vllm_config.cache_config
+        self._capacity = cache.num_gpu_blocks * cache.block_size
+        self._scheduler = llm.engine_core.engine_core.scheduler
+
+    # ------------------------------------------------------------ work
+
+    @property
+    def has_work(self) -> bool:
+        return self.version >= 0 and bool(self._running or self._waiting)
+
+    @property
+    def has_finished(self) -> bool:
+        return bool(self._finished)
+
+    def submit(self, works: Iterable[Work]) -> None:
+        for continuation in self._intake.take(works):
+            trajectory_id = continuation.work.trajectory_id
+            self._remove(trajectory_id)
+            if continuation.finish is None:
+                self._waiting.append(continuation)
+            else:
+                self._finished[trajectory_id] = continuation
+
+    def release(self, trajectory_ids: Iterable[int]) -> list[Progress]:
+        removed = [self._remove(trajectory_id) for trajectory_id in trajectory_ids]
+        return [continuation.sampled() for continuation in removed if continuation is not None]
+
+    def take_progress(self) -> list[Progress]:
+        continuations = [*self._running.values(), *self._waiting, *self._finished.values()]
+        self._finished.clear()
+        return [part for continuation in continuations for part in continuation.unreported()]
+
+    def load(self) -> ReplicaLoad:
+        """Queues and cache as vLLM itself counts them."""
+        running, waiting = self._scheduler.get_request_counts()
+        return ReplicaLoad(
+            version=self.version,
+            running=running,
+            waiting=waiting + len(self._waiting),
+            kv_used_tokens=round(self._scheduler.get_kv_cache_usage() * self._capacity),
+            kv_capacity_tokens=self._capacity,
+            steps_since_swap=self._steps_since_swap,
+            generated_tokens=self._generated,
+            prefilled_tokens=self._prefilled,
+        )
+
+    # ------------------------------------------------------------ weights
+
+    def stage(self, version: int, reader: WeightsReader) -> tuple[str, str]:
+        """Digest the bytes where they lie, and compute what they must give. Nothing is copied: `swap` reads
+        them once more."""
+        with reader.view(version) as (staged, pieces):
+            digest, expected = digest_buffers(pieces), self._proof.expected(pieces)
+        self._staged = _Staged(version, reader, digest, expected)
+        return staged, digest
+
+    def swap(self, version: int) -> None:
+        """Raises also UnknownVersionError: overwritten since it was staged; the earlier version is served on.
+        WorkerError: overwritten while it was loaded; the model is of no version, this process of no use."""
+        staged = self._staged
+        assert staged is not None and staged.version == version, (version, staged)
+        try:
+            self._llm.collective_rpc(load_version, args=(staged.reader, version))
+        except TornVersionError as error:
+            self.version = -1
+            raise WorkerError(f"vLLM has half of version {version}, and must start anew: {error}") from error
+        self._forget_cache()
+        self.version, self._served, self._steps_since_swap = version, staged, 0
+        self._prove(staged)
+
+    def digest(self) -> str:
+        """Of the bytes that were loaded, after a proof that they are what is computed with."""
+        assert self._served is not None, "nothing is served"
+        self._prove(self._served)
+        return self._served.digest
+
+    def _forget_cache(self) -> None:
+        if not self._recompute:
+            for continuation in [c for c in reversed(self._running.values()) if not c.has_sampled]:
+                self._waiting.appendleft(self._stop(continuation))
+        self._llm.reset_prefix_cache(reset_running_requests=self._recompute)
+
+    def _prove(self, staged: _Staged) -> None:
+        """Steps until the proof has its log-probs. What others sample meanwhile counts only if it holds."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        self._llm.add_request(_PROOF, {"prompt_token_ids": self._proof.tokens}, params, priority=0)
+        outputs: list[Any] = []
+        while not (proofs := [output for output in outputs if output.request_id == _PROOF]):
+            outputs += self._llm.step()
+        told = proofs[0].prompt_logprobs[1:]
+        found = [part[token].logprob for part, token in zip(told, self._proof.tokens[1:], strict=True)]
+        distance = self._proof.distance(staged.expected, found)
+        if distance > 1:
+            self.version = -1
+            raise DigestMismatchError(
+                f"vLLM was given version {staged.version} (digest {staged.digest}) and computes another: its "
+                f"log-probs of {len(found)} fixed tokens are {distance:.3g} times further from those of the "
+                "published weights than rounding explains. Nothing was sampled under it; the run must stop"
+            )
+        self._note(outputs)
+
+    # ------------------------------------------------------------ steps
+
+    def step(self) -> None:
+        if self.has_work:
+            self._hand_over()
+            self._note(self._llm.step())
+
+    def _hand_over(self) -> None:
+        while self._waiting and len(self._running) < self._slots:
+            continuation = self._waiting.popleft()
+            self._running[continuation.work.trajectory_id] = continuation
+            given = {"prompt_token_ids": continuation.tokens, "cache_salt": f"version {self.version}"}
+            self._llm.add_request(_name(continuation), given, self._params(continuation), priority=1)
+
+    def _params(self, continuation: Continuation) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = continuation.work.sampling
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=_seed(continuation),
+            max_tokens=continuation.tokens_left,
+            stop_token_ids=sorted(self._intake.eos_ids),
+            ignore_eos=True,  # those of the model's own files are in `eos_ids`
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+
+    def _note(self, outputs: Iterable[Any]) -> None:
+        self._steps_since_swap += 1
+        named = ((_trajectory(output.request_id), output) for output in outputs)
+        sampled = [
+            (trajectory_id, output) for trajectory_id, output in named if trajectory_id in self._running
+        ]
+        bad = [i for i, output in sampled if not math.isfinite(output.outputs[0].cumulative_logprob)]
+        if bad:
+            raise WeightsError(
+                f"version {self.version} gives log-probs that are not finite for trajectories {bad[:8]} "
+                f"({len(bad)} of {len(sampled)} decoded). The weights are broken: look at the gradient norm "
+                "of the last steps, and go back to an earlier checkpoint"
+            )
+        for trajectory_id, output in sampled:
+            self._append(self._running[trajectory_id], output)
+
+    def _append(self, continuation: Continuation, output: Any) -> None:
+        (part,) = output.outputs
+        if not continuation.has_sampled:
+            self._prefilled += len(output.prompt_token_ids) - (output.num_cached_tokens or 0)
+        for token, logprobs in zip(part.token_ids, part.logprobs, strict=True):
+            continuation.append(token, logprobs[token].logprob, self.version)
+            self._generated += 1
+        if continuation.finish is not None:
+            self._finished[continuation.work.trajectory_id] = self._stop(continuation, ended=output.finished)
+        elif output.finished:
+            raise WorkerError(
+                f"vLLM ended {_name(continuation)} ({part.finish_reason}): it should have gone on"
+            )
+
+    def _stop(self, continuation: Continuation, *, ended: bool = False) -> Continuation:
+        """No request of vLLM's any more."""
+        if not ended:
+            self._llm.abort_request([_name(continuation)])
+        return self._running.pop(continuation.work.trajectory_id)
+
+    def _remove(self, trajectory_id: int) -> Continuation | None:
+        if trajectory_id in self._finished:
+            return self._finished.pop(trajectory_id)
+        if trajectory_id in self._running:
+            return self._stop(self._running[trajectory_id])
+        for continuation in self._waiting:
+            if continuation.work.trajectory_id == trajectory_id:
+                self._waiting.remove(continuation)
+                return continuation
+        return None
+
+
+def _name(continuation: Continuation) -> str:
+    return f"{continuation.work.trajectory_id}.{continuation.work.lease}"
+
+
+def _trajectory(name: str) -> int:
+    """-1: the proof."""
+    return -1 if name == _PROOF else int(name.partition(".")[0])
+
+
+def _seed(continuation: Continuation) -> int:
+    """Of the tokens from here on: after a move, noise that was used before must not come again."""
+    work = continuation.work
+    uniform = Noise([work.seed], [work.trajectory_id]).uniforms([len(continuation.tokens)], 1)[0, 0]
+    return int(uniform * 2**52)

@@ -1,0 +1,40 @@
+"""A version from the relay's memory into vLLM's model, in each of its worker processes.
+
+vLLM's own loader fuses the tensors, takes this rank's part and packs them. It reads the relay's memory: there
+is no other copy on the host.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, cast
+
+import torch
+
+from millrace.core.digest import NamedBuffer
+from millrace.core.protocols import WeightsReader
+
+
+def load_version(worker: Any, reader: WeightsReader, version: int) -> None:
+    """Run by `collective_rpc` with a vLLM worker. Raises: UnknownVersionError (nothing has changed);
+    TornVersionError (the model is of no version now)."""
+    with reader.view(version) as (_, pieces):
+        worker.reload_weights(weights_iterator=((piece.name, as_tensor(piece)) for piece in pieces))
+    _pack_heads_again(worker.model_runner.get_model())
+
+
+def as_tensor(piece: NamedBuffer) -> torch.Tensor:
+    """The tensor where the piece lies, to be read only."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        flat = torch.frombuffer(piece.data, dtype=getattr(torch, piece.dtype)) if len(piece.data) else None
+    return torch.empty(piece.shape) if flat is None else flat.view(piece.shape)
+
+
+def _pack_heads_again(model: torch.nn.Module) -> None:
+    """A head that is tied to the embedding has no tensor of its own in a version. So a reload leaves what the
+    CPU multiplies with, a packed copy, as it was."""
+    for module in model.modules():
+        name, layer = type(module).__name__, cast(Any, module)
+        if name in ("ParallelLMHead", "VocabParallelEmbedding") and hasattr(layer, "cpu_linear"):
+            layer.quant_method.process_weights_after_loading(layer)
