@@ -121,7 +121,8 @@ def engine(directory: str) -> dict[str, int]:
     """As in a replica: every slot filled to its last position, new weights pulled on the way."""
     from millrace.core.types import Sampling, Work
     from millrace.rollout.engine import TorchEngine
-    from millrace.rollout.load import load_engine
+    from millrace.rollout.load import open_engine
+    from millrace.rollout.protocol import EngineOptions
 
     def pull(made: TorchEngine, version: int) -> None:
         for buffer in made.standby_buffers():
@@ -129,14 +130,8 @@ def engine(directory: str) -> dict[str, int]:
         made.swap(version)
 
     def run() -> object:
-        made = load_engine(
-            directory,
-            weights=False,
-            device="cpu",
-            slots=SLOTS,
-            max_sequence_tokens=SEQUENCE,
-            prefill_chunk=512,
-        )
+        options = EngineOptions(model_path=directory, device="cpu", slots=SLOTS, max_sequence_tokens=SEQUENCE)
+        made = open_engine(options)
         pull(made, 0)
         prompt = [3] * (SEQUENCE - 8)
         made.submit(Work(i, 0, 0, prompt, [], Sampling(max_tokens=8), seed=0) for i in range(SLOTS))

@@ -33,7 +33,8 @@ from millrace.core.types import (
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.observe.jsonl import EventLog
 from millrace.rollout.engine import TorchEngine
-from millrace.rollout.load import load_engine
+from millrace.rollout.load import open_engine
+from millrace.rollout.protocol import EngineOptions
 from millrace.trainer.model import load_model, named_weights
 from millrace.trainer.publish import PublishBuffers
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
@@ -89,14 +90,14 @@ class World:
             }
         )
         self._trainer = self._make_trainer()
-        self._engine = load_engine(
-            str(self.model),
-            weights=False,
+        options = EngineOptions(
+            model_path=str(self.model),
             dtype=self.engine_dtype,
             device="cpu",
             slots=64,
             max_sequence_tokens=32,
         )
+        self._engine = open_engine(options)
         if self.keeps_cache:
             self._engine._cache.forget = lambda slot: None  # type: ignore[method-assign]
         events.emit("run_started", steps=self.steps)

@@ -13,6 +13,7 @@ from millrace.core.errors import ConfigError
 from millrace.core.types import Finish, Progress, Sampling, Work
 from millrace.rollout.architecture import architecture_of
 from millrace.rollout.engine import TorchEngine
+from millrace.rollout.protocol import EngineOptions
 
 VOCAB, EOS = 101, 1
 
@@ -101,9 +102,10 @@ def make_exact_engine(model: Any, version: int = 0, **options: Any) -> TorchEngi
 
 
 def make_engine(model: Any, version: int = 0, **options: Any) -> TorchEngine:
-    usual = {"dtype": torch.float32, "device": torch.device("cpu"), "decode": None, "eos_ids": {EOS}}
-    sizes = {"slots": 16, "max_sequence_tokens": 320, "prefill_chunk": 512}
-    engine = TorchEngine(architecture_of(model.config), **{**usual, **sizes, **options})
+    ends, decode = options.pop("eos_ids", {EOS}), options.pop("decode", None)
+    usual = {"model_path": "", "device": "cpu", "slots": 16, "max_sequence_tokens": 320}
+    asked = EngineOptions(**usual | options)
+    engine = TorchEngine(architecture_of(model.config), asked, eos_ids=ends, decode=decode)
     weights_into(engine, model)
     engine.swap(version)
     return engine

@@ -134,7 +134,7 @@ def test_the_engine_computes_with_exactly_the_digested_buffers(name: str) -> Non
 def test_bfloat16_weights_are_served_as_published(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(number_format, "multiplies_bfloat16", lambda: fast)
     model = make_model().to(torch.bfloat16)
-    engine = make_engine(model, dtype=torch.bfloat16)
+    engine = make_engine(model, dtype="bfloat16")
     assert engine.computes.startswith("bfloat16" if fast else "float32 (bfloat16 weights")
     expected = [
         NamedBuffer(name, "bfloat16", tuple(p.shape), p.detach().view(-1).view(torch.uint8).numpy())
@@ -148,7 +148,7 @@ def test_weights_in_another_format_are_served_from_the_swap_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(number_format, "multiplies_bfloat16", lambda: False)
-    engine = make_engine(make_model().to(torch.bfloat16), dtype=torch.bfloat16)
+    engine = make_engine(make_model().to(torch.bfloat16), dtype="bfloat16")
     before = engine.digest()
     weights_into(engine, make_model(seed=1).to(torch.bfloat16))
     assert engine.digest() == before

@@ -22,7 +22,7 @@ from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import WeightsError
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import Progress, ReplicaLoad, Work
-from millrace.placement.device import computes, computing_dtype
+from millrace.placement.device import computes, computing_dtype, torch_device
 from millrace.rollout.architecture import Architecture
 from millrace.rollout.attention import PrefillAttention, Segment, bucketed
 from millrace.rollout.cache import KVCache
@@ -32,65 +32,57 @@ from millrace.rollout.exact import check_attention, exact_products, one_thread
 from millrace.rollout.forward import ForwardPass
 from millrace.rollout.intake import Intake
 from millrace.rollout.parameters import Parameters
-from millrace.rollout.products import Products
+from millrace.rollout.protocol import EngineOptions
 
 
 class TorchEngine:
-    """Serves version `version` (-1: none yet, nothing is generated).
+    """Millrace's own `Engine`: `protocol.py` says what each method does.
 
     Args:
-        dtype: of published weights; computed in is what this machine is fast in (`computing_dtype`).
         eos_ids: token ids that end a completion.
         decode: tokens to text, needed for stop strings only.
-        exact: a trajectory's tokens and log-probs do not depend, bit for bit, on what it is computed beside.
-        recompute: keys and values of trajectories in flight are computed again after a swap.
-    Raises: ConfigError where that cannot be had.
+    Raises: ConfigError: there is no such device, or exactness cannot be had on it.
     """
 
     def __init__(
         self,
         architecture: Architecture,
+        options: EngineOptions,
         *,
-        dtype: torch.dtype,
-        device: torch.device,
-        slots: int,
-        max_sequence_tokens: int,
-        prefill_chunk: int,
         eos_ids: Iterable[int],
         decode: Callable[[list[int]], str] | None,
-        exact: bool = False,
-        recompute: bool = True,
     ) -> None:
-        self._device = device
-        self.version = -1
-        self.max_sequence_tokens = max_sequence_tokens
-        self._prefill_chunk = prefill_chunk
+        self._options, self._vocab, self.version = options, architecture.vocab, -1
+        self._device = device = torch_device(options.device, options.device_share)
+        self._dtype = dtype = getattr(torch, options.dtype)
+        computing = computing_dtype(dtype, device)
         self._intake = Intake(
-            vocab=architecture.vocab, max_sequence_tokens=max_sequence_tokens, eos_ids=eos_ids, decode=decode
+            vocab=architecture.vocab,
+            max_sequence_tokens=options.max_sequence_tokens,
+            eos_ids=eos_ids,
+            decode=decode,
         )
-        self.exact, self._recompute, self._vocab = exact, recompute, architecture.vocab
-        self._dtype, computing = dtype, computing_dtype(dtype, device)
         self._active = Parameters(architecture, computing, device)
         self._standby = Parameters(architecture, computing, device)
         lands = device.type == "cpu" and computing == dtype  # a pull writes what is computed with
         self._landing = None if lands else Parameters(architecture, dtype, torch.device("cpu"))
         self._settled = False  # the standby set has what landed
-        num_positions = bucketed(max_sequence_tokens)
+        num_positions = bucketed(options.max_sequence_tokens)
         self._forward = ForwardPass(architecture, num_positions, computing, device)
         shape = (
             architecture.num_layers,
-            slots,
+            options.slots,
             architecture.num_kv_heads,
             num_positions,
             architecture.head_dim,
         )
         self._cache = KVCache(shape, computing, device)
-        if exact:
-            self._forward.products = exact_products(
-                self._forward, self._active, slots=slots, rows=max(slots, prefill_chunk)
-            )
+        if options.exact:
+            rows = max(options.slots, options.prefill_chunk)
+            self._forward.products = exact_products(self._forward, self._active, options.slots, rows)
             check_attention(self._cache, group=architecture.num_heads // architecture.num_kv_heads)
-        self.computes = _told(dtype, computing, self._forward.products, exact=exact)
+        exactness = f"exact, {self._forward.products} on one thread" if options.exact else "not exact"
+        self.computes = f"{computes(dtype, computing)}; {exactness}"
         self._waiting: deque[Continuation] = deque()
         self._running: list[Continuation] = []  # index = slot
         self._batch: DecodeBatch | None = None  # of the last step, if it still holds
@@ -101,18 +93,13 @@ class TorchEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
         return self.version >= 0 and bool(self._running or self._waiting)
 
     @property
     def has_finished(self) -> bool:
-        """Whether a finished trajectory waits to be reported."""
         return bool(self._finished)
 
     def submit(self, works: Iterable[Work]) -> None:
-        """Queue works in order. A newer lease of a trajectory replaces the old one; a repeat or an
-        older lease changes nothing. Raises: DataError for prompts the engine cannot hold (and then
-        none of the works is queued)."""
         for continuation in self._intake.take(works):
             trajectory_id = continuation.work.trajectory_id
             self._remove(trajectory_id)
@@ -122,12 +109,11 @@ class TorchEngine:
                 self._finished[trajectory_id] = continuation
 
     def release(self, trajectory_ids: Iterable[int]) -> list[Progress]:
-        """Forget these trajectories and give back all that was sampled of them here."""
         removed = [self._remove(trajectory_id) for trajectory_id in trajectory_ids]
         return [continuation.sampled() for continuation in removed if continuation is not None]
 
     def take_progress(self) -> list[Progress]:
-        """Tokens since the last call, in slot order, then what has finished."""
+        """In slot order, then what waits, then what has finished."""
         continuations = [*self._running, *self._waiting, *self._finished.values()]
         self._finished.clear()
         return [part for continuation in continuations for part in continuation.unreported()]
@@ -138,7 +124,7 @@ class TorchEngine:
             running=len(self._running),
             waiting=len(self._waiting),
             kv_used_tokens=self._cache.used_tokens,
-            kv_capacity_tokens=self._cache.num_slots * self.max_sequence_tokens,
+            kv_capacity_tokens=self._cache.num_slots * self._options.max_sequence_tokens,
             steps_since_swap=self._steps_since_swap,
             generated_tokens=self._generated,
             prefilled_tokens=self._prefilled,
@@ -152,7 +138,6 @@ class TorchEngine:
         return self._active.buffers(self._dtype)
 
     def stage(self, version: int, reader: WeightsReader) -> tuple[str, str]:
-        """Read `version` into the standby weights and digest them there: see `Engine.stage`."""
         return reader.read(version, self.standby_buffers()), self.digest_standby()
 
     def standby_buffers(self) -> list[NamedBuffer]:
@@ -166,7 +151,6 @@ class TorchEngine:
         (self._landing or self._standby).load(model_path)
 
     def digest(self) -> str:
-        """Digest of the tensors the engine computes with now."""
         return digest_buffers(self.buffers())
 
     @torch.inference_mode()
@@ -185,17 +169,13 @@ class TorchEngine:
 
     @torch.inference_mode()
     def swap(self, version: int) -> None:
-        """Serve the standby weights as `version` from the next step on.
-
-        Nothing computed under the old weights is used again: keys and values are recomputed. Without
-        `recompute`, trajectories that are decoding keep theirs, and nobody shares these.
-        """
+        """Exchange the two sets of weights. Keys and values that are kept are shared with nobody."""
         self._settle()
         self._active, self._standby = self._standby, self._active
         self.version, self._steps_since_swap = version, 0
         self._batch = None
         for slot, continuation in enumerate(self._running):
-            if self._recompute or not self._ready(slot):
+            if self._options.recompute or not self._ready(slot):
                 self._cache.forget(slot)
             else:
                 continuation.prefix_key = (continuation.work.trajectory_id,)
@@ -204,14 +184,10 @@ class TorchEngine:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Admit, prefill, decode one token for each continuation that is ready.
-
-        Raises: WeightsError when a logit is not finite, naming the trajectory and version.
-        """
-        if not self.has_work:
-            return
-        with one_thread() if self.exact else nullcontext():
-            self._step()
+        """Admit, prefill, decode one token for each continuation that is ready."""
+        if self.has_work:
+            with one_thread() if self._options.exact else nullcontext():
+                self._step()
 
     def _step(self) -> None:
         while self._waiting and self._cache.can_allocate:
@@ -231,7 +207,7 @@ class TorchEngine:
         if segments:
             tokens = [t for s in segments for t in self._running[s.slot].tokens[s.start : s.start + s.count]]
             positions = [p for s in segments for p in range(s.start, s.start + s.count)]
-            attention = PrefillAttention(self._cache, segments, exact=self.exact)
+            attention = PrefillAttention(self._cache, segments, exact=self._options.exact)
             self._forward.hidden(self._active, self._padded(tokens), self._padded(positions), attention)
             for segment in segments:
                 self._cache.extend(segment.slot, segment.count)
@@ -240,7 +216,7 @@ class TorchEngine:
 
     def _plan_prefill(self, leaders: dict[tuple, int]) -> list[Segment]:
         """Up to `prefill_chunk` positions, first slots first. Followers wait for their leader."""
-        budget, segments = self._prefill_chunk, []
+        budget, segments = self._options.prefill_chunk, []
         for slot, continuation in enumerate(self._running):
             start = self._cache.lengths[slot]
             count = min(len(continuation.tokens) - 1 - start, budget)
@@ -288,7 +264,9 @@ class TorchEngine:
         if not ready:
             return None
         pad = self._forward.products.rows
-        return DecodeBatch(self._running, ready, self._cache, pad=pad, exact=self.exact, vocab=self._vocab)
+        return DecodeBatch(
+            self._running, ready, self._cache, pad=pad, exact=self._options.exact, vocab=self._vocab
+        )
 
     def _note(self, batch: DecodeBatch, tokens: list[int], logprobs: list[float]) -> None:
         for slot, continuation, token, logprob in zip(
@@ -344,8 +322,3 @@ class TorchEngine:
                 self._waiting.remove(continuation)
                 return continuation
         return None
-
-
-def _told(published: torch.dtype, computing: torch.dtype, products: Products, *, exact: bool) -> str:
-    exactness = f"exact, {products} on one thread" if exact else "not exact"
-    return f"{computes(published, computing)}; {exactness}"

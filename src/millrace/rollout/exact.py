@@ -48,7 +48,7 @@ def one_thread() -> Iterator[None]:
 
 
 @torch.inference_mode()
-def exact_products(forward: ForwardPass, weights: Parameters, *, slots: int, rows: int) -> Products:
+def exact_products(forward: ForwardPass, weights: Parameters, slots: int, rows: int) -> Products:
     """The first of `CANDIDATES` with which rows are independent: at least `rows` of hidden states and
     `slots` of logits.
 

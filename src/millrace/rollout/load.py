@@ -3,69 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 from transformers import AutoTokenizer
 
 from millrace.core.errors import DataError, boundary
-from millrace.placement.device import torch_device
 from millrace.rollout.architecture import read_architecture
 from millrace.rollout.engine import TorchEngine
 from millrace.rollout.protocol import EngineOptions
 
 
 def open_engine(options: EngineOptions) -> TorchEngine:
-    """See `load_engine`; without weights."""
-    asked = msgspec.structs.asdict(options)
-    device = torch_device(asked.pop("device"), asked.pop("device_share"))
-    return load_engine(asked.pop("model_path"), weights=False, device=device.type, **asked)
+    """An engine for the model in `options.model_path`. It reads no weight file.
 
-
-def load_engine(
-    model_path: str,
-    *,
-    weights: bool = True,
-    dtype: str = "float32",
-    device: str = "auto",
-    slots: int = 32,
-    max_sequence_tokens: int = 512,
-    prefill_chunk: int = 512,
-    exact: bool = False,
-    recompute: bool = True,
-) -> TorchEngine:
-    """An engine for the model in `model_path`.
-
-    With `weights` it serves the directory's own as version 0; without, it reads no weight file and
-    serves nothing until its first swap. `device` "auto" is cuda where there is one.
     Raises: DataError for a model the engine cannot run or read; ConfigError for a device that is not there,
     or where exactness cannot be had.
     """
-    reading = partial(boundary, "the engine", f"`model.path`: read the model in {model_path}", DataError)
-    architecture = read_architecture(model_path)
-    with reading():
-        tokenizer = load_tokenizer(model_path)
-        eos_ids = end_ids(model_path, tokenizer)
-    engine = TorchEngine(
-        architecture,
-        dtype=getattr(torch, dtype),
-        device=torch_device(device),
-        slots=slots,
-        max_sequence_tokens=max_sequence_tokens,
-        prefill_chunk=prefill_chunk,
-        exact=exact,
-        recompute=recompute,
-        eos_ids=eos_ids,
-        decode=text_decoder(tokenizer),
-    )
-    if weights:
-        with reading():
-            engine.load_standby(model_path)
-        engine.swap(0)
+    architecture = read_architecture(options.model_path)
+    with _reading(options.model_path):
+        tokenizer = load_tokenizer(options.model_path)
+        eos_ids = end_ids(options.model_path, tokenizer)
+    return TorchEngine(architecture, options, eos_ids=eos_ids, decode=text_decoder(tokenizer))
+
+
+def load_engine(model_path: str, **options: Any) -> TorchEngine:
+    """An engine that serves the directory's own weights as version 0. `options`: see `EngineOptions`.
+
+    Raises: as `open_engine`.
+    """
+    engine = open_engine(EngineOptions(model_path=model_path, **options))
+    with _reading(model_path):
+        engine.load_standby(model_path)
+    engine.swap(0)
     return engine
+
+
+def _reading(model_path: str) -> AbstractContextManager[None]:
+    return boundary("the engine", f"`model.path`: read the model in {model_path}", DataError)
 
 
 def load_tokenizer(model_path: str) -> Any | None:
