@@ -8,8 +8,9 @@ Parts, each on the short and the uneven task of `loop_vs_trl.py`:
 
     default           its configuration: 128 slots, so that a batch and more is decoded at once
     generation-bound  16 slots: a decode step serves few trajectories, and the trainer waits for them
-    balanced          micro-batches of 64 tokens: the same gradient, at over twice the trainer's time
-    trainer-bound     the same, activations computed again and a KL penalty to a reference model
+    trainer-bound     micro-batches of 64 tokens: the same gradient, at over twice the trainer's time; on the
+                      uneven task also activations computed again and a KL penalty to a reference model
+    balanced          the uneven task with micro-batches of 64 tokens: no side is the slower one
     peers             GRPOTrainer and AsyncGRPOTrainer, in the default configuration
 
 `waits` of the synchronous schedule says which side is the slower one: 0.6 and more, generation is; 0.4 and
@@ -29,12 +30,14 @@ from stored_runs import Kept, Spec, Store, interval, plus_minus
 
 STEPS = {"short": (120, 12), "uneven": (72, 12)}  # in full, and with --quick
 PEERS, BALANCED = "peers", "balanced"
-SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "generation-bound": {"slots": 16},
-    BALANCED: {"token_budget": 64},
-    "trainer-bound": {"token_budget": 64, "recompute": "true", "kl": 0.001},
+RECOMPUTING = {"recompute": "true", "kl": 0.001}
+SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
+    "default": {"short": {}, "uneven": {}},
+    "generation-bound": {"short": {"slots": 16}, "uneven": {"slots": 16}},
+    "trainer-bound": {"short": {"token_budget": 64}, "uneven": {"token_budget": 64, **RECOMPUTING}},
+    BALANCED: {"uneven": {"token_budget": 64}},
 }
+"""Name -> task -> what it changes in `loop_vs_trl.OURS`. All but the first make two thirds of the steps."""
 OURS, BASE = "millrace", "synchronous"
 
 
@@ -59,16 +62,20 @@ def specs(options: argparse.Namespace) -> list[Spec]:
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for task in options.tasks.split(","):
             for part in options.parts.split(","):
-                found += _part(task, part, seed, STEPS[task][options.quick], options.bound)
+                steps = STEPS[task][options.quick]
+                found += _part(task, part, seed, steps, options.bound)
     return found
 
 
 def _part(task: str, part: str, seed: int, steps: int, bound: int) -> list[Spec]:
     if part == PEERS:
         return [Spec(task, name, seed, steps) for name in SCRIPTS]
-    setting = _setting(part, bound)
+    if task not in SETTINGS[part]:
+        return []
+    steps = steps if part == "default" else steps * 2 // 3
+    setting, changes = _setting(part, bound), SETTINGS[part][task]
     return [
-        Spec(task, name, seed, steps, setting, {"schedule": schedule, **SETTINGS[part]})
+        Spec(task, name, seed, steps, setting, {"schedule": schedule, **changes})
         for name, schedule in schedules(bound).items()
     ]
 

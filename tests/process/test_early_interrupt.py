@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -28,4 +29,9 @@ def test_an_interrupt_before_the_first_step_ends_the_run(start: Path, tmp_path: 
         run.send_signal(signal.SIGINT)
         said = "".join(run.communicate(timeout=60))
     assert run.returncode == INTERRUPTED, said
-    assert "Traceback" not in said
+    assert "Traceback" not in said and "by an error" not in said
+    if after == "events.jsonl":
+        assert "ended: interrupted by the user" in said
+        assert (
+            json.loads((tmp_path / "run" / "summary.json").read_text())["reason"] == "interrupted by the user"
+        )

@@ -12,11 +12,27 @@ from typing import Any
 import pytest
 
 from millrace.core.errors import DataError, DeadlineExceeded, RemoteError, WorkerDied, WorkerError
+from millrace.runtime import local
 from millrace.runtime.handle import LocalHandle
 from millrace.runtime.local import LocalRuntime
 
 PROCESS = "runtime_workers:Process"
 PROBE = "millrace.runtime.probe:Probe"
+
+
+def test_a_runtime_that_still_imports_is_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "CLOSE_TIMEOUT_S", 1000.0)
+
+    async def run() -> None:
+        runtime = LocalRuntime(preload=("runtime_slow_module",))
+        spawn = asyncio.create_task(runtime.spawn("worker", PROCESS))
+        await asyncio.sleep(0)
+        spawn.cancel()
+        await asyncio.wait([spawn])
+        async with asyncio.timeout(60):
+            await runtime.close()
+
+    asyncio.run(run())
 
 
 def with_worker(

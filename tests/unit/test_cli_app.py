@@ -70,6 +70,18 @@ def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> N
         app.run(["train", "x.toml"])
 
 
+def test_ctrl_c_during_the_checks_is_an_interrupt_and_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "run.toml").write_text(CONFIG)
+    monkeypatch.setattr(train, "preflight", interrupted)
+    assert app.run(["train", str(tmp_path / "run.toml")]) == INTERRUPTED
+    assert capsys.readouterr().err == "\nInterrupted by the user; nothing was started.\n"
+
+
 def test_wrong_usage_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["train"]) == 2
     assert app.run(["train", "x.toml", "--no-such-option"]) == 2

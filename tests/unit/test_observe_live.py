@@ -17,8 +17,10 @@ from observe_events import (
 )
 from rich.console import Console
 
+from millrace.controller.controller import INTERRUPTED
 from millrace.core.events import Event
 from millrace.observe.live import LiveView, plain_line, sample_line
+from millrace.observe.notify import told
 from millrace.observe.panel import render, sparkline
 from millrace.observe.status import Status
 
@@ -248,8 +250,13 @@ def test_a_finding_and_a_warning_are_shown() -> None:
 
 
 def test_a_slow_start_is_told_as_a_start_and_not_as_a_stall():
-    slow = event("stalled", 30.0, quiet_s=20.0, waits=["trainer waits for its weights to load"])
-    told = plain_line(status_of(run_started(), slow))
-    assert "still starting: trainer waits for its weights to load" in told and "stalled" not in told
+    slow = event("starting", 30.0, quiet_s=20.0, waits=["trainer waits for its weights to load"])
+    line = plain_line(status_of(run_started(), slow))
+    assert "still starting: trainer waits for its weights to load" in line and "stalled" not in line
     assert "still starting" not in plain_line(status_of(run_started(), slow, step(40.0, 1)))
-    assert "stalled: " in plain_line(status_of(run_started(), worker_died(1.0, "replica-0"), slow))
+    assert not told(slow)
+
+
+def test_a_run_that_the_user_interrupted_did_not_end_by_an_error() -> None:
+    ended = event("run_ended", 7.0, ok=False, reason=INTERRUPTED, took_s=7.0, accounting={})
+    assert plain_line(status_of(*RUN, ended)).endswith("ended: interrupted by the user")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,25 @@ def test_what_ended_a_run_is_told_and_not_what_failed_after_it(tmp_path: Path, m
     with pytest.raises(DataError, match="the first error") as raised:
         train(run)
     assert any("summary.json cannot be written" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(asyncio.CancelledError(), "interrupted by the user"), (DataError("no rows"), "DataError: no rows")],
+)
+def test_what_ended_a_run_before_its_controller_began_is_in_its_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, reason: str
+) -> None:
+    run = create("early", tmp_path / "run")
+
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(compose, "_runtime", broken)
+    with pytest.raises(type(error)):
+        train(run)
+    told = json.loads(run.summary.read_text())
+    assert (told["ok"], told["reason"]) == (False, reason)
 
 
 def test_a_failure_after_nothing_is_raised() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from millrace.cli import app
 from millrace.config.freeze import dump
-from millrace.config.schema import Config
+from millrace.config.schema import Config, FunctionTask
 from millrace.core.errors import DataError, MillraceError, RewardError
-from millrace.core.types import Scored
+from millrace.core.types import BadPrompt, Prompt, Scored
 from millrace.environments import first_look as looked
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.session.first_try import try_first, warnings
@@ -145,8 +145,61 @@ def test_rows_that_are_made_slowly_are_looked_at_for_a_while_only(
     monkeypatch.setattr(looked, "LOOK_S", 0.0)
     config = config_for(model, tmp_path, [{"prompt": ""}, *ROWS], EQUAL)
     worker = looked.FirstLook(dump(config), limit_memory=False)
-    seen = asyncio.run(worker.look())
-    assert seen.num_probed == 1 + seen.num_unusable and seen.prompt.text
+
+    async def probed() -> list[Prompt | BadPrompt]:
+        return [prompt async for prompt in worker.probed(0, found=False)]
+
+    *unusable, usable = asyncio.run(probed())
+    assert isinstance(usable, Prompt) and all(isinstance(prompt, BadPrompt) for prompt in unusable)
+
+
+KILLER = """
+import os
+
+class Rows(list):
+    def __getitem__(self, index):
+        row = super().__getitem__(index)
+        if row["killer"]:
+            os._exit(3)
+        return row
+
+def rows():
+    return Rows({{"prompt": f"{{n}}>", "answer": "x", "killer": n in {killers}}} for n in range(8))
+
+def reward(completion, answer, killer):
+    return 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("killers", "says"), [((5,), ""), ((4, 5), "second row"), ((0,), "first usable row")]
+)
+def test_a_row_that_costs_its_worker_is_told_and_skipped_and_a_second_is_refused(
+    model: Path, tmp_path: Path, killers: tuple[int, ...], says: str
+) -> None:
+    own = tmp_path / "own.py"
+    task = {"kind": "function", "path": f"{own}:rows"}
+    config = config_for(model, tmp_path, ROWS, KILLER.format(killers=killers), batch={"prompts": 2})
+    config = config.model_copy(update={"task": FunctionTask.model_validate(task)})
+    if says:
+        with pytest.raises(DataError, match=says):
+            try_first(config)
+    else:
+        [told] = warnings(config, try_first(config))
+        assert told.startswith("1 of the first 8 rows cannot be used") and "own.py:rows:5: making" in told
+
+
+def test_a_row_whose_scoring_costs_its_worker_is_told_and_another_is_tried(
+    model: Path, tmp_path: Path
+) -> None:
+    first = try_first(config_for(model, tmp_path, ROWS, EQUAL)).seen.prompt.text
+    deadly = (
+        f"import os\ndef reward(completion, prompt):\n    prompt == {first!r} and os._exit(3)\n    return 1\n"
+    )
+    config = config_for(model, tmp_path, ROWS, deadly, batch={"prompts": 2})
+    [told] = warnings(config, try_first(config))
+    assert "the reward fails on the reference answer: the reward ended its process" in told
+    assert told.startswith("rows.jsonl:") and "ends as failed, and is counted" in told
 
 
 def test_an_answer_with_half_a_character_keeps_no_run_from_starting(model: Path, tmp_path: Path) -> None:

@@ -87,8 +87,12 @@ def command(
 
 def _check(config: Config, run_dir: Path | None) -> FirstTry:
     """Warn, or raise what the run would end with."""
-    told = preflight(config, run_dir or run_directory.RUNS)
-    first = try_first(config)
+    try:
+        told = preflight(config, run_dir or run_directory.RUNS)
+        first = try_first(config)
+    except KeyboardInterrupt:
+        console.print("\nInterrupted by the user; nothing was started.")
+        raise typer.Exit(INTERRUPTED) from None
     for warning in (*told, *warnings(config, first)):
         console.print(f"Warning: {warning}.", style="yellow")
     return first

@@ -33,6 +33,7 @@ from millrace.core.protocols import Ledger, Runtime
 from millrace.schedule.schedule import Schedule
 
 COLLECT_AFTER = 100_000  # objects; Python's own number is 700
+INTERRUPTED = "interrupted by the user"
 QUIET_S = 20.0  # without progress: the first notice of who waits for whom; each doubles the next
 
 
@@ -113,7 +114,7 @@ class Controller:
         except BaseException as raised:
             error = _cause(raised) if isinstance(raised, BaseExceptionGroup) else raised
             with after(error):
-                self._tell_end(started, ok=False, reason=_told(error))
+                self._tell_end(started, ok=False, reason=ended_by(error))
             if error is raised:
                 raise
             raise error from None
@@ -177,8 +178,10 @@ class Controller:
             if quiet_s < notice_s and not stalled:
                 continue
             lines = self._run.standing()
-            self._run.events.emit("stalled", waits=lines, quiet_s=quiet_s)
-            self._on_stall()
+            starting = waits.bounded and not any(map(waits.fruitful, self._run.mailboxes))
+            self._run.events.emit("starting" if starting else "stalled", waits=lines, quiet_s=quiet_s)
+            if not starting:
+                self._on_stall()
             if stalled:
                 raise DeadlineExceeded(
                     f"no progress for {stall_s:g} s. Who waits for whom:\n  " + "\n  ".join(lines)
@@ -206,9 +209,10 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _told(error: BaseException) -> str:
+def ended_by(error: BaseException) -> str:
+    """Why a run ended, in words."""
     if not isinstance(error, Exception):
-        return "interrupted"
+        return INTERRUPTED
     return f"{type(error).__name__}: {error}"
 
 

@@ -17,7 +17,7 @@ _REFRESHES_PER_S = 4
 _LINE_EVERY_S = 5.0
 _SAMPLE_EVERY_S = 60.0
 _SAMPLE_CHARACTERS = 80
-_TROUBLE = ("run_ended", "worker_died", "worker_recovered", "stalled", "warned", "finding")
+_TROUBLE = ("run_ended", "worker_died", "worker_recovered", "starting", "stalled", "warned", "finding")
 
 
 class LiveView:

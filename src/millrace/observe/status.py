@@ -10,6 +10,7 @@ from millrace.observe.replicas import ReplicaTotals
 
 _WINDOW_S = 30.0  # of wall time, for rates
 _STALLED, _STARTING = "stalled", "still starting"
+_INTERRUPTED = "interrupted"
 _WINDOW_STEPS = 20  # for idling and the time left
 
 
@@ -62,12 +63,13 @@ class Status:
                 _remember(self._generated, event.wall_s, self.replicas.generated_tokens)
             case "computes":
                 self.computes[fields["name"]] = fields["computes"]
-            case "stalled" if not self.stepped and not self.restarts:
+            case "starting":
                 self.last_trouble = f"{_STARTING}: {'; '.join(fields['waits'])}"
             case "stalled" | "step_rejected" | "replay_differs" | "warned" | "finding":
                 self.last_trouble = _trouble(event.kind, fields)
             case "run_ended":
-                self.ended = fields["reason"] if fields["ok"] else "by an error"
+                told = fields["ok"] or fields["reason"].startswith(_INTERRUPTED)
+                self.ended = fields["reason"] if told else "by an error"
 
     def _watch(self, kind: str, fields: dict[str, Any]) -> None:
         match kind:

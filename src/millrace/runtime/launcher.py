@@ -134,7 +134,12 @@ class Launcher:
             self._take(msgspec.msgpack.decode(packet, type=forkserver.Notice), fds)
 
     async def close(self, timeout_s: float) -> None:
-        """Let the forkserver kill every descendant and exit. Raises: DeadlineExceeded."""
+        """Let the forkserver kill every descendant and exit. Raises: DeadlineExceeded.
+
+        One that still imports hears nothing. It has forked nobody yet, so it is killed.
+        """
+        if self._ready_s is None and not self.gone.done():
+            self._process.kill()
         if not self.gone.done():
             with suppress(OSError):
                 self._control.shutdown(socket.SHUT_RDWR)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from millrace.config.freeze import config_digest, dump
 from millrace.config.schema import Config
-from millrace.controller.controller import Controller, Fleet
+from millrace.controller.controller import Controller, Fleet, ended_by
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock
 from millrace.core.errors import LedgerError, after
@@ -230,6 +230,10 @@ def _close(ledger: SqliteLedger, error: BaseException | None) -> None:
 
 
 def _write_summary(run: RunDirectory, summary: Summary, error: BaseException | None) -> None:
-    """`error` is what ended the run. It is reported first; a failure in here becomes a note on it."""
+    """`error` is what ended the run, maybe before the controller began. It is reported first; a failure in
+    here becomes a note on it."""
     with after(error):
-        run.write_summary(summary.result())
+        result = summary.result()
+        if error is not None and result["reason"] is None:
+            result |= {"ok": False, "reason": ended_by(error)}
+        run.write_summary(result)

@@ -1,7 +1,8 @@
 """The task and the reward of a run, tried before the run: one prompt, and one call of the reward.
 
 It happens as in the run: in a process of its own, under the reward's deadline and memory limit. So a reward
-that hangs, ends its process or needs too much memory is found too.
+that hangs, ends its process or needs too much memory is found too. And as in the run, a row that costs a
+worker is skipped and told; where another costs the next worker too, the run is refused.
 """
 
 from __future__ import annotations
@@ -12,15 +13,30 @@ from dataclasses import dataclass
 
 from millrace.config.schema import Config
 from millrace.core.columns import token_array
-from millrace.core.errors import RewardError
-from millrace.core.protocols import Handle
-from millrace.core.types import Failed, Finish, Score, ScoreRequest
-from millrace.environments.first_look import TaskSeen, TriedCompletion
+from millrace.core.errors import DataError, RewardError, WorkerDied
+from millrace.core.protocols import Handle, Runtime
+from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Score, ScoreRequest
+from millrace.environments.first_look import TriedCompletion
 from millrace.runtime.local import LocalRuntime
 from millrace.session.scores import Timed, drain, start_worker
 
 TARGET = "millrace.environments.first_look:FirstLook"
 REASONS_SHOWN = 3
+TRIED_ROWS = 3
+DEATHS_MAX = 2
+"""Workers that rows, or calls of the reward, may cost: then the run is refused."""
+
+
+@dataclass(frozen=True)
+class TaskSeen:
+    """The first usable prompt in the order of the run, and how many rows the task has. Of the first
+    `num_probed` rows those that are unusable, and why the first of them is."""
+
+    prompt: Prompt
+    rows: int
+    num_probed: int
+    num_unusable: int
+    why: str
 
 
 @dataclass(frozen=True)
@@ -51,23 +67,71 @@ def warnings(config: Config, first: FirstTry) -> Iterator[str]:
         )
     attempt, timed = first.tried[0]
     if isinstance(timed.score, Failed):
-        yield f"{attempt.row_id}: the reward fails on {attempt.kind}: {timed.score.reason}"
+        yield (
+            f"{attempt.row_id}: the reward fails on {attempt.kind}: {timed.score.reason}. In the run such a "
+            "trajectory ends as failed, and is counted"
+        )
 
 
 async def _try_first(config: Config) -> FirstTry:
     runtime = LocalRuntime()
     try:
-        worker = await start_worker(runtime, config, TARGET)
-        seen = await worker.call("look", timeout_s=config.supervision.spawn_timeout_s)
-        return FirstTry(seen, await _try_reward(worker, config, seen))
+        worker, prompts = await _probed(runtime, config)
+        usable = [prompt for prompt in prompts if isinstance(prompt, Prompt)]
+        unusable = [prompt.reason for prompt in prompts if isinstance(prompt, BadPrompt)]
+        if not usable:
+            raise DataError(f"none of the first {len(prompts)} prompts can be used; the first: {unusable[0]}")
+        rows = await worker.call("num_rows", timeout_s=config.supervision.spawn_timeout_s)
+        attempts = await worker.call(
+            "attempts", usable[:TRIED_ROWS], timeout_s=config.supervision.spawn_timeout_s
+        )
+        seen = TaskSeen(usable[0], rows, len(prompts), len(unusable), unusable[0] if unusable else "")
+        return FirstTry(seen, await _try_reward(runtime, worker, config, attempts))
     finally:
         await runtime.close()
 
 
-async def _try_reward(worker: Handle, config: Config, seen: TaskSeen) -> list[tuple[TriedCompletion, Timed]]:
-    """Raises: RewardError: every call fails, or one costs the worker before another has succeeded."""
+async def _probed(runtime: Runtime, config: Config) -> tuple[Handle, list[Prompt | BadPrompt]]:
+    """A worker, and the first prompts. Raises: DataError: `DEATHS_MAX` rows each cost a worker."""
+    prompts: list[Prompt | BadPrompt] = []
+    worker, deaths = await _start(runtime, config), 0
+    while True:
+        found = any(isinstance(prompt, Prompt) for prompt in prompts)
+        try:
+            async with asyncio.timeout(config.supervision.spawn_timeout_s):
+                async for prompt in worker.stream("probed", len(prompts), found):
+                    prompts.append(prompt)  # noqa: PERF401 - those before a death count
+            return worker, prompts
+        except (WorkerDied, TimeoutError) as error:
+            worker.kill()
+            worker, deaths = await _start(runtime, config), deaths + 1
+            group_id = len(prompts)
+            [row_id] = await worker.call("row_ids", [group_id], timeout_s=config.supervision.spawn_timeout_s)
+            told = f"{row_id}: making its prompt costs the worker: {error or 'it takes too long'}"
+            if deaths >= DEATHS_MAX:
+                raise DataError(f"{told}\n  It is the second row that does: look at the data") from error
+            prompts.append(BadPrompt(group_id, row_id, told))
+
+
+async def _start(runtime: Runtime, config: Config) -> Handle:
+    """Raises: DataError: the worker ends while it opens the task; and as the worker."""
+    try:
+        return await start_worker(runtime, config, TARGET)
+    except WorkerDied as error:
+        raise DataError(
+            f"opening the task, up to its first usable row, or the reward ends the process: {error}"
+        ) from error
+
+
+async def _try_reward(
+    runtime: Runtime, worker: Handle, config: Config, attempts: list[TriedCompletion]
+) -> list[tuple[TriedCompletion, Timed]]:
+    """A row whose scoring costs a worker is not tried again. Raises: RewardError: every call fails."""
     tried: list[tuple[TriedCompletion, Timed]] = []
-    for attempt in seen.attempts:
+    costly: set[int] = set()
+    for attempt in attempts:
+        if attempt.group_id in costly:
+            continue
         request = ScoreRequest(0, attempt.group_id, token_array(attempt.tokens), Finish.STOP)
         scored: list[Timed] = []
         lost = await drain(worker, config.reward.timeout_s, [request], scored)
@@ -75,10 +139,14 @@ async def _try_reward(worker: Handle, config: Config, seen: TaskSeen) -> list[tu
         if not isinstance(scored[0].score, Failed):
             return tried
         if lost:
-            break
-    told = dict.fromkeys(f"  {attempt.kind}: {_reason(timed.score)}" for attempt, timed in tried)
+            worker.kill()
+            costly.add(attempt.group_id)
+            if len(costly) >= DEATHS_MAX:
+                break
+            worker = await _start(runtime, config)
+    told = dict.fromkeys(f"  {one.row_id}, {one.kind}: {_reason(timed.score)}" for one, timed in tried)
     raise RewardError(
-        f"the reward fails at every call, beginning with the row {tried[0][0].row_id}:\n"
+        "the reward fails at every call:\n"
         + "\n".join(list(told)[:REASONS_SHOWN])
         + "\n  Correct it: `millrace try-reward` calls it alone"
     )
