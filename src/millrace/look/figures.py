@@ -25,7 +25,7 @@ from millrace.look.steps import Curve
 COLORS = ("#3a86d1", "#e08a00", "#8a6fd1", "#2fa5b5", "#a5714a", "#9a9a1e")
 """Of lines: quantities, runs or schedules."""
 INK = "#808080"  # of axes and texts, on white and on black
-WORK, WEIGHTS, TROUBLE, WAITING = "#3d9970", "#c7559b", "#d9534a", "#a8a8a8"
+WORK, WEIGHTS, TROUBLE, WAITING = "#3d9970", "#c7559b", "#d9534a", "#80808078"
 KIND_COLORS = {
     "step": WORK,
     "report": WORK,
@@ -39,8 +39,12 @@ KIND_COLORS = {
 HEIGHT, ROW_HEIGHT = 230, 28
 POINTS_MAX = 30
 """A line of at most so many points shows them: one alone is no line."""
+POINTS_ONLY = ("evaluations",)
+"""Nothing is known between their points."""
 LABEL_CHARACTERS, ROW_CHARACTERS = 40, 55
 """Of one line in a legend, and of a row of them."""
+
+LINE: dict[str, Any] = {"line_width": 2, "legend_field": "label"}
 
 Data = dict[str, list[Any]]
 Plots = dict[str, figure]
@@ -54,6 +58,7 @@ def curves_data(lines: Mapping[str, Curve]) -> Data:
         "ys": [[_short(y) for y in line.y] for _, line, _ in drawn],
         "label": [_clipped(label) for label, _, _ in drawn],
         "color": [color for _, _, color in drawn],
+        "dash": ["1 10" if label in POINTS_ONLY else "solid" for label, _, _ in drawn],
     }
 
 
@@ -73,14 +78,14 @@ def curves(name: str, data: Data, x_label: str, digits: str, *, log: bool = Fals
     """Any number of lines over one axis. `digits` is bokeh's format of the values."""
     plot = _plot(name, x_label, y_axis_type="log" if log else "linear")
     source = ColumnDataSource(data, name=name)
-    plot.multi_line("xs", "ys", source=source, line_color="color", line_width=2, legend_field="label")
+    plot.multi_line("xs", "ys", source=source, line_color="color", line_dash="dash", **LINE)
     points = ColumnDataSource(points_data(data), name=f"{name} points")
     plot.scatter("x", "y", source=points, color="color", size=6)
     plot.add_tools(HoverTool(tooltips=[("", "@label"), (x_label, "$x{0,0.[0]}"), ("", "$y{0,0.[0000]}")]))
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
     if not log:
         plot.yaxis.formatter = NumeralTickFormatter(format=digits)
-    _style_legend(plot, max(map(len, data["label"]), default=0))
+    _style_legend(plot, data["label"])
     return plot
 
 
@@ -101,8 +106,7 @@ def lanes_data(spans: Iterable[Span]) -> Data:
 def lanes(name: str, data: Data, rows: list[str], end: float | None = None) -> figure:
     """Who did what when: a row for each role, and the minutes up to `end`, or to the last of `data`."""
     plot = _plot(name, "minutes", y_range=FactorRange(factors=rows[::-1]), height=_rows_height(rows))
-    if end is not None:
-        plot.x_range = Range1d(start=0, end=end)
+    plot.x_range = DataRange1d(range_padding=0) if end is None else Range1d(start=0, end=end)
     source = ColumnDataSource(data, name=name)
     look: dict[str, Any] = {"height": "height", "fill_color": "color", "fill_alpha": "alpha"}
     plot.hbar("row", left="left", right="right", source=source, line_color=None, **look)
@@ -143,6 +147,7 @@ def shares(name: str, data: Data) -> figure:
     source = ColumnDataSource(data, name=name)
     plot.hbar("row", left="left", right="right", height=0.6, color="color", source=source)
     plot.add_tools(HoverTool(tooltips=[("@row", "@label")]))
+    plot.x_range = Range1d(start=0, end=1)
     plot.xaxis.formatter = NumeralTickFormatter(format="0%")
     return plot
 
@@ -176,6 +181,7 @@ def _plot(name: str, x_label: str, *, height: int = HEIGHT, **named: Any) -> fig
         tools="xpan,xwheel_zoom,reset",
         active_scroll=None,
         toolbar_location="right",
+        toolbar_inner=True,
         background_fill_color=None,
         border_fill_color=None,
         outline_line_color=None,
@@ -194,14 +200,15 @@ def _plot(name: str, x_label: str, *, height: int = HEIGHT, **named: Any) -> fig
     return plot
 
 
-def _style_legend(plot: figure, label_characters: int) -> None:
-    """Above the plot, in as many columns as a narrow card has room for."""
+def _style_legend(plot: figure, labels: list[str]) -> None:
+    """Above the plot, in as many columns as a narrow card has room for. One line needs none."""
     legend = plot.legend[0]
+    legend.visible, legend.location = len(labels) > 1, "left"
     legend.orientation, legend.label_text_color = "horizontal", INK
     legend.background_fill_color = legend.border_line_color = None
     legend.label_text_font_size, legend.spacing = "12px", 8
     legend.margin = legend.border_line_width = 0
-    legend.ncols = max(1, ROW_CHARACTERS // (label_characters + 5))
+    legend.ncols = max(1, ROW_CHARACTERS // (max(map(len, labels), default=0) + 5))
     plot.add_layout(legend, "above")
 
 

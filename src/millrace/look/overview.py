@@ -95,7 +95,7 @@ class Overview:
         """HTML by the id of its place."""
         told = [(f"{t.minute:.1f}", t.who, t.what) for t in reversed(self.story.troubles)]
         return {
-            "facts": parts.facts(self._facts()),
+            "facts": parts.facts(self._facts()) + self._accounts(),
             "told": self._notice(),
             "findings": parts.findings(
                 self.story.findings() if self.is_whole else [], complete=self.is_whole
@@ -115,24 +115,27 @@ class Overview:
         return "" if len(self.steps) else parts.notice("There is no optimizer step yet.")
 
     def _facts(self) -> dict[str, Any]:
-        summary, steps = self.story.summary(), self.steps
-        accounts = {
-            name.partition("/")[2].replace("_", " "): int(value)
-            for name in steps.names("accounting/")
-            if (value := steps.last(name)) is not None
-        }
+        summary = self.story.summary()
+        first, last = summary["reward_first"], summary["reward_last"]
         return {
             "state": parts.Raw(parts.state(self.state)),
             f"of {self.config.steps:,} steps": self.version,
             "schedule": self.config.schedule.kind,
-            "reward, first tenth": summary["reward_first"],
-            "reward, last tenth": summary["reward_last"],
+            "reward, first and last tenth": None if last is None else f"{first:.3g} to {last:.3g}",
             "trained tokens/s": summary["trained_tokens_per_s"],
             "mean staleness": summary["staleness"]["mean"],
             "fairness": summary["fairness"],
             "restarts": summary["restarts"],
-            **{f"trajectories {name}": num for name, num in accounts.items()},
         }
+
+    def _accounts(self) -> str:
+        """What became of every trajectory: the figures add up."""
+        told = [
+            f"{int(value):,} {name.partition('/')[2].replace('_', ' ')}"
+            for name in self.steps.names("accounting/")
+            if (value := self.steps.last(name)) is not None
+        ]
+        return f'<p class="quiet">Trajectories: {parts.safe(", ".join(told))}.</p>' if told else ""
 
     def _shares(self) -> dict[str, dict[str, float]]:
         """Seconds of each role by what they went to."""
@@ -151,9 +154,9 @@ class Overview:
 
 
 LANES = (
-    "Green is work, the darker the more of the time. Magenta is weights that are published, staged, taken "
-    "or saved. Red is the time from a death until the worker is ready again. The newest part of a long run "
-    "is shown."
+    "Green is work, the darker the more of the time. Grey is a worker that starts. Magenta is weights that "
+    "are published, staged, taken or saved. Red is the time from a death until the worker is ready again. Of "
+    "a long run, the newest part is shown."
 )
 
 
@@ -167,7 +170,10 @@ def who_waits(shares: dict[str, dict[str, float]]) -> str:
     waits = _share(shares.get("trainer", {}), "waiting for a batch")
     replicas = [_share(parts, "idle") for name, parts in shares.items() if name != "trainer"]
     idle = sum(replicas) / len(replicas) if replicas else 0.0
-    told = f"Grey is idle. The trainer waits {waits:.0%} of the time for batches, replicas idle {idle:.0%}. "
+    told = (
+        f"Green is work, grey is waiting, magenta is weights. The trainer waits {waits:.0%} of the time for "
+        f"batches, replicas idle {idle:.0%}. "
+    )
     if max(waits, idle) < 0.1:
         return told + "Neither side waits much for the other."
     if waits >= idle:

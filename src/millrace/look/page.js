@@ -19,6 +19,7 @@
       for (const shown of Bokeh.documents) {
         if (lacks(shown, name, data)) return location.reload();
         const source = shown.get_model_by_name(name);
+        if (source && data.xs && data.xs.length !== source.data.xs.length) return location.reload(); // another legend
         if (source) source.data = data;
       }
     }

@@ -17,6 +17,8 @@ from millrace.observe.terminal import harmless
 LEVELS, NATS_PER_LEVEL = 8, 0.5
 """Shades of a token by its log-prob: the last one is for all below."""
 VERSION_COLORS = 6
+SHORT = 24
+"""Characters of a cell that stays on one line."""
 
 
 def safe(text: str) -> str:
@@ -26,11 +28,15 @@ def safe(text: str) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str = "None.") -> str:
     """Cells are escaped, but for those that are `Raw`."""
-    body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(map(_data, map(_cell, row))) + "</tr>" for row in rows)
     if not body:
         return f'<p class="quiet">{safe(empty)}</p>'
     names = "".join(f"<th>{safe(name)}</th>" for name in head)
     return f'<div class="wide"><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _data(html: str) -> str:
+    return f"<td{' class=short' * (len(html) <= SHORT)}>{html}</td>"
 
 
 class Raw(str):
@@ -99,11 +105,11 @@ def state(name: str) -> str:
 
 
 def configuration(values: Mapping[str, Any]) -> str:
-    return table(("key", "value"), values.items())
+    return table(("key", "value"), [(key, _written(value)) for key, value in values.items()])
 
 
 def differences(changes: Sequence[Change], names: tuple[str, str]) -> str:
-    rows = [(change.key, _there(change.old), _there(change.new)) for change in changes]
+    rows = [(change.key, _written(change.old), _written(change.new)) for change in changes]
     return table(("key", *names), rows, empty="Their configurations are equal.")
 
 
@@ -151,7 +157,10 @@ def _token(piece: Piece) -> str:
     return f'<i class="{color}" title="{title}">{safe(piece.text)}</i>'
 
 
-def _there(value: Any) -> str:
+def _written(value: Any) -> str:
+    """As in a configuration file."""
+    if isinstance(value, bool):
+        return str(value).lower()
     return "not there" if value is ABSENT else "none" if value is None else str(value)
 
 

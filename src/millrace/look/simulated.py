@@ -57,9 +57,8 @@ def simulated(
     over_time = [*_over_time(compared), *_timelines(compared)]
     drawn = page.charts([*_figures(compared), *over_time], whole=[heading for heading, *_ in over_time])
     said = "".join(f"<p>{parts.quoted(sentence)}</p>" for sentence in verdict(compared))
-    table = parts.table(HEAD, [[cell.replace(" ", "\u00a0") for cell in row] for row in rows])
-    facts = parts.facts(_facts(base, compared))
-    body = f"<h1>{parts.safe(title)}</h1><p>{parts.safe(_about(base))}</p>{facts}{said}{table}{drawn.html}"
+    head = f"<h1>{parts.safe(title)}</h1><p>{parts.safe(_about(base))}</p>"
+    body = f"{head}{parts.facts(_facts(base, compared))}{said}{parts.table(HEAD, rows)}{drawn.html}"
     return page.whole_file(title, [page.Drawn(body, drawn.script)])
 
 
