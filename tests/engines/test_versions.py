@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from bench import MODELS, TOLERANCE, Bench, OpenBench, make_model, prompt_of
+from bench import MODELS, TOLERANCE, Bench, OpenBench, Played, make_model, prompt_of
 
 from millrace.core.errors import UnknownVersionError, WeightsError
 from millrace.core.types import Sampling, Work
+from millrace.rollout.protocol import Capabilities
 
 LENGTHS = (1, 2, 17, 64, 90)
 FREE, LONG = Sampling(max_tokens=40), Sampling(max_tokens=100)
@@ -107,6 +108,23 @@ def test_trajectories_of_one_group_may_begin_under_different_versions(bench_of: 
     bench.serve(2)
     bench.submit([bench.work(prompt, FREE, group_id=0)])
     bench.check(bench.drain().values())
+
+
+def test_without_recomputing_versions_are_exact_and_new_work_never_sees_an_old_cache(
+    bench_of: OpenBench, can: Capabilities
+) -> None:
+    if "rollout.recompute" not in can.settings:
+        pytest.skip("refused")
+    bench, prompt = bench_of(recompute=False), prompt_of(5, 70)
+    first = bench.serve(1)
+    bench.submit([bench.work(prompt, LONG, group_id=3)])
+    bench.sample(4)
+    second = bench.serve(2)
+    bench.submit([bench.work(prompt, FREE, group_id=group) for group in (3, 4)])
+    old, *new = bench.drain().values()
+    assert [version for version, _ in old.columns.runs] == [first, second]
+    bench.check(new)
+    bench.check([Played(old.work, old.columns[: old.columns.runs[0][1]])])
 
 
 def test_before_the_first_version_work_waits(fresh_bench: OpenBench) -> None:

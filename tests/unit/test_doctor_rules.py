@@ -14,6 +14,7 @@ from millrace.observe.doctor.batches import needless_staleness, unfair_batches
 from millrace.observe.doctor.evidence import BatchTold, Evidence, Step, SwapSeen
 from millrace.observe.doctor.finding import few
 from millrace.observe.doctor.rules import diagnose
+from millrace.session.examine import evidence_of
 
 SPREAD = 3.0
 
@@ -65,6 +66,28 @@ def test_a_steady_gap_is_numeric_and_expected_in_bfloat16():
     assert faults(evidence((0.01, 0.012, 0.009))) == ["numeric-gap"]
     assert faults(evidence((0.01, 0.012, 0.009), dtype="bfloat16")) == []
     assert faults(evidence((0.002, 0.02, 0.009), dtype="bfloat16")) == []
+
+
+def test_under_penalties_and_cuts_the_gap_says_nothing_about_weights():
+    for gaps in ((0.5,) * 8, (1e-6, 0.5, 0.01)):
+        seen = evidence(gaps)
+        assert faults(seen)
+        seen.plain = False
+        assert faults(seen) == []
+
+
+@pytest.mark.parametrize(
+    ("sampling", "plain"),
+    [
+        ({"temperature": 0.7, "ignore_eos": True}, True),
+        ({"top_p": 0.9}, False),
+        ({"presence_penalty": 1}, False),
+    ],
+)
+def test_evidence_tells_whether_tokens_come_from_the_policy_itself(sampling, plain):
+    task, reward = {"kind": "gym", "name": "chain_sum"}, {"kind": "gym"}
+    config = {"model": {"path": "m"}, "task": task, "reward": reward, "sampling": sampling}
+    assert evidence_of(Config.model_validate(config)).plain is plain
 
 
 def test_gaps_after_a_swap_alone_say_nothing_about_weights():

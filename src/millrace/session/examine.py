@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from millrace.config.schema import Config
+from millrace.config.schema import Config, SamplingConfig
 from millrace.core.errors import DataError
 from millrace.core.types import State
 from millrace.ledger.reader import LedgerReader
@@ -40,6 +40,13 @@ def examine(run: RunDirectory) -> dict[str, Any]:
     }
 
 
+# Settings of `sampling` that the trainer's log-probs know nothing of.
+_SHAPING = {
+    "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "allowed_token_ids", "banned_token_ids",
+}  # fmt: skip
+
+
 def evidence_of(config: Config) -> Evidence:
     """Empty, for a run of `config`."""
     algorithm = config.algorithm
@@ -48,6 +55,7 @@ def evidence_of(config: Config) -> Evidence:
         schedule=config.schedule.kind,
         algorithm=algorithm.kind,
         corrects=getattr(algorithm, "correction", None) is not None,
+        plain=config.sampling.model_dump(include=_SHAPING) == SamplingConfig().model_dump(include=_SHAPING),
     )
 
 

@@ -47,12 +47,14 @@ class SwapSeen:
 @dataclass(slots=True)
 class Evidence:
     """A sink. Steps are by version; a replayed one counts as it was done last. `dtype` is the engine's.
-    `schedule` and `algorithm` are the kinds in use. `corrects`: importance weights are on."""
+    `schedule` and `algorithm` are the kinds in use. `corrects`: importance weights are on. `plain`: tokens
+    are drawn from the policy at its temperature, and no setting makes some of them more or less likely."""
 
     dtype: str = "float32"
     schedule: str = ""
     algorithm: str = "grpo"
     corrects: bool = True
+    plain: bool = True
     by_version: dict[int, Step] = field(default_factory=dict)
     published: dict[int, set[str]] = field(default_factory=dict)
     pulls: list[SwapSeen] = field(default_factory=list)

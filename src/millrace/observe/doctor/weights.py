@@ -2,7 +2,8 @@
 
 At staleness 0 both hold the same weights, so the gap there is only the difference of two computations: in
 float32 some 1e-6 nats, in bfloat16 some 1e-2 (0.05 in sequences of 2,048 tokens), and the same in every
-step. What else moves it:
+step. Where penalties, min-p, top-k, top-p, allowed or banned tokens are in use, it has these in it and is not
+read. What else moves it:
 
     wrong weights    it differs from version to version, or is large in all of them
     stale cache      it is large for tokens after a swap only: those read keys and values made before it
@@ -28,7 +29,9 @@ SHARE_MIN = 0.05  # of the trained tokens: fewer at some staleness decide nothin
 
 
 def wrong_weights(evidence: Evidence) -> Finding | None:
-    told = [*_of_other_digests(evidence), *_of_gaps(evidence.steps, evidence.dtype)]
+    told = _of_other_digests(evidence)
+    if evidence.plain:
+        told += _of_gaps(evidence.steps, evidence.dtype)
     return Finding("wrong-weights", tuple(told), _WRONG_WEIGHTS) if told else None
 
 
@@ -52,7 +55,7 @@ def stale_cache(evidence: Evidence) -> Finding | None:
 
 
 def numeric_gap(evidence: Evidence) -> Finding | None:
-    gaps = [gap for _, gap in own_gaps(evidence.steps)]
+    gaps = [gap for _, gap in own_gaps(evidence.steps)] if evidence.plain else []
     expected = EXPECTED[evidence.dtype]
     if not gaps or fmean(gaps) <= expected:
         return None
@@ -153,6 +156,6 @@ _WRONG_WEIGHTS = (
 )
 _STALE_CACHE = (
     "the engine reads keys and values of old weights after a swap: it must forget its cache and prefill "
-    "trajectories in flight again",
+    "trajectories in flight again (`rollout.recompute`)",
     'until then use a schedule that swaps between trajectories only: `schedule.kind = "synchronous"`',
 )
