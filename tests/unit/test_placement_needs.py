@@ -122,3 +122,9 @@ def test_a_broken_model_directory_is_refused(tmp_path: Path) -> None:
         tensor_elements(tmp_path)
     with pytest.raises(DataError, match="has no 'num_attention_heads'"):
         kv_token_bytes({}, 4)
+
+
+def test_a_kernel_that_does_not_describe_its_cpus_has_none_with_bfloat16(monkeypatch, tmp_path):
+    monkeypatch.setattr(number_format, "CPUS", tmp_path / "cpuinfo")
+    assert (number_format.cpu_flags(), number_format.cpu_model()) == (set(), "")
+    assert not number_format.multiplies_bfloat16()

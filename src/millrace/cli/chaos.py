@@ -18,6 +18,7 @@ from millrace.cli.options import ConfigFile, Overrides
 from millrace.core.errors import ConfigError
 from millrace.observe.check import print_checks
 from millrace.observe.terminal import Terminal
+from millrace.runtime.kernel import check_kernel
 
 console = Terminal(soft_wrap=True)
 
@@ -40,6 +41,7 @@ def command(
     run_dir: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/chaos"),
 ) -> None:
     """Attack a run: kill and freeze its processes at random, then check that nothing was lost."""
+    check_kernel()
     if run_dir.exists() and any(run_dir.iterdir()):
         raise ConfigError(f"{run_dir} is not empty: name another --run-dir")
     checks = []

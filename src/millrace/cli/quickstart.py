@@ -30,6 +30,7 @@ from millrace.observe.terminal import Terminal
 from millrace.quickstart.checks import checks
 from millrace.quickstart.saboteur import Saboteur
 from millrace.quickstart.start_model import make_start_model
+from millrace.runtime.kernel import check_kernel
 from millrace.session import compose, run_directory
 from millrace.session.interrupt import run_stoppable
 from millrace.session.run_directory import RunDirectory
@@ -48,6 +49,7 @@ def command(
     """Make a small model, improve it by asynchronous RL, kill a replica on the way, and check it all."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     started = time.monotonic()
+    check_kernel()
     config = _prepare(directory, overwrite)
     _say("1/4", "warm start: a small model learns from demonstrations, most of them wrong")
     make_start_model(config, directory, console)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
+
+CPUS = Path("/proc/cpuinfo")
 
 
 def computing_dtype(published: str, *, on_gpu: bool) -> str:
@@ -35,8 +38,9 @@ def cpu_model() -> str:
 
 
 def _of_first_core(name: str) -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == name:
-            return value.strip()
+    with suppress(OSError):  # not Linux
+        for line in CPUS.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == name:
+                return value.strip()
     return ""

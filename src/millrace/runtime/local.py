@@ -3,7 +3,7 @@
     controller ── forkserver ── worker, worker, ...
          └─── a socketpair each ───┘
 
-Linux only (pidfd, parent-death signal, subreaper). Spawn from the main thread: the forkserver's
+Linux only (`kernel.py`). Spawn from the main thread: the forkserver's
 parent-death signal follows the thread that started it.
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 from millrace.core.errors import DeadlineExceeded, WorkerError
 from millrace.core.placement import HERE, THIS_HOST, Place
 from millrace.runtime.handle import LocalHandle
+from millrace.runtime.kernel import check_kernel
 from millrace.runtime.launcher import Launcher
 from millrace.runtime.logs import bound_log, open_log
 from millrace.runtime.seam import PING, late
@@ -49,8 +50,7 @@ class LocalRuntime:
         silence_s_max: float | None = None,
         answer_s: float | None = None,
     ) -> None:
-        if not hasattr(os, "pidfd_open"):
-            raise WorkerError("the local runtime needs Linux 5.3 or newer (pidfd_open)")
+        check_kernel()
         self._preload, self._log_dir = preload, log_dir
         self._silence_s_max, self._answer_s = silence_s_max, answer_s
         self._epochs = _past_epochs(log_dir)  # of the newest incarnation, by `_file_name`

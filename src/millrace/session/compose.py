@@ -30,6 +30,7 @@ from millrace.placement.assign import Placement, assign, uses_gpus
 from millrace.placement.inventory import read_host
 from millrace.placement.needs import read_needs
 from millrace.rollout.protocol import EngineOptions
+from millrace.runtime.kernel import check_kernel
 from millrace.runtime.local import LocalRuntime
 from millrace.runtime.stacks import dump_stacks
 from millrace.schedule.presets import build
@@ -196,7 +197,11 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
 
 
 def place(config: Config) -> Placement:
-    """Who runs where on this host. Raises: ConfigError (it does not fit), DataError (the model's files)."""
+    """Who runs where on this host.
+
+    Raises: ConfigError: it does not fit. DataError: the model's files. WorkerError: no worker can run here.
+    """
+    check_kernel()
     host = read_host()
     return assign(config, host, read_needs(config, on_gpu=uses_gpus(config, host)))
 
