@@ -1,26 +1,35 @@
 # make setup        .venv with everything (instant when nothing changed)
 # make quickstart   train a small model with asynchronous RL, here, in minutes
 # make test         lint and every test
+# make setup-vllm   .venv-vllm with vLLM for CPUs, for rollout.engine = "vllm"
+# make test-vllm    every test of an engine, and whole runs, with vLLM
 # make test-ui      every page of `millrace ui` in Chromium
 # make bench        every benchmark
 # make docs         write the configuration reference, check every document
 # make dist         build the wheel and the source archive into dist/
 # make lock         pin every dependency with its hashes in requirements.lock
 # make audit        ask for known vulnerabilities of what is pinned
-# make clean        remove what builds and tools leave behind; keeps .venv and runs
+# make clean        remove what builds and tools leave behind; keeps .venv, .venv-vllm and runs
 
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+VLLM := .venv-vllm
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup quickstart test test-ui lint bench docs dist lock audit clean
+.PHONY: setup setup-vllm quickstart test test-vllm test-ui lint bench docs dist lock audit clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml scripts/setup
+$(STAMP): pyproject.toml scripts/setup scripts/cpu-torch
 	@PYTHON="$(PYTHON)" scripts/setup
+	@touch $@
+
+setup-vllm: $(VLLM)/.installed
+
+$(VLLM)/.installed: scripts/setup-vllm scripts/cpu-torch
+	@PYTHON="$(PYTHON)" scripts/setup-vllm
 	@touch $@
 
 quickstart: $(STAMP)
@@ -63,4 +72,4 @@ audit:
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +

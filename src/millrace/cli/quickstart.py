@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from millrace.cli.options import Overrides
 from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
@@ -45,12 +46,13 @@ def command(
         "runs/quickstart"
     ),
     overwrite: Annotated[bool, typer.Option(help="Remove an earlier quickstart there first.")] = True,
+    sets: Overrides = None,
 ) -> None:
     """Make a small model, improve it by asynchronous RL, kill a replica on the way, and check it all."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     started = time.monotonic()
     check_kernel()
-    config = _prepare(directory, overwrite)
+    config = _prepare(directory, overwrite, sets or [])
     _say("1/4", "warm start: a small model learns from demonstrations, most of them wrong")
     make_start_model(config, directory, console)
     _say("2/4", "evaluate it on held-out prompts")
@@ -70,7 +72,7 @@ def command(
     raise typer.Exit(0 if passed else 1)
 
 
-def _prepare(directory: Path, overwrite: bool) -> Config:
+def _prepare(directory: Path, overwrite: bool, sets: list[str]) -> Config:
     if directory.exists():
         if not overwrite or not (directory / "quickstart.toml").exists():
             raise ConfigError(f"{directory} exists already: remove it, or name another --run-dir")
@@ -78,7 +80,7 @@ def _prepare(directory: Path, overwrite: bool) -> Config:
     directory.mkdir(parents=True, mode=0o700)
     target = directory / "quickstart.toml"
     target.write_text(files("millrace.quickstart").joinpath("quickstart.toml").read_text())
-    return load(target, ())
+    return load(target, sets)
 
 
 def _say(stage: str, text: str) -> None:

@@ -26,7 +26,7 @@ class Continuation:
         self.prefix_key: tuple = (work.group_id, tuple(work.prompt))
         self._sampled, self._reported = TokenColumns(), 0
         sampling = work.sampling
-        self._stop_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_ids)}
+        self.stop_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_ids)}
         self._budget = min(len(work.prompt) + sampling.max_tokens, max_sequence_tokens)
         self._stop_strings = StopStrings(decode, sampling.stop) if sampling.stop and decode else None
         self._note_finish()
@@ -48,7 +48,7 @@ class Continuation:
     def append(self, token: int, logprob: float, version: int) -> None:
         self.tokens.append(token)
         self._sampled.append(token, logprob, version)
-        if token in self._stop_ids or self._stop_strings is not None:
+        if token in self.stop_ids or self._stop_strings is not None:
             self._note_finish()
         elif len(self.tokens) >= self._budget:
             self.finish = Finish.LENGTH
@@ -79,7 +79,7 @@ class Continuation:
             self.finish = Finish.LENGTH
 
     def _stops(self) -> bool:
-        if self.tokens[-1] in self._stop_ids:
+        if self.tokens[-1] in self.stop_ids:
             return True
         if self._stop_strings is None:
             return False

@@ -38,12 +38,16 @@ ENGINES = {
     "vllm": EngineKind(
         "millrace.rollout.vllm.opening:open_engine",
         Capabilities(
-            frozenset({"rollout.recompute", "sampling.top_p", "sampling.top_k", "sampling.stop"}),
+            frozenset({
+                "rollout.recompute", "sampling.top_p", "sampling.top_k", "sampling.min_p",
+                "sampling.repetition_penalty", "sampling.stop", "sampling.stop_token_ids",
+                "sampling.ignore_eos", "sampling.allowed_token_ids",
+            }),
             shares_prefixes=True,
             chunks_prompts=False,  # on a GPU it does
         ),
     ),
-}
+}  # fmt: skip
 
 # Every engine understands these.
 _UNIVERSAL = {"sampling.max_tokens", "sampling.temperature"}

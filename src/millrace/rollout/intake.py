@@ -31,7 +31,7 @@ class Intake:
         decode: Callable[[list[int]], str] | None,
     ) -> None:
         self._vocab, self._max_sequence_tokens = vocab, max_sequence_tokens
-        self.eos_ids, self._decode = frozenset(eos_ids), decode
+        self._eos_ids, self._decode = frozenset(eos_ids), decode
         self._leases: OrderedDict[int, int] = OrderedDict()
 
     def take(self, works: Iterable[Work]) -> list[Continuation]:
@@ -53,7 +53,7 @@ class Intake:
 
     def _continuation(self, work: Work) -> Continuation:
         return Continuation(
-            work, eos_ids=self.eos_ids, max_sequence_tokens=self._max_sequence_tokens, decode=self._decode
+            work, eos_ids=self._eos_ids, max_sequence_tokens=self._max_sequence_tokens, decode=self._decode
         )
 
     def _check(self, work: Work) -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from millrace.config.carried import is_carried
-from millrace.config.schema import Config
+from millrace.config.schema import Config, Rollout
 from millrace.core.errors import ConfigError
 from millrace.observe.sinks import refuse_unusable
 from millrace.placement import tell
 from millrace.placement.assign import Placement, size
 from millrace.placement.needs import Needs
 from millrace.rollout.engines import refuse_unable
+from millrace.rollout.vllm import versions
 from millrace.runtime.spawned import PYTHON_MIN
 from millrace.schedule.presets import build
 from millrace.session.compose import place
@@ -44,7 +46,7 @@ def preflight(config: Config, run_path: Path) -> list[str]:
         raise ConfigError(disk)
     _check_processes(config, placed.host.cores)
     _check_step(config, placed.host.memory_bytes)
-    _check_python(config.rollout.python)
+    _check_python(config.rollout)
     refuse_unusable(config.observe)
     return [*tell.warnings(placed, config), *_size_warnings(config, placed), *_thread_warnings(config)]
 
@@ -73,12 +75,18 @@ def _disk_problem(config: Config, needs: Needs, run_path: Path) -> str:
     )
 
 
-def _check_python(python: str | None) -> None:
-    """Raises: ConfigError: `rollout.python` cannot run a worker. Asked of it, in a short-lived process."""
-    if python is None:
-        return
+def _check_python(rollout: Rollout) -> None:
+    """Raises: ConfigError: `rollout.python` cannot run a worker, or lacks the engine. Asked of it, in
+    short-lived processes."""
+    if rollout.python is not None:
+        _ask(rollout.python, "-c", f"import sys, msgspec; sys.exit(sys.version_info < {PYTHON_MIN})")
+    if rollout.engine == "vllm":
+        _ask(rollout.python or sys.executable, versions.__file__)
+
+
+def _ask(python: str, *arguments: str) -> None:
     try:
-        asked = [python, "-c", f"import sys, msgspec; sys.exit(sys.version_info < {PYTHON_MIN})"]
+        asked = [python, *arguments]
         done = subprocess.run(asked, capture_output=True, text=True, timeout=PYTHON_S, check=False)
         told = done.stderr.strip().splitlines() or [
             f"it is older than Python {PYTHON_MIN[0]}.{PYTHON_MIN[1]}"

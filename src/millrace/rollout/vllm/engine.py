@@ -28,6 +28,9 @@ from millrace.rollout.noise import Noise
 from millrace.rollout.vllm.loading import load_version
 from millrace.rollout.vllm.proof import Proof
 
+# Of `Sampling`, what means the same to vLLM. It counts presence and frequency from where a request begins,
+# and knows only strings as banned.
+_SAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _PROOF = "proof"  # the request's name; others are called TRAJECTORY.LEASE
 
 
@@ -168,25 +171,7 @@ class VllmEngine:
             continuation = self._waiting.popleft()
             self._running[continuation.work.trajectory_id] = continuation
             given = {"prompt_token_ids": continuation.tokens, "cache_salt": f"version {self.version}"}
-            self._llm.add_request(_name(continuation), given, self._params(continuation), priority=1)
-
-    def _params(self, continuation: Continuation) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        sampling = continuation.work.sampling
-        return SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=_seed(continuation),
-            max_tokens=continuation.tokens_left,
-            stop_token_ids=sorted(self._intake.eos_ids),
-            ignore_eos=True,  # those of the model's own files are in `eos_ids`
-            logprobs=0,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-        )
+            self._llm.add_request(_name(continuation), given, _params(continuation), priority=1)
 
     def _note(self, outputs: Iterable[Any]) -> None:
         self._steps_since_swap += 1
@@ -250,3 +235,21 @@ def _seed(continuation: Continuation) -> int:
     work = continuation.work
     uniform = Noise([work.seed], [work.trajectory_id]).uniforms([len(continuation.tokens)], 1)[0, 0]
     return int(uniform * 2**52)
+
+
+def _params(continuation: Continuation) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling = continuation.work.sampling
+    return SamplingParams(
+        **{name: getattr(sampling, name) for name in _SAME},
+        allowed_token_ids=None if sampling.allowed_token_ids is None else list(sampling.allowed_token_ids),
+        seed=_seed(continuation),
+        max_tokens=continuation.tokens_left,
+        stop_token_ids=sorted(continuation.stop_ids),
+        ignore_eos=True,  # the model's own are in `stop_ids`
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )

@@ -22,7 +22,7 @@ def installed() -> str:
         if found.startswith(tuple(f"{release}." for release in SUPPORTED)):
             return found
         raise ImportError(f"{name} {found} is not supported; supported: {', '.join(SUPPORTED)}")
-    raise ImportError(f"no vLLM is installed for {sys.executable}")
+    raise ImportError(f"{sys.executable} has no vLLM (`make setup-vllm` makes a Python that has)")
 
 
 if __name__ == "__main__":

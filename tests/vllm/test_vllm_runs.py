@@ -1,0 +1,61 @@
+"""Whole runs whose replicas generate with vLLM, by the interpreter that `make setup-vllm` made."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.runs import events, summary, train
+
+from millrace.core.events import Event
+
+PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
+VLLM = (
+    "rollout.engine=vllm",
+    f"rollout.python={PYTHON}",
+    "rollout.exact=false",
+    "supervision.spawn_timeout_s=300",
+)
+
+pytestmark = [
+    pytest.mark.skipif(not PYTHON.exists(), reason="`make setup-vllm` has not been run"),
+    pytest.mark.usefixtures("warm"),
+    pytest.mark.timeout(900),
+]
+
+
+class Killer:
+    """A sink that sends SIGKILL to the first replica that is in the middle of its work after a step."""
+
+    def __init__(self) -> None:
+        self._pids: dict[str, int] = {}
+        self._trained = False
+        self.killed: str | None = None
+
+    def __call__(self, event: Event) -> None:
+        fields = event.fields
+        if event.kind == "worker_started" and fields["role"] == "replica":
+            self._pids[fields["name"]] = fields["pid"]
+        self._trained |= event.kind == "step"
+        in_the_middle = event.kind == "report" and fields["running"] and fields["generated_tokens"]
+        if in_the_middle and self._trained and self.killed is None:
+            self.killed = fields["replica"]
+            os.kill(self._pids[self.killed], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kind", ["laminar", "areal"])
+def test_a_replica_that_is_killed_in_mid_generation_loses_nothing(
+    kind: str, start: Path, tmp_path: Path
+) -> None:
+    killer = Killer()
+    schedule = f"schedule={{kind={kind!r}, staleness_max=2}}"
+    run = train(start, tmp_path / "run", *VLLM, schedule, sinks=(killer,))
+    assert [e.fields["name"] for e in events(run, "worker_died")] == [killer.killed]
+    assert sum(e.fields["resumed_tokens"] for e in events(run, "leased")) > 0
+    told = {e.fields["name"]: e.fields["computes"] for e in events(run, "computes")}
+    assert "vLLM" in told["replica-0"] and "vLLM" in told["replica-1"]
+    accounting = summary(run)["accounting"]
+    assert accounting["trained"] == 64 and accounting["failed"] == 0
+    assert max(gap for e in events(run, "step") for gap in [e.fields["logprob_gap"]["0"][1]]) < 1e-4
