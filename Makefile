@@ -45,6 +45,10 @@ test: lint
 	$(BIN)/pytest -n 2 tests/tidy tests/unit tests/simulation
 	$(BIN)/pytest -n 2 --dist worksteal tests/process tests/engines tests/chaos tests/learning
 
+test-vllm: $(STAMP) $(VLLM)/.installed
+	PYTHONPATH=src $(VLLM)/bin/python -m pytest tests/engines --engine vllm
+	$(BIN)/pytest tests/vllm_runs
+
 # With the Chromium of CHROMIUM or of the system, else one that Playwright downloads; without any, skipped in words.
 test-ui: $(STAMP)
 	@$(BIN)/python -c 'import playwright' 2>/dev/null || $(BIN)/pip install -qq -e '.[ui-test]'

@@ -60,7 +60,7 @@ tensorboard = false
 """
 
 
-def make_start(directory: Path) -> Path:
+def make_start(directory: Path, head_dim: int = 16) -> Path:
     """A model directory and a configuration file beside it. Returns the latter."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -77,7 +77,7 @@ def make_start(directory: Path) -> Path:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=16,
+        head_dim=head_dim,
         max_position_embeddings=64,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,

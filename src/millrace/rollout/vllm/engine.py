@@ -138,8 +138,8 @@ class VllmEngine:
                 self._waiting.appendleft(self._stop(continuation))
         self._llm.reset_prefix_cache(reset_running_requests=self._recompute)
 
-    def _prove(self, staged: _Staged) -> None:
-        """Steps until the proof has its log-probs. What others sample meanwhile counts only if it holds."""
+    def logprobs(self) -> tuple[list[float], list[Any]]:
+        """Of the proof's tokens, all but the first; and what the steps for that gave beside."""
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
@@ -147,8 +147,12 @@ class VllmEngine:
         outputs: list[Any] = []
         while not (proofs := [output for output in outputs if output.request_id == _PROOF]):
             outputs += self._llm.step()
-        told = proofs[0].prompt_logprobs[1:]
-        found = [part[token].logprob for part, token in zip(told, self._proof.tokens[1:], strict=True)]
+        told = zip(proofs[0].prompt_logprobs[1:], self._proof.tokens[1:], strict=True)
+        return [part[token].logprob for part, token in told], outputs
+
+    def _prove(self, staged: _Staged) -> None:
+        """What others sample meanwhile counts only if the proof holds."""
+        found, outputs = self.logprobs()
         distance = self._proof.distance(staged.expected, found)
         if distance > 1:
             self.version = -1

@@ -54,14 +54,16 @@ def open_engine(options: EngineOptions) -> VllmEngine:
 
         arguments = {**_arguments(options, computing), **_memory(options, computing, device)}
         llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
-    return VllmEngine(
-        llm,
-        intake,
-        proof,
-        slots=options.slots,
-        recompute=options.recompute,
-        computes=f"{computes(published, computing)}; vLLM {release}, not exact",
-    )
+        engine = VllmEngine(
+            llm,
+            intake,
+            proof,
+            slots=options.slots,
+            recompute=options.recompute,
+            computes=f"{computes(published, computing)}; vLLM {release}, not exact",
+        )
+        engine.logprobs()  # what it cannot compute is an error now, with weights of no version
+    return engine
 
 
 def _arguments(options: EngineOptions, computing: torch.dtype) -> dict[str, Any]:

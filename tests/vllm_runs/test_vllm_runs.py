@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.runs import events, summary, train
+from tests.runs import events, make_start, summary, train
 
 from millrace.core.events import Event
 
@@ -17,6 +17,7 @@ VLLM = (
     f"rollout.python={PYTHON}",
     "rollout.exact=false",
     "supervision.spawn_timeout_s=300",
+    "supervision.heartbeat_timeout_s=60",
 )
 
 pytestmark = [
@@ -24,6 +25,12 @@ pytestmark = [
     pytest.mark.usefixtures("warm"),
     pytest.mark.timeout(900),
 ]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """vLLM's attention on a CPU begins at heads of 32."""
+    return make_start(tmp_path_factory.mktemp("start"), head_dim=32)
 
 
 class Killer:
