@@ -101,6 +101,14 @@ def test_preflight_refuses_a_step_whose_trajectories_cannot_be_held(model: Path,
         preflight(config_for(model, batch={"prompts": 2**31 - 1, "group_size": 1000}), tmp_path)
 
 
+def test_preflight_refuses_tokens_that_the_model_does_not_have(model: Path, tmp_path: Path) -> None:
+    (model / "config.json").write_text(json.dumps({**MODEL, "vocab_size": 50}))
+    for key in ("stop_token_ids", "banned_token_ids", "allowed_token_ids"):
+        preflight(config_for(model, sampling={key: [3, 49]}), tmp_path)
+        with pytest.raises(ConfigError, match=rf"`sampling.{key}` names token 50, and the model has 50"):
+            preflight(config_for(model, sampling={key: [50, 3]}), tmp_path)
+
+
 def test_preflight_warns_of_threads_that_spin_on_each_other(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

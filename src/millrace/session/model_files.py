@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from millrace.config.schema import Config
+from millrace.config.schema import Config, SamplingConfig
 from millrace.core.errors import ConfigError, DataError, boundary
 from millrace.core.supported import refuse_unsupported
 from millrace.environments import tokenizer
@@ -38,11 +38,13 @@ def model_problems(directory: Path) -> Iterator[str]:
 
 
 def check_model(config: Config) -> None:
-    """Raises: DataError: it is not computed right. ConfigError: sequences are longer than its positions."""
+    """Raises: DataError: it is not computed right. ConfigError: sequences are longer than its positions, or
+    `sampling` names a token that it does not have."""
     model = read_model_config(Path(config.model.path))
     with boundary(f"`model.path` ({config.model.path})", "its config.json is of no model", DataError):
         refuse_unsupported(_filled_in(model))
         longest = positions(model)
+    _check_tokens(config.sampling, model.get("vocab_size"))
     asked = config.rollout.max_sequence_tokens
     if longest is not None and asked > longest:
         raise ConfigError(
@@ -50,6 +52,16 @@ def check_model(config: Config) -> None:
             f"knows (`max_position_embeddings` in {Path(config.model.path) / 'config.json'}).\n"
             f"  Set it to at most {longest}, and `sampling.max_tokens` ({config.sampling.max_tokens}) lower"
         )
+
+
+def _check_tokens(sampling: SamplingConfig, vocab: object) -> None:
+    for key in ("stop_token_ids", "banned_token_ids", "allowed_token_ids"):
+        largest = max(getattr(sampling, key) or (0,))
+        if isinstance(vocab, int) and largest >= vocab:
+            raise ConfigError(
+                f"`sampling.{key}` names token {largest}, and the model has {vocab} (`vocab_size` in "
+                "config.json).\n  Look the ids up in the tokenizer of this model"
+            )
 
 
 def positions(model: dict[str, Any]) -> int | None:
