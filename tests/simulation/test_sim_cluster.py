@@ -39,6 +39,37 @@ def config(schedule=Laminar(), *, steps=9, **cluster) -> SimulatedConfig:
 # ---------------------------------------------------------------- runs
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_comparison_tells_how_far_it_is(jobs):
+    told = []
+    base = scenario(config(steps=3))
+    compare(base, {"areal": AReaL(), "laminar": Laminar()}, seeds=1, jobs=jobs, tell=told.append)
+    versions = [1, 2, 3] if jobs == 1 else [3]
+    names = ["areal", "laminar"]
+    assert [(p.schedule, p.run, p.version) for p in told] == [
+        (n, i, v) for i, n in enumerate(names, 1) for v in versions
+    ]
+    assert all(p.steps == 3 and p.runs == 2 and p.virtual_s > 0 for p in told)
+    assert [p.share for p in told] == sorted(p.share for p in told) and told[-1].share == 1
+
+
+def test_the_command_tells_of_each_run_on_stderr_and_ends_with_a_verdict(tmp_path):
+    (tmp_path / "c.toml").write_text(
+        "steps = 3\n"
+        "cluster = { model = 'Qwen2.5-7B', device = 'H800', replicas = 1, slots = 4 }\n"
+        "batch = { prompts = 2, group_size = 2 }\n"
+        "lengths = { kind = 'lognormal', median = 100, p99 = 400 }\n"
+        "workload = { max_tokens = 512 }\n"
+    )
+    done = CliRunner().invoke(app, ["simulate", str(tmp_path / "c.toml"), "--compare", "areal,laminar"])
+    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == [
+        "run 1 of 2, areal, seed 0",
+        "run 2 of 2, laminar, seed 0",
+    ]
+    assert "step 3 of 3" in done.stderr and "virtual minutes" in done.stderr and "events" in done.stderr
+    assert "is the fastest" in done.stdout.replace("\n", " ")
+
+
 def test_a_synchronous_step_is_generation_then_training_and_wastes_both():
     result, timeline = measure(scenario(config(Synchronous())))
     assert result.staleness == {0: 1.0}

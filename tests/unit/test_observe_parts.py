@@ -53,6 +53,15 @@ def test_parts_are_bounded_and_in_order(path: Path) -> None:
     assert all(part.stat().st_size < 5000 for part in parts(path))
 
 
+def test_what_a_kill_left_of_condensing_is_removed_at_the_next_start(path: Path) -> None:
+    part, other = parts(path)[0], path.with_name("metrics.000001.jsonl.partial")
+    left_over = part.with_name(f"{part.name}.partial")
+    left_over.write_bytes(b"half")
+    other.write_bytes(b"another log's")
+    EventLog(path).close()
+    assert not left_over.exists() and part.exists() and other.exists()
+
+
 def test_a_reader_sees_every_step_of_all_parts_in_order(path: Path) -> None:
     versions = [item.fields["version"] for item in read_events(path, "step")]
     assert versions == list(range(1, 41))

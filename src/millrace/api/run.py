@@ -167,18 +167,19 @@ class Run:
         if from_version is None and is_finished(self._directory, config.steps):
             return self
         self._directory.write_config(config)
-        self._start(from_version)
+        self._start(config.observe.notify, from_version)
         return self.wait(show=show) if wait else self
 
     # ------------------------------------------------------------ the process
 
-    def _start(self, from_version: int | None = None) -> None:
+    def _start(self, notify: str | None, from_version: int | None = None) -> None:
         self._directory.logs.mkdir(mode=0o700, exist_ok=True)
         log = self._directory.logs / "controller.log"
         log.touch(mode=0o600)
         events = self._directory.events
         self._heard = events.stat().st_size if events.exists() else 0
-        self._asked = Asked("train", {"run": str(self.path), "from_version": from_version}, log)
+        arguments = {"run": str(self.path), "from_version": from_version, "notify": notify}
+        self._asked = Asked("train", arguments, log)
 
     def _is_running(self) -> bool:
         return not self._asked.has_ended if self._asked is not None else self._directory.is_held()

@@ -10,7 +10,7 @@ from millrace.config.schema import Config, Schedule, Section
 from millrace.config.simulated import SimulatedConfig
 from millrace.core.errors import ConfigError
 from millrace.sim.calibrate.learn import calibrate
-from millrace.sim.report.compare import Comparison, compare, schedules
+from millrace.sim.report.compare import Comparison, Tell, compare, schedules
 from millrace.sim.setup import check_memory, scenario
 from millrace.sim.simulation import Scenario
 
@@ -29,10 +29,12 @@ def base_scenario(config: Section | None, run: Path | None, seed: int | None) ->
     return scenario(config, seed=seed)
 
 
-def compared(base: Scenario, names: Sequence[str], *, seeds: int, jobs: int) -> list[Comparison]:
+def compared(
+    base: Scenario, names: Sequence[str], *, seeds: int, jobs: int, tell: Tell = lambda progress: None
+) -> list[Comparison]:
     """The named presets, or the configuration's own schedule, on the same seeds."""
     own: dict[str, Schedule] = {base.config.schedule.kind: base.config.schedule}
-    return compare(base, schedules(names) if names else own, seeds=seeds, jobs=jobs)
+    return compare(base, schedules(names) if names else own, seeds=seeds, jobs=jobs, tell=tell)
 
 
 def records(comparisons: Sequence[Comparison], first_seed: int) -> list[dict[str, Any]]:

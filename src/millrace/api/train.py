@@ -64,5 +64,5 @@ def train(
     run = Run(directory.path)
     if show:
         say(f"Run directory: {run.path}")
-    run._start()
+    run._start(prepared.config.observe.notify)
     return run.wait(show=show) if wait else run

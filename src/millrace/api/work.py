@@ -25,8 +25,9 @@ from millrace.session.interrupt import run_stoppable
 from millrace.session.run_directory import RunDirectory
 
 
-def train(run: str, from_version: int | None = None) -> dict[str, Any]:
-    """Train the run in a directory, or go on with it. `ended`: False where it was asked to stop."""
+def train(run: str, from_version: int | None = None, notify: str | None = None) -> dict[str, Any]:
+    """Train the run in a directory, or go on with it. `notify` is whole, where the directory has a part.
+    `ended`: False where it was asked to stop."""
     from millrace.session import compose
 
     directory = RunDirectory(Path(run))
@@ -41,6 +42,10 @@ def train(run: str, from_version: int | None = None) -> dict[str, Any]:
 
         loop.add_reader(sys.stdin.fileno(), asker_is_gone)
         config = directory.read_config()
+        if notify is not None:
+            config = config.model_copy(
+                update={"observe": config.observe.model_copy(update={"notify": notify})}
+            )
         await compose.train(config, directory, stop, console=console, from_version=from_version)
 
     return {"ended": run_stoppable(body, console.print)}

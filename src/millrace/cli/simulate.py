@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
 
 from millrace.api.simulated import base_scenario, compared
@@ -19,7 +21,7 @@ from millrace.config.schema import Config, Section
 from millrace.config.simulated import SimulatedConfig
 from millrace.observe.terminal import Terminal
 from millrace.sim.explore.verdicts import Exploration, Verdict, explore
-from millrace.sim.report.compare import OF_BATCHES, QUANTITIES, Comparison
+from millrace.sim.report.compare import OF_BATCHES, QUANTITIES, Comparison, Progress, Tell
 from millrace.sim.report.verdict import verdict
 
 console = Terminal(soft_wrap=True)
@@ -27,6 +29,7 @@ console = Terminal(soft_wrap=True)
 TOLD_EVERY = 1_000
 """Worlds explored, where no progress bar can be shown."""
 
+WATCHED = (BarColumn(24), TextColumn("{task.description}", markup=False))
 BUSY = ("trainer busy", "replicas busy", "KV used")
 HEADING = ("schedule", "step s", "tok/s", *BUSY, "staleness", "max", "fair")
 
@@ -56,10 +59,8 @@ def command(
     schema: type[Section] = SimulatedConfig if from_run is None else Config
     config = load_as(schema, config_file, overrides or []) if config_file else None
     base = base_scenario(config, from_run, seed)
-    with (
-        console.status("simulating", spinner="line") if console.is_terminal and not as_json else nullcontext()
-    ):
-        found = compared(base, versus.split(",") if versus else (), seeds=seeds, jobs=jobs)
+    with _progress(as_json) as tell:
+        found = compared(base, versus.split(",") if versus else (), seeds=seeds, jobs=jobs, tell=tell)
     rows = [HEADING, *(_row(comparison) for comparison in found)]
     if html is not None:
         from millrace.look.simulated import simulated
@@ -74,6 +75,31 @@ def command(
         console.print(sentence)
     if html is not None:
         console.print(f"Plots and timeline: {html}")
+
+
+@contextmanager
+def _progress(as_json: bool) -> Iterator[Tell]:
+    """A bar on a terminal; elsewhere a line on stderr for each run that ends. Nothing beside JSON."""
+    shown = console.is_terminal and not as_json
+    with Bar(*WATCHED, console=console, transient=True, disable=not shown) as bar:
+        task = bar.add_task("simulating", total=1.0)
+
+        def tell(progress: Progress) -> None:
+            if shown:
+                bar.update(task, completed=progress.share, description=told(progress))
+            elif not as_json and progress.version == progress.steps:
+                Terminal(stderr=True, soft_wrap=True).print(told(progress))
+
+        yield tell
+
+
+def told(progress: Progress) -> str:
+    """Which run, how far it is, and in what virtual time."""
+    events = f", {progress.num_events:,} events" if progress.num_events else ""
+    return (
+        f"run {progress.run} of {progress.runs}, {progress.schedule}, seed {progress.seed}: step "
+        f"{progress.version} of {progress.steps}, {progress.virtual_s / 60:,.1f} virtual minutes{events}"
+    )
 
 
 def _title(config_file: Path | None, run: Path | None) -> str:
@@ -121,7 +147,7 @@ def _explore(
     """Exit code 1 where a seed fails; each failure says how to replay it."""
     config = load(config_file, overrides) if config_file else None
     words = ["millrace simulate", *([str(config_file)] if config_file else [])]
-    with Progress(console=console, transient=True, disable=as_json or not console.is_terminal) as progress:
+    with Bar(console=console, transient=True, disable=as_json or not console.is_terminal) as progress:
         bar = progress.add_task("worlds", total=count)
 
         def tell(verdict: Verdict) -> None:

@@ -33,7 +33,7 @@ class LogForm(StrEnum):
     JSON = "json"
 
 
-console = Terminal(stderr=True, soft_wrap=True)
+console = Terminal(stderr=True, soft_wrap=True, lasting=True)
 
 
 def command(
@@ -120,7 +120,7 @@ def _open(config: Config, name: str, run_dir: Path | None, resume: bool) -> RunD
 def _train(config: Config, run: RunDirectory, again: str, from_version: int | None, log: LogForm) -> bool:
     as_json = log is LogForm.JSON
     # The live view's, so that messages are printed above it. Beside JSON there is neither.
-    view = Terminal(quiet=True, force_terminal=False) if as_json else Terminal()
+    view = Terminal(quiet=True, force_terminal=False) if as_json else Terminal(lasting=True)
     sinks = [StructuredLog(sys.stdout)] if as_json else []
 
     def at_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,28 @@ from millrace.config.problems import describe
 from millrace.config.schema import Config, Section
 from millrace.core.errors import ConfigError, writing
 
+NOT_KEPT = "(not kept)"
+"""In place of the rest of a URL."""
+
 
 def dump(config: Section) -> dict[str, Any]:
     """Every key with its value, defaults included, as JSON types."""
     return config.model_dump(mode="json")
 
 
+def recorded(config: Config) -> dict[str, Any]:
+    """`dump` as files, services and workers may have it: of a URL to notify, only scheme and host."""
+    tree = dump(config)
+    scheme, separator, rest = (config.observe.notify or "").partition("://")
+    host, found, _ = re.sub(r"[/?#]", "/", rest).partition("/")
+    if separator and scheme in ("http", "https") and (found or "@" in host):
+        tree["observe"]["notify"] = f"{scheme}://{host.rpartition('@')[2]}/{NOT_KEPT}"
+    return tree
+
+
 def record(config: Config, file: Path) -> None:
     """Write what `restore` reads, atomically. Raises: StorageError."""
-    tree = carried.relative(dump(config), file.parent)
+    tree = carried.relative(recorded(config), file.parent)
     partial = file.with_suffix(".json.partial")
     with writing(file):
         partial.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")

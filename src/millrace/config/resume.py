@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from millrace.config.freeze import dump
+from millrace.config.freeze import recorded
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 
@@ -50,7 +50,7 @@ class Change:
 
 def diff(old: Config, new: Config) -> list[Change]:
     """Every key that differs, in the order of the schema."""
-    before, after = dict(flat(dump(old))), dict(flat(dump(new)))
+    before, after = dict(flat(recorded(old))), dict(flat(recorded(new)))
     return [
         Change(key, before.get(key, ABSENT), after.get(key, ABSENT), _allowed(key))
         for key in before | after

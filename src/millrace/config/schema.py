@@ -410,7 +410,7 @@ class Observe(Section):
     notify: str | None = None
     """Whom to tell of a stall, a worker's death, a finding of the doctor and the end. A command line gets a
     JSON object on its standard input; a URL gets it by POST. `$NAME` is what the environment variable NAME
-    holds. See docs/watching.md."""
+    holds. Of a URL the run directory keeps only the host. See docs/watching.md."""
     samples_every: Count | None = 10
     """Steps between samples as text: the best, the middle and the worst answer to one prompt of the batch.
     They go to the live view, to `events.jsonl`, and to TensorBoard, W&B and MLflow where these are on. None:

@@ -11,7 +11,7 @@ import msgspec
 
 from millrace.core.errors import DataError, boundary, writing
 from millrace.core.events import Event, Sink
-from millrace.observe.parts import PART_BYTES, opened, put_aside
+from millrace.observe.parts import PART_BYTES, opened, put_aside, remove_left_over
 from millrace.observe.scalars import step_scalars
 from millrace.observe.thinned import Thinned
 
@@ -29,6 +29,7 @@ class EventLog:
 
     def __init__(self, path: Path, part_bytes: int = PART_BYTES) -> None:
         self._path, self._part_bytes = path, part_bytes
+        remove_left_over(path)
         self._file = _append(path)
         self._thinned = Thinned(self._write)
 

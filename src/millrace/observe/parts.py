@@ -17,6 +17,7 @@ PART_BYTES = 32 << 20
 """After which a part is put aside."""
 
 _TRAJECTORY = tuple(f'{{"kind":"{kind}"'.encode() for kind in ("admitted", "leased", "finished"))
+_PARTIAL = ".partial"
 _SCORED, _WELL = b'{"kind":"scored"', b'"outcome":"scored"'
 
 
@@ -73,8 +74,15 @@ def condense(part: Path) -> None:
     os.replace(partial, part)
 
 
+def remove_left_over(path: Path) -> None:
+    """What a process that was killed while it condensed a part has left. Of a log that nobody writes."""
+    for partial in path.parent.glob(f"{path.stem}.*{path.suffix}{_PARTIAL}"):
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
 def _partial(part: Path) -> Path:
-    return part.with_name(part.name + ".partial")
+    return part.with_name(part.name + _PARTIAL)
 
 
 class Tail:

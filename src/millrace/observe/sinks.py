@@ -7,11 +7,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from millrace.config.freeze import NOT_KEPT
 from millrace.config.schema import Observe
 from millrace.core.events import Event, Events
 from millrace.observe import prometheus
 from millrace.observe.jsonl import EventLog, MetricsLog
 from millrace.observe.notify import Notifier, deliverer
+
+_NOT_KEPT = "the run directory has only the host. Give the URL again, --set observe.notify=URL, or use $NAME"
 
 
 class ClosableSink(Protocol):
@@ -24,7 +27,7 @@ def refuse_unusable(observe: Observe) -> None:
     """Before a run starts. Raises ConfigError: an address or command that `observe` names cannot be used."""
     if observe.prometheus is not None:
         prometheus.refuse_unusable(observe.prometheus)
-    if observe.notify is not None:
+    if observe.notify is not None and not observe.notify.endswith(NOT_KEPT):
         deliverer(observe.notify)
 
 
@@ -41,6 +44,8 @@ def open_sinks(
         for sink in _sinks(events, observe, directory, config):
             stack.callback(sink.close)
             events.subscribe(sink)
+        if observe.notify is not None and observe.notify.endswith(NOT_KEPT):
+            events.emit("warned", source="notify", reason=f"nobody is told: of {observe.notify} {_NOT_KEPT}")
         yield
 
 
@@ -63,5 +68,5 @@ def _sinks(
         yield MlflowSink(observe.mlflow, directory, config)
     if observe.prometheus is not None:
         yield prometheus.PrometheusSink(observe.prometheus)
-    if observe.notify is not None:
+    if observe.notify is not None and not observe.notify.endswith(NOT_KEPT):
         yield Notifier(events, observe.notify, directory)  # the last: it is closed first, and may warn

@@ -9,6 +9,7 @@ from millrace.core.events import Event
 from millrace.observe.jsonl import encoded
 from millrace.observe.live import plain_line
 from millrace.observe.status import Status
+from millrace.observe.terminal import drop_output
 
 LEFT_OUT = frozenset({"admitted", "leased", "report", "finished", "scored", "ended"})
 """Kinds that come for every trajectory, or many times a second: `events.jsonl` has them."""
@@ -21,12 +22,14 @@ _LEVELS = {
 
 class StructuredLog:
     """A sink. Each line has `level` (info, warning, error), `wall_s` (since the epoch), `kind`, `text` (the
-    run in one line, for people) and `fields` (the event's own)."""
+    run in one line, for people) and `fields` (the event's own). When nobody reads the stream any more, what
+    follows is dropped, and `reader_gone` says so."""
 
     def __init__(self, stream: TextIO) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8")  # JSON is, whatever the locale
         self._stream, self._status = stream, Status()
+        self.reader_gone = False
 
     def __call__(self, event: Event) -> None:
         self._status(event)
@@ -39,8 +42,12 @@ class StructuredLog:
             "text": plain_line(self._status),
             "fields": event.fields,
         }
-        self._stream.write(encoded(line).decode() + "\n")
-        self._stream.flush()
+        try:
+            self._stream.write(encoded(line).decode() + "\n")
+            self._stream.flush()
+        except BrokenPipeError:
+            self.reader_gone = True
+            drop_output(self._stream)
 
 
 def _level(event: Event) -> str:

@@ -7,8 +7,10 @@ same function.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
-from typing import Any
+from contextlib import suppress
+from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -31,11 +33,29 @@ def harmless(text: str) -> str:
     return text.translate(_HARMLESS)
 
 
-class Terminal(Console):
-    """A rich console that renders text harmless, and takes brackets in it for no markup."""
+def drop_output(stream: IO[str]) -> None:
+    """Nobody reads `stream` any more: what is still written there goes nowhere."""
+    with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
-    def __init__(self, **how: Any) -> None:
+
+class Terminal(Console):
+    """A rich console that renders text harmless, and takes brackets in it for no markup.
+
+    Where its reader has gone (`| head`), it ends the command. One that is `lasting` drops what follows, and
+    says so in `reader_gone`.
+    """
+
+    def __init__(self, *, lasting: bool = False, **how: Any) -> None:
         super().__init__(**{"highlight": False, "markup": False, "emoji": False, **how})
+        self._lasting = lasting
+        self.reader_gone = False
+
+    def on_broken_pipe(self) -> None:
+        if not self._lasting:
+            super().on_broken_pipe()
+        self.reader_gone = self.quiet = True
+        drop_output(self.file)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 from rich.console import Console
 
-from millrace.config.freeze import config_digest, dump
+from millrace.config.freeze import config_digest, recorded
 from millrace.config.schema import Config
 from millrace.controller.controller import Controller, Fleet, ended_by
 from millrace.controller.supervisor import WorkerSpec
@@ -24,6 +24,7 @@ from millrace.observe.doctor.watch import DoctorWatch
 from millrace.observe.jsonl import retell
 from millrace.observe.live import LiveView
 from millrace.observe.parts import parts
+from millrace.observe.readers import LostReaders
 from millrace.observe.sinks import open_sinks
 from millrace.observe.summary import Summary
 from millrace.placement.assign import Placement, assign, uses_gpus
@@ -79,11 +80,12 @@ async def train(
         run.write_config(config)
         if parts(run.events):
             retell(run.events, summary, summary.result)
-        stack.enter_context(open_sinks(events, config.observe, run.path, dump(config)))
+        stack.enter_context(open_sinks(events, config.observe, run.path, recorded(config)))
         stack.push(lambda _, error, __: _write_summary(run, summary, error))
         every: list[Sink] = [summary, stack.enter_context(LiveView(console)), *sinks]
         # These emit events of their own, after all others have seen the event that they answer.
         every += [MemoryTeller(events), DoctorWatch(events, evidence_of(config))]
+        every.append(LostReaders(events, [console, *sinks]))
         every += _samplers(config, ledger, events)
         for sink in every:
             events.subscribe(sink)
@@ -141,7 +143,7 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
     Raises: ConfigError: they do not fit on it.
     """
     placed = place(config)
-    model, rollout, plain = config.model, config.rollout, dump(config)
+    model, rollout, plain = config.model, config.rollout, recorded(config)
     replica: dict[str, Any] = {
         "engine": rollout.engine,
         "report_interval_s": rollout.report_interval_s,

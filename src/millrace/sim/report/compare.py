@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import sqrt
 from statistics import fmean, stdev
 
@@ -57,6 +58,28 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How far run `run` of `runs` is. One in another process tells of its end only, and of no events (0)."""
+
+    schedule: str
+    seed: int
+    run: int
+    runs: int
+    version: int
+    steps: int
+    virtual_s: float
+    num_events: int = 0
+
+    @property
+    def share(self) -> float:
+        """Of all steps of all runs, 0 to 1."""
+        return (self.run - 1 + self.version / self.steps) / self.runs
+
+
+Tell = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """One schedule: what each seed gave, and the timeline of the first."""
 
@@ -89,12 +112,19 @@ def schedules(names: Iterable[str]) -> dict[str, Schedule]:
     return chosen
 
 
-def compare(base: Scenario, names: dict[str, Schedule], *, seeds: int, jobs: int = 1) -> list[Comparison]:
+def compare(
+    base: Scenario,
+    names: dict[str, Schedule],
+    *,
+    seeds: int,
+    jobs: int = 1,
+    tell: Tell = lambda progress: None,
+) -> list[Comparison]:
     """Run every schedule on every seed. Seeds change lengths, latencies and failures, alike for all."""
     scenarios = [
         _scenario(base, schedule, base.seed + seed) for schedule in names.values() for seed in range(seeds)
     ]
-    outcomes = _run(scenarios, jobs)
+    outcomes = list(_run(scenarios, jobs, tell))
     rows = (outcomes[i : i + seeds] for i in range(0, len(outcomes), seeds))
     return [
         Comparison(name, tuple(result for result, _ in row), row[0][1])
@@ -107,8 +137,17 @@ def _scenario(base: Scenario, schedule: Schedule, seed: int) -> Scenario:
     return replace(base, config=config, seed=seed)
 
 
-def _run(scenarios: Sequence[Scenario], jobs: int) -> list[tuple[Result, Timeline]]:
+def _run(scenarios: Sequence[Scenario], jobs: int, tell: Tell) -> Iterator[tuple[Result, Timeline]]:
+    def tell_of(index: int, version: int, virtual_s: float, num_events: int) -> None:
+        config, seed = scenarios[index].config, scenarios[index].seed
+        place = (config.schedule.kind, seed, index + 1, len(scenarios))
+        tell(Progress(*place, version, config.steps, virtual_s, num_events))
+
     if jobs == 1:
-        return [measure(scenario) for scenario in scenarios]
+        for index, scenario in enumerate(scenarios):
+            yield measure(scenario, partial(tell_of, index))
+        return
     with process_pool(jobs) as pool:
-        return list(pool.map(measure, scenarios))
+        for index, (result, timeline) in enumerate(pool.map(measure, scenarios)):
+            tell_of(index, scenarios[index].config.steps, result.virtual_s, 0)
+            yield result, timeline

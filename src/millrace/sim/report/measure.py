@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
@@ -14,6 +15,9 @@ from millrace.sim.simulation import Observer, Scenario, simulate
 BATCHES_MIN = 8
 """Fewer batches tell no fairness: of random ones it has a standard error of sqrt(2 / 7) = 0.53 then, and less
 over several seeds."""
+
+
+Tell = Callable[[int, float, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +86,9 @@ class Measure(Observer):
     """Watches one run, and counts its steps from the one after `first` to `last`: before that the pipeline
     fills, after that nothing new starts."""
 
-    def __init__(self, scenario: Scenario, first: int, last: int) -> None:
+    def __init__(self, scenario: Scenario, first: int, last: int, tell: Tell | None = None) -> None:
         self._scenario, self._first, self._last = scenario, first, last
+        self._tell, self._num_events = tell, 0
         self.timeline = Timeline()
         self._steps: list[Event] = []
         self._counts: Counter[str] = Counter()
@@ -95,6 +100,7 @@ class Measure(Observer):
 
     def on_event(self, event: Event) -> None:
         fields = event.fields
+        self._num_events += 1
         match event.kind:
             case "report":
                 self._report(event.time_s, fields)
@@ -124,6 +130,8 @@ class Measure(Observer):
         self._steps.append(event)
         self._span("step", event.time_s, event.fields["step_s"], event.fields["version"])
         version = event.fields["version"]
+        if self._tell is not None:
+            self._tell(version, event.time_s, self._num_events)
         if version == self._first:
             self._started_s, self._from = event.time_s, dict(self._load)
         if version <= self._last:
@@ -187,8 +195,9 @@ def window(scenario: Scenario) -> tuple[int, int]:
     return first, max(steps - margin, first + max(1, steps // 3))
 
 
-def measure(scenario: Scenario) -> tuple[Result, Timeline]:
-    """Simulate, and say what came of it."""
-    watch = Measure(scenario, *window(scenario))
+def measure(scenario: Scenario, tell: Tell | None = None) -> tuple[Result, Timeline]:
+    """Simulate, and say what came of it. `tell` hears of each step: its version, the virtual time in seconds,
+    and the number of events so far."""
+    watch = Measure(scenario, *window(scenario), tell)
     outcome = simulate(scenario, watch)
     return watch.result(outcome.wall_s), watch.timeline
