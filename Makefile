@@ -46,7 +46,7 @@ test: lint
 	$(BIN)/pytest -n 2 --dist worksteal tests/process tests/engines tests/chaos tests/learning
 
 test-vllm: $(STAMP) $(VLLM)/.installed
-	PYTHONPATH=src $(VLLM)/bin/python -m pytest tests/engines --engine vllm
+	PYTHONPATH=src $(VLLM)/bin/python -m pytest -n 2 tests/engines --engine vllm
 	$(BIN)/pytest tests/vllm_runs
 
 # With the Chromium of CHROMIUM or of the system, else one that Playwright downloads; without any, skipped in words.
