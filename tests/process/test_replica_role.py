@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from held_replica import hold
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from held_replica import hold
 from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint, Finish, Progress, Report, Sampling, Work
 from millrace.rollout import engine

@@ -1,7 +1,7 @@
 """Every configuration key, with its meaning and default. Frozen once loaded.
 
-Alternatives are tagged unions on `kind`. `None` means off. Derived numbers are properties. Every number is
-finite and has a range: outside it a run would learn nothing, unlearn, or never begin.
+Alternatives are tagged unions on `kind`. `None` means off, in TOML `"none"`. Derived numbers are properties.
+Every number is finite and has a range. Outside its range a run would learn nothing, unlearn, or never begin.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Model(Section):
     path: str
     """A Hugging Face model directory: config, safetensors weights, tokenizer."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of published weights. The trainer's master weights are always float32. Products are computed in it, but
-    in float32 on a CPU without instructions for bfloat16."""
+    """Number format of published weights and of products. A CPU without instructions for bfloat16 computes
+    products in float32. The trainer's master weights are always float32."""
     device: str = "auto"
-    """`cpu`, `cuda`, or `auto`: cuda where there is one."""
+    """`cpu`, `cuda`, or `auto`: cuda where there is a GPU."""
     recompute: bool = False
-    """The trainer keeps only each layer's input, and computes the rest again for the gradient. This needs a
-    fraction of the memory and a third more work, and gives the same gradient."""
+    """The trainer keeps only each layer's input, and computes the rest again for the gradient. The gradient
+    is the same. Memory falls to a fraction, and work rises by a third."""
 
 
 class GymTask(Section):
@@ -49,11 +49,11 @@ class GymTask(Section):
     name: str
     """A reasoning-gym data set, for example `chain_sum`."""
     options: dict[str, int | float | str | bool | list[str] | list[int]] = {}
-    """Passed to `reasoning_gym.create_dataset`."""
+    """Keywords for `reasoning_gym.create_dataset`."""
     size: Count = 100_000
-    """How many distinct rows to generate (lazily)."""
+    """Number of distinct rows. A row is generated when it is needed."""
     data_seed: Seed = 1
-    """Held-out evaluation uses another seed."""
+    """Seed of the rows. Held-out evaluation uses a different seed."""
     template: str = "{question}\n"
     """Prompt text, unless `chat` is true."""
     chat: bool = False
@@ -65,9 +65,10 @@ class FileTask(Section):
     path: str
     """A .jsonl, .json, .csv, .tsv or .parquet file, or a data set directory."""
     prompt: str = "prompt"
-    """The column with the prompt: a string, or a list of chat messages. Dots go into tables: `a.prompt`."""
+    """The column with the prompt: a string, or a list of chat messages. `a.prompt` is the key `prompt` in the
+    table of column `a`."""
     answer: str | None = "answer"
-    """The column with the reference answer, as `reward_model.ground_truth`; None: there is none."""
+    """The column with the reference answer, for example `reward_model.ground_truth`. `"none"`: no column."""
     template: str = "{prompt}"
     """Prompt text from the row's columns, unless `chat` is true."""
     chat: bool = False
@@ -77,8 +78,8 @@ class FileTask(Section):
 class FunctionTask(Section):
     kind: Literal["function"] = "function"
     path: str
-    """`package.module:name` or `file.py:name`: a function without arguments that returns a sequence of
-    rows (dicts), the same at every call. See examples/environment.py."""
+    """`package.module:name` or `file.py:name`: a function without arguments. The function returns a sequence
+    of rows (dicts), the same rows at every call. See examples/environment.py."""
     prompt: str = "prompt"
     """As in `file`."""
     answer: str | None = "answer"
@@ -94,28 +95,29 @@ Task = Annotated[GymTask | FileTask | FunctionTask, Field(discriminator="kind")]
 
 class RewardLimits(Section):
     timeout_s: Seconds = 10.0
-    """One scoring call may take this long; then its worker is killed and the trajectory fails."""
+    """Deadline of one scoring call. After the deadline the worker is killed, and the trajectory fails."""
     memory_mb: int = Field(default=2048, ge=64, le=2**24)
-    """Memory a reward worker may use beyond what it starts with and what it imports."""
+    """Memory that a reward worker may use, beyond its memory after the start and the imports."""
     workers: int = Field(default=1, ge=1, le=1024)
-    """Reward processes."""
+    """Number of reward processes."""
 
 
 class GymReward(RewardLimits):
     kind: Literal["gym"] = "gym"
     """The scorer of the gym task's own data set."""
     extract: str | None = None
-    """Regular expression with one group that finds the answer in the completion; None: all of it."""
+    """Regular expression with one group that finds the answer in the completion. `"none"`: the answer is the
+    whole completion."""
     threshold: float = Field(default=0.5, ge=0, le=1)
-    """Scores below become 0: some scorers give small credit for anything."""
+    """A score below the threshold becomes 0, because some scorers give small credit for anything."""
 
 
 class MathReward(RewardLimits):
     kind: Literal["math"] = "math"
-    """math-verify against the answer column."""
+    """math-verify compares the completion with the answer column."""
     extract_answer: str | None = None
-    """Regular expression with one group that finds the reference in the answer column, as `#### (.+)` does in
-    GSM8K; None: all of it."""
+    """Regular expression with one group that finds the reference in the answer column. GSM8K: `#### (.+)`.
+    `"none"`: the reference is the whole column."""
 
 
 class ExactReward(RewardLimits):
@@ -143,36 +145,38 @@ class BatchShape(Section):
     group_size: int = Field(default=8, ge=2, le=COUNT_MAX)
     """Trajectories per group."""
     token_budget: int = Field(default=8192, ge=64, le=COUNT_MAX)
-    """Tokens per packed micro-batch in the trainer; changes speed and memory, never a gradient."""
+    """Tokens per packed micro-batch in the trainer. The budget changes speed and memory, never a gradient."""
 
 
 class SamplingConfig(Section):
     max_tokens: Count = 128
-    """Longest completion; one that reaches it is truncated."""
+    """Longest completion. A completion of this length is truncated."""
     temperature: float = Field(default=1.0, ge=0, le=100)
-    """0.01 to 100 in training; 0, the most probable token, in evaluation only."""
+    """Training: 0.01 to 100. Evaluation: 0, too, which takes the most probable token."""
     top_p: float = Field(default=1.0, ge=0.01, le=1)
-    """Sample from the smallest set of tokens with this probability; 1 is off."""
+    """Sample from the smallest set of tokens that has this probability. 1 is off."""
     top_k: CountOrZero = 0
-    """Sample from this many most probable tokens, 2 or more in training; 0 is off."""
+    """Sample from this many most probable tokens. Training: 2 or more. 0 is off."""
     min_p: float = Field(default=0.0, ge=0, lt=1)
-    """Sample from tokens at least this probable, as a fraction of the most probable one's; 0 is off."""
+    """Sample from tokens that have at least this fraction of the probability of the most probable token. 0 is
+    off."""
     repetition_penalty: float = Field(default=1.0, gt=0, le=100)
-    """Divides positive logits of tokens in the prompt or completion, multiplies negative ones; 1 is off."""
+    """For tokens of the prompt or the completion: divides a positive logit, multiplies a negative logit. 1 is
+    off."""
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    """Taken from the logit of every token in the completion."""
+    """Subtracted from the logit of every token of the completion."""
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    """As `presence_penalty`, times how often it is there."""
+    """Subtracted from the logit of a token once for each time that the token is in the completion."""
     stop: tuple[StopString, ...] = ()
-    """Stop strings, beside the tokenizer's end-of-sequence token."""
+    """Strings that end a completion, beside the tokenizer's end-of-sequence token."""
     stop_token_ids: tuple[CountOrZero, ...] = ()
-    """More tokens that end a completion."""
+    """Ids of more tokens that end a completion."""
     ignore_eos: bool = False
-    """The end-of-sequence token ends nothing; `stop`, `stop_token_ids` and `max_tokens` do."""
+    """The end-of-sequence token does not end a completion; `stop`, `stop_token_ids` and `max_tokens` do."""
     allowed_token_ids: tuple[CountOrZero, ...] | None = Field(default=None, min_length=2)
-    """Only these are sampled; None: all."""
+    """Only these tokens are sampled. `"none"`: all tokens."""
     banned_token_ids: tuple[CountOrZero, ...] = ()
-    """These are never sampled."""
+    """These tokens are never sampled."""
 
     @model_validator(mode="after")
     def _something_is_left(self) -> SamplingConfig:
@@ -184,26 +188,27 @@ class SamplingConfig(Section):
 class GRPO(Section):
     kind: Literal["grpo"] = "grpo"
     clip_low: float = Field(default=0.2, gt=0, le=1)
-    """The ratio current/proximal is clipped below at 1 - clip_low ..."""
+    """Lower bound of the ratio current/proximal: 1 - clip_low."""
     clip_high: float = Field(default=0.2, gt=0, le=100)
-    """... and above at 1 + clip_high."""
+    """Upper bound of the ratio current/proximal: 1 + clip_high."""
     scale: Literal["std", "none"] = "std"
-    """Divide centred rewards by the group's standard deviation, or not."""
+    """`"std"`: centred rewards are divided by the standard deviation of the group. `"none"`: not divided."""
     normalize: Literal["sequence", "token", "max_tokens"] = "token"
-    """Mean per sequence then over sequences (GRPO), over all tokens (DAPO), or over the budget."""
+    """`"token"`: mean over all tokens (DAPO). `"sequence"`: mean per sequence, then over sequences (GRPO).
+    `"max_tokens"`: sum over all tokens, divided by sequences x `sampling.max_tokens` (Dr. GRPO)."""
     correction: float | None = Field(default=2.0, ge=1, le=1e6)
-    """Cap of the truncated importance weight proximal/behavior (TIS), at least 1, the weight of a token
-    that is not stale; None: no correction."""
+    """Cap of the importance weight proximal/behavior (TIS). A token that is not stale has the weight 1, so
+    the cap is at least 1. `"none"`: no weight."""
     kl: float = Field(default=0.0, ge=0, le=1000)
-    """Weight of the KL penalty towards the reference (the initial model)."""
+    """Weight of the KL penalty towards the initial model."""
 
 
 class DrGRPO(Section):
     kind: Literal["dr_grpo"] = "dr_grpo"
     clip_low: float = Field(default=0.2, gt=0, le=1)
-    """The ratio current/proximal is clipped below at 1 - clip_low ..."""
+    """Lower bound of the ratio current/proximal: 1 - clip_low."""
     clip_high: float = Field(default=0.2, gt=0, le=100)
-    """... and above at 1 + clip_high."""
+    """Upper bound of the ratio current/proximal: 1 + clip_high."""
     correction: float | None = Field(default=2.0, ge=1, le=1e6)
     """As in `grpo`."""
 
@@ -211,7 +216,7 @@ class DrGRPO(Section):
 class AIPO(Section):
     kind: Literal["aipo"] = "aipo"
     rho: float = Field(default=4.0, ge=1, le=1e6)
-    """Upper clip of the importance weight current/behavior; the paper's range is 2 to 10."""
+    """Cap of the importance weight current/behavior. The paper uses 2 to 10."""
 
 
 class FunctionAlgorithm(Section):
@@ -226,17 +231,17 @@ Algorithm = Annotated[GRPO | DrGRPO | AIPO | FunctionAlgorithm, Field(discrimina
 
 class Optimizer(Section):
     lr: float = Field(default=1e-6, ge=0, le=1)
-    """Learning rate after warm-up; constant. 0 trains nothing, which is of use for measurements only."""
+    """Learning rate, constant after the warm-up. 0 trains nothing and is for measurements only."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
-    """AdamW's decay of the first and second moment."""
+    """AdamW's decay of the first and of the second moment."""
     eps: float = Field(default=1e-8, ge=1e-30, le=1)
     """AdamW's epsilon."""
     weight_decay: float = Field(default=0.0, ge=0, le=1)
-    """Decoupled, on every parameter."""
+    """Decoupled weight decay, on every parameter."""
     warmup_steps: CountOrZero = 0
     """Optimizer steps over which the learning rate rises linearly."""
     grad_clip: float | None = Field(default=1.0, ge=1e-6, le=1e6)
-    """Largest global gradient norm; None: no clipping."""
+    """Largest global gradient norm. `"none"`: no clipping."""
 
 
 # ---------------------------------------------------------------- schedule
@@ -249,54 +254,61 @@ class Synchronous(Section):
 class LlamaRL(Section):
     kind: Literal["llamarl"] = "llamarl"
     lag: CountOrZero = 1
-    """Batches that generation may run ahead; also the staleness bound."""
+    """Batches that generation may run ahead. This is also the staleness bound."""
     iteration_tokens: Count | None = None
-    """Partial rollout: decode steps under one version before newer weights may be taken with
-    trajectories in flight. None: derive max_tokens / (lag + 1)."""
+    """Decode steps under one version, before a replica takes newer weights with trajectories in flight.
+    `"none"`: `sampling.max_tokens` / (`lag` + 1)."""
 
 
 class AReaL(Section):
     kind: Literal["areal"] = "areal"
     eta: CountOrZero = 4
-    """Largest staleness."""
+    """Staleness bound."""
 
 
 class Laminar(Section):
     kind: Literal["laminar"] = "laminar"
     staleness_max: CountOrZero | None = 4
-    """Bound on staleness; None: unbounded, as in the paper."""
+    """Staleness bound. `"none"`: no bound, as in the paper."""
     round_groups: Count | None = None
-    """Groups a replica starts under one version; None: derive batch.prompts / replicas."""
+    """Groups that a replica starts under one version. `"none"`: `batch.prompts` / `rollout.replicas`."""
     repack: bool = True
-    """Move the last trajectories of nearly idle replicas together, so that the others can refresh."""
+    """Collect the last trajectories of nearly idle replicas on a few replicas. The emptied replicas take new
+    weights."""
     repack_interval_s: Seconds = 5.0
-    """Time between two such looks, beside the one after each update."""
+    """Time between two decisions on repacking. The schedule also decides after each optimizer step."""
     kv_fraction_max: float = Field(default=0.9, gt=0, le=1)
-    """C_max: KV use, as a fraction of capacity, up to which a destination is filled."""
+    """A replica that receives trajectories is filled up to this fraction of its KV memory (the paper's
+    C_max)."""
     batch_max: Count | None = None
-    """B: the roofline decode batch; None: the replica's slots."""
+    """A replica that receives trajectories is filled up to this number of trajectories (the paper's roofline
+    batch B). `"none"`: `rollout.slots`."""
 
 
 class Millrace(Section):
     kind: Literal["millrace"] = "millrace"
     staleness_max: CountOrZero | None = 4
-    """Bound on staleness; None: unbounded. What is allowed: see `ahead` for what is usual."""
+    """Staleness bound: the largest staleness allowed. `"none"`: no bound. The usual staleness follows from
+    `ahead`."""
     ahead: float | None = Field(default=None, ge=1, le=64)
-    """Batches that generation runs ahead of the trainer. Where completions are long, more are faster, and the
-    data older. None: as many as measured durations need, at most half of the bound where the trainer is the
-    slower side."""
+    """Batches that generation runs ahead of the trainer. With long completions a larger number is faster, and
+    the data is older. `"none"`: derived from measured durations. Where the trainer is the slower side, the
+    derived number is at most half of the bound."""
     repack_interval_s: Seconds = 5.0
-    """Time between two looks for replicas to empty, beside the one after each update."""
+    """Time between two decisions on which replicas to empty. The schedule also decides after each optimizer
+    step."""
     batch_max: Count | None = None
-    """Trajectories up to which a replica takes others' in; None: what it surely runs, at most 48."""
+    """A replica with this many trajectories receives no more from other replicas. `"none"`: as many as its
+    slots and its KV memory surely hold, at most 48."""
 
 
 class RLAX(Section):
     kind: Literal["rlax"] = "rlax"
     reload_staleness: CountOrZero = 0
-    """A replica further behind the newest version than this must refresh (discarding partials)."""
+    """A replica takes new weights as soon as it is more than this many versions behind. Its trajectories
+    begin again."""
     acceptance_staleness: CountOrZero = 0
-    """Oldest rollout the trainer accepts."""
+    """Staleness bound: the trainer accepts nothing staler."""
 
     @model_validator(mode="after")
     def _reload_within_acceptance(self) -> RLAX:
@@ -312,10 +324,10 @@ class RLAX(Section):
 class FunctionSchedule(Section):
     kind: Literal["function"] = "function"
     path: str
-    """`package.module:name` or `file.py:name`: a function of the whole configuration that returns a
+    """`package.module:name` or `file.py:name`: a function that takes the whole configuration and returns a
     `millrace.schedule.Schedule`. See examples/schedule.py."""
     staleness_max: CountOrZero | None = 4
-    """Bound on staleness, for the function to use; None: unbounded."""
+    """Staleness bound, for the function to use. `"none"`: no bound."""
 
 
 Schedule = Annotated[
@@ -327,63 +339,66 @@ Schedule = Annotated[
 
 class Rollout(Section):
     replicas: int = Field(default=2, ge=1, le=1024)
-    """Inference processes."""
+    """Number of inference processes."""
     engine: Literal["own", "vllm"] = "own"
-    """The inference software in a replica. What it cannot do is refused at the start."""
+    """Inference software in a replica. A setting that the engine cannot follow is refused at the start."""
     python: str | None = None
-    """Path of the Python that runs the replicas, for an engine that needs its own; None: Millrace's."""
+    """Path of the Python that runs the replicas, for an engine in an environment of its own. `"none"`: the
+    Python that runs Millrace."""
     slots: int = Field(default=32, ge=1, le=65_536)
     """Trajectories that one replica decodes at the same time."""
     max_sequence_tokens: int = Field(default=512, ge=16, le=COUNT_MAX)
-    """Prompt and completion together at most; longer prompts are skipped and counted."""
+    """Most tokens of a prompt and its completion together. Longer prompts are skipped and counted."""
     prefill_chunk: int = Field(default=512, ge=16, le=COUNT_MAX)
     """Prompt tokens computed between two decode steps."""
     report_interval_s: float = Field(default=0.1, ge=0.001, le=0.5)
-    """How often a replica streams new tokens."""
+    """Time between two reports of a replica, each with its new tokens."""
     exact: bool = False
-    """Tokens and log-probs of a trajectory do not depend, bit for bit, on what is computed beside it, where,
-    or after which restart. On a CPU only, slower, on one thread; refused where it cannot be had."""
+    """Tokens and log-probs of a trajectory are the same, bit for bit, beside any other trajectories, on any
+    replica, and after any restart. Slower, on a CPU only, on one thread. Refused where the promise cannot
+    be kept."""
     recompute: bool = True
     """After new weights, keys and values of trajectories in flight are computed again. False: a trajectory
-    goes on with those it has. That is faster, and its log-probs are those of no single version."""
+    goes on with its old keys and values. This is faster, but its log-probs belong to no single version."""
 
 
 class Weights(Section):
     slots: int | None = Field(default=None, ge=2, le=1024)
-    """Versions the relay holds at most. None: the staleness bound + 3, at most 8. It holds fewer, at least 2,
-    where the host has no room."""
+    """Most versions that the relay holds. `"none"`: the staleness bound + 3, at most 8. On a host without
+    room the relay holds fewer, at least 2."""
 
 
 class Supervision(Section):
     heartbeat_timeout_s: float = Field(default=10.0, ge=2, le=SECONDS_MAX)
-    """A worker that does not answer a heartbeat within this is killed and restarted, as is a replica that
-    sends no report for this long. A worker that hears nothing from the controller for three times as long
-    stops itself."""
+    """A worker that does not answer a heartbeat within this time is killed and restarted. So is a replica
+    that sends no report for this time. A worker that hears nothing from the controller for three times this
+    time stops itself."""
     restarts: CountOrZero = 5
-    """Restarts per worker within `restart_window_s`, after which the run stops."""
+    """Most restarts of one worker within `restart_window_s`. At the next death the run stops."""
     restart_window_s: Seconds = 300.0
-    """See `restarts`."""
+    """Window in which restarts are counted."""
     backoff_s: float = Field(default=0.1, ge=0, le=10)
-    """Before the first restart; doubles with each, up to 10 s."""
+    """Time before the first restart. The time doubles with each restart, up to 10 s."""
     attempts: Count = 3
-    """Times in a row that a replica dies while it decodes a trajectory, without a new token of it, before
-    its prompt is quarantined."""
+    """A prompt is quarantined after this many deaths of replicas in a row. A death counts for a trajectory
+    that the replica decoded and that has no new token."""
     stall_s: float = Field(default=300.0, ge=1, le=SECONDS_MAX)
-    """Without any progress for this long, the run stops and says who waits for whom. What is waited for
-    within its own deadline (a step, a load, a reward) is no stall. From 20 s on the run says who waits, and
-    goes on."""
+    """After this time without progress the run stops and says who waits for whom. Waiting for a step, a load
+    or a reward within its own deadline is no stall. After 20 s without progress the run says who waits for
+    whom, and goes on."""
     step_timeout_s: float = Field(default=600.0, ge=1, le=SECONDS_MAX)
-    """One command may take this long; after the first of its kind, ten times the longest so far. One whose
-    process does nothing at all is killed after 20 s."""
+    """Longest time for any command to a worker. After the first command of its kind (a step, a pull), the
+    limit is ten times the longest so far, at least 20 s. A worker that does nothing in a command is killed
+    after 20 s."""
     spawn_timeout_s: float = Field(default=120.0, ge=1, le=SECONDS_MAX)
-    """A worker must be ready within this long of its start."""
+    """Time from the start of a worker until the worker must be ready."""
 
 
 class Checkpoints(Section):
     every: Count = 20
-    """Optimizer steps between checkpoints; one is always made at the end."""
+    """Optimizer steps between two checkpoints. A run always ends with a checkpoint."""
     keep: Count = 2
-    """Newest checkpoints that stay."""
+    """Number of newest checkpoints that are kept."""
 
 
 def _listening(value: object) -> object:
@@ -401,20 +416,20 @@ class Observe(Section):
     tensorboard: bool = True
     """Write TensorBoard files into the run directory."""
     wandb: str | None = None
-    """W&B project; needs the `wandb` extra."""
+    """W&B project. Needs the `wandb` extra."""
     mlflow: str | None = None
-    """MLflow experiment; needs the `mlflow` extra."""
+    """MLflow experiment. Needs the `mlflow` extra."""
     prometheus: ListenAddress | None = None
-    """Serve metrics for Prometheus at this `HOST:PORT`; a port alone is one of the loopback address. Needs
-    the `prometheus` extra."""
+    """Serve metrics for Prometheus at this `HOST:PORT`. A port without a host is on 127.0.0.1. Needs the
+    `prometheus` extra."""
     notify: str | None = None
-    """Whom to tell of a stall, a worker's death, a finding of the doctor and the end. A command line gets a
-    JSON object on its standard input; a URL gets it by POST. `$NAME` is what the environment variable NAME
-    holds. Of a URL the run directory keeps only the host. See docs/watching.md."""
+    """A command line or a URL that is told of stalls, deaths of workers, findings of the doctor, and the end.
+    A command gets a JSON object on its standard input, a URL gets the object by POST. `$NAME` is the value
+    of the environment variable NAME. The run directory keeps only the host of a URL. See docs/watching.md."""
     samples_every: Count | None = 10
-    """Steps between samples as text: the best, the middle and the worst answer to one prompt of the batch.
-    They go to the live view, to `events.jsonl`, and to TensorBoard, W&B and MLflow where these are on. None:
-    no samples."""
+    """Steps between samples: the best, the middle and the worst answer to one prompt of the batch, as text.
+    Samples go to the live view, to `events.jsonl`, and to TensorBoard, W&B and MLflow where these are on.
+    `"none"`: no samples."""
 
 
 class Config(Section):
@@ -423,7 +438,7 @@ class Config(Section):
     steps: Count = 100
     """Optimizer steps."""
     seed: Seed = 0
-    """Of everything random in the run: prompt order and sampling noise."""
+    """Seed of everything random in the run: prompt order and sampling noise."""
     model: Model
     task: Task
     reward: Reward
@@ -444,7 +459,7 @@ class Config(Section):
 
     @property
     def staleness_bound(self) -> int | None:
-        """Largest staleness the schedule admits; None: unbounded."""
+        """Largest staleness that the schedule admits; None: no bound."""
         schedule = self.schedule
         match schedule:
             case Synchronous():

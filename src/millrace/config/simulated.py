@@ -17,7 +17,7 @@ class ClusterSection(Section):
     device: str = "H100"
     """A name of `sim/costs/hardware.py`."""
     replica_device: str | None = None
-    """Where generation runs on other devices than training; None: the same."""
+    """Device of generation. `"none"`: the device of training."""
     trainer_devices: int = Field(default=8, ge=1)
     """Devices of the trainer."""
     model_parallel: int = Field(default=1, ge=1)
@@ -27,7 +27,7 @@ class ClusterSection(Section):
     tensor_parallel: int = Field(default=1, ge=1)
     """Devices of one replica."""
     dtype: Literal["bf16", "fp8"] = "bf16"
-    """Of generation."""
+    """Number format of generation."""
     slots: int = Field(default=64, ge=1)
     """Trajectories that one replica decodes at the same time."""
     transport: Transport = "relay"
@@ -39,9 +39,9 @@ class ClusterSection(Section):
     log_prob_pass: bool = False
     """The trainer computes the batch's log-probs before it trains."""
     reward_s: float = Field(default=0.1, gt=0)
-    """Mean latency of a reward; a sandbox takes seconds."""
+    """Mean latency of a reward. A sandbox takes seconds."""
     replica_mtbf_s: float | None = None
-    """Mean time between failures of a replica; None: none fails."""
+    """Mean time between failures of a replica. `"none"`: no replica fails."""
 
 
 class LogNormalLengths(Section):
@@ -51,24 +51,24 @@ class LogNormalLengths(Section):
     p99: float = Field(default=20_000.0, gt=0)
     """99th percentile, before `max_tokens` cuts it."""
     shared: float = Field(default=0.0, ge=0, le=1)
-    """Share of the variance of log lengths that the completions of a prompt have in common: some prompts need
-    long answers."""
+    """How alike the completions of a prompt are: the share of the variance of log lengths that they have in
+    common."""
 
 
 class EmpiricalLengths(Section):
     kind: Literal["empirical"] = "empirical"
     run: str
-    """A run directory: completion lengths are drawn from its ledger."""
+    """A run directory. Completion lengths are drawn from its ledger."""
 
 
 class MixtureLengths(Section):
     kind: Literal["mixture"] = "mixture"
     weights: list[float]
-    """Of each kind of task; they need not sum to 1."""
+    """Weight of each kind of task. The weights need not sum to 1."""
     medians: list[float]
-    """Of each kind of task."""
+    """Median length of each kind of task, in tokens."""
     p99s: list[float]
-    """Of each kind of task."""
+    """99th percentile of the length of each kind of task, in tokens."""
 
     @model_validator(mode="after")
     def _same_size(self) -> MixtureLengths:
@@ -87,11 +87,11 @@ class TurnsLengths(Section):
     p99: float = Field(default=2000.0, gt=0)
     """99th percentile of a turn."""
     turns_mean: float = Field(default=5.0, ge=1)
-    """Of a geometric number of turns."""
+    """Mean of the number of turns, which is geometric."""
     turns_max: int = Field(default=64, ge=1)
     """Most turns."""
     reply_tokens: float = Field(default=200.0, ge=0)
-    """What the environment answers to each turn but the last."""
+    """Tokens of the environment's reply to each turn but the last."""
 
 
 LengthsSection = Annotated[
@@ -101,11 +101,11 @@ LengthsSection = Annotated[
 
 class WorkloadSection(Section):
     prompt_tokens: tuple[int, int] = (256, 1024)
-    """Shortest and longest prompt; uniform between."""
+    """Shortest and longest prompt. Lengths are uniform between the two."""
     max_tokens: int = Field(default=16_384, ge=1)
     """Longest completion."""
     drift: float = Field(default=1.0, gt=0)
-    """By what factor completions grow over the simulated steps."""
+    """Factor by which completions grow over the simulated steps."""
 
 
 class SimulatedConfig(Section):
@@ -114,7 +114,7 @@ class SimulatedConfig(Section):
     steps: int = Field(default=12, ge=3)
     """Optimizer steps."""
     seed: int = 0
-    """Of lengths, latencies and failures."""
+    """Seed of lengths, latencies and failures."""
     batch: BatchShape = BatchShape(prompts=64, group_size=16)
     schedule: Schedule = Millrace()
     cluster: ClusterSection

@@ -13,14 +13,14 @@ class WarmStartModel(Section):
     path: str
     """The model directory to start from."""
     out: str
-    """Where the trained model is saved; a directory that does not exist yet."""
+    """Directory for the trained model. It must not exist yet."""
     device: str = "auto"
-    """`cpu`, `cuda`, or `auto`: cuda where there is one."""
+    """`cpu`, `cuda`, or `auto`: cuda where there is a GPU."""
 
 
 class Demonstrations(Section):
     path: str
-    """A .jsonl file; each line an object with the strings `prompt` and `completion`."""
+    """A .jsonl file. Each line is an object with the strings `prompt` and `completion`."""
     append_eos: bool = True
     """End every completion with the tokenizer's end-of-sequence token."""
 
@@ -29,16 +29,16 @@ class SupervisedConfig(Section):
     """A warm start: the mean negative log-prob of completion tokens, prompts not trained on."""
 
     steps: Count = 100
-    """Optimizer steps; examples are drawn without replacement and reshuffled every epoch."""
+    """Optimizer steps. Examples are drawn without replacement and reshuffled every epoch."""
     seed: Seed = 0
-    """Of the order of the examples."""
+    """Seed of the order of the examples."""
     lr: float = Field(default=1e-5, gt=0, le=1)
-    """Peak learning rate: warms up over the first 5 % of the steps, then falls to zero."""
+    """Peak learning rate. The rate rises over the first 5 % of the steps, then falls to zero."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """`muon`: Muon for the matrices of the layers, AdamW for the rest; often faster from scratch."""
+    """`muon`: Muon for the matrices of the layers, AdamW for the rest. Often faster from scratch."""
     batch_tokens: int = Field(default=4096, ge=64, le=COUNT_MAX)
     """Tokens per optimizer step, prompts included."""
     token_budget: int = Field(default=8192, ge=64, le=COUNT_MAX)
-    """Tokens per packed micro-batch; changes speed and memory, never a gradient."""
+    """Tokens per packed micro-batch. The budget changes speed and memory, never a gradient."""
     model: WarmStartModel
     data: Demonstrations
