@@ -35,8 +35,8 @@ class Model(Section):
     path: str
     """A Hugging Face model directory: config, safetensors weights, tokenizer."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of published weights and of products. A CPU without instructions for bfloat16 computes
-    products in float32. The trainer's master weights are always float32."""
+    """Number format of published weights and of products; a CPU without bfloat16 instructions computes products
+    in float32. The trainer's master weights are always float32."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where there is a GPU."""
     recompute: bool = False
@@ -65,8 +65,7 @@ class FileTask(Section):
     path: str
     """A .jsonl, .json, .csv, .tsv or .parquet file, or a data set directory."""
     prompt: str = "prompt"
-    """The column with the prompt: a string, or a list of chat messages. `a.prompt` is the key `prompt` in the
-    table of column `a`."""
+    """The column with the prompt: a string or a list of chat messages. `a.b` is the key `b` of column `a`."""
     answer: str | None = "answer"
     """The column with the reference answer, for example `reward_model.ground_truth`. `"none"`: no column."""
     template: str = "{prompt}"
@@ -158,11 +157,9 @@ class SamplingConfig(Section):
     top_k: CountOrZero = 0
     """Sample from this many most probable tokens. Training: 2 or more. 0 is off."""
     min_p: float = Field(default=0.0, ge=0, lt=1)
-    """Sample from tokens that have at least this fraction of the probability of the most probable token. 0 is
-    off."""
+    """Sample from tokens with at least this fraction of the highest probability. 0 is off."""
     repetition_penalty: float = Field(default=1.0, gt=0, le=100)
-    """For tokens of the prompt or the completion: divides a positive logit, multiplies a negative logit. 1 is
-    off."""
+    """Tokens of prompt or completion: positive logits are divided, negative ones multiplied. 1 is off."""
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     """Subtracted from the logit of every token of the completion."""
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
@@ -197,8 +194,7 @@ class GRPO(Section):
     """`"token"`: mean over all tokens (DAPO). `"sequence"`: mean per sequence, then over sequences (GRPO).
     `"max_tokens"`: sum over all tokens, divided by sequences x `sampling.max_tokens` (Dr. GRPO)."""
     correction: float | None = Field(default=2.0, ge=1, le=1e6)
-    """Cap of the importance weight proximal/behavior (TIS). A token that is not stale has the weight 1, so
-    the cap is at least 1. `"none"`: no weight."""
+    """Cap of the importance weight proximal/behavior (TIS), at least 1. `"none"`: no weight."""
     kl: float = Field(default=0.0, ge=0, le=1000)
     """Weight of the KL penalty towards the initial model."""
 
@@ -273,16 +269,13 @@ class Laminar(Section):
     round_groups: Count | None = None
     """Groups that a replica starts under one version. `"none"`: `batch.prompts` / `rollout.replicas`."""
     repack: bool = True
-    """Collect the last trajectories of nearly idle replicas on a few replicas. The emptied replicas take new
-    weights."""
+    """Collect the last trajectories of nearly idle replicas. The emptied replicas take new weights."""
     repack_interval_s: Seconds = 5.0
     """Time between two decisions on repacking. The schedule also decides after each optimizer step."""
     kv_fraction_max: float = Field(default=0.9, gt=0, le=1)
-    """A replica that receives trajectories is filled up to this fraction of its KV memory (the paper's
-    C_max)."""
+    """A replica receives trajectories up to this fraction of its KV memory (the paper's C_max)."""
     batch_max: Count | None = None
-    """A replica that receives trajectories is filled up to this number of trajectories (the paper's roofline
-    batch B). `"none"`: `rollout.slots`."""
+    """A replica receives trajectories up to this number (the paper's batch B). `"none"`: `rollout.slots`."""
 
 
 class Millrace(Section):
@@ -295,11 +288,9 @@ class Millrace(Section):
     the data is older. `"none"`: derived from measured durations. Where the trainer is the slower side, the
     derived number is at most half of the bound."""
     repack_interval_s: Seconds = 5.0
-    """Time between two decisions on which replicas to empty. The schedule also decides after each optimizer
-    step."""
+    """Time between two decisions on repacking. The schedule also decides after each optimizer step."""
     batch_max: Count | None = None
-    """A replica with this many trajectories receives no more from other replicas. `"none"`: as many as its
-    slots and its KV memory surely hold, at most 48."""
+    """A replica receives trajectories up to this number. `"none"`: what its KV memory surely holds, at most 48."""
 
 
 class RLAX(Section):
@@ -343,8 +334,7 @@ class Rollout(Section):
     engine: Literal["own", "vllm"] = "own"
     """Inference software in a replica. A setting that the engine cannot follow is refused at the start."""
     python: str | None = None
-    """Path of the Python that runs the replicas, for an engine in an environment of its own. `"none"`: the
-    Python that runs Millrace."""
+    """Path of the Python that runs the replicas, for an engine that needs it. `"none"`: Millrace's Python."""
     slots: int = Field(default=32, ge=1, le=65_536)
     """Trajectories that one replica decodes at the same time."""
     max_sequence_tokens: int = Field(default=512, ge=16, le=COUNT_MAX)
