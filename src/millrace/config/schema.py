@@ -35,8 +35,8 @@ class Model(Section):
     path: str
     """A Hugging Face model directory: config, safetensors weights, tokenizer."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of published weights and of products; a CPU without bfloat16 instructions computes products
-    in float32. The trainer's master weights are always float32."""
+    """Number format of published weights and of products. Without bfloat16 instructions a CPU computes
+    products in float32. The trainer's master weights are always float32."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where there is a GPU."""
     recompute: bool = False
@@ -290,7 +290,7 @@ class Millrace(Section):
     repack_interval_s: Seconds = 5.0
     """Time between two decisions on repacking. The schedule also decides after each optimizer step."""
     batch_max: Count | None = None
-    """A replica receives trajectories up to this number. `"none"`: what its KV memory surely holds, at most 48."""
+    """A replica receives trajectories up to this number. `"none"`: as many as surely fit, at most 48."""
 
 
 class RLAX(Section):
