@@ -15,6 +15,7 @@ from millrace.core.types import Scored
 from millrace.evaluation.evaluation import Attempt, summarize
 from millrace.evaluation.kept import keep
 from millrace.ledger.samples import Choice
+from millrace.look import figures
 from millrace.look.charts import CHARTS, overlaid
 from millrace.look.overview import Overview, who_waits
 from millrace.look.parts import sample
@@ -193,6 +194,13 @@ def test_runs_are_overlaid_by_their_names(tmp_path: Path) -> None:
     assert set(overlaid(reward, {"a": one.steps, "b": one.steps}, Axis.STEP)) == {"a", "b"}
     assert set(overlaid(staleness, {"a": one.steps, "b": one.steps}, Axis.STEP)) == {"a", "b"}
     assert set(overlaid(staleness, {"a": one.steps}, Axis.STEP)) == {"mean", "largest"}
+
+
+def test_a_run_without_a_curve_takes_no_colour_from_another(tmp_path: Path) -> None:
+    one = overview(tmp_path / "a")
+    empty = Steps(tmp_path / "none")
+    lines = overlaid(CHARTS[0], {"empty": empty, "a": one.steps}, Axis.STEP)
+    assert figures.curves_data(lines)["color"] == [figures.COLORS[1]]
 
 
 def test_a_report_is_one_small_file_that_obeys_nothing_of_a_run(tmp_path: Path) -> None:

@@ -124,4 +124,4 @@ def overlaid(chart: Chart, runs: Mapping[str, Steps], by: Axis, points: int = PO
     drawn = {name: chart.curves(steps, by, points) for name, steps in runs.items()}
     if len(drawn) == 1:
         return next(iter(drawn.values()))
-    return {name: next(iter(lines.values())) for name, lines in drawn.items() if lines}
+    return {name: next(iter(lines.values()), Curve([], [])) for name, lines in drawn.items()}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 from millrace.config.resume import diff
-from millrace.look import figures
+from millrace.look import figures, parts
 from millrace.look.charts import CHARTS, Chart, overlaid
 from millrace.look.overview import AXES, Overview
 from millrace.look.page import Section
@@ -15,17 +16,23 @@ from millrace.look.steps import POINTS, Axis, Steps
 
 
 def compared(runs: Mapping[str, Steps], by: Axis, points: int = POINTS) -> list[Section]:
-    """The charts that any run has points for."""
+    """The charts that any run has points for. `legend` tells their colours, once for all."""
     found = [(chart, figures.curves_data(overlaid(chart, runs, by, points))) for chart in CHARTS]
     return [
         (
             c.heading,
             f"{c.explanation}{_first(c, runs)}",
-            figures.curves(c.name, data, AXES[by], c.digits, log=c.log),
+            figures.curves(c.name, data, AXES[by], c.digits, log=c.log, legend=False),
         )
         for c, data in found
         if data["xs"]
     ]
+
+
+def legend(names: Iterable[str]) -> str:
+    """The colour of each run."""
+    told = (parts.swatch(color, name) for name, color in zip(names, cycle(figures.COLORS)))
+    return f'<p class="legend">{"".join(told)}</p>'
 
 
 def _first(chart: Chart, runs: Mapping[str, Steps]) -> str:

@@ -74,7 +74,9 @@ def points_data(data: Data) -> Data:
     return {name: [row[i] for row in few] for i, name in enumerate(("x", "y", "label", "color"))}
 
 
-def curves(name: str, data: Data, x_label: str, digits: str, *, log: bool = False) -> figure:
+def curves(
+    name: str, data: Data, x_label: str, digits: str, *, log: bool = False, legend: bool = True
+) -> figure:
     """Any number of lines over one axis. `digits` is bokeh's format of the values."""
     plot = _plot(name, x_label, y_axis_type="log" if log else "linear")
     source = ColumnDataSource(data, name=name)
@@ -85,7 +87,7 @@ def curves(name: str, data: Data, x_label: str, digits: str, *, log: bool = Fals
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
     if not log:
         plot.yaxis.formatter = NumeralTickFormatter(format=digits)
-    _style_legend(plot, data["label"])
+    _style_legend(plot, data["label"], shown=legend)
     return plot
 
 
@@ -152,16 +154,18 @@ def shares(name: str, data: Data) -> figure:
     return plot
 
 
-def estimates(name: str, found: Mapping[str, tuple[float, float]], unit: str) -> figure:
+def estimates(name: str, told: Mapping[str, tuple[float, float] | None], unit: str) -> figure:
     """A bar for each mean, with the mean in figures and a line half of whose length is the second number."""
+    colors = dict(zip(told, cycle(COLORS)))
+    found = {row: pair for row, pair in told.items() if pair is not None}
     rows = list(found)
     plot = _plot(name, unit, y_range=FactorRange(factors=rows[::-1]), height=_rows_height(rows))
     low, high = ([mean + sign * half for mean, half in found.values()] for sign in (-1, 1))
     means = [mean for mean, _ in found.values()]
-    plot.hbar(y=rows, right=means, height=0.6, color=[color for _, color in zip(rows, cycle(COLORS))])
+    plot.hbar(y=rows, right=means, height=0.6, color=[colors[row] for row in rows])
     plot.segment(x0=low, x1=high, y0=rows, y1=rows, color=INK, line_width=2)
-    told = [f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}" for mean in means]
-    plot.text(x=high, y=rows, text=told, x_offset=6, text_baseline="middle", text_font_size="13px", color=INK)
+    said = [f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}" for mean in means]
+    plot.text(x=high, y=rows, text=said, x_offset=6, text_baseline="middle", text_font_size="13px", color=INK)
     plot.x_range = Range1d(start=0, end=1.25 * max(high) or 1.0)
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
     return plot
@@ -200,10 +204,10 @@ def _plot(name: str, x_label: str, *, height: int = HEIGHT, **named: Any) -> fig
     return plot
 
 
-def _style_legend(plot: figure, labels: list[str]) -> None:
+def _style_legend(plot: figure, labels: list[str], *, shown: bool) -> None:
     """Above the plot, in as many columns as a narrow card has room for. One line needs none."""
     legend = plot.legend[0]
-    legend.visible, legend.location = len(labels) > 1, "left"
+    legend.visible, legend.location = shown and len(labels) > 1, "left"
     legend.orientation, legend.label_text_color = "horizontal", INK
     legend.background_fill_color = legend.border_line_color = None
     legend.label_text_font_size, legend.spacing = "12px", 8

@@ -121,7 +121,7 @@ class Overview:
             "state": parts.Raw(parts.state(self.state)),
             f"of {self.config.steps:,} steps": self.version,
             "schedule": self.config.schedule.kind,
-            "reward, first and last tenth": None if last is None else f"{first:.3g} to {last:.3g}",
+            "reward, first and last tenth": None if last is None else f"{first:.2g} → {last:.2g}",
             "trained tokens/s": summary["trained_tokens_per_s"],
             "mean staleness": summary["staleness"]["mean"],
             "fairness": summary["fairness"],

@@ -97,7 +97,11 @@ def runs(base: str, lines: Sequence[RunLine]) -> str:
     ]
     head = ("", "run", "state", "step", "reward", "schedule")
     button = "<button>Compare the chosen ones</button>"
-    return f'<form action="{escape(base)}compare">{table(head, rows)}{button}</form>'
+    return f'<form action="{escape(base)}compare">{button}{table(head, rows)}</form>'
+
+
+def swatch(color: str, name: str) -> str:
+    return f'<span><i style="background: {color}"></i> {safe(name)}</span>'
 
 
 def state(name: str) -> str:

@@ -9,7 +9,7 @@ from millrace.config.resume import diff
 from millrace.core.errors import OTHER_FILE, ConfigError, writing
 from millrace.ledger.samples import Choice
 from millrace.look import page, parts
-from millrace.look.comparison import compared
+from millrace.look.comparison import compared, legend
 from millrace.look.overview import Overview
 from millrace.look.samples import choose
 from millrace.look.steps import Axis
@@ -51,7 +51,7 @@ def _compared(runs: Sequence[Overview]) -> page.Drawn:
     drawn = page.charts(
         compared({run.name: run.steps for run in runs}, Axis.STEP, max(2, POINTS // len(runs)))
     )
-    html = f"<h1>{len(runs)} runs compared</h1>{drawn.html}"
+    html = f"<h1>{len(runs)} runs compared</h1>{legend(run.name for run in runs)}{drawn.html}"
     first = runs[0]
     for run in runs[1:]:
         table = parts.differences(diff(first.config, run.config), (first.name, run.name))

@@ -89,9 +89,9 @@ def _facts(base: Scenario, compared: Sequence[Comparison]) -> dict[str, object]:
 
 def _figures(compared: Sequence[Comparison]) -> Iterator[page.Section]:
     for heading, explanation, quantity, unit in _ESTIMATES:
-        found = {one.name: known for one in compared if (known := one.known(quantity)) is not None}
-        if found:
-            yield heading, f"{explanation} {_INTERVAL}", _bars(heading, found, unit)
+        known = {one.name: _pair(one.known(quantity)) for one in compared}
+        if any(known.values()):
+            yield heading, f"{explanation} {_INTERVAL}", figures.estimates(heading, known, unit)
     shares = {f"{one.name}, {who}": took for one in compared for who, took in _shares(one).items()}
     plot = figures.shares("shares", figures.shares_data(shares))
     yield "Where the time went", _SHARES, plot
@@ -101,8 +101,8 @@ def _figures(compared: Sequence[Comparison]) -> Iterator[page.Section]:
     yield "Staleness", told, figures.curves("staleness", figures.curves_data(lines), "optimizer steps", "0%")
 
 
-def _bars(name: str, found: dict[str, Interval], unit: str) -> object:
-    return figures.estimates(name, {key: (one.mean, one.half_width) for key, one in found.items()}, unit)
+def _pair(interval: Interval | None) -> tuple[float, float] | None:
+    return (interval.mean, interval.half_width) if interval else None
 
 
 def _shares(one: Comparison) -> dict[str, dict[str, float]]:

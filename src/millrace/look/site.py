@@ -15,7 +15,7 @@ from millrace.config.resume import diff
 from millrace.core.errors import DataError, MillraceError
 from millrace.ledger.samples import Choice
 from millrace.look import page, parts
-from millrace.look.comparison import compared, figures_of
+from millrace.look.comparison import compared, figures_of, legend
 from millrace.look.overview import AXES, FIRST_READ_S, Overview
 from millrace.look.report import WHOLE
 from millrace.look.runs import RUNS_MAX, find_runs, run_line
@@ -137,7 +137,7 @@ class Site:
         rows = [(figure.name, *figure.values) for figure in figures_of(runs)]
         html = (
             f"<h1>Runs compared</h1>{_not_compared(asked[COMPARED_MAX:])}"
-            f"{self._axes(f'compare?{chosen}&', by)}{drawn.html}"
+            f"{self._axes(f'compare?{chosen}&', by)}{legend(names)}{drawn.html}"
             f"<h2>Figures</h2>{''.join(map(_unread, runs))}{parts.table(('', *names), rows)}"
         )
         for run in runs[1:]:
