@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ from millrace.placement.momentary import Momentary
 from millrace.placement.needs import MemoryNeed, Needs
 from millrace.session import compose
 from millrace.session.run_directory import RunDirectory
+from millrace.session.scores import start_worker
 
 
 def config_for(notify: str | None) -> Config:
@@ -77,6 +79,18 @@ def test_no_worker_gets_the_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(compose, "place", lambda config: placed)
     fleet = compose.fleet(config_for("https://hooks.example.org/services/SECRET"), RunDirectory(tmp_path))
     assert "SECRET" not in repr(fleet)
+
+
+def test_no_worker_outside_a_run_gets_the_url() -> None:
+    given: list[object] = []
+
+    class Recorder:
+        async def spawn(self, *arguments: object, **_: object) -> None:
+            given.append(arguments)
+
+    config = config_for("https://hooks.example.org/services/SECRET")
+    asyncio.run(start_worker(Recorder(), config))  # type: ignore[arg-type]
+    assert "hooks.example.org" in repr(given) and "SECRET" not in repr(given)
 
 
 def _needs() -> Needs:

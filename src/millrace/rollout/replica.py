@@ -47,7 +47,7 @@ class EngineReplica:
         self, name: str, engine: str, options: EngineOptions, *, report_interval_s: float, open_reader: str
     ) -> None:
         self._name = name
-        self._report_interval_s = min(report_interval_s, _HEARTBEAT_S)
+        self._report_interval_s = report_interval_s
         with boundary(name, f"import `open_reader` ({open_reader})", ConfigError):
             self._open_reader: OpenReader = find_object(open_reader, "`open_reader`")[0]
         self._readers: dict[Endpoint, WeightsReader] = {}

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from millrace.config.freeze import dump
+from millrace.config.freeze import recorded
 from millrace.config.schema import Config
 from millrace.core.errors import DataError, OutOfMemory, WorkerDied
 from millrace.core.protocols import Handle, Runtime
@@ -102,5 +102,5 @@ async def drain(
 
 async def start_worker(runtime: Runtime, config: Config, target: str = TARGET) -> Handle:
     return await runtime.spawn(
-        "environment", target, {"config": dump(config)}, timeout_s=config.supervision.spawn_timeout_s
+        "environment", target, {"config": recorded(config)}, timeout_s=config.supervision.spawn_timeout_s
     )
