@@ -14,6 +14,7 @@ from failure_rows import seen
 from tests.runs import events, summary, train, weights
 
 from millrace.cli.app import run
+from millrace.core import model_version
 from millrace.ledger.checksums import register
 from millrace.ledger.log import Log
 from millrace.ledger.sqlite import SqliteLedger
@@ -192,8 +193,10 @@ def test_a_healthy_run_gets_a_clean_bill_from_the_doctor_until_a_replica_served_
 def test_a_run_goes_back_to_an_earlier_version_and_on_from_it(start, copy, capsys):
     """From between two checkpoints, to a model of the same number of steps on another way."""
     before = weights(copy)
+    copy.evaluations.write_text('{"version": 4, "reward_mean": 0.5}\n')
     arguments = ["train", str(start), "--run-dir", str(copy.path), "--resume", "--from-version", "1"]
     assert run(arguments) == 0, capsys.readouterr().err
+    assert (copy.evaluations.read_text(), model_version.read(copy.model)) == ("", 4)
     (told,) = events(copy, "rewound")
     assert told.fields == {"version": 1, "trajectories": 48}
     steps = [(event.fields["version"], event.fields["replayed"]) for event in events(copy, "step")]

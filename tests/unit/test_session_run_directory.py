@@ -10,6 +10,7 @@ import pytest
 from ledger_records import make_group
 
 from millrace.config.schema import Config
+from millrace.core import model_version
 from millrace.core.errors import ConfigError, DataError
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.session.run_directory import RunDirectory, create, find, reopen
@@ -125,9 +126,33 @@ def test_a_run_is_finished_when_its_exported_model_has_a_tokenizer(tmp_path: Pat
     run.model.mkdir()
     for path in (run.summary, run.model / "config.json"):
         path.write_text("{}")
+    model_version.write(run.model, 0)
     assert not is_finished(run, 0)
     (run.model / "tokenizer.json").write_text("{}")
     assert is_finished(run, 0)
+
+
+def test_a_run_whose_exported_model_is_of_another_version_is_not_finished(tmp_path: Path) -> None:
+    run = create("done", tmp_path / "run")
+    SqliteLedger(run.ledger, run={}).close()
+    run.model.mkdir()
+    for path in (run.summary, run.model / "config.json", run.model / "tokenizer.json"):
+        path.write_text("{}")
+    assert not is_finished(run, 0)
+    model_version.write(run.model, 4)
+    assert not is_finished(run, 0)
+
+
+def test_evaluations_of_undone_versions_are_forgotten(tmp_path: Path) -> None:
+    run = create("undone", tmp_path / "run")
+    run.forget_evaluations(after=2)
+    lines = [f'{{"version": {version}}}\n' for version in (4, 2, 3)]
+    run.evaluations.write_text("".join(lines))
+    run.forget_evaluations(after=2)
+    assert run.evaluations.read_text() == lines[1]
+    run.evaluations.write_text("{")
+    with pytest.raises(DataError, match=r"evaluations\.jsonl.*a line is damaged"):
+        run.forget_evaluations(after=2)
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "config.json.partial", "checkpoints", "logs/trainer.1.log"])

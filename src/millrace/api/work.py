@@ -63,14 +63,16 @@ def evaluate(run: str, held_out: dict[str, Any], asked: dict[str, Any]) -> dict[
     """Evaluate the configuration in a directory on other rows, where its task can make other rows."""
     from millrace.evaluation.evaluate import evaluate, held_out_config
     from millrace.evaluation.kept import keep_if_of_a_run
-    from millrace.session.export import model_directory
+    from millrace.session.export import model_directory, newest
 
     config = RunDirectory(Path(run)).read_config()
     model = Path(held_out["model"] or config.model.path)
-    with model_directory(model) as directory:
+    of = newest(model)  # once: a run that goes on soon has a newer one
+    with model_directory(of) as directory:
         chosen = held_out_config(config, directory, seed=held_out["seed"], data_seed=held_out["data_seed"])
         result = evaluate(chosen, **asked)
-    keep_if_of_a_run(model, result)
+    if trouble := keep_if_of_a_run(of, result):
+        Terminal(stderr=True).print(trouble)
     return result.to_json() | {"model": str(model)}
 
 

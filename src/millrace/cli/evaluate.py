@@ -19,7 +19,7 @@ from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_confi
 from millrace.evaluation.evaluation import Evaluation
 from millrace.evaluation.kept import keep_if_of_a_run
 from millrace.observe.terminal import Terminal
-from millrace.session.export import model_directory
+from millrace.session.export import model_directory, newest
 
 
 def command(
@@ -41,7 +41,8 @@ def command(
 ) -> None:
     """Evaluate a model on a configuration's task."""
     config = load(config_file, overrides or ())
-    with model_directory(model) if model else nullcontext() as directory:
+    chosen = newest(model) if model else None  # once: a run that goes on soon has a newer one
+    with model_directory(chosen) if chosen else nullcontext() as directory:
         held_out = held_out_config(config, directory, seed=seed, data_seed=data_seed)
         # On a terminal only, and gone at the end.
         with Terminal(stderr=True).status(f"Loading {held_out.model.path}") as status:
@@ -53,7 +54,7 @@ def command(
                 tell=lambda ended, total: status.update(f"{ended:,} of {total:,} completions"),
             )
     result = replace(result, model=str(model or result.model))
-    if model and (trouble := keep_if_of_a_run(model, result)):
+    if chosen and (trouble := keep_if_of_a_run(chosen, result)):
         Terminal(stderr=True).print(trouble)
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))

@@ -23,7 +23,7 @@ def keep(run: RunDirectory, version: int, result: Evaluation) -> None:
 
 
 def keep_if_of_a_run(model: Path, result: Evaluation) -> str:
-    """Keep `result` where a run made `model`. Returns why that failed, or nothing."""
+    """Keep `result` where `model`, or this checkpoint, is of a run. Returns why that failed, or nothing."""
     try:
         if found := origin(model):
             keep(*found, result)

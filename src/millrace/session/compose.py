@@ -16,7 +16,7 @@ from millrace.config.freeze import config_digest, recorded
 from millrace.config.schema import Config
 from millrace.controller.controller import Controller, Fleet, ended_by
 from millrace.controller.supervisor import WorkerSpec
-from millrace.core import clock
+from millrace.core import clock, model_version
 from millrace.core.errors import LedgerError, after
 from millrace.core.events import Events, Sink
 from millrace.ledger.sqlite import SqliteLedger
@@ -121,7 +121,10 @@ def _go_back(run: RunDirectory, ledger: SqliteLedger, events: Events, version: i
     for checkpoint in run.checkpoints.glob("v????????"):
         if int(checkpoint.name[1:]) > version and not checkpoint.is_symlink():
             shutil.rmtree(checkpoint)
+    if model_version.read(run.model) > version:
+        shutil.rmtree(run.model)
     events.emit("rewound", version=version, trajectories=ended)
+    run.forget_evaluations(after=version)
 
 
 def _refuse_newer_checkpoints(run: RunDirectory, ledger: SqliteLedger) -> None:

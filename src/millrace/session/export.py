@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from millrace.core import model_version
 from millrace.core.errors import DataError
-from millrace.ledger.reader import LedgerReader
 from millrace.session.run_directory import RunDirectory
 
 CHECKPOINT = "optimizer.safetensors"
@@ -36,38 +36,42 @@ def versions(run: RunDirectory) -> list[int]:
     return sorted(int(name) for name in names if name.isdigit())
 
 
+def newest(path: Path) -> Path:
+    """Of a run the model of its end, or its newest checkpoint where that is newer. Other paths as they are.
+
+    Raises: DataError: a run that has neither.
+    """
+    run = RunDirectory(path.resolve())
+    if not run.ledger.is_file():
+        return path
+    saved = max(versions(run), default=-1)
+    if (run.model / "config.json").is_file() and model_version.read(run.model) >= saved:
+        return run.model
+    if saved < 0:
+        raise DataError(
+            f"{path} has no model yet: its first checkpoint comes after `checkpoints.every` steps"
+        )
+    return run.checkpoints / f"v{saved:08d}"
+
+
 def origin(path: Path) -> tuple[RunDirectory, int] | None:
-    """The run and the version of a model that `model_directory` would take; None: no run made the model."""
+    """The run and the version of a model or a checkpoint; None: it is of no run, or does not say."""
     path = path.resolve()
-    run = next((run for run in map(RunDirectory, (path, *path.parents[:2])) if run.ledger.is_file()), None)
-    if run is None:
-        return None
-    if path.parent == run.checkpoints and path.name[1:].isdigit():
-        return run, int(path.name[1:])
-    if path in (run.path, run.model) and (run.model / "config.json").is_file():
-        with LedgerReader(run.ledger) as reader:
-            return run, reader.overview().version
-    return (run, versions(run)[-1]) if path == run.path and versions(run) else None
+    run = next((run for run in map(RunDirectory, path.parents[:2]) if run.ledger.is_file()), None)
+    is_checkpoint = (path / CHECKPOINT).is_file() and path.name[1:].isdigit()
+    version = int(path.name[1:]) if is_checkpoint else model_version.read(path)
+    return None if run is None or version < 0 else (run, version)
 
 
 @contextmanager
 def model_directory(path: Path) -> Iterator[Path]:
-    """The Hugging Face directory of a model, of a checkpoint, or of a run (of its end, or newest checkpoint).
+    """The Hugging Face directory of a model, of a checkpoint, or of a run (its `newest`).
 
     Of a checkpoint it is made for the time of the block.
 
     Raises: DataError: a run without a checkpoint, or a damaged one.
     """
-    run = RunDirectory(path.resolve())
-    if run.ledger.is_file() and (run.model / "config.json").is_file():
-        yield run.model
-        return
-    if run.ledger.is_file():
-        if not versions(run):
-            raise DataError(
-                f"{path} has no model yet: its first checkpoint comes after `checkpoints.every` steps"
-            )
-        path = run.checkpoints / f"v{versions(run)[-1]:08d}"
+    path = newest(path)
     if not (path / CHECKPOINT).is_file():
         yield path
         return
@@ -81,3 +85,4 @@ def _write(run: RunDirectory, checkpoint: Path, out: Path) -> None:
 
     model = run.read_config().model
     export_checkpoint(checkpoint, out, model_path=model.path, dtype=model.dtype)
+    model_version.write(out, int(checkpoint.name[1:]))

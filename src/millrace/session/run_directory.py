@@ -16,7 +16,7 @@ from typing import Any
 from millrace.config import carried
 from millrace.config.freeze import record, restore
 from millrace.config.schema import Config
-from millrace.core.errors import ConfigError, DataError, LedgerError, writing
+from millrace.core.errors import ConfigError, DataError, LedgerError, boundary, writing
 from millrace.ledger.reader import LedgerReader
 
 RUNS = Path("runs")
@@ -93,6 +93,18 @@ class RunDirectory:
         """Atomically. Holds the configuration only: credentials live in the environment, and are
         never written."""
         record(config, self.config)
+
+    def forget_evaluations(self, *, after: int) -> None:
+        """Of versions that are undone: others will have their numbers. Atomically. Raises: DataError."""
+        if not self.evaluations.exists():
+            return
+        lines = self.evaluations.read_text(encoding="utf-8").splitlines(keepends=True)
+        with boundary(str(self.evaluations), "a line is damaged", DataError):
+            kept = "".join(line for line in lines if json.loads(line)["version"] <= after)
+        partial = self.evaluations.with_suffix(".jsonl.partial")
+        with writing(self.evaluations):
+            partial.write_text(kept, encoding="utf-8")
+            os.replace(partial, self.evaluations)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Atomically."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from millrace.core import model_version
 from millrace.core.errors import MillraceError
 from millrace.core.fairness import Figures
 from millrace.core.types import Group, Prompt, StepRecord, Trajectory
@@ -144,14 +145,16 @@ def _as_the_reward_saw_it(trajectory: Trajectory, tokenizer: Any) -> str:
 
 
 def is_finished(run: RunDirectory, steps: int) -> bool:
-    """Every step committed, and the model exported with its tokenizer."""
+    """Every step committed, and the model of the last one exported with its tokenizer."""
     from millrace.environments.tokenizer import FILES
 
-    exported = (run.model / "config.json").exists() and any((run.model / name).exists() for name in FILES)
-    if not (exported and run.summary.exists() and run.ledger.exists()):
+    exported = model_version.read(run.model)
+    if not (
+        any((run.model / name).exists() for name in FILES) and run.summary.exists() and run.ledger.exists()
+    ):
         return False
     with LedgerReader(run.ledger) as reader:
-        return reader.overview().version >= steps
+        return exported == reader.overview().version >= steps
 
 
 def _members(reader: LedgerReader, record: StepRecord) -> list[Trajectory]:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from millrace.algorithms import build
 from millrace.config.schema import Config
+from millrace.core import model_version
 from millrace.core.digest import digest_buffers
 from millrace.core.errors import (
     DataError,
@@ -205,6 +206,7 @@ class TorchTrainer:
         trainer = self._ready()
         with atomic_directory(Path(directory), marker="config.json") as path:
             save_model(trainer.model, self._tokenizer, path, _dtype(self._config))
+            model_version.write(path, trainer.version)
 
     def _ready(self) -> PolicyTrainer:
         if self._trainer is None:

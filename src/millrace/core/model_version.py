@@ -1,0 +1,20 @@
+"""Which version of its run a written model is: a small file beside the weights."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+FILE = "millrace.json"
+
+
+def write(directory: Path, version: int) -> None:
+    (directory / FILE).write_text(json.dumps({"version": version}) + "\n", encoding="utf-8")
+
+
+def read(directory: Path) -> int:
+    """-1: there is no model, or it does not say."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return int(json.loads((directory / FILE).read_text(encoding="utf-8"))["version"])
+    return -1
