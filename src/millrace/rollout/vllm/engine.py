@@ -174,7 +174,7 @@ class VllmEngine:
         while self._waiting and len(self._running) < self._slots:
             continuation = self._waiting.popleft()
             self._running[continuation.work.trajectory_id] = continuation
-            given = {"prompt_token_ids": continuation.tokens, "cache_salt": f"version {self.version}"}
+            given = {"prompt_token_ids": list(continuation.tokens), "cache_salt": f"version {self.version}"}
             self._llm.add_request(_name(continuation), given, _params(continuation), priority=1)
 
     def _note(self, outputs: Iterable[Any]) -> None:
