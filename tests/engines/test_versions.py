@@ -63,6 +63,18 @@ def test_a_load_in_mid_generation_has_exact_spans(model: str, bench_of: OpenBenc
     bench.check(played)
 
 
+def test_a_load_late_in_a_trajectory_lets_it_go_on_to_the_end_of_the_context(bench_of: OpenBench) -> None:
+    bench, endless = bench_of(max_sequence_tokens=64), Sampling(max_tokens=200, ignore_eos=True)
+    first = bench.serve(1)
+    bench.submit(bench.work(prompt_of(i, 6), endless) for i in range(3))
+    bench.sample(40)
+    second = bench.serve(2)
+    played = list(bench.drain().values())
+    assert all(len(one.tokens) == 58 for one in played)
+    assert all([version for version, _ in one.columns.runs] == [first, second] for one in played)
+    bench.check(played)
+
+
 def test_what_is_staged_changes_nothing_before_the_swap(bench_of: OpenBench) -> None:
     bench = bench_of()
     served = bench.serve(1)
