@@ -18,8 +18,8 @@ from millrace.config.schema import Config
 from millrace.schedule import ReplicaView, Schedule, View, presets
 from millrace.schedule.admit import WithinBound
 from millrace.schedule.refresh import WhenEmpty
-from millrace.schedule.rehearsal import Scene, rehearse
 from millrace.schedule.take import FirstReady
+from millrace.sim.rehearsal import Scene, rehearse
 
 
 @dataclass(frozen=True)

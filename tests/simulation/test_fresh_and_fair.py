@@ -8,13 +8,13 @@ import pytest
 
 from millrace.config.schema import BatchShape, Checkpoints, Millrace, Rollout
 from millrace.schedule import presets
-from millrace.schedule.rehearsal import Scene, rehearse
 from millrace.sim.costs.interface import Costs
 from millrace.sim.costs.lengths import Drift, LogNormal
 from millrace.sim.costs.workload import Workload
 from millrace.sim.explore.invariants import Invariants
 from millrace.sim.explore.verdicts import try_seed
 from millrace.sim.explore.worlds import small_config
+from millrace.sim.rehearsal import Scene, rehearse
 from millrace.sim.report.measure import measure
 from millrace.sim.simulation import Scale, Scenario, simulate
 from millrace.sim.virtual.faults import Failures, Faults

@@ -8,10 +8,10 @@ from engine_models import CONFIGS, EOS, make_engine, make_model, make_work, prom
 from transformers import LlamaConfig, MistralConfig
 
 from millrace.core.errors import DataError
-from millrace.core.types import Sampling
+from millrace.core.types import Finish, Sampling
 from millrace.environments.tokenizer import make_character_tokenizer
+from millrace.evaluation.generate import generate
 from millrace.rollout.architecture import architecture_of
-from millrace.rollout.generate import generate
 from millrace.rollout.load import end_ids, load_engine, load_tokenizer, text_decoder
 
 PROMPT_LENGTHS = (1, 2, 17, 64, 90)
@@ -32,7 +32,7 @@ def test_greedy_output_equals_generate(name: str) -> None:
         expected = model.generate(
             tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=40
         )
-        assert first == second == expected[0, len(prompt) :].tolist()
+        assert first.tokens == second.tokens == expected[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -87,9 +87,16 @@ def test_stop_strings_are_found_in_the_tokenizers_text(tmp_path) -> None:
     engine = load_engine(str(tmp_path), device="cpu", max_sequence_tokens=64)
     text = text_decoder(load_tokenizer(str(tmp_path)))
     [[free]] = generate(engine, [[5, 6]], Sampling(max_tokens=30))
-    stop = text(free[5:8])
+    stop = text(free.tokens[5:8])
     [[stopped]] = generate(engine, [[5, 6]], Sampling(max_tokens=30, stop=(stop,)))
-    assert text(stopped).endswith(stop) and stopped == free[: len(stopped)]
+    assert text(stopped.tokens).endswith(stop) and stopped.tokens == free.tokens[: len(stopped.tokens)]
+    assert (free.finish, stopped.finish) == (Finish.LENGTH, Finish.STOP)
+
+
+def test_a_completion_that_the_longest_sequence_cuts_is_not_complete() -> None:
+    engine = make_engine(make_model(), max_sequence_tokens=26)
+    [[cut]] = generate(engine, [prompt_of(0, 20)], Sampling(max_tokens=40, ignore_eos=True))
+    assert (len(cut.tokens), cut.finish) == (6, Finish.LENGTH)
 
 
 def test_a_model_file_without_a_tensor_is_an_error_that_names_it(tmp_path) -> None:

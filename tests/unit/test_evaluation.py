@@ -7,8 +7,13 @@ import math
 
 import pytest
 
-from millrace.core.types import Abstain, Failed, Scored
+from millrace.config.schema import Config
+from millrace.core.columns import token_array
+from millrace.core.types import Abstain, Failed, Finish, Prompt, Scored, ScoreRequest
+from millrace.evaluation.evaluate import _attempts
 from millrace.evaluation.evaluation import Attempt, powers_of_two, summarize
+from millrace.evaluation.generate import Completion
+from millrace.session.scores import Timed
 
 
 def attempt(value: float | None, *, truncated: bool = False) -> Attempt:
@@ -41,6 +46,26 @@ def test_a_failed_reward_is_left_out_and_counted_not_made_a_zero() -> None:
     assert result.reward_mean == 1.0
     assert result.num_unscored == 2
     assert result.pass_at_k == {1: 1.0, 2: 1.0}  # pass@2 over the one prompt with two scores
+
+
+def test_a_completion_shorter_than_its_budget_is_truncated_where_the_engine_cut_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[ScoreRequest] = []
+
+    def score(config: Config, requests: list[ScoreRequest]) -> list[Timed]:
+        asked.extend(requests)
+        return [Timed(Scored(1.0), 0.0) for _ in requests]
+
+    monkeypatch.setattr("millrace.session.scores.scores", score)
+    config = Config.model_validate(
+        {"model": {"path": "m"}, "task": {"kind": "gym", "name": "gcd"}, "reward": {"kind": "gym"}}
+    )
+    prompt = Prompt(7, "row-7", token_array([1, 2]), "ab")
+    completions = [[Completion([3, 4], Finish.LENGTH), Completion([3], Finish.STOP)]]
+    [row] = _attempts(config, [prompt], completions)
+    assert [one.truncated for one in row] == [True, False]
+    assert [(one.group_id, one.finish) for one in asked] == [(7, Finish.LENGTH), (7, Finish.STOP)]
 
 
 def test_an_abstention_has_no_reward() -> None:

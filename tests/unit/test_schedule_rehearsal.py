@@ -9,8 +9,8 @@ import pytest
 
 from millrace.schedule import Schedule, presets
 from millrace.schedule.refresh import AtOnce
-from millrace.schedule.rehearsal import BrokenPromise, Scene, rehearse
 from millrace.schedule.repack import BestFit
+from millrace.sim.rehearsal import BrokenPromise, Scene, rehearse
 
 REPACK = BestFit(interval_s=5, kv_fraction_max=0.9)
 

@@ -12,11 +12,10 @@ from millrace.config.schema import Config, GymTask
 from millrace.core.columns import token_array
 from millrace.core.types import Finish, Prompt, Sampling, ScoreRequest
 from millrace.evaluation.evaluation import Attempt, Evaluation, summarize
+from millrace.evaluation.generate import Completion, generate
 from millrace.session import scores
 
 HELD_OUT_SEED = 2
-
-Completions = list[list[list[int]]]  # prompt, attempt, token
 
 
 def held_out_config(config: Config, model: Path | None, *, seed: int, data_seed: int) -> Config:
@@ -42,7 +41,6 @@ def evaluate(
     per prompt, generated in this process and scored in an environment worker. `tell` gets how many
     completions have ended, and of how many. Call from the main thread, with no event loop running.
     """
-    from millrace.rollout.generate import generate
     from millrace.rollout.load import load_engine
 
     asked = scores.prompts(config, prompts)
@@ -71,33 +69,18 @@ def evaluate(
     )
 
 
-def _attempts(config: Config, asked: list[Prompt], completions: Completions) -> list[list[Attempt]]:
+def _attempts(
+    config: Config, asked: list[Prompt], completions: list[list[Completion]]
+) -> list[list[Attempt]]:
     """Score every completion; a row per prompt."""
-    finish = _finisher(config)
     owners = [prompt.group_id for prompt, row in zip(asked, completions, strict=True) for _ in row]
-    flat = [tokens for row in completions for tokens in row]
+    flat = [completion for row in completions for completion in row]
     requests = [
-        ScoreRequest(index, group_id, token_array(tokens), finish(tokens))
-        for index, (group_id, tokens) in enumerate(zip(owners, flat, strict=True))
+        ScoreRequest(index, group_id, token_array(one.tokens), one.finish)
+        for index, (group_id, one) in enumerate(zip(owners, flat, strict=True))
     ]
     attempts = iter(
         Attempt(timed.score, truncated=request.finish is Finish.LENGTH)
         for request, timed in zip(requests, scores.scores(config, requests), strict=True)
     )
     return [[next(attempts) for _ in row] for row in completions]
-
-
-def _finisher(config: Config) -> Callable[[list[int]], Finish]:
-    """Why a completion ended: at the budget, unless its last token happens to end it there."""
-    from millrace.environments.tokenizer import load_tokenizer
-
-    tokenizer, sampling = load_tokenizer(config.model.path), config.sampling
-    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else (tokenizer.eos_token_id,))}
-
-    def finish(tokens: list[int]) -> Finish:
-        if len(tokens) < sampling.max_tokens or tokens[-1] in ends:
-            return Finish.STOP
-        text = tokenizer.decode(tokens) if sampling.stop else ""
-        return Finish.STOP if any(stop in text for stop in sampling.stop) else Finish.LENGTH
-
-    return finish

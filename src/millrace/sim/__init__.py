@@ -5,6 +5,7 @@ costs        what simulated work takes: devices, models, lengths, transports
 roles        the simulated trainer, replica, relay and environment, and the world that they share
 simulation   one run; `setup` makes it from a configuration, `pool` shares many among processes
 report       what a run achieved, as numbers, text and pages
+rehearsal    a schedule alone, in a small world without costs, in milliseconds
 explore      seeded worlds full of faults, and what must hold in each
 calibrate    costs learnt from a real run
 plan         the best layout for a model and devices

@@ -1,28 +1,36 @@
-"""Generate completions without a run: for evaluation and for the quickstart."""
+"""Generate completions without a run."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from millrace.core.columns import token_array
-from millrace.core.types import Sampling, Work
-from millrace.rollout.engine import TorchEngine
+from millrace.core.types import Finish, Sampling, Work
+from millrace.rollout.protocol import Engine
 
 # Every call numbers its trajectories from 0; a newer lease tells them from those of earlier calls.
 _leases = itertools.count()
 
 
+class Completion(NamedTuple):
+    """Token ids, and why there are no more."""
+
+    tokens: list[int]
+    finish: Finish
+
+
 def generate(
-    engine: TorchEngine,
+    engine: Engine,
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     *,
     n: int = 1,
     seed: int = 0,
     on_end: Callable[[], None] = lambda: None,
-) -> list[list[list[int]]]:
-    """`n` completions of every prompt (token ids), in the order of the prompts.
+) -> list[list[Completion]]:
+    """`n` completions of every prompt, in the order of the prompts.
 
     The engine must serve a version and be otherwise idle. Completion j of prompt i depends on the
     weights, the prompt, `sampling`, `seed` and (i, j) only. `on_end` is called as each ends.
@@ -42,12 +50,15 @@ def generate(
         for index, prompt in enumerate(prompts)
         for attempt in range(n)
     ]
-    completions: list[list[int]] = [[] for _ in works]
+    tokens: list[list[int]] = [[] for _ in works]
+    ends: dict[int, Finish] = {}
     engine.submit(works)
     while engine.has_work or engine.has_finished:
         engine.step()
         for progress in engine.take_progress():
-            completions[progress.trajectory_id].extend(progress.columns.tokens)
+            tokens[progress.trajectory_id].extend(progress.columns.tokens)
             if progress.finish is not None:
+                ends[progress.trajectory_id] = progress.finish
                 on_end()
+    completions = [Completion(each, ends[index]) for index, each in enumerate(tokens)]
     return [completions[start : start + n] for start in range(0, len(works), n)]
