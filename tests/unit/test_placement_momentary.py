@@ -141,3 +141,17 @@ def test_on_a_gpu_trainer_and_replicas_are_told_apart() -> None:
 def test_on_one_gpu_a_replica_gets_what_its_steps_need() -> None:
     host = Host("host", 16, 100 * GB, 100 * GB, (Gpu(0, "large", 100 * GB, 100 * GB),))
     assert assign(config_for(), host, ON_GPU).replicas[0].share == pytest.approx((5 + 1 + 0.5) / 100)
+
+
+def test_what_edits_or_cuts_logits_takes_more_of_a_replica() -> None:
+    """Beside a vocabulary of this size the prefill is nothing."""
+    large = replace(SHAPE, vocabulary=10**6)
+
+    def bytes_each(**sampling: Any) -> float:
+        config = config_for(sampling=sampling, rollout={"slots": 10})
+        return estimate(config, large, 4).replica_bytes / 10**7
+
+    plain, edited = {}, {"presence_penalty": 0.5}
+    assert [bytes_each(**asked) for asked in (plain, edited, {"banned_token_ids": [3]})] == [20, 26, 26]
+    assert [bytes_each(**asked, min_p=0.1) for asked in (plain, edited)] == [48, 54]
+    assert bytes_each(top_k=5) == bytes_each(top_p=0.9) == 48

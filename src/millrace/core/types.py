@@ -72,6 +72,11 @@ class Sampling(msgspec.Struct, frozen=True):
     banned_token_ids: tuple[int, ...] = ()
 
     @property
+    def cuts(self) -> bool:
+        """Whether improbable tokens are never drawn."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @property
     def edits(self) -> bool:
         """Whether logits are edited before the temperature."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)

@@ -3,8 +3,9 @@
     trainer   a micro-batch: of each token and layer 28 H + size (4 I + 5 (Q + K)) bytes are kept for the
               gradient, with `model.recompute` 4 H of each layer and all of one. Then `CHUNKS` chunks of
               logits and two copies of the output projection in float32
-    replica   the larger of a decode step's sampling (20 bytes a slot and token of the vocabulary; 48 where
-              top-k or top-p cut it) and a prefill chunk (rows, and the scores of one KV head with all keys)
+    replica   the larger of a decode step's sampling and a prefill chunk (rows, and the scores of one KV head
+              with all keys). Sampling takes 20 bytes a slot and token of the vocabulary, 48 where min-p,
+              top-k or top-p cut it, and 6 more where penalties or banned tokens edit it
 
 H hidden, I intermediate, Q and K the widths of all query and all key heads; `size` bytes of the format that
 is computed in. A token's bytes are within 20 % of what torch saves for Llama, Qwen2 and Qwen3.
@@ -15,11 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millrace.config.schema import Config
+from millrace.core.types import Sampling
 
 CHUNK_BYTES = 64 << 20
 """Logits that the trainer computes at once, in float32 (`trainer.logprobs`)."""
 CHUNKS = 3
-SAMPLING_BYTES, CUT_BYTES = 20, 48
+SAMPLING_BYTES, CUT_BYTES, EDIT_BYTES = 20, 48, 6
 SCORE_BYTES = 12
 
 
@@ -73,8 +75,9 @@ def _token_bytes(shape: Shape, size: int, *, recompute: bool) -> int:
 
 
 def _sampling_bytes(config: Config, shape: Shape) -> int:
-    cuts = config.sampling.top_k > 0 or config.sampling.top_p < 1
-    return config.rollout.slots * shape.vocabulary * (CUT_BYTES if cuts else SAMPLING_BYTES)
+    asked = Sampling(**dict(config.sampling))
+    each = CUT_BYTES if asked.cuts else SAMPLING_BYTES
+    return config.rollout.slots * shape.vocabulary * (each + (EDIT_BYTES if asked.edits else 0))
 
 
 def _prefill_bytes(config: Config, shape: Shape, size: int) -> int:

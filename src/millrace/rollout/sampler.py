@@ -30,11 +30,7 @@ class Sampler:
         self._edits = edits
         temperatures = [s.temperature or 1.0 for s in samplings]
         greedy = [s.temperature == 0 for s in samplings]
-        cut = [
-            i
-            for i, s in enumerate(samplings)
-            if s.temperature > 0 and (s.top_k > 0 or s.top_p < 1 or s.min_p > 0)
-        ]
+        cut = [i for i, sampling in enumerate(samplings) if sampling.cuts]
         self._temperature = _column(temperatures, device) if set(temperatures) != {1.0} else None
         self._greedy = torch.tensor(greedy, device=device) if any(greedy) else None
         self._cut = torch.tensor(cut, device=device) if cut else None
