@@ -39,12 +39,12 @@ def test_every_key_that_is_suggested_exists() -> None:
 )
 def test_another_frameworks_name_is_answered_with_ours(table: str | None, name: str, ours: str) -> None:
     tree = BASE | ({table: {name: 1}} if table else {name: 1})
-    with pytest.raises(ConfigError, match=rf"unknown key `[\w.]*{name}`.*\n  Here it is `{ours}`"):
+    with pytest.raises(ConfigError, match=rf"unknown key `[\w.]*{name}`.*\n  The key here is `{ours}`"):
         validate(Config, tree, {})
 
 
 def test_python_keywords_of_other_frameworks_are_answered_too() -> None:
-    with pytest.raises(ConfigError, match=r"Here it is `optimizer=\{'lr': \.\.\.\}`"):
+    with pytest.raises(ConfigError, match=r"The key here is `optimizer=\{'lr': \.\.\.\}`"):
         prepare(BASE, Parts(), {"learning_rate": 1e-5}, ())
 
 

@@ -195,7 +195,7 @@ def test_a_missing_key_says_where_it_belongs(tmp_path: Path) -> None:
         ("optimizer.betas=[0.9, 0.9, 0.9]", "`optimizer.betas`"),
         ("optimizer=3", "`optimizer` (3) must be a table"),
         ("optimizer=3", "set one of them: --set optimizer.KEY=VALUE"),
-        ("task.options.x={ y = 1 }", "`task.options.x` ({'y': 1}) is not a type it can have"),
+        ("task.options.x={ y = 1 }", "`task.options.x` ({'y': 1}) has a type that the key cannot have"),
         ("model.dtype=float16", "must be 'float32' or 'bfloat16'"),
     ],
 )

@@ -69,7 +69,7 @@ def _message(
         case "value_error":
             return str(detail["ctx"]["error"])
     told = re.sub(r"^(Input|String) should", "must", detail["msg"])
-    must = "is not a type it can have" if _free_form(field) else told
+    must = "has a type that the key cannot have" if _free_form(field) else told
     return f"`{key}` ({detail['input']!r}) {must}.{_meaning(field)}"
 
 
@@ -85,7 +85,7 @@ def _unknown(schema: type[Section], key: str, section: type[Section]) -> str:
     if kind and others:
         return (
             f"`{key}` is a key of kind {' and '.join(map(repr, others))}, but `{table}.kind` is {kind!r}.\n"
-            f"  Leave it out, or set `{table}.kind` to {others[0]!r}"
+            f"  Leave the key out, or set `{table}.kind` to {others[0]!r}"
         )
     of_kind = f" for kind {kind!r}" if kind else ""
     return f"unknown key `{key}`{of_kind}.\n  {_suggestion(schema, key, name, section)}"
@@ -93,7 +93,7 @@ def _unknown(schema: type[Section], key: str, section: type[Section]) -> str:
 
 def _suggestion(schema: type[Section], key: str, name: str, section: type[Section]) -> str:
     if schema is Config and name in OURS:
-        return f"Here it is `{OURS[name]}`: docs/translation.md has other frameworks' names"
+        return f"The key here is `{OURS[name]}`: docs/translation.md has other frameworks' names"
     table = key[: -len(name)]
     known = list(dict.fromkeys([*section.model_fields, *(schema.model_fields if not table else ())]))
     elsewhere = list(dict.fromkeys(leaf for leaf, _, _ in leaves(schema)))
@@ -132,7 +132,7 @@ def _kinds(field: FieldInfo) -> str:
 def _meaning(field: FieldInfo | None) -> str:
     if field is None or not field.description:
         return ""
-    return "\n  It means: " + " ".join(field.description.split())
+    return "\n  Meaning: " + " ".join(field.description.split())
 
 
 def _origin(origins: dict[str, str], key: str) -> str | None:

@@ -42,13 +42,13 @@ def unfair_batches(evidence: Evidence) -> Finding | None:
         return None
     batches = BATCHES * len(found)
     line = (
-        f"over the last {batches} batches fairness is {mean:.2f}; random batches of the same groups have 1 "
-        f"with a standard error of {error:.2f}, and the band is {low} to {high}"
+        f"over the last {batches} batches fairness is {mean:.2f}. Random batches of the same groups have 1, "
+        f"with a standard error of {error:.2f}. Values of {low} to {high} are usual"
     )
     if mean < low:
         return Finding("unfair-batches", (line,), _TOO_EVEN)
     key = keys.ahead(evidence)
-    lower = [f"lower `{key}`: with fewer batches in flight, fewer can be overtaken"] if key else []
+    lower = [f"lower `{key}`: then fewer batches are in flight, and fewer are overtaken"] if key else []
     return Finding("unfair-batches", (line,), (_SWINGS, *lower))
 
 
@@ -65,14 +65,14 @@ def needless_staleness(evidence: Evidence) -> Finding | None:
     if waits > WAITS_MAX or ready < READY_MIN or staleness < STALE_MIN:
         return None
     line = (
-        f"in the last {len(late)} steps the trainer waited {waits:.0%} of the time, {ready:.1f} batches were "
-        f"ready at the end of a step, and the mean staleness is {staleness:.2f}"
+        f"in the last {len(late)} steps the trainer waited {waits:.0%} of the time. At the end of a step "
+        f"{ready:.1f} batches were ready. The mean staleness is {staleness:.2f}"
     )
     key = keys.ahead(evidence)
     lower = [f"lower `{key}` by one: generation is ahead, so the trainer loses nothing"] if key else []
     advice = (
         *lower,
-        "or give the trainer what replicas do not need: devices, or cores",
+        "or give the trainer devices or cores that the replicas do not need",
     )
     return Finding("needless-staleness", (line,), advice)
 
@@ -95,10 +95,10 @@ def _drifts(batches: Sequence[Lengths]) -> bool:
 
 
 _SWINGS = (
-    "short completions are trained together and long ones together: rewards of successive steps swing with "
+    "short completions are trained together, and long completions together. So rewards rise and fall with "
     "the lengths, and easy batches have little signal"
 )
 _TOO_EVEN = (
-    "batches are more alike than random ones: rows come in an order that goes through the lengths again and "
-    "again, or a schedule of your own chooses groups by length",
+    "batches are more alike than random batches: the order of the rows repeats the same lengths, or your own "
+    "schedule chooses groups by length",
 )

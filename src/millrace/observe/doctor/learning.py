@@ -31,8 +31,8 @@ def no_signal(evidence: Evidence) -> Finding | None:
         return None
     reward = fmean(step.reward_mean for step in late)
     told = (
-        f"in {fmean(equal):.0%} of the groups of the last {len(late)} steps all rewards are equal, so their "
-        f"advantages are zero; the mean reward there is {reward:.3g}"
+        f"in {fmean(equal):.0%} of the groups of the last {len(late)} steps all rewards are equal, so the "
+        f"advantages are zero. The mean reward in these steps is {reward:.3g}"
     )
     return Finding("no-signal", (told,), _NO_SIGNAL)
 
@@ -67,16 +67,16 @@ def _trends(steps: list[Step]) -> list[str]:
 
 
 _FAILING_REWARDS = (
-    "failed trajectories are not trained on: correct the reward; `millrace try-reward CONFIG` calls it alone",
-    "if it is only slow, raise `reward.timeout_s`; if it needs memory, `reward.memory_mb`",
+    "failed trajectories are not trained. Correct the reward. `millrace try-reward CONFIG` calls it alone",
+    "if the reward is only slow, raise `reward.timeout_s`. If it needs memory, raise `reward.memory_mb`",
 )
 _NO_SIGNAL = (
-    "mean reward near its least: the task is too hard; take easier rows, give partial credit, or start from "
-    "`millrace sft`",
-    "near its largest: the task is learned or too easy; take harder rows",
-    "in between: larger groups (`batch.group_size`) or a higher `sampling.temperature` tell attempts apart",
+    "if the mean reward is near the lowest possible, the task is too hard: take easier rows, give partial "
+    "credit, or start from `millrace sft`",
+    "if it is near the highest possible, the task is learned or too easy: take harder rows",
+    "if it is in between, make groups larger (`batch.group_size`), or raise `sampling.temperature`",
 )
 _DIVERGING = (
-    "lower `optimizer.lr` (by 10), warm up (`optimizer.warmup_steps`), clip harder (`optimizer.grad_clip`)",
-    "go back to a checkpoint before it: later weights are spoiled",
+    "divide `optimizer.lr` by 10, raise `optimizer.warmup_steps`, or lower `optimizer.grad_clip`",
+    "go back to an earlier checkpoint: later weights are damaged",
 )

@@ -48,8 +48,8 @@ def stale_cache(evidence: Evidence) -> Finding | None:
     if after < max(HARMFUL, TIMES * before):
         return None
     told = (
-        f"at staleness 0, tokens after a swap have a gap of {after:.2g} nats and those of one version "
-        f"{before:.2g}, in the same {len(pairs)} steps"
+        f"at staleness 0, in the same {len(pairs)} steps: tokens after a swap have a gap of {after:.2g} nats "
+        f"and tokens of one version {before:.2g}"
     )
     return Finding("stale-cache", (told,), _STALE_CACHE)
 
@@ -61,13 +61,13 @@ def numeric_gap(evidence: Evidence) -> Finding | None:
         return None
     told = (
         f"at staleness 0 the gap is {fmean(gaps):.2g} nats ({min(gaps):.2g} to {max(gaps):.2g}) without a "
-        f"trend; {evidence.dtype} explains {expected:g}"
+        f"trend; rounding in {evidence.dtype} explains {expected:g}"
     )
     return Finding("numeric-gap", (told,), tuple(_less_rounding(evidence)))
 
 
 def _less_rounding(evidence: Evidence) -> Iterator[str]:
-    yield "engine and trainer round differently: expected with `model.dtype` bfloat16, a bug with float32"
+    yield "engine and trainer round differently: usual with `model.dtype` bfloat16, a bug with float32"
     kept = evidence.algorithm in keys.CORRECTED
     keep = "keep the correction on (`algorithm.correction`), or " if kept else ""
     yield f"{keep}set `model.dtype` to float32"
@@ -96,7 +96,7 @@ def true_staleness(evidence: Evidence) -> Finding | None:
 
 
 def _less_stale(evidence: Evidence) -> Iterator[str]:
-    yield "the policy moves far within the staleness that the schedule admits"
+    yield "within the allowed staleness the policy changes much"
     bound = keys.bound(evidence)
     yield f"lower the bound on staleness (`{bound}`) or `optimizer.lr`" if bound else "lower `optimizer.lr`"
     yield from keys.tolerant(evidence)
@@ -150,12 +150,12 @@ def _mean_gap(steps: list[Step], staleness: int) -> float | None:
 
 
 _WRONG_WEIGHTS = (
-    "the engine does not compute with the trainer's weights: do not trust the steps after that version",
-    "go back to a checkpoint before it; then look for a tensor that the engine does not take over "
-    "(tied or fused weights, a custom engine) and test the host's memory",
+    "the engine does not compute with the trainer's weights. Do not trust the steps after that version",
+    "go back to an earlier checkpoint. Then look for a tensor that the engine does not load (tied or fused "
+    "weights, a custom engine), and test the host's memory",
 )
 _STALE_CACHE = (
-    "the engine reads keys and values of old weights after a swap: it must forget its cache and prefill "
-    "trajectories in flight again (`rollout.recompute`)",
-    'until then use a schedule that swaps between trajectories only: `schedule.kind = "synchronous"`',
+    "after a swap the engine reads keys and values of old weights. The engine must drop its cache, and "
+    "prefill trajectories in flight again (`rollout.recompute`)",
+    'until this is corrected, swap only between trajectories: `schedule.kind = "synchronous"`',
 )
