@@ -74,7 +74,7 @@ class ExactReward:
         self._extract, self._reference = Extract(extract), Reference(self.name, extract_answer)
 
     def __call__(self, completion: str, answer: Any, columns: Row) -> float:
-        return float(self._extract(completion) == self._reference(answer).strip())
+        return float(self._extract(completion) == self._reference(answer))
 
 
 class MathReward:
@@ -134,7 +134,7 @@ class Reference:
         self._extract = Extract(pattern, "reward.extract_answer")
 
     def __call__(self, answer: Any) -> str:
-        """Raises: DataError: there is none."""
+        """Stripped of surrounding space. Raises: DataError: there is none."""
         if answer is None:
             raise DataError(
                 f"{self._reward} needs a reference answer, the row has none: set `task.answer` to its column"
