@@ -18,7 +18,8 @@ def config_of(**sections: object) -> Config:
 
 
 def test_a_setting_that_the_engine_does_not_know_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = EngineKind("nowhere:open", Capabilities(frozenset({"sampling.top_p"}), shares_prefixes=False))
+    can = Capabilities(frozenset({"sampling.top_p"}), shares_prefixes=False, chunks_prompts=True)
+    plain = EngineKind("nowhere:open", can)
     monkeypatch.setitem(engines.ENGINES, "own", plain)
     refuse_unable(config_of(sampling={"top_p": 0.9, "temperature": 0.5, "max_tokens": 7}))
     asked = config_of(sampling={"top_k": 5, "top_p": 0.9}, rollout={"exact": True})
