@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -162,7 +164,7 @@ def test_weights_that_are_not_finite_are_an_error_that_names_version_and_traject
     fresh_bench: OpenBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(name: str, seed: int) -> torch.nn.Module:
-        model = make_model(name, seed)
+        model = copy.deepcopy(make_model(name, seed))  # the made one is kept for other tests
         with torch.no_grad():
             model.model.norm.weight.fill_(float("inf"))
         return model
