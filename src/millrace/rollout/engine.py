@@ -12,7 +12,6 @@ The engine is synchronous and not thread-safe: its owner calls it from one threa
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 
@@ -21,7 +20,7 @@ import torch
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import WeightsError
 from millrace.core.protocols import WeightsReader
-from millrace.core.types import Progress, ReplicaLoad, Work
+from millrace.core.types import ReplicaLoad
 from millrace.placement.device import computes, computing_dtype, torch_device
 from millrace.rollout.architecture import Architecture
 from millrace.rollout.attention import PrefillAttention, Segment, bucketed
@@ -33,9 +32,10 @@ from millrace.rollout.forward import ForwardPass
 from millrace.rollout.intake import Intake
 from millrace.rollout.parameters import Parameters
 from millrace.rollout.protocol import EngineOptions
+from millrace.rollout.queues import Queues
 
 
-class TorchEngine:
+class TorchEngine(Queues):
     """Millrace's own `Engine`: `protocol.py` says what each method does.
 
     Args:
@@ -52,16 +52,17 @@ class TorchEngine:
         eos_ids: Iterable[int],
         decode: Callable[[list[int]], str] | None,
     ) -> None:
-        self._options, self._vocab, self.version = options, architecture.vocab, -1
+        self._options, self._vocab = options, architecture.vocab
         self._device = device = torch_device(options.device, options.device_share)
         self._dtype = dtype = getattr(torch, options.dtype)
         computing = computing_dtype(dtype, device)
-        self._intake = Intake(
+        intake = Intake(
             vocab=architecture.vocab,
             max_sequence_tokens=options.max_sequence_tokens,
             eos_ids=eos_ids,
             decode=decode,
         )
+        super().__init__(intake)
         self._active = Parameters(architecture, computing, device)
         self._standby = Parameters(architecture, computing, device)
         lands = device.type == "cpu" and computing == dtype  # a pull writes what is computed with
@@ -83,40 +84,11 @@ class TorchEngine:
             check_attention(self._cache, group=architecture.num_heads // architecture.num_kv_heads)
         exactness = f"exact, {self._forward.products} on one thread" if options.exact else "not exact"
         self.computes = f"{computes(dtype, computing)}; {exactness}"
-        self._waiting: deque[Continuation] = deque()
         self._running: list[Continuation] = []  # index = slot
         self._batch: DecodeBatch | None = None  # of the last step, if it still holds
-        self._finished: dict[int, Continuation] = {}  # by trajectory, not yet reported
         self._generated = self._prefilled = self._steps_since_swap = 0
 
     # ------------------------------------------------------------ work
-
-    @property
-    def has_work(self) -> bool:
-        return self.version >= 0 and bool(self._running or self._waiting)
-
-    @property
-    def has_finished(self) -> bool:
-        return bool(self._finished)
-
-    def submit(self, works: Iterable[Work]) -> None:
-        for continuation in self._intake.take(works):
-            trajectory_id = continuation.work.trajectory_id
-            self._remove(trajectory_id)
-            if continuation.finish is None:
-                self._waiting.append(continuation)
-            else:
-                self._finished[trajectory_id] = continuation
-
-    def release(self, trajectory_ids: Iterable[int]) -> list[Progress]:
-        removed = [self._remove(trajectory_id) for trajectory_id in trajectory_ids]
-        return [continuation.sampled() for continuation in removed if continuation is not None]
-
-    def take_progress(self) -> list[Progress]:
-        """In slot order, then what waits, then what has finished."""
-        continuations = [*self._running, *self._waiting, *self._finished.values()]
-        self._finished.clear()
-        return [part for continuation in continuations for part in continuation.unreported()]
 
     def load(self) -> ReplicaLoad:
         return ReplicaLoad(
@@ -311,14 +283,8 @@ class TorchEngine:
         self._batch = None
         return continuation
 
-    def _remove(self, trajectory_id: int) -> Continuation | None:
-        if trajectory_id in self._finished:
-            return self._finished.pop(trajectory_id)
-        for slot, continuation in enumerate(self._running):
-            if continuation.work.trajectory_id == trajectory_id:
-                return self._vacate(slot)
-        for continuation in self._waiting:
-            if continuation.work.trajectory_id == trajectory_id:
-                self._waiting.remove(continuation)
-                return continuation
-        return None
+    def _under_way(self) -> list[Continuation]:
+        return self._running
+
+    def _stop(self, continuation: Continuation) -> Continuation:
+        return self._vacate(self._running.index(continuation))

@@ -12,8 +12,7 @@ theirs. The cache of prefixes is salted with the version, so no other request fi
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +20,11 @@ import torch
 from millrace.core.digest import digest_buffers
 from millrace.core.errors import DigestMismatchError, TornVersionError, WeightsError, WorkerError
 from millrace.core.protocols import WeightsReader
-from millrace.core.types import Progress, ReplicaLoad, Work
+from millrace.core.types import ReplicaLoad
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
 from millrace.rollout.noise import Noise
+from millrace.rollout.queues import Queues
 from millrace.rollout.vllm.loading import load_version
 from millrace.rollout.vllm.proof import Proof
 
@@ -41,52 +41,24 @@ class _Staged(NamedTuple):
     expected: torch.Tensor
 
 
-class VllmEngine:
+class VllmEngine(Queues):
     """See `rollout.protocol.Engine`. `llm` is an `LLMEngine` whose core is in this process."""
 
     def __init__(
         self, llm: Any, intake: Intake, proof: Proof, *, slots: int, recompute: bool, computes: str
     ) -> None:
-        self.version, self.computes = -1, computes
-        self._llm, self._intake, self._proof = llm, intake, proof
+        super().__init__(intake)
+        self._llm, self._proof, self.computes = llm, proof, computes
         self._slots, self._recompute = slots, recompute
         self._staged: _Staged | None = None
         self._served: _Staged | None = None
-        self._waiting: deque[Continuation] = deque()
-        self._running: dict[int, Continuation] = {}  # by trajectory, as is:
-        self._finished: dict[int, Continuation] = {}
+        self._running: dict[int, Continuation] = {}  # by trajectory
         self._generated = self._prefilled = self._steps_since_swap = 0
         cache = llm.vllm_config.cache_config
         self._capacity = cache.num_gpu_blocks * cache.block_size
         self._scheduler = llm.engine_core.engine_core.scheduler
 
     # ------------------------------------------------------------ work
-
-    @property
-    def has_work(self) -> bool:
-        return self.version >= 0 and bool(self._running or self._waiting)
-
-    @property
-    def has_finished(self) -> bool:
-        return bool(self._finished)
-
-    def submit(self, works: Iterable[Work]) -> None:
-        for continuation in self._intake.take(works):
-            trajectory_id = continuation.work.trajectory_id
-            self._remove(trajectory_id)
-            if continuation.finish is None:
-                self._waiting.append(continuation)
-            else:
-                self._finished[trajectory_id] = continuation
-
-    def release(self, trajectory_ids: Iterable[int]) -> list[Progress]:
-        removed = [self._remove(trajectory_id) for trajectory_id in trajectory_ids]
-        return [continuation.sampled() for continuation in removed if continuation is not None]
-
-    def take_progress(self) -> list[Progress]:
-        continuations = [*self._running.values(), *self._waiting, *self._finished.values()]
-        self._finished.clear()
-        return [part for continuation in continuations for part in continuation.unreported()]
 
     def load(self) -> ReplicaLoad:
         """Queues and cache as vLLM itself counts them."""
@@ -213,16 +185,8 @@ class VllmEngine:
             self._llm.abort_request([_name(continuation)])
         return self._running.pop(continuation.work.trajectory_id)
 
-    def _remove(self, trajectory_id: int) -> Continuation | None:
-        if trajectory_id in self._finished:
-            return self._finished.pop(trajectory_id)
-        if trajectory_id in self._running:
-            return self._stop(self._running[trajectory_id])
-        for continuation in self._waiting:
-            if continuation.work.trajectory_id == trajectory_id:
-                self._waiting.remove(continuation)
-                return continuation
-        return None
+    def _under_way(self) -> Collection[Continuation]:
+        return self._running.values()
 
 
 def _name(continuation: Continuation) -> str:

@@ -1,0 +1,67 @@
+"""What waits for an engine and what has ended in it: the same bookkeeping for every engine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Collection, Iterable
+
+from millrace.core.types import Progress, Work
+from millrace.rollout.continuation import Continuation
+from millrace.rollout.intake import Intake
+
+
+class Queues(ABC):
+    """The part of an `Engine` that takes work in and gives tokens back. A subclass keeps what runs."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake, self.version = intake, -1
+        self._waiting: deque[Continuation] = deque()
+        self._finished: dict[int, Continuation] = {}  # by trajectory, not yet reported
+
+    @abstractmethod
+    def _under_way(self) -> Collection[Continuation]:
+        """What runs, in its order."""
+
+    @abstractmethod
+    def _stop(self, continuation: Continuation) -> Continuation:
+        """Take it out of what runs."""
+
+    @property
+    def has_work(self) -> bool:
+        return self.version >= 0 and bool(self._under_way() or self._waiting)
+
+    @property
+    def has_finished(self) -> bool:
+        return bool(self._finished)
+
+    def submit(self, works: Iterable[Work]) -> None:
+        for continuation in self._intake.take(works):
+            trajectory_id = continuation.work.trajectory_id
+            self._remove(trajectory_id)
+            if continuation.finish is None:
+                self._waiting.append(continuation)
+            else:
+                self._finished[trajectory_id] = continuation
+
+    def release(self, trajectory_ids: Iterable[int]) -> list[Progress]:
+        removed = [self._remove(trajectory_id) for trajectory_id in trajectory_ids]
+        return [continuation.sampled() for continuation in removed if continuation is not None]
+
+    def take_progress(self) -> list[Progress]:
+        """Of what runs, then what waits, then what has finished."""
+        continuations = [*self._under_way(), *self._waiting, *self._finished.values()]
+        self._finished.clear()
+        return [part for continuation in continuations for part in continuation.unreported()]
+
+    def _remove(self, trajectory_id: int) -> Continuation | None:
+        if trajectory_id in self._finished:
+            return self._finished.pop(trajectory_id)
+        for continuation in self._under_way():
+            if continuation.work.trajectory_id == trajectory_id:
+                return self._stop(continuation)
+        for continuation in self._waiting:
+            if continuation.work.trajectory_id == trajectory_id:
+                self._waiting.remove(continuation)
+                return continuation
+        return None
