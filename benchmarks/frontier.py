@@ -24,7 +24,7 @@ import numpy as np
 from common import report, say, table
 from policies import FIRST_SEED, WORLDS, Job, World, run
 
-from millrace.config import schema
+from millrace.config import schedules
 from millrace.config.schema import Config
 from millrace.schedule import Schedule, presets
 from millrace.schedule.take import FirstReady
@@ -47,24 +47,24 @@ COLORS = {
 
 def before(config: Config) -> Schedule:
     bound = config.schedule.staleness_max
-    own = schema.Millrace(staleness_max=bound, ahead=max(1, bound))
+    own = schedules.Millrace(staleness_max=bound, ahead=max(1, bound))
     made = presets.build(config.model_copy(update={"schedule": own}))
     return replace(made, take_rule=FirstReady())
 
 
-def schedules(world: World) -> list[tuple[str, int, schema.Schedule]]:
+def settings_of(world: World) -> list[tuple[str, int, schedules.Schedule]]:
     """(preset, its bound, schedule). Laminar has the knobs that win most often in `policies.py`."""
     share, path = 512 // world.replicas, f"{Path(__file__).resolve()}:before"
-    found: list[tuple[str, int, schema.Schedule]] = [("synchronous", 0, schema.Synchronous())]
+    found: list[tuple[str, int, schedules.Schedule]] = [("synchronous", 0, schedules.Synchronous())]
     for n in BOUNDS:
         knobs = {"round_groups": 2 * share, "batch_max": world.slots // 3}
         found += [
-            ("llamarl", n, schema.LlamaRL(lag=n)),
-            ("areal", n, schema.AReaL(eta=n)),
-            ("laminar", n, schema.Laminar(staleness_max=n, **knobs)),
-            ("rlax", n, schema.RLAX(reload_staleness=1, acceptance_staleness=n)),
-            (BEFORE, n, schema.FunctionSchedule(path=path, staleness_max=n)),
-            (OURS, n, schema.Millrace(staleness_max=n)),
+            ("llamarl", n, schedules.LlamaRL(lag=n)),
+            ("areal", n, schedules.AReaL(eta=n)),
+            ("laminar", n, schedules.Laminar(staleness_max=n, **knobs)),
+            ("rlax", n, schedules.RLAX(reload_staleness=1, acceptance_staleness=n)),
+            (BEFORE, n, schedules.FunctionSchedule(path=path, staleness_max=n)),
+            (OURS, n, schedules.Millrace(staleness_max=n)),
         ]
     return found
 
@@ -127,7 +127,7 @@ def points(seeds: int, worlds: int, processes: int) -> Places:
     named: dict[tuple[str, str, int], list[Job]] = {}
     for world, shared in PLACES[: 2 * worlds]:
         place = f"{world.name}, {'half of the variance shared' if shared else 'independent lengths'}"
-        for preset, bound, schedule in schedules(world):
+        for preset, bound, schedule in settings_of(world):
             named[place, preset, bound] = [
                 Job(world, preset, schedule, FIRST_SEED + seed, lengths_shared=shared)
                 for seed in range(seeds)

@@ -25,9 +25,10 @@ from typing import Any
 
 from common import say
 
-from millrace.config import schema
-from millrace.config.schema import BatchShape, Config
+from millrace.config import schedules
+from millrace.config.schema import Config
 from millrace.config.simulated import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
+from millrace.config.training import BatchShape
 from millrace.schedule import RepackOrder, Schedule, View, presets
 from millrace.schedule.admit import KVRoom
 from millrace.schedule.deadlines import groups_room
@@ -71,22 +72,22 @@ WORLDS = (
 )
 
 
-def policies(world: World) -> dict[str, schema.Schedule]:
+def policies(world: World) -> dict[str, schedules.Schedule]:
     """Name -> schedule. `laminar ...` are its knobs; the first is what it derives."""
     share = 512 // world.replicas
-    found: dict[str, schema.Schedule] = {
-        "laminar": schema.Laminar(staleness_max=BOUND),
-        "areal": schema.AReaL(eta=BOUND),
-        "millrace": schema.Millrace(staleness_max=BOUND),
-        YOUNGER: schema.Millrace(staleness_max=BOUND + 2),
+    found: dict[str, schedules.Schedule] = {
+        "laminar": schedules.Laminar(staleness_max=BOUND),
+        "areal": schedules.AReaL(eta=BOUND),
+        "millrace": schedules.Millrace(staleness_max=BOUND),
+        YOUNGER: schedules.Millrace(staleness_max=BOUND + 2),
     }
     for rounds, limit in ((share, world.slots // 3), (2 * share, world.slots // 2)):
-        knobs = schema.Laminar(staleness_max=BOUND, round_groups=rounds, batch_max=limit)
+        knobs = schedules.Laminar(staleness_max=BOUND, round_groups=rounds, batch_max=limit)
         found[f"laminar, rounds of {rounds}, B {limit}"] = knobs
     for count, function in ((1, "one_round"), (2, "two_rounds")):
-        own = schema.FunctionSchedule(path=OWN + function, staleness_max=BOUND)
+        own = schedules.FunctionSchedule(path=OWN + function, staleness_max=BOUND)
         found[f"laminar, rounds of {count * share}, repack to {PACKED_MAX}"] = own
-    found["millrace, moved whole"] = schema.FunctionSchedule(path=OWN + "whole", staleness_max=BOUND)
+    found["millrace, moved whole"] = schedules.FunctionSchedule(path=OWN + "whole", staleness_max=BOUND)
     return found
 
 
@@ -159,13 +160,13 @@ def best_fit(config: Config) -> Schedule:
 
 def half(config: Config) -> Schedule:
     """On demand, but up to half of the slots of a destination."""
-    knobs = schema.Millrace(staleness_max=BOUND, batch_max=config.rollout.slots // 2)
+    knobs = schedules.Millrace(staleness_max=BOUND, batch_max=config.rollout.slots // 2)
     return presets.build(config.model_copy(update={"schedule": knobs}))
 
 
 def densest(config: Config) -> Schedule:
     """On demand, but up to all slots of a destination."""
-    knobs = schema.Millrace(staleness_max=BOUND, batch_max=config.rollout.slots)
+    knobs = schedules.Millrace(staleness_max=BOUND, batch_max=config.rollout.slots)
     return presets.build(config.model_copy(update={"schedule": knobs}))
 
 
@@ -196,7 +197,7 @@ class _JustInTime:
 
 
 def _millrace(config: Config) -> Config:
-    return config.model_copy(update={"schedule": schema.Millrace(staleness_max=BOUND)})
+    return config.model_copy(update={"schedule": schedules.Millrace(staleness_max=BOUND)})
 
 
 # ---------------------------------------------------------------- runs
@@ -212,7 +213,7 @@ Ratios = dict[str, tuple[float, float, str]]
 class Job:
     world: World
     policy: str
-    schedule: schema.Schedule
+    schedule: schedules.Schedule
     seed: int
     free_moves: bool = False  # KV travels with a moved trajectory and costs nothing
     lengths_shared: float = 0.0  # of the variance of lengths, by the completions of a prompt
@@ -268,7 +269,7 @@ def _jobs(seeds: int) -> Iterable[Job]:
 def _ablation(seeds: int) -> Iterable[Job]:
     for name in ABLATION:
         for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-            yield Job(WORLDS[0], name, schema.FunctionSchedule(path=OWN + name, staleness_max=BOUND), seed)
+            yield Job(WORLDS[0], name, schedules.FunctionSchedule(path=OWN + name, staleness_max=BOUND), seed)
     for name in ("laminar", "millrace"):
         for seed in range(FIRST_SEED, FIRST_SEED + seeds):
             free = f"{name}, KV moves for nothing"

@@ -21,8 +21,8 @@ import contextlib
 import json
 import time
 
-from millrace.config.schema import BatchShape
 from millrace.config.simulated import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
+from millrace.config.training import BatchShape
 from millrace.controller.state import RunState
 from millrace.core.errors import DeadlineExceeded
 from millrace.core.events import Event

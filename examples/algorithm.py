@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from millrace.algorithms import Algorithm, TokenLogprobs
 from millrace.algorithms.advantages import leave_one_out_advantages
-from millrace.config.schema import Optimizer
+from millrace.config.training import Optimizer
 from millrace.core.columns import TokenColumns
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.model import load_model, row_logprobs

@@ -15,8 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace.config.schema import BatchShape, Config, FunctionSchedule
+from millrace.config.schedules import FunctionSchedule
+from millrace.config.schema import Config
 from millrace.config.simulated import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
+from millrace.config.training import BatchShape
 from millrace.schedule import Schedule, View, presets
 from millrace.sim.report.measure import measure
 from millrace.sim.setup import scenario

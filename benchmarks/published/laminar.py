@@ -14,8 +14,9 @@ from __future__ import annotations
 from functools import partial
 from statistics import fmean
 
-from millrace.config.schema import AReaL, BatchShape, Laminar, Schedule
+from millrace.config.schedules import AReaL, Laminar, Schedule
 from millrace.config.simulated import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
+from millrace.config.training import BatchShape
 from millrace.sim.costs.cluster import Cluster
 from millrace.sim.costs.generation import Generation
 from millrace.sim.costs.hardware import device

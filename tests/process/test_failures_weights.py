@@ -12,7 +12,7 @@ from failure_rows import seen
 
 from millrace.config.freeze import dump
 from millrace.config.load import load
-from millrace.config.schema import Synchronous
+from millrace.config.schedules import Synchronous
 from millrace.core.columns import TokenColumns
 from millrace.core.errors import DigestMismatchError, MillraceError
 from millrace.core.types import Batch, Endpoint, Served, TrainGroup, TrainSequence

@@ -5,18 +5,12 @@ from functools import cache
 import pytest
 from benchmarks.fidelity import largest_error
 
-from millrace.config.schema import (
-    AReaL,
-    BatchShape,
-    Checkpoints,
-    Config,
-    GymReward,
-    GymTask,
-    Model,
-    Rollout,
-    SamplingConfig,
-    Synchronous,
-)
+from millrace.config.environment import GymReward, GymTask
+from millrace.config.generation import Rollout, SamplingConfig
+from millrace.config.operation import Checkpoints
+from millrace.config.schedules import AReaL, Synchronous
+from millrace.config.schema import Config
+from millrace.config.training import BatchShape, Model
 from millrace.core.errors import DataError
 from millrace.core.events import Event
 from millrace.sim import Costs, Workload

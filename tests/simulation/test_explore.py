@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from millrace.config.schema import BatchShape, Laminar
+from millrace.config.schedules import Laminar
+from millrace.config.training import BatchShape
 from millrace.controller.state import RunState
 from millrace.sim.explore.verdicts import explore, try_seed
 from millrace.sim.explore.worlds import random_world, small_config

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from millrace.config.schema import BatchShape, FunctionSchedule, Rollout
+from millrace.config.generation import Rollout
+from millrace.config.schedules import FunctionSchedule
+from millrace.config.training import BatchShape
 from millrace.core.fairness import Lengths, fairness
 from millrace.sim.costs.interface import Costs
 from millrace.sim.explore.worlds import small_config

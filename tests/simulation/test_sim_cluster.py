@@ -10,8 +10,9 @@ from benchmarks.published.pipelines import Batch, Pipelines, streamed_s
 from typer.testing import CliRunner
 
 from millrace.cli.app import app
-from millrace.config.schema import AReaL, BatchShape, Laminar, Synchronous
+from millrace.config.schedules import AReaL, Laminar, Synchronous
 from millrace.config.simulated import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
+from millrace.config.training import BatchShape
 from millrace.core.errors import ConfigError
 from millrace.core.types import Sampling, Work
 from millrace.look.simulated import simulated

@@ -16,7 +16,8 @@ from millrace.api import reference as names
 from millrace.cli.app import app
 from millrace.config.load import load_as
 from millrace.config.reference import refreshed
-from millrace.config.schema import Config, Section
+from millrace.config.schema import Config
+from millrace.config.section import Section
 from millrace.config.simulated import SimulatedConfig
 from millrace.config.supervised import SupervisedConfig
 from millrace.config.tree import leaves

@@ -11,7 +11,7 @@ from millrace.algorithms import TokenLogprobs, build
 from millrace.algorithms.aipo import aipo_objective
 from millrace.algorithms.grpo import grpo_objective
 from millrace.algorithms.kl import kl_k3
-from millrace.config.schema import AIPO, GRPO, DrGRPO
+from millrace.config.training import AIPO, GRPO, DrGRPO
 
 NAMESPACES = ["numpy", "torch", *(["jax.numpy"] if importlib.util.find_spec("jax") else [])]
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from millrace.config.environment import FileTask, FunctionReward
 from millrace.config.freeze import config_digest, dump, restore
 from millrace.config.load import load, load_as, parse_value
-from millrace.config.schema import AReaL, Config, FileTask, FunctionReward, Laminar, Millrace, Synchronous
+from millrace.config.schedules import AReaL, Laminar, Millrace, Synchronous
+from millrace.config.schema import Config
 from millrace.config.supervised import SupervisedConfig
 from millrace.core.errors import ConfigError
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from observe_events import event, report, run_started, sample, step
 
-from millrace.config.schema import Observe
+from millrace.config.operation import Observe
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.events import Events
 from millrace.core.types import Finish

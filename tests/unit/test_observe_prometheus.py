@@ -15,7 +15,7 @@ from observe_events import event, report, run_started, step, worker_died
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
-from millrace.config.schema import Observe
+from millrace.config.operation import Observe
 from millrace.core.errors import ConfigError
 from millrace.observe.exported import COUNTERS, GAUGES
 from millrace.observe.prometheus import PrometheusSink, refuse_unusable

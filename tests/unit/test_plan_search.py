@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from millrace.cli import app
-from millrace.config import schema
+from millrace.config import schedules
 from millrace.config.load import load, load_as
 from millrace.core.errors import ConfigError
 from millrace.sim.costs.hardware import device
@@ -104,7 +104,7 @@ def test_nothing_that_fits_is_an_error():
 def test_a_large_plan_is_simulated_in_proportion():
     layout = replace(found()[0], replicas=64)
     layout = replace(layout, training=replace(layout.training, devices=64))
-    config, scale = simulated_config(QUESTION, Candidate(layout, 256, schema.Laminar()))
+    config, scale = simulated_config(QUESTION, Candidate(layout, 256, schedules.Laminar()))
     assert (scale, config.cluster.replicas, config.cluster.trainer_devices, config.batch.prompts) == (
         4, 16, 16, 64,
     )  # fmt: skip
@@ -127,7 +127,7 @@ def test_one_more_device_helps_only_where_it_is_short():
         if (one.training.device.name, one.generation.device.name) == ("H800", "H20")
         and one.generate_s > 1.5 * one.train_s
     )
-    candidate = Candidate(layout, 16, schema.Laminar())
+    candidate = Candidate(layout, 16, schedules.Laminar())
     best = Simulated(candidate, RESULT, Timeline(), scale=1)
     told = {gain.device: gain for gain in ranking.gains(devices, DEMAND, QUESTION, best)}
     generators = layout.replicas * layout.generation.tensor_parallel
@@ -156,7 +156,7 @@ def test_the_planned_configuration_is_one_that_train_accepts(tmp_path):
     from millrace.api.planned import PLACEHOLDERS, configuration
 
     layout = found()[0]
-    best = Simulated(Candidate(layout, 32, schema.AReaL(eta=3)), RESULT, Timeline(), scale=1)
+    best = Simulated(Candidate(layout, 32, schedules.AReaL(eta=3)), RESULT, Timeline(), scale=1)
     answer = ranking.Plan(QUESTION, DEMAND, [], 1, [best], "the trainer", [])
     file = tmp_path / "planned.toml"
     file.write_text(configuration(answer, PLACEHOLDERS))
@@ -171,7 +171,7 @@ def test_a_plan_says_what_of_it_this_version_cannot_run():
     from millrace.api.planned import beyond
 
     for layout in found():
-        lacks = beyond(Simulated(Candidate(layout, 32, schema.AReaL()), RESULT, Timeline(), scale=1))
+        lacks = beyond(Simulated(Candidate(layout, 32, schedules.AReaL()), RESULT, Timeline(), scale=1))
         assert any("a trainer on" in line for line in lacks) == (layout.training.devices > 1)
         assert any("replicas of" in line for line in lacks) == (layout.generation.tensor_parallel > 1)
 

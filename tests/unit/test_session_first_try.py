@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from millrace.cli import app
+from millrace.config.environment import FunctionTask
 from millrace.config.freeze import dump
-from millrace.config.schema import Config, FunctionTask
+from millrace.config.schema import Config
 from millrace.core.errors import DataError, MillraceError, RewardError
 from millrace.core.types import BadPrompt, Prompt, Scored
 from millrace.environments import first_look as looked

@@ -9,7 +9,7 @@ import torch
 from trainer_doubles import make_batch, make_trainer, sequence_logprobs, tiny_model, weights_of
 
 from millrace.algorithms import build
-from millrace.config.schema import AIPO, GRPO, DrGRPO, Optimizer
+from millrace.config.training import AIPO, GRPO, DrGRPO, Optimizer
 from millrace.core.columns import TokenColumns
 from millrace.core.errors import DataError, TrainingError, WeightsError
 from millrace.core.types import Batch

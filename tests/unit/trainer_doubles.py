@@ -12,7 +12,7 @@ from transformers import LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.algorithms import build
-from millrace.config.schema import GRPO, Optimizer
+from millrace.config.training import GRPO, Optimizer
 from millrace.core.columns import TokenColumns
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.types import Batch, Endpoint, TrainGroup, TrainSequence

@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from millrace.algorithms.advantages import group_advantages
 from millrace.algorithms.aipo import aipo_objective
 from millrace.algorithms.grpo import grpo_objective
-from millrace.config import schema
+from millrace.config import training
 from millrace.config.objects import load_object
-from millrace.config.schema import AIPO, GRPO, DrGRPO, FunctionAlgorithm
+from millrace.config.training import AIPO, GRPO, DrGRPO, FunctionAlgorithm
 from millrace.core.errors import ConfigError
 
 Normalize = Literal["sequence", "token", "max_tokens"]
@@ -38,7 +38,7 @@ class Algorithm:
     needs_reference: bool
 
 
-def build(config: schema.Algorithm) -> Algorithm:
+def build(config: training.Algorithm) -> Algorithm:
     """The algorithm of a configuration.
 
     Dr. GRPO (arXiv:2503.20783) is GRPO without the division by the standard deviation, with token

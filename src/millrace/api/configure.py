@@ -15,7 +15,8 @@ from millrace.api.rows import as_lines, check_column, read_rows
 from millrace.config.carried import PICKLE, name_of, store
 from millrace.config.foreign import OURS
 from millrace.config.load import Source, combine, merge, read_file, read_mapping, validate
-from millrace.config.schema import Config, Section
+from millrace.config.schema import Config
+from millrace.config.section import Section
 from millrace.core.errors import ConfigError
 from millrace.environments.function import accepted
 

@@ -14,7 +14,8 @@ from millrace.api.configure import ConfigLike, Parts, Prepared, configure, prepa
 from millrace.api.records import Records
 from millrace.api.run import Run
 from millrace.config.freeze import dump
-from millrace.config.schema import Config, Section
+from millrace.config.schema import Config
+from millrace.config.section import Section
 from millrace.config.simulated import SimulatedConfig
 from millrace.evaluation.evaluate import HELD_OUT_SEED
 from millrace.evaluation.evaluation import Evaluation

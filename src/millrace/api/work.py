@@ -81,7 +81,8 @@ def simulate(
 ) -> list[dict[str, Any]]:
     """One record per schedule and seed."""
     from millrace.api.simulated import base_scenario, compared, records
-    from millrace.config.schema import Config, Section
+    from millrace.config.schema import Config
+    from millrace.config.section import Section
     from millrace.config.simulated import SimulatedConfig
 
     schema: type[Section] = SimulatedConfig if run is None else Config

@@ -13,8 +13,8 @@ import typer
 from rich.table import Table
 
 from millrace.cli.options import AsJson, ConfigFile, Overrides
+from millrace.config.environment import FileTask, GymTask
 from millrace.config.load import load
-from millrace.config.schema import FileTask, GymTask
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
 from millrace.evaluation.evaluation import Evaluation
 from millrace.evaluation.kept import keep_if_of_a_run

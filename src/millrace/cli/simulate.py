@@ -17,7 +17,8 @@ from rich.table import Table
 from millrace.api.simulated import base_scenario, compared
 from millrace.cli.options import AsJson, Overrides
 from millrace.config.load import load, load_as
-from millrace.config.schema import Config, Section
+from millrace.config.schema import Config
+from millrace.config.section import Section
 from millrace.config.simulated import SimulatedConfig
 from millrace.observe.terminal import Terminal
 from millrace.sim.explore.verdicts import Exploration, Verdict, explore

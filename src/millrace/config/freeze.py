@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from millrace.config import carried
 from millrace.config.problems import describe
-from millrace.config.schema import Config, Section
+from millrace.config.schema import Config
+from millrace.config.section import Section
 from millrace.core.errors import ConfigError, writing
 
 NOT_KEPT = "(not kept)"

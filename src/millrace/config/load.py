@@ -24,7 +24,8 @@ from pydantic import ValidationError
 from millrace.config.carried import is_carried_object
 from millrace.config.lines import key_lines
 from millrace.config.problems import describe
-from millrace.config.schema import Config, Section
+from millrace.config.schema import Config
+from millrace.config.section import Section
 from millrace.config.tree import Tree, admits_none, default_kind, leaves, union_kinds
 from millrace.core.errors import ConfigError
 

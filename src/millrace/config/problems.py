@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from millrace.config.foreign import OURS
-from millrace.config.schema import Config, Section
+from millrace.config.schema import Config
+from millrace.config.section import Section
 from millrace.config.tree import leaves, plain_table, union_kinds
 
 Location = Sequence[str | int]

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from millrace.config.schema import Config, Section
+from millrace.config.schema import Config
+from millrace.config.section import Section
 from millrace.config.simulated import SimulatedConfig
 from millrace.config.supervised import SupervisedConfig
 from millrace.config.toml import as_toml

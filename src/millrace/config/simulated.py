@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from millrace.config.schema import BatchShape, Millrace, Schedule, Section
+from millrace.config.schedules import Millrace, Schedule
+from millrace.config.section import Section
+from millrace.config.training import BatchShape
 
 Transport = Literal["relay", "ddma", "collective", "disk", "delta"]
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from millrace.config.schema import COUNT_MAX, Count, Section, Seed
+from millrace.config.section import COUNT_MAX, Count, Section, Seed
 
 
 class WarmStartModel(Section):

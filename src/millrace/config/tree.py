@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from millrace.config.schema import Section
+from millrace.config.section import Section
 
 Tree = dict[str, Any]
 

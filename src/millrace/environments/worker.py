@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, TypeVar
 
-from millrace.config import schema
+from millrace.config.schema import Config
 from millrace.core.columns import token_array
 from millrace.core.errors import DataError, OutOfMemory, needing_memory
 from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
@@ -45,7 +45,7 @@ class EnvironmentWorker:
     """
 
     def __init__(self, config: dict[str, Any], limit_memory: bool = True) -> None:
-        self._config = schema.Config.model_validate(config)
+        self._config = Config.model_validate(config)
         reward = self._config.reward
         self._tokenizer = load_tokenizer(self._config.model.path)
         self._task = make_task(self._config.task, self._tokenizer)

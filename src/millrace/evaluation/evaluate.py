@@ -8,7 +8,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from millrace.config.schema import Config, GymTask
+from millrace.config.environment import GymTask
+from millrace.config.schema import Config
 from millrace.core.columns import token_array
 from millrace.core.types import Finish, Prompt, Sampling, ScoreRequest
 from millrace.evaluation.evaluation import Attempt, Evaluation, summarize

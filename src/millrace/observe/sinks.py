@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from millrace.config.freeze import NOT_KEPT
-from millrace.config.schema import Observe
+from millrace.config.operation import Observe
 from millrace.core.events import Event, Events
 from millrace.observe import prometheus
 from millrace.observe.jsonl import EventLog, MetricsLog

@@ -14,7 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from millrace.config.schema import Config, GymTask
+from millrace.config.environment import GymTask
+from millrace.config.schema import Config
 
 NUM_DEMONSTRATIONS = 20_000
 DEMONSTRATION_SEED = 7

@@ -13,7 +13,8 @@ from millrace.core.types import Sampling
 from millrace.rollout.protocol import Capabilities, Engine, EngineOptions
 
 if TYPE_CHECKING:
-    from millrace.config.schema import Config, Section
+    from millrace.config.schema import Config
+    from millrace.config.section import Section
 
 
 class EngineKind(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from millrace.config import schema
+from millrace.config import schedules
 from millrace.config.objects import load_function
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, boundary
@@ -24,18 +24,18 @@ QUEUE_ROUNDS = 2
 def build(config: Config) -> Schedule:
     """The schedule that `config.schedule` names, with what it derives from batch and rollout."""
     match config.schedule:
-        case schema.Synchronous():
+        case schedules.Synchronous():
             return synchronous()
-        case schema.LlamaRL() as knobs:
+        case schedules.LlamaRL() as knobs:
             derived = -(-config.sampling.max_tokens // (knobs.lag + 1))
             return llamarl(lag=knobs.lag, iteration_tokens=knobs.iteration_tokens or derived)
-        case schema.AReaL() as knobs:
+        case schedules.AReaL() as knobs:
             return areal(eta=knobs.eta)
-        case schema.RLAX() as knobs:
+        case schedules.RLAX() as knobs:
             return rlax(
                 reload_staleness=knobs.reload_staleness, acceptance_staleness=knobs.acceptance_staleness
             )
-        case schema.Laminar() as knobs:
+        case schedules.Laminar() as knobs:
             derived = -(-config.batch.prompts // config.rollout.replicas)
             repack = BestFit(knobs.repack_interval_s, knobs.kv_fraction_max, knobs.batch_max)
             return laminar(
@@ -44,14 +44,14 @@ def build(config: Config) -> Schedule:
                 batch_max=knobs.batch_max,
                 repack=repack if knobs.repack else None,
             )
-        case schema.Millrace() as knobs:
+        case schedules.Millrace() as knobs:
             return millrace(
                 staleness_max=knobs.staleness_max,
                 ahead=knobs.ahead,
                 repack_interval_s=knobs.repack_interval_s,
                 batch_max=knobs.batch_max,
             )
-        case schema.FunctionSchedule() as own:
+        case schedules.FunctionSchedule() as own:
             return _own(own.path, config)
         case unknown:
             assert_never(unknown)

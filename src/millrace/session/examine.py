@@ -7,7 +7,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from millrace.config.schema import Config, SamplingConfig
+from millrace.config.generation import SamplingConfig
+from millrace.config.schema import Config
 from millrace.core.errors import DataError
 from millrace.core.types import State
 from millrace.ledger.reader import LedgerReader

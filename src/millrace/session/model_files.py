@@ -8,7 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from millrace.config.schema import Config, SamplingConfig
+from millrace.config.generation import SamplingConfig
+from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError, boundary
 from millrace.core.supported import refuse_unsupported
 from millrace.environments import tokenizer

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from millrace.config.carried import is_carried
-from millrace.config.schema import Config, Rollout
+from millrace.config.generation import Rollout
+from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.observe.sinks import refuse_unusable
 from millrace.placement import tell

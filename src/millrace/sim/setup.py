@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from millrace.config import schema, simulated
+from millrace.config import simulated
+from millrace.config.environment import ExactReward, GymTask
+from millrace.config.generation import Rollout, SamplingConfig
+from millrace.config.operation import Checkpoints, Supervision
 from millrace.config.schema import Config
 from millrace.config.simulated import SimulatedConfig
+from millrace.config.training import Model
 from millrace.controller.pace import Pace
 from millrace.core.errors import ConfigError
 from millrace.core.types import State
@@ -135,19 +139,19 @@ def run_config(config: SimulatedConfig, quantum: int) -> Config:
     return Config(
         steps=config.steps,
         seed=config.seed,
-        model=schema.Model(path="simulated"),
-        task=schema.GymTask(name="simulated"),
-        reward=schema.ExactReward(workers=4, timeout_s=PATIENCE_S),
+        model=Model(path="simulated"),
+        task=GymTask(name="simulated"),
+        reward=ExactReward(workers=4, timeout_s=PATIENCE_S),
         batch=config.batch,
-        sampling=schema.SamplingConfig(max_tokens=max_units),
+        sampling=SamplingConfig(max_tokens=max_units),
         schedule=config.schedule,
-        rollout=schema.Rollout(
+        rollout=Rollout(
             replicas=config.cluster.replicas,
             slots=config.cluster.slots,
             max_sequence_tokens=max(16, prompt_units + max_units),
         ),
-        checkpoints=schema.Checkpoints(every=config.steps + 1),
-        supervision=schema.Supervision(
+        checkpoints=Checkpoints(every=config.steps + 1),
+        supervision=Supervision(
             heartbeat_timeout_s=600.0,
             stall_s=PATIENCE_S,
             step_timeout_s=PATIENCE_S,

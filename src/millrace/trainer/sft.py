@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from millrace.config.schema import Optimizer
+from millrace.config.training import Optimizer
 from millrace.core.errors import DataError, TrainingError
 from millrace.placement.device import torch_device
 from millrace.trainer.checkpoint import atomic_directory

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from millrace.algorithms import Algorithm, TokenLogprobs
-from millrace.config.schema import Optimizer
+from millrace.config.training import Optimizer
 from millrace.core.columns import TokenColumns
 from millrace.core.errors import TrainingError, WeightsError, writing
 from millrace.core.types import Batch, StepResult

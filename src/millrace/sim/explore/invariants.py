@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millrace.config.schema import AReaL, LlamaRL
+from millrace.config.schedules import AReaL, LlamaRL
 from millrace.controller.state import ReplicaRecord, RunState
 from millrace.core import clock
 from millrace.core.columns import token_array

@@ -5,24 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from millrace.config.schema import (
-    RLAX,
-    AReaL,
-    BatchShape,
-    Checkpoints,
-    Config,
-    GymReward,
-    GymTask,
-    Laminar,
-    LlamaRL,
-    Millrace,
-    Model,
-    Rollout,
-    SamplingConfig,
-    Schedule,
-    Supervision,
-    Synchronous,
-)
+from millrace.config.environment import GymReward, GymTask
+from millrace.config.generation import Rollout, SamplingConfig
+from millrace.config.operation import Checkpoints, Supervision
+from millrace.config.schedules import RLAX, AReaL, Laminar, LlamaRL, Millrace, Schedule, Synchronous
+from millrace.config.schema import Config
+from millrace.config.training import BatchShape, Model
 from millrace.sim.costs.interface import Costs
 from millrace.sim.costs.lengths import LogNormal
 from millrace.sim.costs.workload import Workload

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from millrace.config.schema import Section
+from millrace.config.section import Section
 from millrace.config.simulated import LengthsSection, LogNormalLengths, Transport, WorkloadSection
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from millrace.config import schema
-from millrace.config.schema import BatchShape
+from millrace.config import schedules
 from millrace.config.simulated import ClusterSection, SimulatedConfig, Transport
+from millrace.config.training import BatchShape
 from millrace.core.errors import ConfigError
 from millrace.sim.plan.config import PlanConfig
 from millrace.sim.plan.layouts import Demand, Layout, generate_s, slots_that_fit, train_s
@@ -31,7 +31,7 @@ class Candidate:
 
     layout: Layout
     prompts: int
-    schedule: schema.Schedule
+    schedule: schedules.Schedule
     transport: Transport = "relay"
 
     @property
@@ -148,10 +148,10 @@ def _starts(config: PlanConfig, found: Sequence[Layout]) -> Iterator[Candidate]:
             yield Candidate(layout, config.batch.prompts[0], _schedule(config), config.search.transports[0])
 
 
-def _schedule(config: PlanConfig) -> schema.Schedule:
+def _schedule(config: PlanConfig) -> schedules.Schedule:
     if config.staleness_max == 0:
-        return schema.Synchronous()
-    return schema.Millrace(staleness_max=config.staleness_max)
+        return schedules.Synchronous()
+    return schedules.Millrace(staleness_max=config.staleness_max)
 
 
 def _splits(
@@ -211,11 +211,11 @@ def _schedules(
     share, half = -(-best.prompts // best.layout.replicas), max(1, best.layout.slots // 2)
     bound = config.staleness_max
     for schedule in (
-        schema.Laminar(staleness_max=bound),
-        schema.AReaL(eta=bound),
-        schema.Laminar(staleness_max=bound, batch_max=half),
-        schema.Laminar(staleness_max=bound, batch_max=half, round_groups=2 * share),
-        schema.Laminar(staleness_max=bound, repack=False),
+        schedules.Laminar(staleness_max=bound),
+        schedules.AReaL(eta=bound),
+        schedules.Laminar(staleness_max=bound, batch_max=half),
+        schedules.Laminar(staleness_max=bound, batch_max=half, round_groups=2 * share),
+        schedules.Laminar(staleness_max=bound, repack=False),
     ):
         yield replace(best, schedule=schedule)
 

@@ -1,0 +1,79 @@
+"""`[weights]`, `[supervision]`, `[checkpoints]` and `[observe]`: what keeps a run going, and who sees it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from millrace.config.section import SECONDS_MAX, Count, CountOrZero, Seconds, Section
+
+
+class Weights(Section):
+    slots: int | None = Field(default=None, ge=2, le=1024)
+    """Most versions that the relay holds. `"none"`: the staleness bound + 3, at most 8. On a host without
+    room the relay holds fewer, at least 2."""
+
+
+class Supervision(Section):
+    heartbeat_timeout_s: float = Field(default=10.0, ge=2, le=SECONDS_MAX)
+    """A worker that does not answer a heartbeat within this time is killed and restarted. So is a replica
+    that sends no report for this time. A worker that hears nothing from the controller for three times this
+    time stops itself."""
+    restarts: CountOrZero = 5
+    """Most restarts of one worker within `restart_window_s`. At the next death the run stops."""
+    restart_window_s: Seconds = 300.0
+    """Window in which restarts are counted."""
+    backoff_s: float = Field(default=0.1, ge=0, le=10)
+    """Time before the first restart. The time doubles with each restart, up to 10 s."""
+    attempts: Count = 3
+    """A prompt is quarantined after this many deaths of replicas in a row. A death counts for a trajectory
+    that the replica decoded and that has no new token."""
+    stall_s: float = Field(default=300.0, ge=1, le=SECONDS_MAX)
+    """After this time without progress the run stops and says who waits for whom. Waiting for a step, a load
+    or a reward within its own deadline is no stall. After 20 s without progress the run says who waits for
+    whom, and goes on."""
+    step_timeout_s: float = Field(default=600.0, ge=1, le=SECONDS_MAX)
+    """Longest time for any command to a worker. After the first command of its kind (a step, a pull), the
+    limit is ten times the longest so far, at least 20 s. A worker that does nothing in a command is killed
+    after 20 s."""
+    spawn_timeout_s: float = Field(default=120.0, ge=1, le=SECONDS_MAX)
+    """Time from the start of a worker until the worker must be ready."""
+
+
+class Checkpoints(Section):
+    every: Count = 20
+    """Optimizer steps between two checkpoints. A run always ends with a checkpoint."""
+    keep: Count = 2
+    """Number of newest checkpoints that are kept."""
+
+
+def _listening(value: object) -> object:
+    """A port alone is one of this host's loopback address."""
+    host, _, port = str(value).rpartition(":")
+    if not port.isdecimal() or not 1 <= int(port) <= 65_535 or not host.strip("[]").isascii():
+        raise ValueError(f"`observe.prometheus` ({value}) must be PORT or HOST:PORT, the port 1 to 65535")
+    return f"{host or '127.0.0.1'}:{port}"
+
+
+ListenAddress = Annotated[str, BeforeValidator(_listening)]
+
+
+class Observe(Section):
+    tensorboard: bool = True
+    """Write TensorBoard files into the run directory."""
+    wandb: str | None = None
+    """W&B project. Needs the `wandb` extra."""
+    mlflow: str | None = None
+    """MLflow experiment. Needs the `mlflow` extra."""
+    prometheus: ListenAddress | None = None
+    """Serve metrics for Prometheus at this `HOST:PORT`. A port without a host is on 127.0.0.1. Needs the
+    `prometheus` extra."""
+    notify: str | None = None
+    """A command line or a URL that is told of stalls, deaths of workers, findings of the doctor, and the end.
+    A command gets a JSON object on its standard input, a URL gets the object by POST. `$NAME` is the value
+    of the environment variable NAME. The run directory keeps only the host of a URL. See docs/watching.md."""
+    samples_every: Count | None = 10
+    """Steps between samples: the best, the middle and the worst answer to one prompt of the batch, as text.
+    Samples go to the live view, to `events.jsonl`, and to TensorBoard, W&B and MLflow where these are on.
+    `"none"`: no samples."""

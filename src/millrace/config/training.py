@@ -1,0 +1,89 @@
+"""`[model]`, `[batch]`, `[algorithm]` and `[optimizer]`: what is trained, from how much, and how."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from millrace.config.section import COUNT_MAX, Count, CountOrZero, Decay, Section
+
+
+class Model(Section):
+    path: str
+    """A Hugging Face model directory: config, safetensors weights, tokenizer."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of published weights and of products. Without bfloat16 instructions a CPU computes
+    products in float32. The trainer's master weights are always float32."""
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: cuda where there is a GPU."""
+    recompute: bool = False
+    """The trainer keeps only each layer's input, and computes the rest again for the gradient. The gradient
+    is the same. Memory falls to a fraction, and work rises by a third."""
+
+
+class BatchShape(Section):
+    prompts: Count = 8
+    """Groups per optimizer step."""
+    group_size: int = Field(default=8, ge=2, le=COUNT_MAX)
+    """Trajectories per group."""
+    token_budget: int = Field(default=8192, ge=64, le=COUNT_MAX)
+    """Tokens per packed micro-batch in the trainer. The budget changes speed and memory, never a gradient."""
+
+
+class GRPO(Section):
+    kind: Literal["grpo"] = "grpo"
+    clip_low: float = Field(default=0.2, gt=0, le=1)
+    """Lower bound of the ratio current/proximal: 1 - clip_low."""
+    clip_high: float = Field(default=0.2, gt=0, le=100)
+    """Upper bound of the ratio current/proximal: 1 + clip_high."""
+    scale: Literal["std", "none"] = "std"
+    """`"std"`: centred rewards are divided by the standard deviation of the group. `"none"`: not divided."""
+    normalize: Literal["sequence", "token", "max_tokens"] = "token"
+    """`"token"`: mean over all tokens (DAPO). `"sequence"`: mean per sequence, then over sequences (GRPO).
+    `"max_tokens"`: sum over all tokens, divided by sequences x `sampling.max_tokens` (Dr. GRPO)."""
+    correction: float | None = Field(default=2.0, ge=1, le=1e6)
+    """Cap of the importance weight proximal/behavior (TIS), at least 1. `"none"`: no weight."""
+    kl: float = Field(default=0.0, ge=0, le=1000)
+    """Weight of the KL penalty towards the initial model."""
+
+
+class DrGRPO(Section):
+    kind: Literal["dr_grpo"] = "dr_grpo"
+    clip_low: float = Field(default=0.2, gt=0, le=1)
+    """Lower bound of the ratio current/proximal: 1 - clip_low."""
+    clip_high: float = Field(default=0.2, gt=0, le=100)
+    """Upper bound of the ratio current/proximal: 1 + clip_high."""
+    correction: float | None = Field(default=2.0, ge=1, le=1e6)
+    """As in `grpo`."""
+
+
+class AIPO(Section):
+    kind: Literal["aipo"] = "aipo"
+    rho: float = Field(default=4.0, ge=1, le=1e6)
+    """Cap of the importance weight current/behavior. The paper uses 2 to 10."""
+
+
+class FunctionAlgorithm(Section):
+    kind: Literal["function"] = "function"
+    path: str
+    """`package.module:name` or `file.py:name`: a `millrace.algorithms.Algorithm`. See
+    examples/algorithm.py."""
+
+
+Algorithm = Annotated[GRPO | DrGRPO | AIPO | FunctionAlgorithm, Field(discriminator="kind")]
+
+
+class Optimizer(Section):
+    lr: float = Field(default=1e-6, ge=0, le=1)
+    """Learning rate, constant after the warm-up. 0 trains nothing and is for measurements only."""
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    """AdamW's decay of the first and of the second moment."""
+    eps: float = Field(default=1e-8, ge=1e-30, le=1)
+    """AdamW's epsilon."""
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
+    """Decoupled weight decay, on every parameter."""
+    warmup_steps: CountOrZero = 0
+    """Optimizer steps over which the learning rate rises linearly."""
+    grad_clip: float | None = Field(default=1.0, ge=1e-6, le=1e6)
+    """Largest global gradient norm. `"none"`: no clipping."""
