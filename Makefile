@@ -59,7 +59,7 @@ bench: $(STAMP)
 	@set -e; for benchmark in $$(grep -l __main__ benchmarks/*.py); do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
 
 docs: $(STAMP)
-	$(BIN)/python -m millrace.config.reference docs/configuration.md docs/simulation.md
+	$(BIN)/python -m millrace.api.keys docs/configuration.md docs/simulation.md
 	$(BIN)/python -m millrace.api.reference docs/api.md
 	$(BIN)/pytest tests/tidy/test_docs_*.py
 

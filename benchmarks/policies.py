@@ -27,7 +27,6 @@ from common import say
 
 from millrace.config import schedules
 from millrace.config.schema import Config
-from millrace.config.simulated import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from millrace.config.training import BatchShape
 from millrace.schedule import RepackOrder, Schedule, View, presets
 from millrace.schedule.admit import KVRoom
@@ -35,6 +34,7 @@ from millrace.schedule.deadlines import groups_room
 from millrace.schedule.repack import BestFit
 from millrace.schedule.repack_demand import PACKED_MAX, replicas_wanted
 from millrace.schedule.take import FirstReady
+from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from millrace.sim.costs.cluster import ClusterCosts
 from millrace.sim.report.measure import Result, measure
 from millrace.sim.setup import scenario

@@ -21,11 +21,11 @@ import contextlib
 import json
 import time
 
-from millrace.config.simulated import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from millrace.config.training import BatchShape
 from millrace.controller.state import RunState
 from millrace.core.errors import DeadlineExceeded
 from millrace.core.events import Event
+from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from millrace.sim.report.measure import Measure
 from millrace.sim.setup import scenario
 from millrace.sim.simulation import Scenario, simulate

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from millrace.config.schedules import FunctionSchedule
 from millrace.config.schema import Config
-from millrace.config.simulated import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from millrace.config.training import BatchShape
 from millrace.schedule import Schedule, View, presets
+from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from millrace.sim.report.measure import measure
 from millrace.sim.setup import scenario
 from published.row import Row

@@ -15,8 +15,8 @@ from functools import partial
 from statistics import fmean
 
 from millrace.config.schedules import AReaL, Laminar, Schedule
-from millrace.config.simulated import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from millrace.config.training import BatchShape
+from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from millrace.sim.costs.cluster import Cluster
 from millrace.sim.costs.generation import Generation
 from millrace.sim.costs.hardware import device

@@ -20,12 +20,12 @@ from millrace.core.errors import DataError
 from millrace.core.types import Accounting, Finish, Group, State, StepRecord, Trajectory
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.evaluation.trials import judge
-from millrace.ledger.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.jsonl import read_events
+from millrace.reading.reader import LedgerReader
 from millrace.session.interrupt import INTERRUPTED
 from millrace.session.run_directory import RunDirectory
-from millrace.session.warm_start import read_examples
+from millrace.sft.warm_start import read_examples
 
 ALPHABET = "0123456789+-*/=()?.,: abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ\n"
 DATA = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]

@@ -22,8 +22,8 @@ from millrace.config.load import load
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core.errors import LedgerError, WorkerError, leaves
 from millrace.core.placement import Host
-from millrace.ledger.reader import LedgerReader
 from millrace.observe.jsonl import read_events
+from millrace.reading.reader import LedgerReader
 from millrace.runtime import sockets
 from millrace.session import compose, run_directory
 

@@ -11,7 +11,7 @@ import time
 import pytest
 from tests.runs import events, summary, train, weights
 
-from millrace.ledger.reader import LedgerReader
+from millrace.reading.reader import LedgerReader
 from millrace.session.run_directory import RunDirectory
 from millrace.session.views import run_view
 

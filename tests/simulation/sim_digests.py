@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 
-from millrace.config.simulated import ClusterSection, SimulatedConfig
 from millrace.config.training import BatchShape
+from millrace.sim.config import ClusterSection, SimulatedConfig
 from millrace.sim.explore.verdicts import try_seed
 from millrace.sim.setup import scenario
 from millrace.sim.simulation import simulate

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from millrace.cli.app import app
 from millrace.config.schedules import AReaL, Laminar, Synchronous
-from millrace.config.simulated import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from millrace.config.training import BatchShape
 from millrace.core.errors import ConfigError
 from millrace.core.types import Sampling, Work
 from millrace.look.simulated import simulated
+from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from millrace.sim.costs.interface import Costs
 from millrace.sim.costs.lengths import LogNormal
 from millrace.sim.costs.workload import Workload

@@ -13,14 +13,14 @@ import typer
 
 import millrace
 from millrace.api import reference as names
+from millrace.api.keys import refreshed
 from millrace.cli.app import app
 from millrace.config.load import load_as
-from millrace.config.reference import refreshed
 from millrace.config.schema import Config
 from millrace.config.section import Section
-from millrace.config.simulated import SimulatedConfig
-from millrace.config.supervised import SupervisedConfig
 from millrace.config.tree import leaves
+from millrace.sft.config import SupervisedConfig
+from millrace.sim.config import SimulatedConfig
 from millrace.sim.plan.config import PlanConfig
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -34,6 +34,7 @@ WITHOUT_TORCH = (
     "config",
     "schedule",
     "ledger",
+    "reading",
     "controller",
     "runtime",
     "sim",

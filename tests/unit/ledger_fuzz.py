@@ -19,7 +19,8 @@ from ledger_records import grow, lease, make_group, ready_group, step_of
 
 from millrace.core.errors import LedgerError
 from millrace.core.types import BadPrompt, CheckpointInfo, State, VersionRecord
-from millrace.ledger import LedgerReader, SqliteLedger
+from millrace.ledger import SqliteLedger
+from millrace.reading.reader import LedgerReader
 
 Content = list[Any]
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from millrace.config.load import load_as, parse_value, read_overrides
 from millrace.config.schema import Config
-from millrace.config.toml import as_toml
 from millrace.core.columns import TokenColumns, token_array
 from millrace.core.digest import NamedBuffer, TensorSpec
 from millrace.core.errors import ConfigError, DataError, LedgerError, WeightsError
@@ -30,6 +29,7 @@ from millrace.ledger.codec import (
 )
 from millrace.observe.jsonl import read_events
 from millrace.runtime.framing import PIECE_BYTES, Framing, Kind
+from millrace.session.toml import as_toml
 from millrace.weights.manifest import make_manifest
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

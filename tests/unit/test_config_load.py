@@ -11,8 +11,8 @@ from millrace.config.freeze import config_digest, dump, restore
 from millrace.config.load import load, load_as, parse_value
 from millrace.config.schedules import AReaL, Laminar, Millrace, Synchronous
 from millrace.config.schema import Config
-from millrace.config.supervised import SupervisedConfig
 from millrace.core.errors import ConfigError
+from millrace.sft.config import SupervisedConfig
 
 BASE = """
 steps = 10

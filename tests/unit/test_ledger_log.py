@@ -10,7 +10,8 @@ import pytest
 from ledger_records import make_group, ready_group, step_of
 
 from millrace.core.errors import LedgerError
-from millrace.ledger import LedgerReader, SqliteLedger
+from millrace.ledger import SqliteLedger
+from millrace.reading.reader import LedgerReader
 
 STEPS = 8
 

@@ -11,8 +11,9 @@ import pytest
 from ledger_records import ready_group
 
 from millrace.core.errors import LedgerError
-from millrace.ledger import LedgerReader, SqliteLedger
+from millrace.ledger import SqliteLedger
 from millrace.ledger.failures import ledger_failures
+from millrace.reading.reader import LedgerReader
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from millrace.core.errors import DataError
 from millrace.core.types import Scored
 from millrace.evaluation.evaluation import Attempt, summarize
 from millrace.evaluation.kept import keep
-from millrace.ledger.samples import Choice
 from millrace.look import figures
 from millrace.look.charts import CHARTS, overlaid
 from millrace.look.overview import Overview, who_waits
@@ -26,6 +25,7 @@ from millrace.look.site import Site
 from millrace.look.steps import Axis, Steps, curve
 from millrace.look.story import Story
 from millrace.observe.jsonl import EventLog, MetricsLog
+from millrace.reading.samples import Choice
 
 
 def overview(path: Path) -> Overview:

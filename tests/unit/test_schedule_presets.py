@@ -6,9 +6,9 @@ from millrace.config.schema import Config
 from millrace.schedule import build
 from millrace.schedule.admit import KVRoom
 from millrace.schedule.ahead import Ahead
-from millrace.schedule.explain import explain
 from millrace.schedule.refresh import BetweenIterations, BeyondReload
 from millrace.schedule.repack_demand import OnDemand
+from millrace.session.explain import explain
 
 
 def config(schedule, **fields):

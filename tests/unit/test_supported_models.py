@@ -26,8 +26,8 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from millrace.core.errors import DataError
 from millrace.rollout.architecture import architecture_of
 from millrace.rollout.load import end_ids, load_engine
+from millrace.sft.training import sft
 from millrace.trainer.model import load_model
-from millrace.trainer.sft import sft
 
 CPU = torch.device("cpu")
 WINDOW = {**SIZE, "sliding_window": 4, "pad_token_id": 0}

@@ -16,10 +16,10 @@ from millrace.api.run import Run
 from millrace.config.freeze import dump
 from millrace.config.schema import Config
 from millrace.config.section import Section
-from millrace.config.simulated import SimulatedConfig
 from millrace.evaluation.evaluate import HELD_OUT_SEED
 from millrace.evaluation.evaluation import Evaluation
 from millrace.session.run_directory import RunDirectory
+from millrace.sim.config import SimulatedConfig
 from millrace.sim.plan.config import PlanConfig
 
 

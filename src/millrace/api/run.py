@@ -16,14 +16,14 @@ from millrace.api.records import Records
 from millrace.api.say import say
 from millrace.config.freeze import dump
 from millrace.config.load import Source, combine, read_mapping
-from millrace.config.resume import check_resume
 from millrace.config.schema import Config
 from millrace.core.errors import DataError, LedgerError, boundary
 from millrace.core.events import Event
-from millrace.ledger.reader import LedgerReader
 from millrace.observe.live import LiveView
 from millrace.observe.terminal import Terminal
+from millrace.reading.reader import LedgerReader
 from millrace.session import run_directory
+from millrace.session.resume import check_resume
 from millrace.session.views import is_finished, tokenizer_of, trajectory_record
 
 

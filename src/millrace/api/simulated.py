@@ -9,9 +9,9 @@ from typing import Any
 from millrace.config.schedules import Schedule
 from millrace.config.schema import Config
 from millrace.config.section import Section
-from millrace.config.simulated import SimulatedConfig
 from millrace.core.errors import ConfigError
 from millrace.sim.calibrate.learn import calibrate
+from millrace.sim.config import SimulatedConfig
 from millrace.sim.report.compare import Comparison, Tell, compare, schedules
 from millrace.sim.setup import check_memory, scenario
 from millrace.sim.simulation import Scenario

@@ -83,7 +83,7 @@ def simulate(
     from millrace.api.simulated import base_scenario, compared, records
     from millrace.config.schema import Config
     from millrace.config.section import Section
-    from millrace.config.simulated import SimulatedConfig
+    from millrace.sim.config import SimulatedConfig
 
     schema: type[Section] = SimulatedConfig if run is None else Config
     checked = None if config is None else validate(schema, config, {})

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from millrace.cli.options import AsJson, Runs
 from millrace.cli.report import distinct
-from millrace.config.resume import ABSENT
 from millrace.observe.terminal import Terminal
 from millrace.session import run_directory
+from millrace.session.resume import ABSENT
 
 POINTS = 60
 NAME_MAX, CELL_MAX = 40, 34

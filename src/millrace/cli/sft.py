@@ -8,10 +8,10 @@ import typer
 
 from millrace.cli.options import ConfigFile, Overrides
 from millrace.config.load import load_as
-from millrace.config.supervised import SupervisedConfig
 from millrace.core.errors import ConfigError
 from millrace.observe.terminal import Terminal
-from millrace.session.warm_start import warm_start
+from millrace.sft.config import SupervisedConfig
+from millrace.sft.warm_start import warm_start
 
 
 def command(config_file: ConfigFile, overrides: Overrides = None) -> None:

@@ -19,11 +19,11 @@ from rich.text import Text
 from millrace.cli.options import AsJson, Run
 from millrace.core.errors import DataError
 from millrace.core.fairness import BAND, BATCHES_MIN
-from millrace.ledger.reader import LedgerReader
-from millrace.ledger.samples import Choice
 from millrace.look.runs import RUNS_MAX, RunLine, find_runs, run_line
 from millrace.observe.samples import render_sample
 from millrace.observe.terminal import Terminal, harmless
+from millrace.reading.reader import LedgerReader
+from millrace.reading.samples import Choice
 from millrace.session import run_directory, views
 from millrace.session.run_directory import RunDirectory
 

@@ -19,8 +19,8 @@ from millrace.cli.options import AsJson, Overrides
 from millrace.config.load import load, load_as
 from millrace.config.schema import Config
 from millrace.config.section import Section
-from millrace.config.simulated import SimulatedConfig
 from millrace.observe.terminal import Terminal
+from millrace.sim.config import SimulatedConfig
 from millrace.sim.explore.verdicts import Exploration, Verdict, explore
 from millrace.sim.report.compare import OF_BATCHES, QUANTITIES, Comparison, Progress, Tell
 from millrace.sim.report.verdict import verdict

@@ -15,7 +15,6 @@ import typer
 from millrace.cli.options import Overrides, typed
 from millrace.config.freeze import dump
 from millrace.config.load import Source, combine, load, read_overrides
-from millrace.config.resume import check_resume
 from millrace.config.schema import Config
 from millrace.core.events import Event
 from millrace.observe.structured import StructuredLog
@@ -24,6 +23,7 @@ from millrace.session import compose, derived, run_directory
 from millrace.session.first_try import FirstTry, try_first, warnings
 from millrace.session.interrupt import INTERRUPTED, run_stoppable
 from millrace.session.preflight import preflight
+from millrace.session.resume import check_resume
 from millrace.session.run_directory import RunDirectory
 from millrace.session.views import is_finished
 

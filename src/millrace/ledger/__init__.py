@@ -1,6 +1,5 @@
-"""The durable record of every prompt and trajectory: `SqliteLedger` writes it, `LedgerReader` looks."""
+"""The durable record of every prompt and trajectory: `SqliteLedger` writes it, `reading` looks at it."""
 
-from millrace.ledger.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
 
-__all__ = ["LedgerReader", "SqliteLedger"]
+__all__ = ["SqliteLedger"]

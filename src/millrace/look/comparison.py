@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-from millrace.config.resume import diff
 from millrace.look import figures, parts
 from millrace.look.charts import CHARTS, Chart, overlaid
 from millrace.look.overview import AXES, Overview
 from millrace.look.page import Section
 from millrace.look.steps import POINTS, Axis, Steps
+from millrace.session.resume import diff
 
 
 def compared(runs: Mapping[str, Steps], by: Axis, points: int = POINTS) -> list[Section]:

@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 from millrace.config.freeze import dump
-from millrace.config.resume import flat
 from millrace.config.schema import Config
 from millrace.look import figures, parts
 from millrace.look.activity import row_order
@@ -15,6 +14,7 @@ from millrace.look.evaluations import evaluated
 from millrace.look.runs import state_of
 from millrace.look.steps import POINTS, Axis, Steps
 from millrace.look.story import TROUBLES_MAX, Story
+from millrace.session.resume import flat
 from millrace.session.run_directory import RunDirectory
 from millrace.session.views import tokenizer_of
 

@@ -8,11 +8,11 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
-from millrace.config.resume import ABSENT, Change
 from millrace.look.runs import RunLine
 from millrace.look.samples import Piece, Shown
 from millrace.observe.doctor.finding import Finding
 from millrace.observe.terminal import harmless
+from millrace.session.resume import ABSENT, Change
 
 LEVELS, NATS_PER_LEVEL = 8, 0.5
 """Shades of a token by its log-prob: the last one is for all below."""

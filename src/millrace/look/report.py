@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from millrace.config.resume import diff
 from millrace.core.errors import OTHER_FILE, ConfigError, writing
-from millrace.ledger.samples import Choice
 from millrace.look import page, parts
 from millrace.look.comparison import compared, legend
 from millrace.look.overview import Overview
 from millrace.look.samples import choose
 from millrace.look.steps import Axis
+from millrace.reading.samples import Choice
+from millrace.session.resume import diff
 
 BYTES_MAX = 2_000_000
 POINTS = 400

@@ -9,8 +9,8 @@ from itertools import chain, repeat
 from typing import Any
 
 from millrace.core.types import Trajectory
-from millrace.ledger.reader import LedgerReader
-from millrace.ledger.samples import Choice, Sample
+from millrace.reading.reader import LedgerReader
+from millrace.reading.samples import Choice, Sample
 from millrace.session.run_directory import RunDirectory
 
 TOKENS_MAX = 2000

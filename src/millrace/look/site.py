@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from millrace.config.resume import diff
 from millrace.core.errors import DataError, MillraceError
-from millrace.ledger.samples import Choice
 from millrace.look import page, parts
 from millrace.look.comparison import compared, figures_of, legend
 from millrace.look.overview import AXES, FIRST_READ_S, Overview
@@ -21,6 +19,8 @@ from millrace.look.report import WHOLE
 from millrace.look.runs import RUNS_MAX, find_runs, run_line
 from millrace.look.samples import choose, search
 from millrace.look.steps import Axis
+from millrace.reading.samples import Choice
+from millrace.session.resume import diff
 
 KEPT_MAX = 8
 """Runs whose figures are kept between two looks."""

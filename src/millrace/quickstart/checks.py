@@ -8,10 +8,10 @@ from typing import Any
 from millrace.core.events import Event
 from millrace.core.types import Accounting
 from millrace.evaluation.evaluation import Evaluation
-from millrace.ledger.reader import LedgerReader
 from millrace.observe.check import Check
 from millrace.observe.jsonl import read_events
 from millrace.quickstart.saboteur import Saboteur
+from millrace.reading.reader import LedgerReader
 from millrace.session.run_directory import RunDirectory
 
 GAIN_MIN = 0.15

@@ -26,7 +26,7 @@ WARM_START_STEPS = 250
 def make_start_model(config: Config, directory: Path, console: Console) -> None:
     """Write it to `config.model.path`, and the untrained one to `directory/base`."""
     from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
-    from millrace.trainer.sft import SFTStep, sft
+    from millrace.sft.training import SFTStep, sft
 
     base = directory / "base"
     base.mkdir()

@@ -9,15 +9,15 @@ from rich.table import Table
 
 from millrace.config.freeze import config_digest, dump
 from millrace.config.schema import Config
-from millrace.config.toml import as_toml
 from millrace.core.errors import MillraceError
 from millrace.core.types import Abstain, Scored
 from millrace.observe.terminal import Terminal
 from millrace.placement import tell
 from millrace.placement.assign import size
-from millrace.schedule.explain import explain
 from millrace.session.compose import place
+from millrace.session.explain import explain
 from millrace.session.first_try import FirstTry
+from millrace.session.toml import as_toml
 
 PROMPT_SHOWN = 500
 

@@ -11,11 +11,11 @@ from millrace.config.generation import SamplingConfig
 from millrace.config.schema import Config
 from millrace.core.errors import DataError
 from millrace.core.types import State
-from millrace.ledger.reader import LedgerReader
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.rules import diagnose
 from millrace.observe.jsonl import retell
 from millrace.observe.parts import parts
+from millrace.reading.reader import LedgerReader
 from millrace.session.run_directory import RunDirectory
 
 

@@ -17,7 +17,7 @@ from millrace.config import carried
 from millrace.config.freeze import record, restore
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError, LedgerError, boundary, writing
-from millrace.ledger.reader import LedgerReader
+from millrace.reading.reader import LedgerReader
 
 RUNS = Path("runs")
 

@@ -10,10 +10,10 @@ from millrace.core import model_version
 from millrace.core.errors import MillraceError
 from millrace.core.fairness import Figures
 from millrace.core.types import Group, Prompt, StepRecord, Trajectory
-from millrace.ledger.reader import LedgerReader
-from millrace.ledger.samples import Choice
 from millrace.observe.jsonl import read_events
 from millrace.observe.parts import parts
+from millrace.reading.reader import LedgerReader
+from millrace.reading.samples import Choice
 from millrace.session.run_directory import RunDirectory
 
 LAST_STEPS = 10

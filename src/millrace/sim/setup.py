@@ -5,17 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from millrace.config import simulated
 from millrace.config.environment import ExactReward, GymTask
 from millrace.config.generation import Rollout, SamplingConfig
 from millrace.config.operation import Checkpoints, Supervision
 from millrace.config.schema import Config
-from millrace.config.simulated import SimulatedConfig
 from millrace.config.training import Model
 from millrace.controller.pace import Pace
 from millrace.core.errors import ConfigError
 from millrace.core.types import State
-from millrace.ledger.reader import LedgerReader
+from millrace.reading.reader import LedgerReader
+from millrace.sim.config import (
+    EmpiricalLengths,
+    LengthsSection,
+    LogNormalLengths,
+    MixtureLengths,
+    SimulatedConfig,
+    TurnsLengths,
+)
 from millrace.sim.costs import hardware, models
 from millrace.sim.costs.cluster import Cluster
 from millrace.sim.costs.generation import Generation
@@ -116,18 +122,18 @@ def workload_of(config: SimulatedConfig, quantum: int) -> Workload:
     return Workload(prompt_tokens=config.workload.prompt_tokens, completion=lengths, quantum=quantum)
 
 
-def lengths_of(section: simulated.LengthsSection, group_size: int) -> Lengths:
+def lengths_of(section: LengthsSection, group_size: int) -> Lengths:
     match section:
-        case simulated.LogNormalLengths():
+        case LogNormalLengths():
             lengths = LogNormal.from_percentiles(section.median, section.p99)
             return replace(lengths, shared=section.shared, group_size=group_size)
-        case simulated.EmpiricalLengths():
+        case EmpiricalLengths():
             with LedgerReader(Path(section.run) / "ledger.sqlite") as ledger:
                 return Empirical.of(ledger.lengths(State.TRAINED))
-        case simulated.MixtureLengths():
+        case MixtureLengths():
             kinds = zip(section.weights, section.medians, section.p99s, strict=True)
             return Mixture(tuple((w, LogNormal.from_percentiles(m, p)) for w, m, p in kinds))
-        case simulated.TurnsLengths():
+        case TurnsLengths():
             turn = LogNormal.from_percentiles(section.median, section.p99)
             return Turns(turn, section.turns_mean, section.turns_max, section.reply_tokens)
 

@@ -22,8 +22,8 @@ from millrace.config.freeze import restore
 from millrace.config.schema import Config
 from millrace.core.errors import DataError, boundary
 from millrace.core.events import Event
-from millrace.ledger.reader import LedgerReader
 from millrace.observe.jsonl import read_events
+from millrace.reading.reader import LedgerReader
 from millrace.sim.calibrate.achieved import WARM_UP_STEPS, Achieved
 from millrace.sim.calibrate.fit import fit
 from millrace.sim.calibrate.observed import ObservedGroups

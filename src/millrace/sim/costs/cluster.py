@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from millrace.config.simulated import Transport
 from millrace.sim.costs.generation import Generation
 from millrace.sim.costs.training import Training
-from millrace.sim.costs.transport import Transfer, transfer
+from millrace.sim.costs.transport import Transfer, Transport, transfer
 
 LOAD_BYTES_PER_S = 2e9
 """Of a checkpoint's shard, per host, from a shared file system. Assumed."""

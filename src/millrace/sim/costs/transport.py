@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
-from millrace.config.simulated import Transport
 from millrace.sim.costs.hardware import Device
 from millrace.sim.costs.models import ModelSizes
+
+Transport = Literal["relay", "ddma", "collective", "disk", "delta"]
+"""How weights reach the replicas."""
 
 PUSH_BYTES_PER_S = 103e9
 """Trainer to master relay. Calibrated on Laminar's two stalls, 0.64 s for 32B and 1.40 s for 72B in bf16

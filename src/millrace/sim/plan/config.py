@@ -7,7 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from millrace.config.section import Section
-from millrace.config.simulated import LengthsSection, LogNormalLengths, Transport, WorkloadSection
+from millrace.sim.config import LengthsSection, LogNormalLengths, WorkloadSection
+from millrace.sim.costs.transport import Transport
 
 
 class PlanBatch(Section):

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from millrace.config import schedules
-from millrace.config.simulated import ClusterSection, SimulatedConfig, Transport
 from millrace.config.training import BatchShape
 from millrace.core.errors import ConfigError
+from millrace.sim.config import ClusterSection, SimulatedConfig
+from millrace.sim.costs.transport import Transport
 from millrace.sim.plan.config import PlanConfig
 from millrace.sim.plan.layouts import Demand, Layout, generate_s, slots_that_fit, train_s
 from millrace.sim.report.measure import Result, Timeline, measure

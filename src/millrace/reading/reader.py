@@ -18,7 +18,7 @@ from millrace.ledger.codec import version_runs
 from millrace.ledger.failures import reading
 from millrace.ledger.opening import begin_reading, open_for_reading, read_about
 from millrace.ledger.recovery import last_version
-from millrace.ledger.samples import Choice, Sample, load_before, load_samples
+from millrace.reading.samples import Choice, Sample, load_before, load_samples
 
 _STOP_ASKED_EVERY = 100_000
 """Instructions of SQLite's: some milliseconds."""

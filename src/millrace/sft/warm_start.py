@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from millrace.config.supervised import SupervisedConfig
 from millrace.core.errors import DataError
 from millrace.environments.tokenizer import encode_prompt
+from millrace.sft.config import SupervisedConfig
 
 LINES = 20  # of progress, at most
 
@@ -18,7 +18,7 @@ Example = tuple[list[int], list[int]]
 def warm_start(config: SupervisedConfig, say: Any) -> None:
     """Train and save; `say` gets about twenty lines of progress."""
     from millrace.environments.tokenizer import load_tokenizer
-    from millrace.trainer.sft import SFTStep, sft
+    from millrace.sft.training import SFTStep, sft
 
     examples = read_examples(
         Path(config.data.path), load_tokenizer(config.model.path), append_eos=config.data.append_eos

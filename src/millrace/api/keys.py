@@ -1,6 +1,6 @@
 """The configuration reference as Markdown, made from the schema: keys, defaults, meanings.
 
-`python -m millrace.config.reference FILE` rewrites the text between the markers in FILE.
+`python -m millrace.api.keys FILE` rewrites the text between the markers in FILE.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pydantic_core import PydanticUndefined
 
 from millrace.config.schema import Config
 from millrace.config.section import Section
-from millrace.config.simulated import SimulatedConfig
-from millrace.config.supervised import SupervisedConfig
-from millrace.config.toml import as_toml
 from millrace.config.tree import default_kind, plain_table, union_kinds
+from millrace.session.toml import as_toml
+from millrace.sft.config import SupervisedConfig
+from millrace.sim.config import SimulatedConfig
 
 ABSURD = 1_000_000
 
 SCHEMAS: dict[str, type[Section]] = {
     "millrace.config.schema": Config,
-    "millrace.config.simulated": SimulatedConfig,
-    "millrace.config.supervised": SupervisedConfig,
+    "millrace.sim.config": SimulatedConfig,
+    "millrace.sft.config": SupervisedConfig,
 }
 _BLOCK = re.compile(r"(<!-- reference: [^\n]* from ([\w.]+) -->\n).*?(<!-- end of reference -->)", re.DOTALL)
 

@@ -9,7 +9,7 @@ from tokenizers import processors
 
 from millrace.core.errors import DataError
 from millrace.environments.tokenizer import encode_prompt, load_tokenizer, make_character_tokenizer
-from millrace.session.warm_start import read_examples
+from millrace.sft.warm_start import read_examples
 
 USER = "<|user|>"
 

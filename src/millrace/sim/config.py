@@ -9,8 +9,7 @@ from pydantic import Field, model_validator
 from millrace.config.schedules import Millrace, Schedule
 from millrace.config.section import Section
 from millrace.config.training import BatchShape
-
-Transport = Literal["relay", "ddma", "collective", "disk", "delta"]
+from millrace.sim.costs.transport import Transport
 
 
 class ClusterSection(Section):

@@ -1,0 +1,1 @@
+"""A supervised warm start, outside a run (`millrace sft`)."""
