@@ -32,3 +32,32 @@ def test_a_setting_that_the_engine_does_not_know_is_refused_by_name(monkeypatch:
 def test_exactness_needs_the_cache_to_be_computed_again() -> None:
     with pytest.raises(ValidationError, match=r"`rollout.exact` \(true\) needs `rollout.recompute`"):
         config_of(rollout={"exact": True, "recompute": False})
+
+
+def test_servers_decide_the_engine_and_the_number_of_replicas() -> None:
+    servers = ["http://a:8000", "https://b:8000/", "http://c:1"]
+    rollout = config_of(rollout={"servers": servers}).rollout
+    assert (rollout.engine, rollout.replicas, rollout.servers) == ("server", 3, tuple(servers))
+    again = Config.model_validate_json(config_of(rollout={"servers": servers}).model_dump_json(), strict=True)
+    assert again.rollout == rollout
+
+
+@pytest.mark.parametrize(
+    ("rollout", "told"),
+    [
+        ({"engine": "server"}, r"`rollout.engine` \(server\) does not go with 0 `rollout.servers`"),
+        ({"engine": "vllm", "servers": ["http://a"]}, r"`rollout.engine` \(vllm\) does not go with 1 "),
+        ({"replicas": 2, "servers": ["http://a"]}, r"`rollout.replicas` \(2\) must be the number of"),
+        ({"servers": ["http://a", "http://a/"]}, "names a server twice"),
+        ({"servers": ["a:8000"]}, "should match pattern"),
+        ({"servers": "http://a"}, "tuple"),
+    ],
+)
+def test_servers_that_do_not_fit_the_rest_are_refused_by_name(rollout: dict[str, object], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        config_of(rollout=rollout)
+
+
+def test_what_a_server_cannot_do_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"\(server\) cannot do `rollout.recompute` \(False\)"):
+        refuse_unable(config_of(rollout={"servers": ["http://a"], "recompute": False}))

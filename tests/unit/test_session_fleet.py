@@ -46,6 +46,31 @@ def test_roles_are_given_devices_shares_and_a_python(tmp_path: Path, monkeypatch
     assert fleet.relay.kwargs["slots"] == 7
 
 
+def test_each_server_has_a_replica_that_needs_no_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({"a": np.zeros((10, 20), np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    gpus = tuple(Gpu(i, "H100", 80 * GB, 80 * GB) for i in range(2))
+    monkeypatch.setattr(compose, "read_host", lambda: Host("played", 8, 100 * GB, 100 * GB, gpus))
+    config = Config.model_validate(
+        {
+            "model": {"path": str(tmp_path)},
+            "task": {"kind": "gym", "name": "gcd"},
+            "reward": {"kind": "gym"},
+            "rollout": {"servers": ["http://a:1", "http://b:2"]},
+        }
+    )
+    fleet = compose.fleet(config, RunDirectory(tmp_path))
+    assert fleet.trainer.place.devices == (0,) and fleet.trainer.kwargs["device_share"] == 1.0
+    assert [replica.place.devices for replica in fleet.replicas] == [(), ()]
+    assert [replica.kwargs["engine"] for replica in fleet.replicas] == ["server"] * 2
+    options = [replica.kwargs["options"] for replica in fleet.replicas]
+    assert [each.server for each in options] == ["http://a:1", "http://b:2"]
+    assert {each.shared_dir for each in options} == {str(tmp_path / "weights")}
+    assert {each.server_wait_s for each in options} == {96.0}
+
+
 def test_a_share_of_a_gpu_bounds_what_torch_hands_out(monkeypatch: pytest.MonkeyPatch) -> None:
     bounds = []
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_vllm_server import fake_vllm
 from safetensors.numpy import save_file
 
 from millrace.config.schema import Config
@@ -65,6 +66,21 @@ def test_preflight_says_how_a_model_that_is_only_a_name_becomes_a_directory(tmp_
         ConfigError, match=r"millrace fetch Qwen/Qwen3-0.6B --to .*hf download Qwen/Qwen3-0.6B"
     ):
         preflight(config_for(tmp_path / "Qwen" / "Qwen3-0.6B"), tmp_path)
+
+
+def test_a_server_that_is_missing_or_lacks_something_is_told_before_the_start(
+    model: Path, tmp_path: Path
+) -> None:
+    servers = {"servers": ["http://127.0.0.1:9"]}
+    with pytest.raises(ConfigError, match=r"`rollout.servers`: server http://127.0.0.1:9: GET /openapi.json"):
+        preflight(config_for(model, rollout=servers), tmp_path)
+    sampling = {"max_tokens": 16}
+    with fake_vllm() as fake:
+        rollout = {"servers": [fake.url], "slots": 8, "max_sequence_tokens": 64}
+        preflight(config_for(model, rollout=rollout, sampling=sampling), tmp_path)
+        assert not {"/pause", "/resume", "/collective_rpc"} & set(fake.calls)
+        with pytest.raises(ConfigError, match=r"start it with --max-num-seqs 33"):
+            preflight(config_for(model, rollout=rollout | {"slots": 32}, sampling=sampling), tmp_path)
 
 
 def test_preflight_calls_a_schedule_of_ones_own(model: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -49,8 +49,15 @@ class SamplingConfig(Section):
 class Rollout(Section):
     replicas: int = Field(default=2, ge=1, le=1024)
     """Number of inference processes."""
-    engine: Literal["own", "vllm"] = "own"
-    """Inference software in a replica. A setting that the engine cannot follow is refused at the start."""
+    engine: Literal["own", "vllm", "server"] = "own"
+    """Inference software in a replica. A setting that the engine cannot follow is refused at the start.
+    `"server"` follows from `servers`."""
+    servers: tuple[Annotated[str, Field(pattern=r"^https?://[^/?#]+/?$")], ...] = ()
+    """URLs of running `vllm serve`, each for this run alone. Each has a replica, so `replicas` follows. See
+    docs/vllm.md."""
+    shared_dir: str | None = None
+    """Directory in which servers find new weights. They must see it under the same path. `"none"`: `weights`
+    in the run directory."""
     python: str | None = None
     """Path of the Python that runs the replicas, for an engine that needs it. `"none"`: Millrace's Python."""
     slots: int = Field(default=32, ge=1, le=65_536)
@@ -68,3 +75,28 @@ class Rollout(Section):
     recompute: bool = True
     """After new weights, keys and values of trajectories in flight are computed again. False: a trajectory
     goes on with its old keys and values. This is faster, but its log-probs belong to no single version."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_replica_for_each_server(cls, given: Any) -> Any:
+        servers = given.get("servers") if isinstance(given, dict) else None
+        if not isinstance(servers, list | tuple):
+            return given
+        derived = {"engine": "server", "replicas": len(servers)} if servers else {}
+        return derived | given | {"servers": tuple(servers)}  # strictly, only JSON's lists are tuples
+
+    @model_validator(mode="after")
+    def _servers_agree(self) -> Rollout:
+        if bool(self.servers) != (self.engine == "server"):
+            raise ValueError(
+                f"`rollout.engine` ({self.engine}) does not go with {len(self.servers)} `rollout.servers`: "
+                "name servers, and leave the engine out"
+            )
+        if self.servers and self.replicas != len(self.servers):
+            raise ValueError(
+                f"`rollout.replicas` ({self.replicas}) must be the number of `rollout.servers` "
+                f"({len(self.servers)}): leave it out"
+            )
+        if len({server.rstrip("/") for server in self.servers}) < len(self.servers):
+            raise ValueError("`rollout.servers` names a server twice: each has one replica")
+        return self

@@ -37,6 +37,7 @@ PATH_KEYS = (
     "data.path",
     "algorithm.path",
     "schedule.path",
+    "rollout.shared_dir",
     "lengths.run",
 )
 MODULE = re.compile(r"[\w.]+:\w+")  # an object in an installed package

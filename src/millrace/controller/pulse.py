@@ -11,13 +11,12 @@ from millrace.core import clock
 
 class Pulse:
     """Wakes every waiter. Check the condition, then `wait`: nothing is lost in between, because no
-    other coroutine runs between the two. `count`: how often it fired."""
+    other coroutine runs between the two."""
 
     def __init__(self) -> None:
-        self._event, self.count = asyncio.Event(), 0
+        self._event = asyncio.Event()
 
     def fire(self) -> None:
-        self.count += 1
         self._event.set()
         self._event = asyncio.Event()
 

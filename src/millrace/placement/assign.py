@@ -78,7 +78,10 @@ def assign(config: Config, host: Host, needs: Needs) -> Placement:
     Raises: ConfigError: the host's memory, or a GPU's, is too small for what the run keeps there.
     """
     on_gpu, replicas = uses_gpus(config, host), config.rollout.replicas
-    gpus = devices_of(replicas, len(host.gpus)) if on_gpu else [None] * (replicas + 1)
+    here = 0 if config.rollout.servers else replicas  # what a server computes with is not the run's
+    gpus: list[int | None] = [None] * (replicas + 1)
+    if on_gpu:
+        gpus[: here + 1] = devices_of(here, len(host.gpus))
     places = []
     for worker, gpu in enumerate(gpus):
         python = config.rollout.python if worker else None

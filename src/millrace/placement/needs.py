@@ -52,7 +52,8 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
                   master weights themselves (float32 on a CPU)
         replica   2 versions (served and standby) + slots * max_sequence_tokens * KV of a token, in the format
                   that is computed in. Where that is another than the published one, or a GPU's, a published
-                  version more on the host, where weights land, and the largest tensor, to be digested
+                  version more on the host, where weights land, and the largest tensor, to be digested.
+                  Nothing where servers generate
 
     Raises: DataError: the model directory cannot be read.
     """
@@ -74,6 +75,8 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
         trainer, replica_memory = MemoryNeed(states, published), MemoryNeed(replica, landing)
     else:
         trainer, replica_memory = MemoryNeed(0, states + published), MemoryNeed(0, replica + landing)
+    if config.rollout.servers:
+        replica_memory = MemoryNeed(0, 0)
     return Needs(
         num_parameters=parameters,
         weights_bytes=weights,

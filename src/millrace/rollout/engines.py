@@ -48,6 +48,18 @@ ENGINES = {
             chunks_prompts=False,  # on a GPU it does
         ),
     ),
+    "server": EngineKind(
+        "millrace.rollout.server.opening:open_engine",
+        Capabilities(
+            frozenset({
+                "sampling.top_p", "sampling.top_k", "sampling.min_p", "sampling.repetition_penalty",
+                "sampling.stop", "sampling.stop_token_ids", "sampling.ignore_eos",
+                "sampling.allowed_token_ids",
+            }),
+            shares_prefixes=False,  # it may; it does not tell
+            chunks_prompts=False,  # on a GPU it does
+        ),
+    ),
 }  # fmt: skip
 
 # Every engine understands these.

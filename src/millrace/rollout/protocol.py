@@ -18,7 +18,8 @@ from millrace.core.types import Progress, ReplicaLoad, Work
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine is opened. `device` is `cpu`, `cuda` or `auto`; `device_share` of its memory may be
-    taken. The others are keys of `model` and `rollout`, under their names."""
+    taken. `server` is the URL of one that runs already, which may take `server_wait_s` to answer. The others
+    are keys of `model` and `rollout`, under their names."""
 
     model_path: str
     dtype: str = "float32"
@@ -29,6 +30,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk: int = 512
     exact: bool = False
     recompute: bool = True
+    server: str = ""
+    server_wait_s: float = 0.0
+    shared_dir: str = ""
 
 
 class Capabilities(msgspec.Struct, frozen=True):

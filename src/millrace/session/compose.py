@@ -49,6 +49,9 @@ PRELOAD = (
 )
 """Imported once, by the process that the workers are forked from."""
 
+SERVER_WAIT = 0.8
+"""Of `supervision.spawn_timeout_s`, how long a replica waits for its server to answer."""
+
 _LIBRARY = {"gym": "reasoning_gym", "math": "math_verify"}
 """Of a kind of task or reward: a second that every reward worker would spend on its own."""
 
@@ -146,22 +149,13 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
     Raises: ConfigError: they do not fit on it.
     """
     placed = place(config)
-    model, rollout, plain = config.model, config.rollout, recorded(config)
+    rollout, plain = config.rollout, recorded(config)
     replica: dict[str, Any] = {
         "engine": rollout.engine,
         "report_interval_s": rollout.report_interval_s,
         "open_reader": "millrace.weights.ring:open_reader",
     }
-    options = EngineOptions(
-        model_path=model.path,
-        dtype=model.dtype,
-        device=placed.device,
-        slots=rollout.slots,
-        max_sequence_tokens=rollout.max_sequence_tokens,
-        prefill_chunk=rollout.prefill_chunk,
-        exact=rollout.exact,
-        recompute=rollout.recompute,
-    )
+    options, servers = engine_options(config, run, placed), rollout.servers or ("",) * len(placed.replicas)
     trainer: dict[str, Any] = {
         "config": plain,
         "run_dir": str(run.path),
@@ -182,12 +176,12 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
                 "millrace.rollout.replica:EngineReplica",
                 {
                     "name": f"replica-{i}",
-                    "options": replace(options, device_share=its_place.share),
+                    "options": replace(options, device_share=its_place.share, server=server),
                     **replica,
                 },
                 its_place,
             )
-            for i, its_place in enumerate(placed.replicas)
+            for i, (its_place, server) in enumerate(zip(placed.replicas, servers, strict=True))
         ),
         environments=tuple(
             WorkerSpec(
@@ -198,6 +192,23 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
             )
             for i in range(config.reward.workers)
         ),
+    )
+
+
+def engine_options(config: Config, run: RunDirectory, placed: Placement) -> EngineOptions:
+    """Of every replica alike; its share of a device, and its server, are missing."""
+    rollout = config.rollout
+    return EngineOptions(
+        model_path=config.model.path,
+        dtype=config.model.dtype,
+        device=placed.device,
+        slots=rollout.slots,
+        max_sequence_tokens=rollout.max_sequence_tokens,
+        prefill_chunk=rollout.prefill_chunk,
+        exact=rollout.exact,
+        recompute=rollout.recompute,
+        server_wait_s=SERVER_WAIT * config.supervision.spawn_timeout_s,
+        shared_dir=rollout.shared_dir or str(run.weights),
     )
 
 

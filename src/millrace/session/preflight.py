@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from millrace.config.carried import is_carried
 from millrace.config.generation import Rollout
 from millrace.config.schema import Config
@@ -18,11 +20,13 @@ from millrace.placement import tell
 from millrace.placement.assign import Placement, size
 from millrace.placement.needs import Needs
 from millrace.rollout.engines import refuse_unable
+from millrace.rollout.protocol import EngineOptions
 from millrace.rollout.vllm import versions
 from millrace.runtime.spawned import PYTHON_MIN
 from millrace.schedule.presets import build
-from millrace.session.compose import place
+from millrace.session.compose import engine_options, place
 from millrace.session.model_files import check_model, model_problems
+from millrace.session.run_directory import RunDirectory
 
 TEMPORARY_CHECKPOINTS = 1  # written beside the kept ones before the oldest goes
 TRAJECTORY_BYTES = 1000  # of the controller's memory, at least
@@ -48,6 +52,7 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     _check_processes(config, placed.host.cores)
     _check_step(config, placed.host.memory_bytes)
     _check_python(config.rollout)
+    _check_servers(config, engine_options(config, RunDirectory(run_path), placed))
     refuse_unusable(config.observe)
     return [*tell.warnings(placed, config), *_size_warnings(config, placed), *_thread_warnings(config)]
 
@@ -83,6 +88,15 @@ def _check_python(rollout: Rollout) -> None:
         _ask(rollout.python, "-c", f"import sys, msgspec; sys.exit(sys.version_info < {PYTHON_MIN})")
     if rollout.engine == "vllm":
         _ask(rollout.python or sys.executable, versions.__file__)
+
+
+def _check_servers(config: Config, options: EngineOptions) -> None:
+    """Raises: ConfigError: a server of `rollout.servers` does not answer, or cannot serve this run."""
+    if config.rollout.servers:
+        from millrace.rollout.server.opening import refuse_unfit  # it asks transformers, so torch
+
+        for server in config.rollout.servers:
+            refuse_unfit(msgspec.structs.replace(options, server=server))
 
 
 def _ask(python: str, *arguments: str) -> None:
@@ -136,7 +150,7 @@ def _size_warnings(config: Config, placed: Placement) -> Iterator[str]:
             f"`optimizer.warmup_steps` ({config.optimizer.warmup_steps:,}) is more than `steps` "
             f"({config.steps:,}): the learning rate never reaches `optimizer.lr`"
         )
-    if placed.device == "cpu" and replicas > cores:
+    if placed.device == "cpu" and replicas > cores and not config.rollout.servers:
         yield (
             f"{replicas} replicas share {cores} cores with the trainer: more than {cores} generate no "
             "faster, lower `rollout.replicas`"

@@ -25,6 +25,8 @@ FREE_ON_RESUME: dict[str, str] = {
     "reward.workers": "how many reward processes",
     "rollout.replicas": "sampling does not depend on which replica samples",
     "rollout.python": "which Python runs the replicas",
+    "rollout.servers": "where it generates",
+    "rollout.shared_dir": "where servers find weights",
     "rollout.slots": "what is batched together decides rounding only, and nothing with `rollout.exact`",
     "rollout.prefill_chunk": "speed only",
     "rollout.exact": "decides rounding only. Without it, tokens sampled from now on may differ in a "

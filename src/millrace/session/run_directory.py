@@ -38,6 +38,11 @@ class RunDirectory:
         return self.path / carried.DIRECTORY
 
     @property
+    def weights(self) -> Path:
+        """The newest versions, for `rollout.servers`."""
+        return self.path / "weights"
+
+    @property
     def ledger(self) -> Path:
         return self.path / "ledger.sqlite"
 

@@ -1,0 +1,105 @@
+"""The routes of `vllm serve` that an engine needs, one method each, each with a deadline. Names no torch.
+
+Most of them are there with `VLLM_SERVER_DEV_MODE=1` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from millrace.core.errors import WorkerError
+
+GENERATE = "/inference/v1/generate"
+ROUTES = {
+    GENERATE: "start it with --tokens-only",
+    **dict.fromkeys(
+        ("/pause", "/resume", "/collective_rpc", "/update_weight_version", "/server_info"),
+        "start it with VLLM_SERVER_DEV_MODE=1 in its environment",
+    ),
+}
+"""What is needed, and how to get it."""
+
+ANSWER_S = 20.0  # of a server that only looks something up
+WORK_S = 60.0  # of one that computes, or lets a step end first
+LOAD_S = 600.0
+TOLD_MAX = 500  # characters of an error's text
+
+
+class Server:
+    """Every method raises WorkerError, naming the server, if the answer is late, an error, or none."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._client = httpx2.Client(base_url=self.url, trust_env=False)
+
+    def close(self) -> None:
+        self._client.close()
+
+    # ------------------------------------------------------------ what it is
+
+    def check_alive(self) -> None:
+        self._ask("GET", "/health", ANSWER_S)
+
+    def routes(self) -> set[str]:
+        return set(self._ask("GET", "/openapi.json", WORK_S).json()["paths"])
+
+    def release(self) -> str:
+        """Of vLLM, such as 0.32.0."""
+        return str(self._ask("GET", "/version", ANSWER_S).json()["version"])
+
+    def settings(self) -> dict[str, Any]:
+        """vLLM's whole configuration."""
+        asked = {"config_format": "json"}
+        return dict(self._ask("GET", "/server_info", WORK_S, params=asked).json()["vllm_config"])
+
+    # ------------------------------------------------------------ weights
+
+    def pause(self) -> None:
+        """Every request ends, with what it has sampled; the next ones wait. The caches are empty."""
+        self._ask("POST", "/pause", WORK_S, params={"mode": "abort"})
+
+    def resume(self) -> None:
+        self._ask("POST", "/resume", ANSWER_S)
+
+    def load(self, directory: Path, label: str) -> None:
+        """Weights from the safetensors files in `directory`. From then on vLLM names them `label`."""
+        self._call_workers("update_config", overrides={"load_config": {"load_format": "safetensors"}})
+        self._call_workers("reload_weights", weights_path=str(directory))
+        self._ask("POST", "/update_weight_version", ANSWER_S, json={"new_version": label})
+
+    def _call_workers(self, method: str, **kwargs: Any) -> None:
+        self._ask("POST", "/collective_rpc", LOAD_S, json={"method": method, "kwargs": kwargs})
+
+    # ------------------------------------------------------------ single answers
+
+    def logprobs(self, tokens: Sequence[int]) -> list[float]:
+        """Of all tokens but the first."""
+        told = self._generate(tokens, max_tokens=1, temperature=0.0, prompt_logprobs=0)["prompt_logprobs"]
+        pairs = zip(told[1:], tokens[1:], strict=True)
+        return [float(part[str(token)]["logprob"]) for part, token in pairs]
+
+    def sampled_logprobs(self, tokens: Sequence[int], **sampling: Any) -> list[float]:
+        """Of the tokens that are sampled after `tokens`."""
+        choice = self._generate(tokens, logprobs=0, **sampling)["choices"][0]
+        return [float(token["logprob"]) for token in choice["logprobs"]["content"]]
+
+    def _generate(self, tokens: Sequence[int], **sampling: Any) -> dict[str, Any]:
+        params = {"detokenize": False, "ignore_eos": True, **sampling}
+        asked = {"token_ids": list(tokens), "sampling_params": params}
+        return dict(self._ask("POST", GENERATE, WORK_S, json=asked).json())
+
+    def _ask(self, method: str, path: str, timeout_s: float, **given: Any) -> httpx2.Response:
+        what = f"server {self.url}: {method} {path}"
+        try:
+            answer = self._client.request(method, path, timeout=timeout_s, **given)
+        except httpx2.TimeoutException as error:
+            raise WorkerError(f"{what}: no answer within {timeout_s:g} s") from error
+        except httpx2.HTTPError as error:
+            raise WorkerError(f"{what}: {type(error).__name__}: {error}") from error
+        if answer.is_error:
+            raise WorkerError(f"{what}: {answer.status_code}: {answer.text[:TOLD_MAX]}")
+        return answer

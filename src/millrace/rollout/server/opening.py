@@ -1,0 +1,62 @@
+"""Open a running server as an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig
+
+from millrace.core.errors import ConfigError, WorkerError
+from millrace.rollout.intake import Intake
+from millrace.rollout.load import end_ids, load_tokenizer, text_decoder
+from millrace.rollout.protocol import EngineOptions
+from millrace.rollout.server.client import Server
+from millrace.rollout.server.engine import ServerEngine
+from millrace.rollout.server.handover import Handover
+from millrace.rollout.server.probe import Wanted, check_logprobs, probe, wait_for
+from millrace.rollout.server.streams import Streams
+from millrace.rollout.vllm.proof import Proof
+
+
+def open_engine(options: EngineOptions) -> ServerEngine:
+    """Raises: ConfigError: the server cannot serve the model. WorkerError: none answers in time."""
+    server = Server(options.server)
+    wait_for(server, options.server_wait_s)
+    offer = probe(server, _wanted(options))
+    tokenizer = load_tokenizer(options.model_path)
+    published: torch.dtype = getattr(torch, options.dtype)
+    proof = Proof(options.model_path, published, tokens_max=options.max_sequence_tokens - 1)
+    engine = ServerEngine(
+        server,
+        Streams(server.url),
+        Handover(Path(options.shared_dir), with_head=offer.with_head),
+        Intake(
+            vocab=AutoConfig.from_pretrained(options.model_path).vocab_size,
+            max_sequence_tokens=options.max_sequence_tokens,
+            eos_ids=end_ids(options.model_path, tokenizer),
+            decode=text_decoder(tokenizer),
+        ),
+        proof,
+        slots=options.slots,
+        kv_capacity_tokens=offer.kv_capacity_tokens,
+        computes=f"{options.dtype}; vLLM {offer.release} at {server.url}, not exact",
+    )
+    check_logprobs(server, proof.tokens[:8])
+    return engine
+
+
+def refuse_unfit(options: EngineOptions) -> None:
+    """Changes nothing at the server. Raises: ConfigError: it is not there, or cannot serve the model."""
+    server = Server(options.server)
+    try:
+        probe(server, _wanted(options))
+    except WorkerError as error:
+        raise ConfigError(f"`rollout.servers`: {error}\n  Start it first: docs/vllm.md has how") from error
+    finally:
+        server.close()
+
+
+def _wanted(options: EngineOptions) -> Wanted:
+    tied = bool(AutoConfig.from_pretrained(options.model_path).tie_word_embeddings)
+    return Wanted(options.slots, options.max_sequence_tokens, options.dtype, tied)

@@ -1,0 +1,169 @@
+"""Requests to a server that stream tokens, on a thread of their own. Names no torch.
+
+The engine's thread sends requests, ends them, and takes what has arrived. A request that was ended sends
+nothing more: after `end` all that will ever come of it has arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+from typing import Any
+
+import httpx2
+import msgspec
+
+from millrace.core.errors import WorkerError
+from millrace.rollout.server.client import GENERATE, TOLD_MAX
+
+CONNECT_S = 10.0
+TOKEN_S = 120.0  # from one token of a request to its next
+CLOSE_S = 10.0
+
+
+class Token(msgspec.Struct):
+    token_id: int
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[Token] | None = None
+
+
+class Span(msgspec.Struct):
+    """Tokens `start` to `end` of a request, and the label of the weights that sampled them."""
+
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(msgspec.Struct):
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    weight_versions: list[Span] | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    error: Any = None
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Something that has arrived of request `key`. `error`: in words, and nothing more comes."""
+
+    key: int
+    tokens: list[Token] = []
+    finish_reason: str | None = None
+    spans: list[Span] | None = None
+    error: str | None = None
+
+
+class Streams:
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._arrived: SimpleQueue[Part] = SimpleQueue()
+        self._decoder = msgspec.json.Decoder(_Chunk)
+        self._ready = Event()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._thread = Thread(target=lambda: asyncio.run(self._serve()), name="streams", daemon=True)
+        self._thread.start()
+        if not self._ready.wait(CLOSE_S):
+            raise WorkerError(f"server {url}: the thread that reads from it did not start in {CLOSE_S:g} s")
+
+    # ------------------------------------------------------------ from the engine's thread
+
+    def send(self, key: int, request: dict[str, Any]) -> None:
+        """`key` must be new, or ended."""
+        self._loop.call_soon_threadsafe(self._start, key, request)
+
+    def take(self, keys: Collection[int] = (), *, wait_s: float = 0.0) -> list[Part]:
+        """All that has arrived, once something of each of `keys` has, but at the latest after `wait_s`."""
+        parts: list[Part] = []
+        missing, until_s = set(keys), time.monotonic() + wait_s
+        with suppress(Empty):
+            while missing:
+                parts.append(self._arrived.get(timeout=max(0.0, until_s - time.monotonic())))
+                missing.discard(parts[-1].key)
+        with suppress(Empty):
+            while True:
+                parts.append(self._arrived.get_nowait())
+        return parts
+
+    def end(self, keys: Iterable[int], *, after_s: float = 0.0) -> None:
+        """Those that have not ended by themselves after `after_s` are closed: the server aborts them."""
+        ended: Future[None] = Future()
+        self._loop.call_soon_threadsafe(self._start_end, list(keys), after_s, ended)
+        ended.result(timeout=after_s + CLOSE_S)
+
+    def close(self) -> None:
+        """Ends all of them."""
+        self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(timeout=CLOSE_S)
+
+    # ------------------------------------------------------------ on its own
+
+    async def _serve(self) -> None:
+        """Owns every request. Ends with `close`."""
+        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        limits = httpx2.Limits(max_connections=None)
+        client = httpx2.AsyncClient(base_url=self._url, trust_env=False, limits=limits)
+        async with client, asyncio.TaskGroup() as group:
+            self._client, self._group = client, group
+            self._ready.set()
+            await self._closing.wait()
+            for task in self._tasks.values():
+                task.cancel()
+
+    def _start(self, key: int, request: dict[str, Any]) -> None:
+        task = self._tasks[key] = self._group.create_task(self._read(key, request))
+        task.add_done_callback(lambda ended: self._forget(key, ended))
+
+    def _forget(self, key: int, ended: asyncio.Task[None]) -> None:
+        if self._tasks.get(key) is ended:
+            del self._tasks[key]
+
+    def _start_end(self, keys: list[int], after_s: float, ended: Future[None]) -> None:
+        tasks = [self._tasks.pop(key) for key in keys if key in self._tasks]
+        self._group.create_task(self._end(tasks, after_s, ended))
+
+    @staticmethod
+    async def _end(tasks: list[asyncio.Task[None]], after_s: float, ended: Future[None]) -> None:
+        if tasks and after_s:
+            await asyncio.wait(tasks, timeout=after_s)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        ended.set_result(None)
+
+    async def _read(self, key: int, request: dict[str, Any]) -> None:
+        """One request to its end. What goes wrong is a part too."""
+        timeout = httpx2.Timeout(TOKEN_S, connect=CONNECT_S)
+        finished = False
+        try:
+            async with self._client.sse(GENERATE, method="POST", json=request, timeout=timeout) as source:
+                if source.response.is_error:
+                    told = (await source.response.aread()).decode(errors="replace")
+                    raise ValueError(f"{source.response.status_code}: {told[:TOLD_MAX]}")
+                async for event in source:
+                    finished |= event.data != "[DONE]" and self._note(key, event.data)
+            if not finished:
+                raise ValueError("its stream ended, and the request had not")
+        except (httpx2.HTTPError, msgspec.MsgspecError, ValueError) as error:
+            self._arrived.put(Part(key, error=f"{type(error).__name__}: {error}"))
+
+    def _note(self, key: int, data: str) -> bool:
+        """Whether it is the last. Raises: ValueError: it tells of an error; MsgspecError: it is no chunk."""
+        chunk = self._decoder.decode(data)
+        if chunk.error is not None:
+            raise ValueError(str(chunk.error)[:TOLD_MAX])
+        for choice in chunk.choices:
+            tokens = (choice.logprobs and choice.logprobs.content) or []
+            self._arrived.put(Part(key, tokens, choice.finish_reason, choice.weight_versions))
+        return any(choice.finish_reason is not None for choice in chunk.choices)

@@ -1,0 +1,84 @@
+"""`vllm serve` as a process of the tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from millrace.core.errors import WorkerError
+from millrace.rollout.server.client import Server
+from millrace.rollout.server.probe import wait_for
+
+READY_S = 600.0
+SEQUENCE, SLOTS_MAX = 256, 24
+ARGUMENTS = {
+    "load-format": "dummy",
+    "logprobs-mode": "processed_logprobs",
+    "generation-config": "vllm",
+    "dtype": "float32",
+    "hf-overrides": '{"tie_word_embeddings": false}',
+    "max-model-len": SEQUENCE,
+    "max-num-batched-tokens": 2 * SEQUENCE,
+    "max-num-seqs": SLOTS_MAX + 1,
+    "block-size": 32,
+    "kv-cache-memory-bytes": 64 * 2**20,
+}
+FLAGS = ("--tokens-only", "--no-enable-chunked-prefill", "--enforce-eager", "--disable-uvicorn-access-log")
+ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def start_server(
+    model: Path, port: int, log: Path, *, python: str = sys.executable, **changed: Any
+) -> subprocess.Popen[bytes]:
+    """What `vllm serve` starts: the command wants a package called vllm, and the build for CPUs is called
+    vllm-cpu. The leader of a process group. `changed`: arguments; None leaves one out."""
+    arguments = {name: value for name, value in (ARGUMENTS | changed).items() if value is not None}
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--host", "127.0.0.1", "--port", str(port), *FLAGS]
+    command += [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
+    with log.open("wb") as told:
+        return subprocess.Popen(
+            command,
+            env=os.environ | ENVIRONMENT,
+            stdout=told,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    server, end_s = Server(url), time.monotonic() + READY_S
+    while time.monotonic() < end_s:
+        if process.poll() is not None:
+            raise AssertionError(f"the server ended: {log.read_text(errors='replace')[-3000:]}")
+        with suppress(WorkerError):
+            return wait_for(server, 2.0)
+    raise AssertionError(f"no server after {READY_S:g} s: {log.read_text(errors='replace')[-3000:]}")
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """And every process that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,102 @@
+"""What a running server lacks is named, all of it, with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fake_vllm_server import FakeVllm, fake_vllm
+
+from millrace.core.errors import ConfigError, WorkerError
+from millrace.rollout.server.client import GENERATE, ROUTES, Server
+from millrace.rollout.server.probe import Offer, Wanted, check_logprobs, probe, wait_for
+
+WANTED = Wanted(slots=8, max_sequence_tokens=64, dtype="float32", tied=True)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeVllm]:
+    with fake_vllm() as fake:
+        yield fake
+
+
+def test_a_server_with_everything_is_taken(fake: FakeVllm) -> None:
+    assert probe(Server(fake.url + "/"), WANTED) == Offer("0.32.0", 160, with_head=True)
+    fake.settings["model_config"]["hf_overrides"] = {}
+    untied = WANTED._replace(tied=False)
+    assert probe(Server(fake.url), untied) == Offer("0.32.0", 160, with_head=False)
+
+
+def test_every_missing_route_is_named_with_what_brings_it(fake: FakeVllm) -> None:
+    fake.routes = {"/health", "/server_info"}
+    with pytest.raises(ConfigError) as error:
+        probe(Server(fake.url), WANTED)
+    assert all(
+        f"it has no route {path}: {ROUTES[path]}" in str(error.value)
+        for path in ROUTES
+        if path != "/server_info"
+    )
+    assert fake.url in str(error.value) and "--tokens-only" in ROUTES[GENERATE]
+    fake.routes = set()
+    with pytest.raises(ConfigError, match=r"no route /server_info: start it with VLLM_SERVER_DEV_MODE=1"):
+        probe(Server(fake.url), WANTED)
+
+
+@pytest.mark.parametrize(
+    ("section", "settings", "told"),
+    [
+        ("model_config", {"logprobs_mode": "raw_logprobs"}, "--logprobs-mode processed_logprobs"),
+        ("model_config", {"max_model_len": 63}, r"sequences of 63 tokens: start it with --max-model-len 64"),
+        ("model_config", {"dtype": "torch.bfloat16"}, "computes in bfloat16, and `model.dtype` is float32"),
+        ("model_config", {"hf_overrides": {}}, r"tied to the embedding: start it with --load-format dummy"),
+        ("scheduler_config", {"max_num_seqs": 8}, r"--max-num-seqs 9, or lower `rollout.slots`"),
+        ("scheduler_config", {"enable_chunked_prefill": True}, "--no-enable-chunked-prefill"),
+        ("scheduler_config", {"max_num_seqs": None}, "tells its settings in another form"),
+    ],
+)
+def test_a_setting_that_does_not_do_is_named(
+    section: str, settings: dict[str, Any], told: str, fake: FakeVllm
+) -> None:
+    fake.settings[section] |= settings
+    with pytest.raises(ConfigError, match=told):
+        probe(Server(fake.url), WANTED)
+
+
+def test_on_a_gpu_a_tied_head_and_prompts_in_parts_do(fake: FakeVllm) -> None:
+    fake.settings["device_config"]["device"] = "cuda"
+    fake.settings["model_config"]["hf_overrides"] = {}
+    fake.settings["scheduler_config"]["enable_chunked_prefill"] = True
+    assert not probe(Server(fake.url), WANTED).with_head
+
+
+def test_a_release_that_no_test_has_passed_with_is_refused(fake: FakeVllm) -> None:
+    fake.release = "0.26.0"
+    with pytest.raises(ConfigError, match=r"vLLM 0\.26\.0 is not supported; supported: 0\.32"):
+        probe(Server(fake.url), WANTED)
+
+
+def test_a_server_that_is_not_there_is_told_after_the_wait(fake: FakeVllm) -> None:
+    fake.fails["/health"] = 503
+    with pytest.raises(WorkerError, match=rf"server {fake.url}: GET /health: 503"):
+        wait_for(Server(fake.url), 0.0)
+    assert fake.calls == ["/health"]
+    with pytest.raises(WorkerError, match=r"server http://127\.0\.0\.1:9: GET /health: ConnectError"):
+        wait_for(Server("http://127.0.0.1:9"), 0.0)
+
+
+def test_a_server_that_comes_up_meanwhile_is_waited_for(
+    fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.fails["/health"] = 503
+    monkeypatch.setattr("millrace.rollout.server.probe.time.sleep", lambda _: fake.fails.clear())
+    wait_for(Server(fake.url), 60.0)
+    assert fake.calls == ["/health"] * 2
+
+
+def test_log_probs_that_are_not_of_the_distribution_sampled_from_are_found(fake: FakeVllm) -> None:
+    fake.number = 4.0
+    check_logprobs(Server(fake.url), [3, 4])
+    fake.processed = False
+    with pytest.raises(ConfigError, match=r"not of the distribution that it samples from"):
+        check_logprobs(Server(fake.url), [3, 4])
