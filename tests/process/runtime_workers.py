@@ -64,6 +64,11 @@ class Process:
         """In a thread too."""
         await asyncio.to_thread(_compute, time.monotonic() + seconds)
 
+    async def wait_for_a_child(self, seconds: float) -> None:
+        """It computes in a child, and waits in a thread."""
+        command = [sys.executable, "-c", f"import time\nwhile time.process_time() < {seconds}: pass"]
+        await asyncio.to_thread(subprocess.run, command, check=True)
+
     async def lambda_(self) -> Any:
         return lambda: None
 

@@ -20,8 +20,9 @@ SPEC = WorkerSpec("replica", "replica-0", "runtime_workers:Process")
 FLOOR_S = 2.0
 
 
+@pytest.mark.parametrize("work", ["compute", "wait_for_a_child"])
 def test_a_call_that_hangs_on_a_lock_is_given_up_and_one_that_computes_for_as_long_is_not(
-    monkeypatch: pytest.MonkeyPatch,
+    work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patience, "FLOOR_S", FLOOR_S)
     monkeypatch.setattr(patience, "CREDIT_S_MAX", FLOOR_S / 2)
@@ -33,7 +34,7 @@ def test_a_call_that_hangs_on_a_lock_is_given_up_and_one_that_computes_for_as_lo
         if handle.epoch == 1:
             await patient.call(handle, "hang_on_a_lock")
         else:
-            await patient.call(handle, "compute", 2 * FLOOR_S)
+            await patient.call(handle, work, 2 * FLOOR_S)
 
     async def run() -> int:
         runtime = LocalRuntime()

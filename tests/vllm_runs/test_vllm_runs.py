@@ -65,3 +65,15 @@ def test_a_replica_that_is_killed_in_mid_generation_loses_nothing(
     accounting = summary(run)["accounting"]
     assert accounting["trained"] == 64 and accounting["failed"] == 0
     assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4
+
+
+def test_a_repack_moves_work_between_replicas_in_mid_generation(start: Path, tmp_path: Path) -> None:
+    long = ("sampling.max_tokens=52", "rollout.max_sequence_tokens=64", "rollout.slots=16", "steps=16")
+    schedule = "schedule={kind='laminar', staleness_max=2, repack_interval_s=0.05}"
+    run = train(start, tmp_path / "run", *VLLM, *long, schedule)
+    moved = events(run, "moved")
+    assert moved and all(e.fields["source"] != e.fields["destination"] for e in moved)
+    assert sum(e.fields["resumed_tokens"] for e in events(run, "leased")) > 0
+    accounting = summary(run)["accounting"]
+    assert accounting["trained"] == 256 and accounting["failed"] == accounting["abandoned"] == 0
+    assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4

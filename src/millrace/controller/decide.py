@@ -33,7 +33,7 @@ class Decisions:
     async def loop(self) -> None:
         tick_s = min(TICK_S, self._run.schedule.repack_interval_s or TICK_S)
         while True:
-            began_s, self._seen = clock.now(), None
+            began_s, self._seen, heard = clock.now(), None, self._run.pulse.count
             self._refresh()
             self._place()
             self._admit()
@@ -41,8 +41,9 @@ class Decisions:
             self._expire()
             self._check(self._run.state)
             rest_s = min(REST * (clock.now() - began_s), REST_S_MAX)
-            await self._run.pulse.wait(timeout_s=tick_s)
             await asyncio.sleep(max(self._run.pace.decision_s, rest_s))
+            if self._run.pulse.count == heard:
+                await self._run.pulse.wait(timeout_s=tick_s)
 
     def _refresh(self) -> None:
         state = self._run.state

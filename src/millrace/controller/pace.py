@@ -11,7 +11,7 @@ class Pace:
     `flush_s`: between two writes to the ledger. `look_s`: after news the sessions of trainer and rewards wait
     this long before they look."""
 
-    decision_s: float = 0.005
+    decision_s: float = 0.002
     flush_s: float = 0.2
     look_s: float = 0.0
 

@@ -11,12 +11,13 @@ from millrace.core import clock
 
 class Pulse:
     """Wakes every waiter. Check the condition, then `wait`: nothing is lost in between, because no
-    other coroutine runs between the two."""
+    other coroutine runs between the two. `count`: how often it fired."""
 
     def __init__(self) -> None:
-        self._event = asyncio.Event()
+        self._event, self.count = asyncio.Event(), 0
 
     def fire(self) -> None:
+        self.count += 1
         self._event.set()
         self._event = asyncio.Event()
 

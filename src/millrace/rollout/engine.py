@@ -68,7 +68,7 @@ class TorchEngine(Queues):
         lands = device.type == "cpu" and computing == dtype  # a pull writes what is computed with
         self._landing = None if lands else Parameters(architecture, dtype, torch.device("cpu"))
         self._settled = False  # the standby set has what landed
-        num_positions = bucketed(options.max_sequence_tokens)
+        num_positions = bucketed(options.max_sequence_tokens, exact=options.exact)
         self._forward = ForwardPass(architecture, num_positions, computing, device)
         shape = (
             architecture.num_layers,

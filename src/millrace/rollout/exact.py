@@ -19,7 +19,7 @@ from functools import partial
 import torch
 
 from millrace.core.errors import ConfigError
-from millrace.rollout.attention import BUCKET, attend
+from millrace.rollout.attention import BLOCK, attend
 from millrace.rollout.cache import KVCache
 from millrace.rollout.forward import ForwardPass
 from millrace.rollout.parameters import Parameters
@@ -96,7 +96,7 @@ def _rows_are_independent(
     """Whether a row comes out the same in every number of rows, wherever it stands among them."""
     counts = sorted({products.rows(count) for count in range(1, limit + 1)})
     tokens = torch.randint(vocab, (counts[-1],), generator=generator)
-    positions = torch.randint(BUCKET, (counts[-1],), generator=generator)
+    positions = torch.randint(BLOCK, (counts[-1],), generator=generator)
     whole = compute(tokens, positions)
     for count in counts:
         rows = torch.randperm(counts[-1], generator=generator)[:count]
@@ -120,8 +120,8 @@ def check_attention(cache: KVCache, *, group: int) -> None:
 
     q, k, v = random(3, group, head_dim), random(3, head_dim, num_keys), random(3, num_keys, head_dim)
     with one_thread():
-        for length in range(BUCKET, num_keys + 1, BUCKET):
-            most = cache.num_slots * kv_heads if length == BUCKET else 8
+        for length in range(BLOCK, num_keys + 1, BLOCK):
+            most = cache.num_slots * kv_heads if length == BLOCK else 8
             if not _queries_are_independent(q, k, v, length, most):
                 raise _refusal(f"attention over {length} keys changes with what is computed beside it")
 
@@ -136,7 +136,7 @@ def _queries_are_independent(q: Tensor, k: Tensor, v: Tensor, length: int, most:
         _attended(q[i].expand(4, -1, -1), k[i].expand(4, -1, -1), v[i].expand(4, -1, -1), length)[:1]
         for i in range(3)
     ])  # fmt: skip
-    longer = _attended(q, k, v, length, masked=min(BUCKET, k.shape[2] - length))
+    longer = _attended(q, k, v, length, masked=min(BLOCK, k.shape[2] - length))
     return torch.equal(among, alone[turns]) and torch.equal(shared, alone) and torch.equal(longer, alone)
 
 
@@ -144,7 +144,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, length: int, masked: int = 0) -> 
     over = length + masked
     bias = torch.zeros((len(q), 1, over), dtype=q.dtype)
     bias[..., length:] = float("-inf")
-    return attend(q, k[..., :over], v[:, :over], bias, block=BUCKET)
+    return attend(q, k[..., :over], v[:, :over], bias, block=BLOCK)
 
 
 def _refusal(reason: str) -> ConfigError:

@@ -1,5 +1,9 @@
 """What a process says of itself with every heartbeat: whether it computes or waits for a disk, which calls it
-executes, and how large it is."""
+executes, and how large it is.
+
+Processes that it has started count as itself: an engine may compute in processes of its own, and a child that
+works is no reason to think that the worker is stuck.
+"""
 
 from __future__ import annotations
 
@@ -8,40 +12,71 @@ import resource
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from millrace.core.types import Vitals
+from millrace.runtime import process
 
-_TASKS = Path("/proc/self/task")
-_STATM = Path("/proc/self/statm")
 _UNINTERRUPTIBLE = "D"
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = resource.getpagesize()
+
+
+class _Used(NamedTuple):
+    """By a descendant, and by those of its own children that it has waited for."""
+
+    cpu_s: float
+    faults: int
+    resident_bytes: int
 
 
 class VitalSigns:
-    """Of this process. Cheap: one system call, and one small file per thread."""
+    """Of this process and its descendants. Without children it takes two system calls, and one small file for
+    each thread; with children, a small file for each process of the host too."""
 
     def __init__(self) -> None:
         self._read = 0
 
     def take(self, calls: Iterable[str], *, receiving: bool) -> Vitals:
         """`calls` are the methods that are being executed; `receiving`: another is on its way."""
-        usage = resource.getrusage(resource.RUSAGE_SELF)
+        mine, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        others = process.descendants(os.getpid()) if process.has_children() else []
+        used = [found for pid in others if (found := _used(pid)) is not None]
         # A page fault that needs a disk is how a mapped file is read, from a network too.
-        read, before = usage.ru_inblock + usage.ru_majflt, self._read
+        read = sum(usage.ru_inblock + usage.ru_majflt for usage in (mine, ended))
+        read, before = read + sum(one.faults for one in used), self._read
         self._read = read
         return Vitals(
-            cpu_s=usage.ru_utime + usage.ru_stime,
-            resident_bytes=int(_STATM.read_text().split()[1]) * resource.getpagesize(),
-            disk=read > before or _waits_for_disk(),
+            cpu_s=sum(usage.ru_utime + usage.ru_stime for usage in (mine, ended))
+            + sum(one.cpu_s for one in used),
+            resident_bytes=_resident_bytes() + sum(one.resident_bytes for one in used),
+            disk=read > before or any(_waits_for_disk(pid) for pid in (os.getpid(), *others)),
             calls=sorted(calls),
             receiving=receiving,
         )
 
 
-def _waits_for_disk() -> bool:
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+
+
+def _used(pid: int) -> _Used | None:
+    """None: it has ended meanwhile, and its parent counts it."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    faults, cpu_ticks = (sum(map(int, fields[i:j])) for i, j in ((9, 11), (11, 15)))
+    return _Used(cpu_ticks / _TICKS, faults, int(fields[21]) * _PAGE)
+
+
+def _waits_for_disk(pid: int) -> bool:
     """Whether a thread is in a wait that no signal interrupts: for a write to be on disk, say."""
-    for thread in os.listdir(_TASKS):
-        with suppress(OSError):  # ended meanwhile
-            state = (_TASKS / thread / "stat").read_text().rpartition(")")[2].split()[0]
-            if state == _UNINTERRUPTIBLE:
-                return True
+    tasks = Path(f"/proc/{pid}/task")
+    with suppress(OSError):  # the process ended meanwhile
+        for thread in os.listdir(tasks):
+            with suppress(OSError):  # this thread did
+                state = (tasks / thread / "stat").read_text().rpartition(")")[2].split()[0]
+                if state == _UNINTERRUPTIBLE:
+                    return True
     return False
