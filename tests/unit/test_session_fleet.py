@@ -31,7 +31,7 @@ def test_roles_are_given_devices_shares_and_a_python(tmp_path: Path, monkeypatch
             "model": {"path": str(tmp_path)},
             "task": {"kind": "gym", "name": "gcd"},
             "reward": {"kind": "gym"},
-            "rollout": {"replicas": 2, "python": "/other/python"},
+            "rollout": {"engine": "vllm", "replicas": 2, "python": "/other/python"},
         }
     )
     fleet = compose.fleet(config, RunDirectory(tmp_path))
@@ -40,6 +40,7 @@ def test_roles_are_given_devices_shares_and_a_python(tmp_path: Path, monkeypatch
     for replica in fleet.replicas:
         assert replica.place.devices == (1,)
         assert replica.place.python == "/other/python"
+        assert replica.spawn_s_max > config.supervision.spawn_timeout_s > fleet.trainer.spawn_s_max
         options = replica.kwargs["options"]
         assert (options.device, options.device_share) == ("cuda", 0.5)
     assert fleet.relay.place.variables["CUDA_VISIBLE_DEVICES"] == ""

@@ -45,6 +45,26 @@ def test_a_worker_that_dies_at_every_start_ends_the_run_with_one_clear_message()
         assert part in message
 
 
+class Patient:
+    """A runtime that notes how long a start may take."""
+
+    async def spawn(self, name, target, kwargs, *, place, timeout_s):
+        self.timeout_s = timeout_s
+        raise RemoteError("nothing starts here")
+
+
+@pytest.mark.parametrize(("own_s", "expected_s"), [(0.0, 1.0), (0.5, 1.0), (900.0, 900.0)])
+def test_a_worker_whose_start_takes_long_gets_longer_than_others(own_s, expected_s):
+    async def run():
+        runtime = Patient()
+        supervisor = Supervisor(runtime, Events(clock.now, clock.wall), POLICY, Waits(), heard)
+        with pytest.raises(RemoteError):
+            await supervisor.keep(WorkerSpec("replica", "replica-0", "a:B", spawn_s_max=own_s), None)
+        return runtime.timeout_s
+
+    assert asyncio.run(run()) == expected_s
+
+
 class Killed:
     """A runtime whose workers answer one heartbeat and are killed then."""
 

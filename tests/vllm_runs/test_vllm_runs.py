@@ -16,7 +16,6 @@ VLLM = (
     "rollout.engine=vllm",
     f"rollout.python={PYTHON}",
     "rollout.exact=false",
-    "supervision.spawn_timeout_s=300",
     "supervision.heartbeat_timeout_s=60",
 )
 

@@ -38,7 +38,7 @@ class Supervision(Section):
     limit is ten times the longest so far, at least 20 s. A worker that does nothing in a command is killed
     after 20 s."""
     spawn_timeout_s: float = Field(default=120.0, ge=1, le=SECONDS_MAX)
-    """Time from the start of a worker until the worker must be ready."""
+    """Time from a worker's start until it must be ready. A replica with vLLM has at least 900 s."""
 
 
 class Checkpoints(Section):

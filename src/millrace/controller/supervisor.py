@@ -28,13 +28,15 @@ DEATH_GRACE_S = 0.02  # a session that was in a call learns of the death there, 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What to spawn: worker `name` of `role`, an instance of `target` made with `kwargs`, at `place`."""
+    """What to spawn: worker `name` of `role`, an instance of `target` made with `kwargs`, at `place`.
+    `spawn_s_max`: a start may take this long, even where the policy's `spawn_timeout_s` is less."""
 
     role: str
     name: str
     target: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     place: Place = HERE
+    spawn_s_max: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class Supervisor:
                 spec.target,
                 spec.kwargs,
                 place=spec.place,
-                timeout_s=self._policy.spawn_timeout_s,
+                timeout_s=max(self._policy.spawn_timeout_s, spec.spawn_s_max),
             )
         self._epochs[spec.name] = handle.epoch
         fields = {"role": spec.role, "name": spec.name, "epoch": handle.epoch}

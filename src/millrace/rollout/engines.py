@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
 
 class EngineKind(NamedTuple):
-    """`opener`: "package.module:function", of `EngineOptions`, that opens an engine without weights."""
+    """`opener`: "package.module:function", of `EngineOptions`, that opens an engine without weights.
+    `spawn_s_max`: its replica may take this long to start, even where `supervision.spawn_timeout_s` is less.
+    """
 
     opener: str
     can: Capabilities
+    spawn_s_max: float = 0.0
 
 
 SAMPLING = Sampling.__struct_fields__
@@ -47,6 +50,7 @@ ENGINES = {
             shares_prefixes=True,
             chunks_prompts=False,  # on a GPU it does
         ),
+        spawn_s_max=900.0,  # on a GPU it compiles first
     ),
     "server": EngineKind(
         "millrace.rollout.server.opening:open_engine",

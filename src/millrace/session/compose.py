@@ -30,6 +30,7 @@ from millrace.observe.summary import Summary
 from millrace.placement.assign import Placement, assign, uses_gpus
 from millrace.placement.inventory import read_host
 from millrace.placement.needs import read_needs
+from millrace.rollout.engines import ENGINES
 from millrace.rollout.protocol import EngineOptions
 from millrace.runtime.kernel import check_kernel
 from millrace.runtime.local import LocalRuntime
@@ -180,6 +181,7 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
                     **replica,
                 },
                 its_place,
+                ENGINES[rollout.engine].spawn_s_max,
             )
             for i, (its_place, server) in enumerate(zip(placed.replicas, servers, strict=True))
         ),
