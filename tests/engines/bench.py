@@ -19,7 +19,7 @@ from millrace.core.columns import TokenColumns, token_array
 from millrace.core.types import Finish, Progress, Sampling, Work
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.rollout.engines import open_engine
-from millrace.rollout.protocol import EngineOptions
+from millrace.rollout.protocol import Engine, EngineOptions
 from millrace.trainer.attention import NAME
 from millrace.trainer.model import named_weights, row_logprobs
 from millrace.trainer.packing import Branch, Tree, pack
@@ -93,7 +93,7 @@ class Bench:
         make_character_tokenizer(directory, ALPHABET)
         sizes = {"slots": 8, "max_sequence_tokens": 256, "prefill_chunk": 64}
         self.options = EngineOptions(model_path=str(directory), device="cpu", **(sizes | options))
-        self.engine = open_engine(kind, self.options)
+        self.engine = self.open_engine(kind)
         self.models: dict[int, PreTrainedModel] = {}
         self.digests: dict[int, str] = {}
         self.relay, buffers = Relay("relay", slots=3), self._buffers(make_model(model, 0))
@@ -101,10 +101,13 @@ class Bench:
         self._writer, self.reader = open_writer(self.endpoint), open_reader(self.endpoint)
         self._ids, self.played = itertools.count(), dict[int, Played]()
 
+    def open_engine(self, kind: str) -> Engine:
+        return open_engine(kind, self.options)
+
     def close(self) -> None:
-        self.clear()
         self._writer.close()
         self.reader.close()
+        self.engine.close()
 
     def clear(self) -> None:
         """Let the engine forget what it works on."""

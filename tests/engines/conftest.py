@@ -1,4 +1,8 @@
-"""One suite for every engine: `pytest tests/engines --engine NAME`, NAME as in `rollout.engine`."""
+"""One suite for every engine: `pytest tests/engines --engine NAME`, NAME as in `rollout.engine`.
+
+Without a name: our own. Then the simulated engine, too, keeps the promises that have nothing to do with what
+is computed: the tests without the mark `computed`.
+"""
 
 from __future__ import annotations
 
@@ -10,57 +14,77 @@ from bench import Bench, OpenBench
 from millrace.rollout.engines import ENGINES
 from millrace.rollout.protocol import Capabilities
 
+SIMULATED = "simulated"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--engine", default="own", choices=list(ENGINES), help="which engine tests/engines tests"
-    )
+    parser.addoption("--engine", choices=list(ENGINES), help="which engine tests/engines tests")
 
 
-@pytest.fixture(scope="session")
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.config.getoption("--engine", "own"))
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "computed: only an engine that computes can show it")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "kind" in metafunc.fixturenames:
+        asked = metafunc.config.getoption("--engine", None)
+        computed = metafunc.definition.get_closest_marker("computed")
+        simulated = [] if asked or computed else [SIMULATED]
+        metafunc.parametrize("kind", [asked or "own", *simulated], scope="session")
 
 
 @pytest.fixture(scope="session")
 def can(kind: str) -> Capabilities:
+    if kind == SIMULATED:
+        from simulated import CAN
+
+        return CAN
     return ENGINES[kind].can
 
 
+def make_bench(kind: str, factory: pytest.TempPathFactory, model: str, **options: int) -> Bench:
+    made = Bench
+    if kind == SIMULATED:  # an engine's own interpreter has not what the simulator needs
+        from simulated import SimulatedBench as made
+    return made(kind, factory.mktemp("model"), model, **options)
+
+
 @pytest.fixture(scope="session")
-def _benches(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenBench]:
-    """Each model and each way to open it once: opening an engine may take seconds, a load takes none."""
-    opened: dict[tuple, Bench] = {}
-
-    def open_bench(model: str, **options: int) -> Bench:
-        key = (model, *sorted(options.items()))
-        if key not in opened:
-            opened[key] = Bench(kind, tmp_path_factory.mktemp("model"), model, **options)
-        return opened[key]
-
-    yield open_bench
-    for bench in opened.values():
+def _kept() -> Iterator[list[Bench]]:
+    """Engines live until the end: one that is closed takes what all of vLLM's share, its process groups."""
+    kept: list[Bench] = []
+    yield kept
+    for bench in kept:
         bench.close()
 
 
+@pytest.fixture(scope="session")
+def _benches(tmp_path_factory: pytest.TempPathFactory, _kept: list[Bench]) -> OpenBench:
+    """Each model and each way to open it once: opening an engine may take seconds, a load takes none."""
+    opened: dict[tuple, Bench] = {}
+
+    def open_bench(kind: str, model: str, **options: int) -> Bench:
+        key = (kind, model, *sorted(options.items()))
+        if key not in opened:
+            opened[key] = make_bench(kind, tmp_path_factory, model, **options)
+            _kept.append(opened[key])
+        return opened[key]
+
+    return open_bench
+
+
 @pytest.fixture
-def bench_of(_benches: OpenBench) -> Iterator[OpenBench]:
+def bench_of(kind: str, _benches: OpenBench) -> Iterator[OpenBench]:
     """Benches whose engines are idle, before and after."""
     used: list[Bench] = []
 
     def open_bench(model: str = "qwen3 tied", **options: int) -> Bench:
-        used.append(_benches(model, **options))
+        used.append(_benches(kind, model, **options))
         return used[-1]
 
     yield open_bench
     for bench in used:
         bench.clear()
-
-
-@pytest.fixture(scope="session")
-def _kept() -> list[Bench]:
-    """Engines live until the end: one that goes takes what all of vLLM's share, its process groups."""
-    return []
 
 
 @pytest.fixture
@@ -71,10 +95,10 @@ def fresh_bench(
     opened: list[Bench] = []
 
     def open_bench(model: str = "qwen3 tied", **options: int) -> Bench:
-        opened.append(Bench(kind, tmp_path_factory.mktemp("model"), model, **options))
+        opened.append(make_bench(kind, tmp_path_factory, model, **options))
+        _kept.append(opened[-1])
         return opened[-1]
 
     yield open_bench
-    _kept += opened
     for bench in opened:
-        bench.close()
+        bench.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +16,11 @@ from millrace.core.protocols import Handle
 from millrace.core.types import Progress, Sampling, Work
 from millrace.runtime.local import LocalRuntime
 
-DEADLINE_S = 120.0
+pytestmark = pytest.mark.computed
+
+DEADLINE_S = 250.0
+IMPORTED = {"vllm": ("millrace.rollout.vllm.opening", "vllm.v1.engine.llm_engine")}
+"""What each replica would import anew, for seconds."""
 LENGTH = 90
 
 
@@ -57,45 +62,66 @@ async def in_the_middle(handle: Handle, moment: str, bench: Bench, played: dict[
         assert isinstance(outcome, WorkerDied) or not isinstance(outcome, BaseException), outcome
 
 
+class Ward:
+    """Replicas of one runtime: each test kills one, and the same other takes over. To open an engine takes
+    longer than all that follows."""
+
+    def __init__(self, kind: str, runner: asyncio.Runner) -> None:
+        self.run, self._kind = runner.run, kind
+        self._runtime = LocalRuntime(("millrace.rollout.replica", *IMPORTED.get(kind, ())))
+        self._survivor: Handle | None = None
+
+    async def replica(self, name: str, target: str, bench: Bench) -> Handle:
+        kwargs = {
+            "name": name,
+            "engine": self._kind,
+            "options": bench.options,
+            "report_interval_s": 0.02,
+            "open_reader": "millrace.weights.ring:open_reader",
+        }
+        return await self._runtime.spawn(name, target, kwargs, timeout_s=DEADLINE_S)
+
+    async def survivor(self, bench: Bench) -> Handle:
+        if self._survivor is None:
+            self._survivor = await self.replica("r1", "millrace.rollout.replica:EngineReplica", bench)
+        return self._survivor
+
+    def close(self) -> None:
+        self.run(self._runtime.close())
+
+
+@pytest.fixture(scope="module")
+def ward(kind: str, warm: None) -> Iterator[Ward]:
+    with asyncio.Runner() as runner:
+        ward = Ward(kind, runner)
+        yield ward
+        ward.close()
+
+
 @pytest.mark.parametrize("moment", ["decoding", "loading", "releasing", "taking more in"])
 def test_a_killed_replicas_trajectories_go_on_in_another(
-    moment: str, kind: str, warm: None, bench_of: OpenBench
+    moment: str, ward: Ward, bench_of: OpenBench
 ) -> None:
     bench = bench_of(slots=4)
     old, new = bench.publish(1), bench.publish(2)
-    kwargs = {
-        "engine": kind,
-        "options": bench.options,
-        "report_interval_s": 0.02,
-        "open_reader": "millrace.weights.ring:open_reader",
-    }
     works = [
         bench.work(prompt_of(i // 2, 20), Sampling(max_tokens=LENGTH), group_id=i // 2) for i in range(4)
     ]
 
     async def scenario() -> list[Played]:
-        runtime = LocalRuntime(preload=("millrace.rollout.replica",))
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                first, second = [
-                    await runtime.spawn(name, target, {"name": name} | kwargs, timeout_s=DEADLINE_S)
-                    for name, target in (
-                        ("r0", "held_replica:HeldReplica"),
-                        ("r1", "millrace.rollout.replica:EngineReplica"),
-                    )
-                ]
-                served = await call(first, "pull", old, bench.endpoint)
-                assert served.digest == bench.digests[old]
-                before = await told(first, works, STEPS // 2)
-                await in_the_middle(first, moment, bench, before)
-                await call(second, "pull", new, bench.endpoint)
-                resumed = [resume(bench, one) for one in before.values() if one.finish is None]
-                after = await told(second, resumed, LENGTH)
-        finally:
-            await runtime.close()
+        async with asyncio.timeout(DEADLINE_S):
+            first = await ward.replica("r0", "held_replica:HeldReplica", bench)
+            second = await ward.survivor(bench)
+            served = await call(first, "pull", old, bench.endpoint)
+            assert served.digest == bench.digests[old]
+            before = await told(first, works, STEPS // 2)
+            await in_the_middle(first, moment, bench, before)
+            await call(second, "pull", new, bench.endpoint)
+            resumed = [resume(bench, one) for one in before.values() if one.finish is None]
+            after = await told(second, resumed, LENGTH)
         return [joined(one, after.get(key)) for key, one in before.items()]
 
-    played = asyncio.run(scenario())
+    played = ward.run(scenario())
     assert all(one.finish is not None for one in played)
     assert any([version for version, _ in one.columns.runs] == [old, new] for one in played)
     bench.check(played)

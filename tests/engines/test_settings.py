@@ -18,6 +18,8 @@ from millrace.core.types import Finish, Sampling
 from millrace.rollout import engines
 from millrace.rollout.protocol import Capabilities
 
+pytestmark = pytest.mark.computed
+
 TRAJECTORIES, LENGTH = 48, 40
 ODD = tuple(range(5, VOCAB, 2))
 

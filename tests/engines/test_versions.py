@@ -23,6 +23,7 @@ def groups(bench: Bench, sampling: Sampling = LONG) -> list[Work]:
     return [bench.work(prompt_of(group, 20), sampling, group_id=group) for group in (0, 1) for _ in range(3)]
 
 
+@pytest.mark.computed
 @pytest.mark.parametrize("model", MODELS)
 def test_logprobs_equal_the_trainers(model: str, bench_of: OpenBench) -> None:
     bench = bench_of(model)
@@ -32,6 +33,7 @@ def test_logprobs_equal_the_trainers(model: str, bench_of: OpenBench) -> None:
     bench.check(played)
 
 
+@pytest.mark.computed
 @pytest.mark.parametrize("model", MODELS)
 def test_after_a_load_it_equals_a_fresh_engine(
     model: str, bench_of: OpenBench, fresh_bench: OpenBench
@@ -49,6 +51,7 @@ def test_after_a_load_it_equals_a_fresh_engine(
         np.testing.assert_allclose(one.columns.logprobs, other.columns.logprobs, atol=TOLERANCE)
 
 
+@pytest.mark.computed
 @pytest.mark.parametrize("model", MODELS)
 def test_a_load_in_mid_generation_has_exact_spans(model: str, bench_of: OpenBench) -> None:
     bench = bench_of(model)
@@ -65,6 +68,7 @@ def test_a_load_in_mid_generation_has_exact_spans(model: str, bench_of: OpenBenc
     bench.check(played)
 
 
+@pytest.mark.computed
 def test_a_load_late_in_a_trajectory_lets_it_go_on_to_the_end_of_the_context(bench_of: OpenBench) -> None:
     bench, endless = bench_of(max_sequence_tokens=64), Sampling(max_tokens=200, ignore_eos=True)
     first = bench.serve(1)
@@ -124,6 +128,7 @@ def test_trajectories_of_one_group_may_begin_under_different_versions(bench_of: 
     bench.check(bench.drain().values())
 
 
+@pytest.mark.computed
 def test_without_recomputing_versions_are_exact_and_new_work_never_sees_an_old_cache(
     bench_of: OpenBench, can: Capabilities
 ) -> None:
@@ -151,6 +156,7 @@ def test_before_the_first_version_work_waits(fresh_bench: OpenBench) -> None:
     bench.check(bench.drain().values())
 
 
+@pytest.mark.computed
 def test_greedy_takes_the_largest_logit_and_tells_its_logprob_at_temperature_1(bench_of: OpenBench) -> None:
     bench = bench_of()
     version = bench.serve(1)
@@ -160,6 +166,7 @@ def test_greedy_takes_the_largest_logit_and_tells_its_logprob_at_temperature_1(b
         assert bench.logits(version, one).argmax(-1).tolist() == one.tokens
 
 
+@pytest.mark.computed
 def test_weights_that_are_not_finite_are_an_error_that_names_version_and_trajectory(
     fresh_bench: OpenBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

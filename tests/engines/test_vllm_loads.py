@@ -10,6 +10,8 @@ from millrace.core.errors import DigestMismatchError, UnknownVersionError, Worke
 from millrace.core.types import Sampling
 from millrace.rollout.vllm import loading
 
+pytestmark = pytest.mark.computed
+
 FREE = Sampling(max_tokens=20)
 
 

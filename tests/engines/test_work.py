@@ -77,7 +77,7 @@ def test_long_prompts_are_computed_in_chunks_and_come_out_right(
 def test_members_of_a_group_compute_their_prompt_once(bench_of: OpenBench, can: Capabilities) -> None:
     if not can.shares_prefixes:
         pytest.skip("this engine shares no prompts")
-    bench, prompt = bench_of(slots=8), prompt_of(4, 130)
+    bench, prompt = bench_of(), prompt_of(4, 130)
     bench.serve(1)
     before = bench.engine.load().prefilled_tokens
     played = bench.play(bench.work(prompt, LONG, group_id=1) for _ in range(8))
@@ -95,6 +95,7 @@ def test_a_resumed_member_of_a_group_comes_out_right(bench_of: OpenBench) -> Non
     bench.check(bench.play(works))
 
 
+@pytest.mark.computed
 def test_another_seed_samples_other_tokens(bench_of: OpenBench) -> None:
     bench = bench_of()
     bench.serve(1)
@@ -105,6 +106,7 @@ def test_another_seed_samples_other_tokens(bench_of: OpenBench) -> None:
 # ---------------------------------------------------------------- ends
 
 
+@pytest.mark.computed
 def test_the_end_token_stops_and_belongs_to_the_completion(bench_of: OpenBench) -> None:
     bench = bench_of()
     bench.serve(1)
@@ -116,6 +118,7 @@ def test_the_end_token_stops_and_belongs_to_the_completion(bench_of: OpenBench) 
     assert all(END not in one.tokens for one in played if one.finish is Finish.LENGTH)
 
 
+@pytest.mark.computed
 def test_a_stop_string_over_two_tokens_stops_with_the_token_that_completes_it(bench_of: OpenBench) -> None:
     bench = bench_of()
     bench.serve(1)
@@ -132,6 +135,7 @@ def test_a_stop_string_over_two_tokens_stops_with_the_token_that_completes_it(be
     bench.check(played)
 
 
+@pytest.mark.computed
 def test_the_token_budget_counts_from_the_prompt_and_truncates(bench_of: OpenBench) -> None:
     bench = bench_of()
     bench.serve(1)
@@ -142,6 +146,7 @@ def test_the_token_budget_counts_from_the_prompt_and_truncates(bench_of: OpenBen
     bench.check([one])
 
 
+@pytest.mark.computed
 def test_the_context_truncates_too(bench_of: OpenBench) -> None:
     bench = bench_of(max_sequence_tokens=64)
     bench.serve(1)
@@ -151,6 +156,7 @@ def test_the_context_truncates_too(bench_of: OpenBench) -> None:
     bench.check(played)
 
 
+@pytest.mark.computed
 @pytest.mark.parametrize(("tokens", "finish"), [([5, END], Finish.STOP), ([5] * 4, Finish.LENGTH)])
 def test_work_that_is_already_complete_is_reported_finished(
     tokens: list[int], finish: Finish, bench_of: OpenBench
@@ -161,6 +167,7 @@ def test_work_that_is_already_complete_is_reported_finished(
     assert (one.tokens, one.finish) == ([], finish)
 
 
+@pytest.mark.computed
 def test_what_it_cannot_hold_is_refused_and_nothing_of_it_is_queued(bench_of: OpenBench) -> None:
     bench = bench_of(max_sequence_tokens=64)
     bench.serve(1)

@@ -265,6 +265,9 @@ class TorchEngine(Queues):
                 "gradient norm of the last steps, and go back to an earlier checkpoint."
             )
 
+    def close(self) -> None:
+        """It has started none."""
+
     # ------------------------------------------------------------ bookkeeping
 
     def _ready(self, slot: int) -> bool:

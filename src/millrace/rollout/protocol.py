@@ -105,3 +105,10 @@ class Engine(Protocol):
 
     def digest(self) -> str:
         """Digest of the tensors that are computed with now, in state-dict order, in the published dtype."""
+
+    # ------------------------------------------------------------ its end
+
+    def close(self) -> None:
+        """End every process that it started, for a caller whose own process goes on: of a replica the runtime
+        kills them all. Its memory is free with the last reference to it. Nothing else is called after this,
+        and a second call changes nothing."""

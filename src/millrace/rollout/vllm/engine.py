@@ -185,6 +185,10 @@ class VllmEngine(Queues):
             self._llm.abort_request([_name(continuation)])
         return self._running.pop(continuation.work.trajectory_id)
 
+    def close(self) -> None:
+        """Other engines with vLLM in this process end too: they share its process groups."""
+        self._llm.engine_core.shutdown()
+
     def _under_way(self) -> Collection[Continuation]:
         return self._running.values()
 
