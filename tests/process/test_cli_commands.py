@@ -10,12 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
 from millrace.cli.app import run
 from millrace.config.load import load
-from millrace.core.columns import TokenColumns, token_array
+from millrace.core.columns import token_array
 from millrace.core.errors import DataError
 from millrace.core.types import Accounting, Finish, Group, State, StepRecord, Trajectory
 from millrace.environments.tokenizer import make_character_tokenizer
@@ -174,6 +175,7 @@ def test_a_run_is_shown_from_its_ledger(project: Path, capsys: pytest.CaptureFix
     assert trajectory["prompt"] == "1+1="
     assert trajectory["tokens"][1]["version"] == 0
     assert trajectory["tokens"][0]["logprob"] == pytest.approx(-0.5)
+    assert trajectory["tokens"][1]["likely"][1] == {"token": 2, "text": ANY, "logprob": -2.5}
     assert run(["show", str(directory.path), "--step", "1", "--json"]) == 0
     step = json.loads(capsys.readouterr().out)
     assert step["reward_mean"] == 0.5
@@ -184,7 +186,7 @@ def test_a_run_is_shown_from_its_ledger(project: Path, capsys: pytest.CaptureFix
     for arguments, words in (
         ([], ("in flight", "reward mean", "moved or resumed", "figures from 16 batches")),
         (["--step", "1"], ("reward mean", "trajectory", "ended by")),
-        (["--trajectory", "0"], ("row", "log-prob", "trained into version")),
+        (["--trajectory", "0"], ("row", "log-prob", "trained into version", "-1.5")),
         (["--samples", "1"], ("trajectory 1, reward 1, trained in step 1", "prompt", "1+1=", "completion")),
         (["--worst"], ("trajectory 0, reward 0", "trajectory 1, reward 1")),
         (["--failed"], ("none yet",)),
@@ -218,7 +220,8 @@ def write_ledger(directory: RunDirectory) -> None:
     ledger.admit([Group(0, "rows:1", token_array([1, 2]), "1+1=", members)])
     for member in members:
         member.state, member.finish, member.reward = State.BUFFERED, Finish.STOP, float(member.trajectory_id)
-        member.columns = TokenColumns.of([7, 1], [-0.5, -0.1], 0)
+        member.columns.append(7, -0.5, 0, ([7, 9], [-0.5, -1.5]))
+        member.columns.append(1, -0.1, 0, ([1, 2], [-0.1, -2.5]))
     ledger.update(members)
     ledger.flush()
     ledger.commit_step(StepRecord(1, [0], [0, 1], {"loss": 0.25}))

@@ -22,7 +22,8 @@ def uniforms(seeds: Sequence[int], trajectory_ids: Sequence[int], positions: Seq
 def sample(
     logits: torch.Tensor, samplings: Sequence[Sampling], noise: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return sampler(samplings, logits.shape[1])(logits, torch.from_numpy(noise))
+    tokens, logprobs, _ = sampler(samplings, logits.shape[1])(logits, torch.from_numpy(noise))
+    return tokens, logprobs
 
 
 def sampler(samplings: Sequence[Sampling], vocab: int) -> Sampler:
@@ -130,6 +131,16 @@ def test_a_sampled_token_counts_from_then_on() -> None:
     one = sampler([Sampling(max_tokens=1, temperature=0, presence_penalty=2.0)], 4)
     logits, noise = torch.tensor([[0.0, 0.0, 0.0, 1.5]]), torch.zeros(1, dtype=torch.float64)
     assert [int(one(logits, noise)[0]) for _ in range(2)] == [3, 0]
+
+
+def test_the_likely_tokens_are_those_of_the_edited_and_cut_distribution() -> None:
+    settings = Sampling(max_tokens=1, temperature=0.5, top_k=2, banned_token_ids=(3,), logprobs=3)
+    logits, noise = torch.tensor([[1.0, 2.0, -1.0, 3.0]]), torch.zeros(1, dtype=torch.float64)
+    _, _, (row,) = sampler([settings], 4)(logits, noise)
+    assert row is not None
+    assert row[0][:2] == [1, 0]
+    expected = torch.tensor([2.0, 1.0]).div(0.5).log_softmax(-1).tolist()
+    assert row[1] == pytest.approx([*expected, -math.inf])
 
 
 def test_greedy_records_the_logprob_at_temperature_1_without_truncation() -> None:

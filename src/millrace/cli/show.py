@@ -171,7 +171,18 @@ def _trajectory(view: dict[str, Any]) -> Group:
     facts = {key: value for key, value in view.items() if key not in ("prompt", "completion", "tokens")}
     measured = facts.pop("reward_metrics")
     rewards = [_named("Metrics of the reward", measured)] if measured else []
-    return Group(_named("", facts), *rewards, *texts, _records("Tokens", view["tokens"]))
+    return Group(_named("", facts), *rewards, *texts, _records("Tokens", list(map(_token, view["tokens"]))))
+
+
+def _token(token: dict[str, Any]) -> dict[str, Any]:
+    """Likely tokens in one cell."""
+    if "likely" not in token:
+        return token
+    told = (
+        f"{one['token'] if one['text'] is None else one['text']!r} {one['logprob']:.3g}"
+        for one in token["likely"]
+    )
+    return token | {"likely": ", ".join(told)}
 
 
 def _named(title: str, values: dict[str, Any]) -> Group:

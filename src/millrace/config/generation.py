@@ -38,6 +38,9 @@ class SamplingConfig(Section):
     """Only these tokens are sampled. `"none"`: all tokens."""
     banned_token_ids: tuple[CountOrZero, ...] = ()
     """These tokens are never sampled."""
+    logprobs: int = Field(default=0, ge=0, le=20)
+    """The number of most likely tokens to keep at each position, for `millrace show --trajectory`. 0 is off.
+    Each takes 8 bytes a position, in a replica's messages and, before compression, in the ledger."""
 
     @model_validator(mode="after")
     def _something_is_left(self) -> SamplingConfig:

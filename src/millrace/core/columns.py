@@ -12,10 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from millrace.core.likely import Likely, Row
+
 Buffer = bytes | bytearray | memoryview | array
 
-Packed = tuple[list[list[tuple[int, int]]], bytes, bytes]
-"""Several columns as few buffers: the runs of each, all token ids, all log-probs."""
+Packed = tuple[list[list[tuple[int, int]]], bytes, bytes, list[Likely | None]]
+"""Several columns as few buffers: the runs of each, all token ids, all log-probs; what is likely of each."""
 
 
 def token_array(tokens: Iterable[int] = ()) -> array[int]:
@@ -29,17 +31,19 @@ class TokenColumns:
     tokens    int32, ids
     logprobs  float32, of the distribution really sampled from
     runs      (version, how many tokens in a row), in order of position; no two neighbours have one version
+    likely    what else could have come at each position; None: nobody asked
 
     Equal are columns whose bytes are: NaN equals itself, and -0.0 is not 0.0. Pickling with protocol 5 hands
     out the two buffers as they are, so what is sent out of band must not grow any more.
     """
 
-    __slots__ = ("logprobs", "runs", "tokens")
+    __slots__ = ("likely", "logprobs", "runs", "tokens")
 
     def __init__(self) -> None:
         self.tokens: array[int] = array("i")
         self.logprobs: array[float] = array("f")
         self.runs: list[tuple[int, int]] = []
+        self.likely: Likely | None = None
 
     @classmethod
     def of(
@@ -59,12 +63,19 @@ class TokenColumns:
         return columns
 
     @classmethod
-    def from_buffers(cls, tokens: Buffer, logprobs: Buffer, runs: Iterable[Sequence[int]]) -> TokenColumns:
+    def from_buffers(
+        cls,
+        tokens: Buffer,
+        logprobs: Buffer,
+        runs: Iterable[Sequence[int]],
+        likely: Likely | None = None,
+    ) -> TokenColumns:
         """A copy of int32 ids and float32 log-probs. Raises: ValueError: as `of`."""
         columns = cls()
         columns.tokens.frombytes(tokens)
         columns.logprobs.frombytes(logprobs)
         columns.runs = [(version, count) for version, count in runs]
+        columns.likely = likely
         columns._refuse_misaligned()
         return columns
 
@@ -80,6 +91,7 @@ class TokenColumns:
         columns = TokenColumns()
         columns.tokens, columns.logprobs = self.tokens[start:stop], self.logprobs[start:stop]
         columns.runs = list(_cut(self.runs, start, stop))
+        columns.likely = self.likely and self.likely[start:stop]
         return columns
 
     def __eq__(self, other: object) -> bool:
@@ -89,6 +101,7 @@ class TokenColumns:
             self.runs == other.runs
             and self.tokens == other.tokens
             and self.logprobs.tobytes() == other.logprobs.tobytes()
+            and self.likely == other.likely
         )
 
     __hash__ = None  # type: ignore[assignment]  # they grow
@@ -109,18 +122,42 @@ class TokenColumns:
         """Of every token."""
         return [version for version, count in self.runs for _ in range(count)]
 
+    def without_likely(self) -> TokenColumns:
+        """The same tokens, not copied."""
+        if self.likely is None:
+            return self
+        columns = TokenColumns()
+        columns.tokens, columns.logprobs, columns.runs = self.tokens, self.logprobs, self.runs
+        return columns
+
     # ------------------------------------------------------------ growing
 
-    def append(self, token: int, logprob: float, version: int) -> None:
+    def append(self, token: int, logprob: float, version: int, likely: Row | None = None) -> None:
+        """`likely`: given for every token, always as many, or for none."""
+        if likely is not None:
+            self.likely = self.likely or Likely(len(likely[0]))
+            self.likely.append(likely)
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self._extend_runs(version, 1)
 
     def extend(self, other: TokenColumns) -> None:
+        """Raises: ValueError: likely tokens are known of one part only."""
+        if self.likely is not None or other.likely is not None:
+            self._extend_likely(other)
         self.tokens += other.tokens
         self.logprobs += other.logprobs
         for version, count in other.runs:
             self._extend_runs(version, count)
+
+    def _extend_likely(self, other: TokenColumns) -> None:
+        if self.likely is None and other.likely is not None and not self.tokens:
+            self.likely = Likely(other.likely.num)
+        mine, new = self.likely, other.likely
+        if mine is not None and new is not None and mine.num == new.num:
+            mine.extend(new)
+        elif other.tokens:
+            raise ValueError(f"columns do not align: {mine} likely tokens, and then {new}")
 
     def _extend_runs(self, version: int, count: int) -> None:
         runs = self.runs
@@ -136,33 +173,39 @@ class TokenColumns:
                 f"columns do not align: {num_tokens} tokens, {len(self.logprobs)} log-probs, "
                 f"{num_versions} versions"
             )
+        if self.likely is not None and not self.likely.aligned(num_tokens):
+            raise ValueError(
+                f"columns do not align: {num_tokens} tokens, {len(self.likely.tokens)} likely ones"
+            )
 
     # ------------------------------------------------------------ carrying
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         if protocol >= 5:
             tokens, logprobs = pickle.PickleBuffer(self.tokens), pickle.PickleBuffer(self.logprobs)
-            return TokenColumns.from_buffers, (tokens, logprobs, self.runs)
-        return TokenColumns.from_buffers, (self.tokens.tobytes(), self.logprobs.tobytes(), self.runs)
+            return TokenColumns.from_buffers, (tokens, logprobs, self.runs, self.likely)
+        plain = self.tokens.tobytes(), self.logprobs.tobytes()
+        return TokenColumns.from_buffers, (*plain, self.runs, self.likely)
 
 
 def pack(columns: Sequence[TokenColumns]) -> Packed:
     tokens = b"".join([one.tokens for one in columns])
     logprobs = b"".join([one.logprobs for one in columns])
-    return [one.runs for one in columns], tokens, logprobs
+    return [one.runs for one in columns], tokens, logprobs, [one.likely for one in columns]
 
 
 def unpack(packed: Packed) -> list[TokenColumns]:
     """What `pack` was given. Raises: ValueError: the parts do not fit together."""
-    all_runs, token_bytes, logprob_bytes = packed
+    all_runs, token_bytes, logprob_bytes, all_likely = packed
     tokens, logprobs = array("i"), array("f")
     tokens.frombytes(token_bytes)
     logprobs.frombytes(logprob_bytes)
     unpacked, start = [], 0
-    for runs in all_runs:
+    for runs, likely in zip(all_runs, all_likely, strict=True):
         end = start + (runs[0][1] if len(runs) == 1 else sum([count for _, count in runs]))
         columns = TokenColumns.__new__(TokenColumns)
-        columns.tokens, columns.logprobs, columns.runs = tokens[start:end], logprobs[start:end], runs
+        columns.tokens, columns.logprobs = tokens[start:end], logprobs[start:end]
+        columns.runs, columns.likely = runs, likely
         unpacked.append(columns)
         start = end
     if not start == len(tokens) == len(logprobs):

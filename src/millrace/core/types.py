@@ -70,6 +70,7 @@ class Sampling(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
     allowed_token_ids: tuple[int, ...] | None = None
     banned_token_ids: tuple[int, ...] = ()
+    logprobs: int = 0
 
     @property
     def cuts(self) -> bool:

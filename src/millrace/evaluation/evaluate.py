@@ -55,7 +55,7 @@ def evaluate(
         prefill_chunk=config.rollout.prefill_chunk,
         exact=config.rollout.exact,
     )
-    sampling = Sampling(**dict(config.sampling))
+    sampling = replace(Sampling(**dict(config.sampling)), logprobs=0)
     greedy = replace(sampling, temperature=0.0)
     ended, total = itertools.count(1), len(asked) * (1 + samples)
 

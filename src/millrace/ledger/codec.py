@@ -2,7 +2,8 @@
 
 A growing trajectory is written plainly and often, a finished one squeezed and once. Plain are the columns as
 they are: int32 ids, then float32 log-probs, little-endian. Squeezed, both go byte plane by byte plane (all
-lowest bytes first), which zstd likes about 15 % better. The first byte says which of the two it is.
+lowest bytes first), which zstd likes about 15 % better. The first byte says which of the two it is. Ids and
+log-probs of likely tokens lie behind those of the sampled tokens.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import zstandard
 
 from millrace.core.columns import TokenColumns
 from millrace.core.errors import LedgerError
+from millrace.core.likely import Likely
 
 _PLAIN, _SQUEEZED = b"p", b"z"
 
@@ -29,12 +31,14 @@ _DECOMPRESSOR = zstandard.ZstdDecompressor()
 
 def pack_plain(columns: TokenColumns) -> bytes:
     """Cheap to write."""
-    return _PLAIN + _little(columns.tokens) + _little(columns.logprobs)
+    ids, logprobs = _with_likely(columns)
+    return _PLAIN + _little(ids) + _little(logprobs)
 
 
 def pack_squeezed(columns: TokenColumns) -> bytes:
     """Cheap to keep."""
-    return _squeeze(_planes(columns.tokens) + _planes(columns.logprobs))
+    ids, logprobs = _with_likely(columns)
+    return _squeeze(_planes(ids) + _planes(logprobs))
 
 
 def pack_prompt(tokens: array[int]) -> bytes:
@@ -44,8 +48,12 @@ def pack_prompt(tokens: array[int]) -> bytes:
 def unpack_columns(data: bytes, versions: bytes) -> TokenColumns:
     """What `pack_plain` or `pack_squeezed` packed, with the runs of `pack_versions`. Raises LedgerError."""
     with _decoding("tokens"):
-        tokens, logprobs = _halves(data)
-        return TokenColumns.from_buffers(_native(tokens), _native(logprobs), version_runs(versions))
+        ids, logprobs = map(_native, _halves(data))
+        runs = version_runs(versions)
+        end = 4 * sum(count for _, count in runs)
+        behind = array("i", ids[end:]), array("f", logprobs[end:])
+        likely = Likely(len(ids[end:]) // (end or 1), *behind) if len(ids) > end else None
+        return TokenColumns.from_buffers(ids[:end], logprobs[:end], runs, likely)
 
 
 def unpack_prompt(data: bytes) -> array[int]:
@@ -64,6 +72,13 @@ def version_runs(blob: bytes) -> list[tuple[int, int]]:
     """(version, how many tokens in a row), in order of position. Raises LedgerError."""
     with _decoding("versions"):
         return msgspec.msgpack.decode(blob, type=list[tuple[int, int]])
+
+
+def _with_likely(columns: TokenColumns) -> tuple[array[int], array[float]]:
+    likely = columns.likely
+    if likely is None:
+        return columns.tokens, columns.logprobs
+    return columns.tokens + likely.tokens, columns.logprobs + likely.logprobs
 
 
 def _halves(data: bytes) -> tuple[bytes, bytes]:

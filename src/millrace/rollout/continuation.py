@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from millrace.core.columns import TokenColumns
+from millrace.core.likely import Row
 from millrace.core.types import Finish, Progress, Work
 from millrace.rollout.stop import StopStrings
 
@@ -45,9 +46,13 @@ class Continuation:
         """Whether a token was sampled here."""
         return len(self._sampled) > 0
 
-    def append(self, token: int, logprob: float, version: int) -> None:
+    def append(self, token: int, logprob: float, version: int, likely: Row | None = None) -> None:
+        """`likely`: as many as `sampling.logprobs`, or more."""
+        if likely is not None:
+            num = self.work.sampling.logprobs
+            likely = (likely[0][:num], likely[1][:num]) if num else None
         self.tokens.append(token)
-        self._sampled.append(token, logprob, version)
+        self._sampled.append(token, logprob, version, likely)
         if token in self.stop_ids or self._stop_strings is not None:
             self._note_finish()
         elif len(self.tokens) >= self._budget:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from millrace.core.likely import Row
 from millrace.rollout.attention import DecodeAttention
 from millrace.rollout.cache import KVCache
 from millrace.rollout.continuation import Continuation
@@ -60,8 +61,9 @@ class DecodeBatch:
         lengths = [continuation.completion_length for continuation in self.continuations]
         self._uniforms = torch.from_numpy(noise.uniforms(lengths, self.attention.num_steps).T).to(device)
 
-    def sample(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The next token of each continuation and its log-prob. `logits`: of the ready slots."""
+    def sample(self, logits: Tensor) -> tuple[Tensor, Tensor, list[Row | None]]:
+        """The next token of each continuation, its log-prob, and what is likely if any asks. `logits`: of the
+        ready slots."""
         return self._sampler(logits, self._uniforms[-self.attention.num_steps])
 
     def advance(self, tokens: Tensor) -> bool:

@@ -19,6 +19,7 @@ import torch
 
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import WeightsError
+from millrace.core.likely import Row
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
 from millrace.placement.device import computes, computing_dtype, torch_device
@@ -224,10 +225,10 @@ class TorchEngine(Queues):
         if batch.rows is not None:
             logits = logits[batch.rows]
         self._refuse_non_finite(batch.continuations, logits)
-        tokens, logprobs = batch.sample(logits)
+        tokens, logprobs, likely = batch.sample(logits)
         complete = len(batch.slots) == len(self._running)
         self._batch = batch if complete else None  # the others have to be prefilled
-        self._note(batch, tokens.tolist(), logprobs.tolist())
+        self._note(batch, tokens.tolist(), logprobs.tolist(), likely)
         if self._batch is not None and not batch.advance(tokens):
             self._batch = None
 
@@ -240,12 +241,14 @@ class TorchEngine(Queues):
             self._running, ready, self._cache, pad=pad, exact=self._options.exact, vocab=self._vocab
         )
 
-    def _note(self, batch: DecodeBatch, tokens: list[int], logprobs: list[float]) -> None:
-        for slot, continuation, token, logprob in zip(
-            batch.slots, batch.continuations, tokens, logprobs, strict=True
+    def _note(
+        self, batch: DecodeBatch, tokens: list[int], logprobs: list[float], likely: list[Row | None]
+    ) -> None:
+        for slot, continuation, token, logprob, row in zip(
+            batch.slots, batch.continuations, tokens, logprobs, likely, strict=True
         ):
             self._cache.extend(slot, 1)
-            continuation.append(token, logprob, self.version)
+            continuation.append(token, logprob, self.version, row)
         self._generated += len(tokens)
         self._steps_since_swap += 1
         for slot in reversed(batch.slots):

@@ -45,7 +45,7 @@ ENGINES = {
             frozenset({
                 "rollout.recompute", "sampling.top_p", "sampling.top_k", "sampling.min_p",
                 "sampling.repetition_penalty", "sampling.stop", "sampling.stop_token_ids",
-                "sampling.ignore_eos", "sampling.allowed_token_ids",
+                "sampling.ignore_eos", "sampling.allowed_token_ids", "sampling.logprobs",
             }),
             shares_prefixes=True,
             chunks_prompts=False,  # on a GPU it does

@@ -72,5 +72,9 @@ class Intake:
         named = {*sampling.stop_token_ids, *sampling.banned_token_ids, *(sampling.allowed_token_ids or ())}
         if named and not 0 <= min(named) <= max(named) < vocab:
             raise DataError(f"{where}: `sampling` names tokens outside [0, {vocab}): {sorted(named)}")
+        if sampling.logprobs > vocab:
+            raise DataError(
+                f"{where}: `sampling.logprobs` ({sampling.logprobs}) asks for more than {vocab} tokens"
+            )
         if sampling.stop and self._decode is None:
             raise DataError(f"{where} has stop strings, but the engine has no tokenizer to find them with")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from millrace.core.likely import Row
 from millrace.core.types import Sampling
 from millrace.rollout.edits import Edits
 
@@ -35,9 +36,11 @@ class Sampler:
         self._greedy = torch.tensor(greedy, device=device) if any(greedy) else None
         self._cut = torch.tensor(cut, device=device) if cut else None
         self._truncation = _Truncation([samplings[i] for i in cut], device)
+        self._num_likely = max(sampling.logprobs for sampling in samplings)
 
-    def __call__(self, logits_NV: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (N,) and log-probs (N,) of the distribution really sampled from.
+    def __call__(self, logits_NV: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor, list[Row | None]]:
+        """Tokens (N,) and log-probs (N,) of the distribution really sampled from. Of each row the most likely
+        tokens, as many as any row asks for.
 
         Greedy rows (temperature 0) take the largest logit (the first of equals) and record its log-prob
         at temperature 1 without truncation. Min-p keeps tokens at least that fraction as probable as the
@@ -61,7 +64,13 @@ class Sampler:
         tokens_N = tokens_N.clamp(max=logits_NV.shape[1] - 1)
         if self._edits is not None:
             self._edits.note(tokens_N)
-        return tokens_N, logprobs_NV.gather(1, tokens_N[:, None])[:, 0]
+        return tokens_N, logprobs_NV.gather(1, tokens_N[:, None])[:, 0], self._likely(logprobs_NV)
+
+    def _likely(self, logprobs_NV: Tensor) -> list[Row | None]:
+        if not self._num_likely:
+            return [None] * len(logprobs_NV)
+        logprobs_NK, tokens_NK = logprobs_NV.topk(self._num_likely)
+        return list(zip(tokens_NK.tolist(), logprobs_NK.tolist(), strict=True))
 
 
 class _Truncation:

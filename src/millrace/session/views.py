@@ -78,7 +78,8 @@ def step_view(reader: LedgerReader, version: int) -> View:
 
 
 def trajectory_view(reader: LedgerReader, run: RunDirectory, trajectory_id: int) -> View:
-    """One trajectory with every token: where, under which version and how surely it was sampled."""
+    """One trajectory with every token: where, under which version and how surely it was sampled, and with
+    `sampling.logprobs` what was likely there."""
     trajectory = reader.trajectory(trajectory_id)
     group = reader.group(trajectory.group_id)
     tokenizer = tokenizer_of(run)
@@ -206,13 +207,16 @@ def _trajectory_line(trajectory: Trajectory) -> View:
 
 def _token_line(trajectory: Trajectory, position: int, tokenizer: Any | None) -> View:
     token = trajectory.columns[position : position + 1]
-    return {
-        "position": position,
-        "token": token.tokens[0],
-        "text": tokenizer.decode(token.tokens.tolist()) if tokenizer else None,
-        "logprob": token.logprobs[0],
-        "version": token.version_first,
-    }
+    line = _told(token.tokens[0], token.logprobs[0], tokenizer)
+    line = {"position": position, **line, "version": token.version_first}
+    if token.likely is None:
+        return line
+    (likely,) = token.likely.rows()
+    return line | {"likely": [_told(*one, tokenizer) for one in likely]}
+
+
+def _told(token: int, logprob: float, tokenizer: Any | None) -> View:
+    return {"token": token, "text": tokenizer.decode([token]) if tokenizer else None, "logprob": logprob}
 
 
 def _staleness(trajectory: Trajectory, trained_version: int | None) -> int | None:

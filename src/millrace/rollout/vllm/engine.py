@@ -19,6 +19,7 @@ import torch
 
 from millrace.core.digest import digest_buffers
 from millrace.core.errors import DigestMismatchError, TornVersionError, WeightsError, WorkerError
+from millrace.core.likely import Row
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
 from millrace.rollout.continuation import Continuation
@@ -170,7 +171,8 @@ class VllmEngine(Queues):
         if not continuation.has_sampled:
             self._prefilled += len(output.prompt_token_ids) - (output.num_cached_tokens or 0)
         for token, logprobs in zip(part.token_ids, part.logprobs, strict=True):
-            continuation.append(token, logprobs[token].logprob, self.version)
+            likely = _likely(logprobs, continuation.work.sampling.logprobs)
+            continuation.append(token, logprobs[token].logprob, self.version, likely)
             self._generated += 1
         if continuation.finish is not None:
             self._finished[continuation.work.trajectory_id] = self._stop(continuation, ended=output.finished)
@@ -202,6 +204,14 @@ def _trajectory(name: str) -> int:
     return -1 if name == _PROOF else int(name.partition(".")[0])
 
 
+def _likely(logprobs: dict[int, Any], num: int) -> Row | None:
+    """Of one position: the sampled token is there too, at whatever rank."""
+    if not num:
+        return None
+    tokens = sorted(logprobs, key=lambda token: logprobs[token].rank)[:num]
+    return tokens, [logprobs[token].logprob for token in tokens]
+
+
 def _seed(continuation: Continuation) -> int:
     """Of the tokens from here on: after a move, noise that was used before must not come again."""
     work = continuation.work
@@ -221,7 +231,7 @@ def _params(continuation: Continuation) -> Any:
         max_tokens=continuation.tokens_left,
         stop_token_ids=sorted(continuation.stop_ids),
         ignore_eos=True,  # the model's own are in `stop_ids`
-        logprobs=0,
+        logprobs=sampling.logprobs,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )

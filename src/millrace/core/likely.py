@@ -1,0 +1,45 @@
+"""The most likely tokens at each position of a completion, for people who look at it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+Row = tuple[list[int], list[float]]
+"""Ids and log-probs of one position, the most likely first."""
+
+
+@dataclass(slots=True)
+class Likely:
+    """`num` tokens of each position, sampled or not.
+
+    tokens    int32, ids, position after position
+    logprobs  float32, of the distribution sampled from; -inf: the token could not come
+    """
+
+    num: int
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
+
+    def __getitem__(self, part: slice) -> Likely:
+        """A copy of the positions from `part.start` to `part.stop`."""
+        part = slice(part.start * self.num, part.stop * self.num)
+        return Likely(self.num, self.tokens[part], self.logprobs[part])
+
+    def append(self, row: Row) -> None:
+        self.tokens.extend(row[0])
+        self.logprobs.extend(row[1])
+
+    def extend(self, other: Likely) -> None:
+        self.tokens += other.tokens
+        self.logprobs += other.logprobs
+
+    def aligned(self, num_positions: int) -> bool:
+        return len(self.tokens) == len(self.logprobs) == self.num * num_positions
+
+    def rows(self) -> Iterator[list[tuple[int, float]]]:
+        """(id, log-prob) of those that could come, position after position."""
+        pairs = list(zip(self.tokens, self.logprobs, strict=True))
+        for start in range(0, len(pairs), self.num):
+            yield [pair for pair in pairs[start : start + self.num] if pair[1] > float("-inf")]
