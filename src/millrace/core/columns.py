@@ -91,7 +91,7 @@ class TokenColumns:
         columns = TokenColumns()
         columns.tokens, columns.logprobs = self.tokens[start:stop], self.logprobs[start:stop]
         columns.runs = list(_cut(self.runs, start, stop))
-        columns.likely = self.likely and self.likely[start:stop]
+        columns.likely = self.likely and self.likely.part(start, stop)
         return columns
 
     def __eq__(self, other: object) -> bool:

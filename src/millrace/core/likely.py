@@ -22,9 +22,9 @@ class Likely:
     tokens: array[int] = field(default_factory=lambda: array("i"))
     logprobs: array[float] = field(default_factory=lambda: array("f"))
 
-    def __getitem__(self, part: slice) -> Likely:
-        """A copy of the positions from `part.start` to `part.stop`."""
-        part = slice(part.start * self.num, part.stop * self.num)
+    def part(self, start: int, stop: int) -> Likely:
+        """A copy of the positions from `start` to `stop`."""
+        part = slice(start * self.num, stop * self.num)
         return Likely(self.num, self.tokens[part], self.logprobs[part])
 
     def append(self, row: Row) -> None:
