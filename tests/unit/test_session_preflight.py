@@ -223,6 +223,29 @@ def test_preflight_refuses_a_model_that_is_not_computed_right(
         preflight(config_for(model), tmp_path)
 
 
+GEMMA = {
+    "model_type": "gemma3_text",
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "sliding_window": 512,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+
+
+def test_preflight_takes_for_vllm_what_only_the_torch_engine_cannot_run(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight_module, "_check_python", lambda rollout: None)
+    by_vllm = {"engine": "vllm"}
+    (model / "config.json").write_text(json.dumps(MODEL | GEMMA))
+    preflight(config_for(model, rollout=by_vllm), tmp_path)
+    with pytest.raises(DataError, match=r"The torch engine cannot run `model_type` 'gemma3_text'"):
+        preflight(config_for(model), tmp_path)
+    (model / "config.json").write_text(json.dumps(MODEL | GEMMA | {"final_logit_softcapping": 30.0}))
+    with pytest.raises(DataError, match=r"The trainer cannot run.*`final_logit_softcapping` 30.0"):
+        preflight(config_for(model, rollout=by_vllm), tmp_path)
+
+
 def test_preflight_takes_windows_that_no_layer_of_the_model_has(model: Path, tmp_path: Path) -> None:
     said = {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 28}
     (model / "config.json").write_text(json.dumps(MODEL | said))

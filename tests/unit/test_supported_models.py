@@ -8,16 +8,17 @@ import pytest
 import torch
 from engine_models import make_model
 from safetensors.torch import load_file, save_file
-from trainer_doubles import SIZE, save_tiny_model
+from trainer_doubles import CONFIGS, SIZE, save_tiny_model
 from transformers import (
     CohereConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
     Phi3Config,
     PhimoeConfig,
-    Qwen2Config,
     Qwen3Config,
     Starcoder2Config,
 )
@@ -49,21 +50,35 @@ REFUSED = {
     "granite": GraniteConfig(**SIZE, logits_scaling=8.0),
     "llama, dynamic": LlamaConfig(**SIZE, rope_parameters=DYNAMIC),
     "llama, longrope": LlamaConfig(**SIZE, rope_parameters=LONG),
-    "qwen2, windows": Qwen2Config(**SIZE, use_sliding_window=True, sliding_window=4, max_window_layers=1),
+    "gemma2": Gemma2Config(**WINDOW),
+    "gemma3, capped": Gemma3TextConfig(**WINDOW, final_logit_softcapping=30.0),
+    "gemma3, dynamic": Gemma3TextConfig(**WINDOW, rope_parameters={"full_attention": DYNAMIC}),
+}
+TRAINED = {
+    "qwen2, windows": CONFIGS["qwen2, windows"],
     "qwen3, gelu": Qwen3Config(**SIZE, hidden_act="gelu"),
+    "gemma3": CONFIGS["gemma3"],
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_engine_trainer_and_warm_start_refuse_the_same_models(name, tmp_path):
     config = REFUSED[name]
-    with pytest.raises(DataError, match="Millrace cannot run"):
+    with pytest.raises(DataError, match="The torch engine cannot run"):
         architecture_of(config)
     config.save_pretrained(tmp_path)
-    with pytest.raises(DataError, match="Millrace cannot run"):
+    with pytest.raises(DataError, match="The trainer cannot run"):
         load_model(tmp_path, CPU)
-    with pytest.raises(DataError, match="Millrace cannot run"):
+    with pytest.raises(DataError, match="The trainer cannot run"):
         sft(tmp_path, [([1], [2])], out_dir=tmp_path / "out", steps=1, lr=1e-3, batch_tokens=64)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_what_only_the_trainer_computes_is_refused_by_the_torch_engine_alone(name, tmp_path):
+    AutoModelForCausalLM.from_config(TRAINED[name]).save_pretrained(tmp_path)
+    load_model(tmp_path, CPU)
+    with pytest.raises(DataError, match="The torch engine cannot run"):
+        load_engine(str(tmp_path), device="cpu")
 
 
 def test_a_tied_configuration_whose_file_holds_another_head_is_refused(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.algorithms import build
@@ -29,9 +29,12 @@ SIZE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
+WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
 CONFIGS = {
     "qwen3": Qwen3Config(**SIZE, head_dim=16, tie_word_embeddings=True),
     "qwen2": Qwen2Config(**SIZE, tie_word_embeddings=False),
+    "qwen2, windows": Qwen2Config(**SIZE, **WINDOWS, use_sliding_window=True),
+    "gemma3": Gemma3TextConfig(**SIZE, **WINDOWS, head_dim=16, query_pre_attn_scalar=16),
     "llama": LlamaConfig(
         **SIZE, tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": 500.0}
     ),

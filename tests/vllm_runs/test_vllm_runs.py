@@ -76,3 +76,36 @@ def test_a_repack_moves_work_between_replicas_in_mid_generation(start: Path, tmp
     accounting = summary(run)["accounting"]
     assert accounting["trained"] == 256 and accounting["failed"] == accounting["abandoned"] == 0
     assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A family that the torch engine does not run. Every second layer has short windows."""
+    from transformers import AutoConfig, Gemma3ForCausalLM, Gemma3TextConfig
+
+    path = make_start(tmp_path_factory.mktemp("gemma"), head_dim=32)
+    shared = ("vocab_size", "eos_token_id", "pad_token_id", "num_attention_heads", "num_key_value_heads")
+    tokens = AutoConfig.from_pretrained(path.parent / "start")
+    config = Gemma3TextConfig(
+        **{name: getattr(tokens, name) for name in shared},
+        bos_token_id=None,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        max_position_embeddings=64,
+    )
+    Gemma3ForCausalLM(config).save_pretrained(path.parent / "start")
+    return path
+
+
+def test_gemma_is_trained_with_replicas_of_vllm(gemma: Path, tmp_path: Path) -> None:
+    run = train(gemma, tmp_path / "run", *VLLM, "rollout.replicas=1", "optimizer.lr=1e-2")
+    pulled = [event.fields["version"] for event in events(run, "pulled")]
+    assert pulled[0] == 0 and pulled[-1] >= 3, "every load is proved"
+    assert summary(run)["accounting"]["trained"] == 64
+    assert len({event.fields["metrics"]["grad_norm"] for event in events(run, "step")} - {0.0}) == 4
+    assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4

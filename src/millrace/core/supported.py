@@ -1,42 +1,87 @@
-"""Which models are computed right: one list for the engine and the trainer, which must agree on every logit.
+"""Which models are computed right: by the trainer, and by the torch engine, which computes fewer.
 
-Another model may load and run, and compute wrong numbers. No code here computes attention windows, scaled or
-capped logits, or frequencies that depend on the length of the sequence.
+Another model may load and run, and compute wrong numbers. No code here computes scaled or capped logits, or
+frequencies that depend on the length of the sequence.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from millrace.core.errors import DataError
 
-FAMILIES = ("llama", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+FULL, WINDOWED = "full_attention", "sliding_attention"  # types of layers, as transformers names them
 
 
-def refuse_unsupported(config: Any) -> None:
+class Supported(NamedTuple):
+    """`computer`: what computes; it begins a sentence. `activations`: None where every one is computed."""
+
+    computer: str
+    families: tuple[str, ...]
+    layer_types: tuple[str, ...]
+    activations: tuple[str, ...] | None = None
+    otherwise: str = "Use a model of these families"
+
+
+TRAINER = Supported("The trainer", ("gemma3_text", "llama", "qwen2", "qwen3"), (FULL, WINDOWED))
+TORCH_ENGINE = Supported(
+    "The torch engine",
+    ("llama", "qwen2", "qwen3"),
+    (FULL,),
+    ("silu",),
+    'Use a model of these families, or `rollout.engine = "vllm"`',
+)
+
+
+def refuse_unsupported(config: Any, supported: Supported) -> None:
     """`config`: a Hugging Face configuration, with its defaults filled in.
 
     Raises: DataError naming what is not computed.
     """
-    if config.model_type not in FAMILIES:
+    if config.model_type not in supported.families:
         raise DataError(
-            f"Millrace cannot run `model_type` {config.model_type!r}; it runs {', '.join(FAMILIES)}.\n"
-            "  Others may differ in their attention or their logits. Use a model of these families"
+            f"{supported.computer} cannot run `model_type` {config.model_type!r}; "
+            f"it runs {', '.join(supported.families)}.\n"
+            f"  Others may differ in their attention or their logits. {supported.otherwise}"
         )
-    rope = getattr(config, "rope_parameters", None) or {}
-    layers = sorted(set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"})
-    wrong = ""
-    if rope.get("rope_type", "default") not in ROPE_TYPES:
-        wrong = (
-            f"rotary embeddings of type {rope['rope_type']!r} (their frequencies depend on the sequence's "
-            f"length); it runs {', '.join(ROPE_TYPES)}"
-        )
-    elif rope.get("partial_rotary_factor", 1.0) != 1.0:
-        wrong = f"rotary embeddings of a part of a head ({rope['partial_rotary_factor']:g} of it)"
-    elif layers:
-        wrong = f"attention layers of type {', '.join(layers)}; it runs full attention only"
-    elif config.hidden_act != "silu":
-        wrong = f"`hidden_act` {config.hidden_act!r}; it runs 'silu' only"
+    wrong = _wrong_rope(config) or _wrong_attention(config, supported)
     if wrong:
-        raise DataError(f"Millrace cannot run this {config.model_type} model: it has {wrong}")
+        raise DataError(f"{supported.computer} cannot run this {config.model_type} model: it has {wrong}")
+
+
+def _wrong_rope(config: Any) -> str:
+    for rope in _ropes(getattr(config, "rope_parameters", None)):
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind not in ROPE_TYPES:
+            return (
+                f"rotary embeddings of type {kind!r} (their frequencies depend on the sequence's length); "
+                f"it runs {', '.join(ROPE_TYPES)}"
+            )
+        if (part := rope.get("partial_rotary_factor", 1.0)) != 1.0:
+            return f"rotary embeddings of a part of a head ({part:g} of it)"
+    return ""
+
+
+def _ropes(rope: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Settings of rotary embeddings: one for all layers, or one for each type of layers."""
+    if not rope:
+        return []
+    layered = [rope[name] for name in (FULL, WINDOWED) if rope.get(name)]
+    return layered or [rope]
+
+
+def _wrong_attention(config: Any, supported: Supported) -> str:
+    layers = sorted(set(getattr(config, "layer_types", None) or [FULL]) - set(supported.layer_types))
+    if layers:
+        return (
+            f"attention layers of type {', '.join(layers)}; it runs {', '.join(supported.layer_types)} only"
+        )
+    if supported.activations is not None and config.hidden_act not in supported.activations:
+        return (
+            f"`hidden_act` {config.hidden_act!r}; it runs {', '.join(map(repr, supported.activations))} only"
+        )
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+        if getattr(config, key, None):
+            return f"`{key}` {getattr(config, key)!r}"
+    return ""

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from millrace.core.errors import DataError, boundary
-from millrace.core.supported import refuse_unsupported
+from millrace.core.supported import TORCH_ENGINE, refuse_unsupported
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def read_architecture(model_path: str) -> Architecture:
 
 def architecture_of(config: Any) -> Architecture:
     """The architecture of a Hugging Face configuration. Raises: DataError if unsupported."""
-    refuse_unsupported(config)
+    refuse_unsupported(config, TORCH_ENGINE)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from millrace.core.errors import ConfigError
 from millrace.core.objects import find_object
+from millrace.core.supported import TORCH_ENGINE
 from millrace.core.types import Sampling
 from millrace.rollout.protocol import Capabilities, Engine, EngineOptions
 
@@ -37,6 +38,7 @@ ENGINES = {
             frozenset({"rollout.exact", "rollout.recompute", *(f"sampling.{name}" for name in SAMPLING)}),
             shares_prefixes=True,
             chunks_prompts=True,
+            models=TORCH_ENGINE,
         ),
     ),
     "vllm": EngineKind(

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from millrace.core.protocols import WeightsReader
+from millrace.core.supported import Supported
 from millrace.core.types import Progress, ReplicaLoad, Work
 
 
@@ -39,6 +40,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     """What an engine can do, known before it is opened.
 
     `settings`: configuration keys that it understands, of those that `engines.refuse_unable` looks at.
+    `models`: those that it runs; None where only its start tells.
     `shares_prefixes`: members of a group compute their prompt once.
     `chunks_prompts`: of prompts, a step computes no more than `rollout.prefill_chunk` tokens.
     """
@@ -46,6 +48,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     settings: frozenset[str]
     shares_prefixes: bool
     chunks_prompts: bool
+    models: Supported | None = None
 
 
 class Engine(Protocol):

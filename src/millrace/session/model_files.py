@@ -11,9 +11,10 @@ from typing import Any
 from millrace.config.generation import SamplingConfig
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError, boundary
-from millrace.core.supported import refuse_unsupported
+from millrace.core.supported import FULL, TRAINER, WINDOWED, refuse_unsupported
 from millrace.environments import tokenizer
 from millrace.placement.needs import read_model_config
+from millrace.rollout.engines import ENGINES
 
 WINDOW, FIRST_WINDOWED = 4096, 28
 """Of Qwen2, where its file says that it has windows, and neither how long nor from which layer on."""
@@ -43,7 +44,9 @@ def check_model(config: Config) -> None:
     `sampling` names a token that it does not have."""
     model = read_model_config(Path(config.model.path))
     with boundary(f"`model.path` ({config.model.path})", "its config.json is of no model", DataError):
-        refuse_unsupported(_filled_in(model))
+        for supported in (TRAINER, ENGINES[config.rollout.engine].can.models):
+            if supported is not None:
+                refuse_unsupported(_filled_in(model), supported)
         longest = positions(model)
     _check_tokens(config.sampling, model.get("vocab_size"))
     asked = config.rollout.max_sequence_tokens
@@ -78,17 +81,16 @@ def positions(model: dict[str, Any]) -> int | None:
 
 def _filled_in(model: dict[str, Any]) -> SimpleNamespace:
     """As transformers fills in what `config.json` leaves out, as far as `refuse_unsupported` asks for it."""
-    rope = _rope(model)
-    kind = rope.get("rope_type", rope.get("type", "default"))
     has_windows = model.get("use_sliding_window") and model.get("sliding_window", WINDOW) is not None
     first = model.get("max_window_layers", FIRST_WINDOWED)
-    sliding = ["sliding_attention"] if has_windows and model["num_hidden_layers"] > first else []
-    return SimpleNamespace(
-        model_type=model.get("model_type"),
-        rope_parameters={**rope, "rope_type": kind},
-        layer_types=model.get("layer_types") or sliding,
-        hidden_act=model.get("hidden_act", "silu"),
-    )
+    layer_type = WINDOWED if has_windows and model["num_hidden_layers"] > first else FULL
+    filled = {
+        "model_type": model.get("model_type"),
+        "rope_parameters": _rope(model),
+        "layer_types": model.get("layer_types") or [layer_type],
+        "hidden_act": model.get("hidden_act", "silu"),
+    }
+    return SimpleNamespace(**(model | filled))
 
 
 def _rope(model: dict[str, Any]) -> dict[str, Any]:

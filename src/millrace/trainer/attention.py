@@ -1,4 +1,5 @@
-"""Attention over a packed row: each stretch sees itself causally and all of its prefix.
+"""Attention over a packed row: each stretch sees itself causally and all of its prefix. In a layer with a
+window of W tokens, a query sees the last W of these, itself included.
 
 Stretches of similar length are padded together into blocks, so that short sequences cost one attention call
 for many of them and long ones are not padded much. Padding cannot leak: a padded key stands behind
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -30,7 +32,7 @@ CALL_OVERHEAD = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Stretches attended in one call. `mask` is None for stretches without a prefix: plain causal."""
+    """Stretches attended in one call. `mask` is None where all is plain causal."""
 
     queries_RQ: torch.Tensor
     keys_RK: torch.Tensor
@@ -39,23 +41,30 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
-    """The blocks of a row, and where each of the row's tokens lies in their concatenated outputs."""
+    """The blocks of a row, the same blocks for layers with a window, and where each of the row's tokens lies
+    in their concatenated outputs."""
 
     blocks: tuple[Block, ...]
+    windowed: tuple[Block, ...]
     outputs_T: torch.Tensor
 
 
-def plan(stretches: Sequence[Stretch], device: torch.device) -> RowBlocks:
-    """Arrange the stretches of a row, which cover it completely, into blocks on `device`."""
-    blocks, outputs, offset = [], np.zeros(sum(stretch.length for stretch in stretches), dtype=np.int64), 0
+def plan(stretches: Sequence[Stretch], device: torch.device, *, window: int | None = None) -> RowBlocks:
+    """Arrange the stretches of a row, which cover it completely, into blocks on `device`. `window`: of the
+    layers that have one."""
+    blocks, windowed = [], []
+    outputs, offset = np.zeros(sum(stretch.length for stretch in stretches), dtype=np.int64), 0
     for members in _buckets(stretches):
-        blocks.append(_block(members, device))
+        blocks.append(_block(members, device, None))
+        longest = max(len(stretch.prefix_P) + stretch.length for stretch in members)
+        fits = window is None or longest <= window
+        windowed.append(blocks[-1] if fits else _block(members, device, window))
         width = max(stretch.length for stretch in members)
         for stretch in members:
             rows = slice(stretch.start, stretch.start + stretch.length)
             outputs[rows] = np.arange(offset, offset + stretch.length)
             offset += width
-    return RowBlocks(tuple(blocks), torch.from_numpy(outputs).to(device))
+    return RowBlocks(tuple(blocks), tuple(windowed), torch.from_numpy(outputs).to(device))
 
 
 def _buckets(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
@@ -76,37 +85,43 @@ def _buckets(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
     return buckets
 
 
-def _block(stretches: Sequence[Stretch], device: torch.device) -> Block:
+def _block(stretches: Sequence[Stretch], device: torch.device, window: int | None) -> Block:
     width = max(stretch.length for stretch in stretches)
     start = np.array([stretch.start for stretch in stretches])[:, None]
     length = np.array([stretch.length for stretch in stretches])[:, None]
     own = np.arange(width)[None, :]
     queries = start + np.where(own < length, own, 0)
-    prefix_length = np.array([len(stretch.prefix_P) for stretch in stretches])[:, None]
-    prefix_width = int(prefix_length.max())
-    if not prefix_width:
-        index = torch.from_numpy(queries).to(device)
-        return Block(index, index, None)
-    prefixes = np.zeros((len(stretches), prefix_width), np.int64)
+    prefix_length_R = np.array([len(stretch.prefix_P) for stretch in stretches])
+    prefixes = np.zeros((len(stretches), int(prefix_length_R.max())), np.int64)
     for row, stretch in zip(prefixes, stretches, strict=True):
         row[: len(stretch.prefix_P)] = stretch.prefix_P
-    seen = np.arange(prefix_width)[None, :] < prefix_length
-    keys = np.concatenate([prefixes, queries], axis=1)
-    if seen.all():
-        seen = seen[:1]
-    causal = own <= own.T
-    mask = np.concatenate(
-        [
-            np.broadcast_to(seen[:, None, :], (len(seen), width, prefix_width)),
-            np.broadcast_to(causal, (len(seen), width, width)),
-        ],
-        axis=2,
-    )
+    mask = _mask(prefix_length_R, width, window)
     return Block(
         torch.from_numpy(queries).to(device),
-        torch.from_numpy(keys).to(device),
-        torch.from_numpy(mask[:, None]).to(device),
+        torch.from_numpy(np.concatenate([prefixes, queries], axis=1)).to(device),
+        None if mask is None else torch.from_numpy(mask[:, None]).to(device),
     )
+
+
+def _mask(prefix_length_R: NDArray[np.int64], width: int, window: int | None) -> NDArray[np.bool_] | None:
+    """What each query sees, (R or 1, Q, P + Q); None: plain causal. Positions are counted from where a
+    stretch begins, so those of its prefix are negative."""
+    prefix_width = int(prefix_length_R.max())
+    if not prefix_width and window is None:
+        return None
+    if (prefix_length_R == prefix_width).all():
+        prefix_length_R = prefix_length_R[:1]
+    prefix_RP = np.arange(prefix_width) - prefix_length_R[:, None]
+    own_Q = np.arange(width)
+    shape = (len(prefix_RP), width, prefix_width)
+    seen_RQP = np.broadcast_to(prefix_RP[:, None] < 0, shape)
+    behind_QQ = own_Q[:, None] - own_Q
+    causal_QQ = behind_QQ >= 0
+    if window is not None:
+        seen_RQP = seen_RQP & (own_Q[:, None] - prefix_RP[:, None] < window)
+        causal_QQ &= behind_QQ < window
+    causal_RQQ = np.broadcast_to(causal_QQ, (len(prefix_RP), width, width))
+    return np.concatenate([seen_RQP, causal_RQQ], axis=2)
 
 
 def packed_attention(
@@ -118,6 +133,7 @@ def packed_attention(
     *,
     scaling: float,
     packed: RowBlocks,
+    sliding_window: int | None = None,
     **unused: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function given to transformers.
@@ -130,7 +146,7 @@ def packed_attention(
     _, heads, tokens, dim = query.shape
     query_T, key_T, value_T = (_rows(x) for x in (query, key, value))
     outputs = []
-    for block in packed.blocks:
+    for block in packed.blocks if sliding_window is None else packed.windowed:
         out = scaled_dot_product_attention(
             _gather(query_T, block.queries_RQ, dim),
             _gather(key_T, block.keys_RK, dim),

@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 from transformers.utils import logging
 
 from millrace.core.errors import DataError, boundary
-from millrace.core.supported import refuse_unsupported
+from millrace.core.supported import TRAINER, WINDOWED, refuse_unsupported
 from millrace.trainer.attention import NAME, plan
 from millrace.trainer.logprobs import token_logprobs
 from millrace.trainer.packing import Row
@@ -57,11 +57,11 @@ def _check_known(path: Path) -> None:
     if model_type not in CONFIG_MAPPING:
         raise DataError(
             f"`model.path` ({path}): the installed transformers knows no architecture {model_type!r} "
-            "(`model_type` in config.json). Use a model of the Llama, Qwen2 or Qwen3 family"
+            f"(`model_type` in config.json). Use a model of these families: {', '.join(TRAINER.families)}"
         )
     with boundary("trainer", f"`model.path`: read {path / 'config.json'}", DataError):
         config = AutoConfig.from_pretrained(path)
-    refuse_unsupported(config)
+    refuse_unsupported(config, TRAINER)
 
 
 def _check_whole(model: PreTrainedModel, loaded: dict[str, Any], path: str | Path) -> None:
@@ -133,7 +133,7 @@ def row_logprobs(
             input_ids=put(row.tokens_T)[None],
             position_ids=put(row.positions_T)[None],
             use_cache=False,
-            packed=plan(row.stretches, device),
+            packed=plan(row.stretches, device, window=_window(model)),
         ).last_hidden_state
     head = model.get_output_embeddings().weight
     pairs_P, pair_N = np.unique(row.sources_N * len(head) + row.targets_N, return_inverse=True)
@@ -142,6 +142,12 @@ def row_logprobs(
     hidden_PH = embedding(put(sources_P), hidden_1TH[0]).to(dtype)
     logprobs_P, entropies_P = token_logprobs(hidden_PH, head, put(targets_P), temperature=temperature)
     return embedding(put(pair_N), logprobs_P[:, None])[:, 0], entropies_P[put(pair_N)]
+
+
+def _window(model: PreTrainedModel) -> int | None:
+    """How many tokens a layer with a window sees, its own included. None: no layer has one."""
+    windowed = WINDOWED in (getattr(model.config, "layer_types", None) or ())
+    return int(model.config.sliding_window) if windowed else None
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
