@@ -15,6 +15,10 @@ from millrace.observe.parts import opened
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: its threads spin at barriers
 
+ROOT = Path(__file__).parents[1]
+VLLM_PYTHON = str(ROOT / ".venv-vllm/bin/python")
+"""What `make setup-vllm` makes."""
+
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """For every process that a benchmark starts."""
 
