@@ -1,9 +1,9 @@
 """A real `millrace train` of a random model of 100 million parameters, with vLLM: what a step takes.
 
-    python benchmarks/vllm_run.py [--python .venv-vllm/bin/python] [--dtype float32] [--steps 8] [--json]
+    python benchmarks/vllm_run.py [--python .venv-vllm/bin/python] [--dtype float32] [--steps 6] [--json]
     python benchmarks/vllm_run.py --family gemma3     # windows in five of six layers; no torch engine runs it
 
-8 trajectories a step, at most 48 tokens each, one replica, schedule `millrace`. The reward is the part of a
+8 trajectories a step, at most 24 tokens each, one replica, schedule `millrace`. The reward is the part of a
 completion's characters with an even code. It means nothing, but differs within a group: so weights change.
 
 `load_ms`: median time for which vLLM stands still for a version, with the proof. `gap`: distance of the
@@ -34,7 +34,7 @@ CONFIG = """
 steps = {steps}
 seed = 1
 batch = {{ prompts = 2, group_size = 4 }}
-sampling.max_tokens = 48
+sampling.max_tokens = 24
 optimizer.lr = 1e-5
 checkpoints.every = 1000
 observe.tensorboard = false
@@ -47,6 +47,7 @@ device = "cpu"
 [task]
 kind = "gym"
 name = "spell_backward"
+template = "{{metadata[word]}}>"
 
 [reward]
 kind = "function"
@@ -57,7 +58,7 @@ engine = "vllm"
 python = "{python}"
 replicas = 1
 slots = 8
-max_sequence_tokens = 256
+max_sequence_tokens = 64
 
 [supervision]
 spawn_timeout_s = 600
@@ -168,7 +169,7 @@ def main() -> None:
     parser.add_argument("--family", choices=("qwen2", "gemma3"), default="qwen2")
     parser.add_argument("--model", default="768x14", help="hidden size (of heads of 64) x layers")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args()
     if not Path(options.python).exists():
