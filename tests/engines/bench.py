@@ -100,11 +100,16 @@ class Bench:
         self.endpoint = asyncio.run(self.relay.open(buffers.slot_bytes))
         self._writer, self.reader = open_writer(self.endpoint), open_reader(self.endpoint)
         self._ids, self.played = itertools.count(), dict[int, Played]()
+        self.used = self.closed = False
 
     def open_engine(self, kind: str) -> Engine:
         return open_engine(kind, self.options)
 
     def close(self) -> None:
+        """A second call changes nothing."""
+        if self.closed:
+            return
+        self.closed = True
         self._writer.close()
         self.reader.close()
         self.engine.close()

@@ -6,15 +6,17 @@ is computed: the tests without the mark `computed`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from bench import Bench, OpenBench
+from servers import Servers
 
 from millrace.rollout.engines import ENGINES
 from millrace.rollout.protocol import Capabilities
 
 SIMULATED = "simulated"
+MakeBench = Callable[..., Bench]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,15 +44,24 @@ def can(kind: str) -> Capabilities:
     return ENGINES[kind].can
 
 
-def make_bench(kind: str, factory: pytest.TempPathFactory, model: str, **options: int) -> Bench:
-    made = Bench
-    if kind == SIMULATED:  # an engine's own interpreter has not what the simulator needs
-        from simulated import SimulatedBench as made
-    return made(kind, factory.mktemp("model"), model, **options)
+@pytest.fixture(scope="session")
+def _make_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeBench]:
+    servers = Servers(tmp_path_factory.mktemp("servers"))
+
+    def make_bench(kind: str, model: str, **options: int) -> Bench:
+        directory, made = tmp_path_factory.mktemp("model"), Bench
+        if kind == "server":
+            return servers.bench(directory, model, **options)
+        if kind == SIMULATED:  # an engine's own interpreter has not what the simulator needs
+            from simulated import SimulatedBench as made
+        return made(kind, directory, model, **options)
+
+    yield make_bench
+    servers.close()
 
 
 @pytest.fixture(scope="session")
-def _kept() -> Iterator[list[Bench]]:
+def _kept(_make_bench: MakeBench) -> Iterator[list[Bench]]:
     """Engines live until the end: one that is closed takes what all of vLLM's share, its process groups."""
     kept: list[Bench] = []
     yield kept
@@ -59,14 +70,15 @@ def _kept() -> Iterator[list[Bench]]:
 
 
 @pytest.fixture(scope="session")
-def _benches(tmp_path_factory: pytest.TempPathFactory, _kept: list[Bench]) -> OpenBench:
-    """Each model and each way to open it once: opening an engine may take seconds, a load takes none."""
+def _benches(_make_bench: MakeBench, _kept: list[Bench]) -> OpenBench:
+    """Each model and each way to open it once: opening an engine may take seconds, a load takes none. Only a
+    server is opened again and again, as it serves one bench at a time."""
     opened: dict[tuple, Bench] = {}
 
     def open_bench(kind: str, model: str, **options: int) -> Bench:
         key = (kind, model, *sorted(options.items()))
-        if key not in opened:
-            opened[key] = make_bench(kind, tmp_path_factory, model, **options)
+        if key not in opened or opened[key].closed:
+            opened[key] = _make_bench(kind, model, **options)
             _kept.append(opened[key])
         return opened[key]
 
@@ -80,25 +92,27 @@ def bench_of(kind: str, _benches: OpenBench) -> Iterator[OpenBench]:
 
     def open_bench(model: str = "qwen3 tied", **options: int) -> Bench:
         used.append(_benches(kind, model, **options))
+        used[-1].used = True
         return used[-1]
 
     yield open_bench
     for bench in used:
         bench.clear()
+        bench.used = False
 
 
 @pytest.fixture
-def fresh_bench(
-    kind: str, tmp_path_factory: pytest.TempPathFactory, _kept: list[Bench]
-) -> Iterator[OpenBench]:
+def fresh_bench(kind: str, _make_bench: MakeBench, _kept: list[Bench]) -> Iterator[OpenBench]:
     """Benches whose engines have served nothing yet, and serve no other test."""
     opened: list[Bench] = []
 
     def open_bench(model: str = "qwen3 tied", **options: int) -> Bench:
-        opened.append(make_bench(kind, tmp_path_factory, model, **options))
+        opened.append(_make_bench(kind, model, **options))
+        opened[-1].used = True
         _kept.append(opened[-1])
         return opened[-1]
 
     yield open_bench
     for bench in opened:
         bench.clear()
+        bench.used = False

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench import ALPHABET, Bench, make_model
@@ -13,6 +14,7 @@ from tests.serving import end, free_port, start_server, until_ready
 
 from millrace.environments.tokenizer import make_character_tokenizer
 
+ANSWER_S = 60.0
 SERVED = ("qwen3 tied", "llama untied")
 """Models that are enough: families are vLLM's affair, and its engine in this process is tried with all."""
 
@@ -31,16 +33,21 @@ class Servers:
     directory: Path
     running: dict[str, list[Lent]] = field(default_factory=dict)
 
-    def lend(self, model: str, busy: list[Bench]) -> Lent:
-        """One whose bench is not among those that are `busy`; that bench is closed. Else a new one."""
+    def bench(self, directory: Path, model: str, **options: Any) -> Bench:
+        """On a server that no other bench uses now. A bench that used the server before is closed."""
         if model not in SERVED:
             pytest.skip("servers are tried with two models")
+        lent = self._lend(model)
+        shared = {"server": lent.url, "server_wait_s": ANSWER_S, "shared_dir": str(directory / "shared")}
+        lent.bench = Bench("server", directory, model, **shared, **options)
+        return lent.bench
+
+    def _lend(self, model: str) -> Lent:
         pool = self.running.setdefault(model, [])
         for lent in pool:
-            if all(lent.bench is not bench for bench in busy):
+            if lent.bench is None or not lent.bench.used:
                 if lent.bench is not None:
                     lent.bench.close()
-                lent.bench = None
                 return lent
         return self._start(model, f"{model.replace(' ', '-')}-{len(pool)}")
 

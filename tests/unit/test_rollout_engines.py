@@ -61,3 +61,10 @@ def test_servers_that_do_not_fit_the_rest_are_refused_by_name(rollout: dict[str,
 def test_what_a_server_cannot_do_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"\(server\) cannot do `rollout.recompute` \(False\)"):
         refuse_unable(config_of(rollout={"servers": ["http://a"], "recompute": False}))
+
+
+@pytest.mark.parametrize("rollout", [{"engine": "vllm"}, {"servers": ["http://a"]}])
+def test_a_temperature_above_vllms_is_refused(rollout: dict[str, object]) -> None:
+    refuse_unable(config_of(rollout=rollout, sampling={"temperature": 2.0}))
+    with pytest.raises(ConfigError, match=r"samples at temperatures up to 2, and .* is 2.5"):
+        refuse_unable(config_of(rollout=rollout, sampling={"temperature": 2.5}))

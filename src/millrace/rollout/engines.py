@@ -51,6 +51,7 @@ ENGINES = {
             }),
             shares_prefixes=True,
             chunks_prompts=False,  # on a GPU it does
+            temperature_max=2.0,
         ),
         spawn_s_max=900.0,  # on a GPU it compiles first
     ),
@@ -64,6 +65,7 @@ ENGINES = {
             }),
             shares_prefixes=False,  # it may; it does not tell
             chunks_prompts=False,  # on a GPU it does
+            temperature_max=2.0,
         ),
     ),
 }  # fmt: skip
@@ -84,12 +86,22 @@ def refuse_unable(config: Config) -> None:
     asked = {f"rollout.{key}": value for key, value in rollout.items()}
     asked |= {f"sampling.{key}": value for key, value in _changed(config.sampling)}
     name = config.rollout.engine
+    _refuse_hotter(name, config.sampling.temperature)
     unable = [key for key in asked if key not in ENGINES[name].can.settings | _UNIVERSAL]
     if unable:
         raise ConfigError(
             f"`rollout.engine` ({name}) cannot do "
             + ", ".join(f"`{key}` ({asked[key]})" for key in unable)
             + ".\n  Leave it at its default, or choose another engine"
+        )
+
+
+def _refuse_hotter(name: str, temperature: float) -> None:
+    hottest = ENGINES[name].can.temperature_max
+    if temperature > hottest:
+        raise ConfigError(
+            f"`rollout.engine` ({name}) samples at temperatures up to {hottest:g}, and "
+            f"`sampling.temperature` is {temperature:g}.\n  Lower it, or choose another engine"
         )
 
 

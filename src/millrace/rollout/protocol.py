@@ -7,6 +7,7 @@ every command falls between two steps; `stage` alone is called from a second thr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -43,12 +44,14 @@ class Capabilities(msgspec.Struct, frozen=True):
     `models`: those that it runs; None where only its start tells.
     `shares_prefixes`: members of a group compute their prompt once.
     `chunks_prompts`: of prompts, a step computes no more than `rollout.prefill_chunk` tokens.
+    `temperature_max`: of `sampling.temperature`.
     """
 
     settings: frozenset[str]
     shares_prefixes: bool
     chunks_prompts: bool
     models: Supported | None = None
+    temperature_max: float = math.inf
 
 
 class Engine(Protocol):

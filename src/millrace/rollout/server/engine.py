@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -24,15 +24,13 @@ from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
-from millrace.rollout.noise import Noise
 from millrace.rollout.queues import Queues
 from millrace.rollout.server.client import Server
 from millrace.rollout.server.handover import Handover
 from millrace.rollout.server.streams import Part, Streams
+from millrace.rollout.vllm.asking import asked_of_vllm
 from millrace.rollout.vllm.proof import Proof
 
-# Of `Sampling`, what means the same to vLLM; see the engine in this process.
-_SAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _NOT_FINITE = -9999.0  # what a server tells instead
 
 STEP_S = 0.05  # a step waits for a token of each request, and a command waits for the step
@@ -164,7 +162,7 @@ class ServerEngine(Queues):
                 trajectory_id,
                 {
                     "token_ids": list(continuation.tokens),
-                    "sampling_params": _params(continuation),
+                    "sampling_params": asked_of_vllm(continuation),
                     "cache_salt": self._label,
                     "stream": True,
                 },
@@ -222,24 +220,3 @@ class ServerEngine(Queues):
 
     def _under_way(self) -> Collection[Continuation]:
         return self._running.values()
-
-
-def _seed(continuation: Continuation) -> int:
-    """Of the tokens from here on: after a move, noise that was used before must not come again."""
-    work = continuation.work
-    uniform = Noise([work.seed], [work.trajectory_id]).uniforms([len(continuation.tokens)], 1)[0, 0]
-    return int(uniform * 2**52)
-
-
-def _params(continuation: Continuation) -> dict[str, Any]:
-    sampling = continuation.work.sampling
-    return {
-        **{name: getattr(sampling, name) for name in _SAME},
-        "allowed_token_ids": sampling.allowed_token_ids,
-        "seed": _seed(continuation),
-        "max_tokens": continuation.tokens_left,
-        "stop_token_ids": sorted(continuation.stop_ids),
-        "ignore_eos": True,  # the model's own are in `stop_ids`
-        "logprobs": 0,
-        "detokenize": False,
-    }

@@ -23,7 +23,7 @@ from millrace.rollout.server.client import GENERATE, TOLD_MAX
 
 CONNECT_S = 10.0
 TOKEN_S = 120.0  # from one token of a request to its next
-CLOSE_S = 10.0
+CLOSE_S = 30.0
 
 
 class Token(msgspec.Struct):
@@ -102,9 +102,10 @@ class Streams:
         ended.result(timeout=after_s + CLOSE_S)
 
     def close(self) -> None:
-        """Ends all of them."""
-        self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join(timeout=CLOSE_S)
+        """Ends all of them. A second call changes nothing."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join(timeout=CLOSE_S)
 
     # ------------------------------------------------------------ on its own
 

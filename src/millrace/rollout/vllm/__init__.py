@@ -3,6 +3,7 @@
 versions   which releases are supported
 opening    its settings
 engine     the engine protocol on `LLMEngine`, one step at a time
+asking     what it is asked to sample
 loading    a version from the relay's memory into the model
 proof      that what it computes is what was published
 """

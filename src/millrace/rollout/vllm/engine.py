@@ -24,14 +24,11 @@ from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
-from millrace.rollout.noise import Noise
 from millrace.rollout.queues import Queues
+from millrace.rollout.vllm.asking import asked_of_vllm
 from millrace.rollout.vllm.loading import load_version
 from millrace.rollout.vllm.proof import Proof
 
-# Of `Sampling`, what means the same to vLLM. It counts presence and frequency from where a request begins,
-# and knows only strings as banned.
-_SAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _PROOF = "proof"  # the request's name; others are called TRAJECTORY.LEASE
 
 
@@ -212,26 +209,8 @@ def _likely(logprobs: dict[int, Any], num: int) -> Row | None:
     return tokens, [logprobs[token].logprob for token in tokens]
 
 
-def _seed(continuation: Continuation) -> int:
-    """Of the tokens from here on: after a move, noise that was used before must not come again."""
-    work = continuation.work
-    uniform = Noise([work.seed], [work.trajectory_id]).uniforms([len(continuation.tokens)], 1)[0, 0]
-    return int(uniform * 2**52)
-
-
 def _params(continuation: Continuation) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    sampling = continuation.work.sampling
-    return SamplingParams(
-        **{name: getattr(sampling, name) for name in _SAME},
-        allowed_token_ids=None if sampling.allowed_token_ids is None else list(sampling.allowed_token_ids),
-        seed=_seed(continuation),
-        max_tokens=continuation.tokens_left,
-        stop_token_ids=sorted(continuation.stop_ids),
-        ignore_eos=True,  # the model's own are in `stop_ids`
-        logprobs=sampling.logprobs,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-    )
+    return SamplingParams(**asked_of_vllm(continuation), output_kind=RequestOutputKind.DELTA)

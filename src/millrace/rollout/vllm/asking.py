@@ -1,0 +1,35 @@
+"""What vLLM is asked to sample, in its process or over HTTP: arguments of `SamplingParams`. Names no vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.rollout.continuation import Continuation
+from millrace.rollout.noise import Noise
+
+# Of `Sampling`, what means the same to vLLM. It counts presence and frequency from where a request begins,
+# and knows only strings as banned.
+_SAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def asked_of_vllm(continuation: Continuation) -> dict[str, Any]:
+    """The rest of it: tokens with their log-probs, and no text."""
+    sampling = continuation.work.sampling
+    allowed = sampling.allowed_token_ids
+    return {
+        **{name: getattr(sampling, name) for name in _SAME},
+        "allowed_token_ids": None if allowed is None else list(allowed),
+        "seed": _seed(continuation),
+        "max_tokens": continuation.tokens_left,
+        "stop_token_ids": sorted(continuation.stop_ids),
+        "ignore_eos": True,  # the model's own are in `stop_ids`
+        "logprobs": sampling.logprobs,
+        "detokenize": False,
+    }
+
+
+def _seed(continuation: Continuation) -> int:
+    """Of the tokens from here on: after a move, noise that was used before must not come again."""
+    work = continuation.work
+    uniform = Noise([work.seed], [work.trajectory_id]).uniforms([len(continuation.tokens)], 1)[0, 0]
+    return int(uniform * 2**52)
