@@ -21,6 +21,7 @@ MakeBench = Callable[..., Bench]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--engine", choices=list(ENGINES), help="which engine tests/engines tests")
+    parser.addoption("--tensor", type=int, default=1, help="devices that share an engine's model")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,6 +37,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
+def tensor(request: pytest.FixtureRequest) -> int:
+    return int(request.config.getoption("--tensor", 1))
+
+
+@pytest.fixture(scope="session")
 def can(kind: str) -> Capabilities:
     if kind == SIMULATED:
         from simulated import CAN
@@ -45,10 +51,11 @@ def can(kind: str) -> Capabilities:
 
 
 @pytest.fixture(scope="session")
-def _make_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeBench]:
+def _make_bench(tensor: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeBench]:
     servers = Servers(tmp_path_factory.mktemp("servers"))
 
     def make_bench(kind: str, model: str, **options: int) -> Bench:
+        options = {"tensor": tensor} | options
         directory, made = tmp_path_factory.mktemp("model"), Bench
         if kind == "server":
             return servers.bench(directory, model, **options)

@@ -100,7 +100,41 @@ def test_shares_of_a_gpu_are_at_most_the_whole_and_every_replica_has_one(gpus: i
         workers = [p for p in (placement.trainer, *placement.replicas) if p.devices == (gpu,)]
         assert sum(place.share for place in workers) <= 1 + 1e-9
         assert all(place.share > 0 for place in workers)
-    assert all(0 <= device < gpus for device in devices_of(replicas, gpus))
+    assert all(0 <= device < gpus for used in devices_of(replicas, gpus) for device in used)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "tensor", "gpus", "expected"),
+    [
+        (2, 2, 5, [(0,), (1, 2), (3, 4)]),
+        (3, 2, 6, [(0,), (1, 2), (3, 4), (1, 2)]),
+        (1, 4, 8, [(0,), (1, 2, 3, 4)]),
+        (1, 2, 3, [(0,), (1, 2)]),
+    ],
+)
+def test_a_replica_of_several_devices_has_neighbours_that_the_trainer_does_not_use(
+    replicas: int, tensor: int, gpus: int, expected: list[tuple[int, ...]]
+) -> None:
+    config = config_for(1, rollout={"replicas": replicas, "tensor": tensor})
+    placement = assign(config, host(gpus), ON_GPU)
+    assert devices(placement) == expected
+    sharing = expected.count(expected[1])
+    assert placement.replicas[0].share == 1 / sharing
+    assert placement.replicas[0].variables["CUDA_VISIBLE_DEVICES"] == ",".join(map(str, expected[1]))
+    assert "replica-0" in table(placement)["GPU 1"] and "replica-0" in table(placement)["GPU 2"]
+
+
+@pytest.mark.parametrize(("gpus", "most"), [(1, 1), (2, 1), (4, 3)])
+def test_more_devices_for_a_replica_than_there_are_are_refused(gpus: int, most: int) -> None:
+    config = config_for(1, rollout={"replicas": 1, "tensor": 4})
+    with pytest.raises(ConfigError, match=rf"(?s)`rollout.tensor` \(4\).* at most {most}$"):
+        assign(config, host(gpus), ON_GPU)
+
+
+def test_a_gpu_that_is_too_small_for_a_part_tells_how_many_slots_fit() -> None:
+    config = config_for(1, rollout={"replicas": 2, "tensor": 2})
+    with pytest.raises(ConfigError, match=r"(?s)replica-0 keeps 5\.0 GB on GPU 1 .* 1139 slots would fit"):
+        assign(config, host(3, gpu_gb=10), ON_GPU)
 
 
 def test_gpus_keep_the_numbers_that_the_host_gives_them() -> None:

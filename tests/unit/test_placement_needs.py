@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from millrace.config.schema import Config
-from millrace.core.errors import DataError
+from millrace.core.errors import ConfigError, DataError
 from millrace.placement import number_format
 from millrace.placement.needs import MemoryNeed, kv_token_bytes, read_needs, tensor_elements
 
@@ -45,6 +45,27 @@ def test_kv_counts_key_value_heads_not_query_heads() -> None:
     assert kv_token_bytes(MODEL, 4) == 2 * 2 * 2 * 8 * 4
     assert kv_token_bytes(MODEL | {"head_dim": 16}, 2) == 2 * 2 * 2 * 16 * 2
     assert kv_token_bytes({k: v for k, v in MODEL.items() if "key_value" not in k}, 4) == 2 * 2 * 4 * 8 * 4
+
+
+def divided(model: Path, parts: int) -> Config:
+    rollout = {"slots": 2, "max_sequence_tokens": 256, "tensor": parts}
+    return config_for(model, "float32", rollout=rollout)
+
+
+def test_each_device_of_a_replica_has_a_part_of_the_weights_and_a_key_head_at_least(model: Path) -> None:
+    in_two, in_four = (read_needs(divided(model, parts), on_gpu=True) for parts in (2, 4))
+    assert in_two.replica.device_bytes == (8 * PARAMETERS + 512 * KV) // 2
+    assert in_four.replica.device_bytes == (8 * PARAMETERS + 512 * 2 * KV) // 4  # two key heads, each twice
+    assert kv_token_bytes(MODEL, 4, 2) == KV // 2 == kv_token_bytes(MODEL, 4, 4)
+    on_cpu = read_needs(divided(model, 2), on_gpu=False)
+    assert on_cpu.replica == read_needs(divided(model, 1), on_gpu=False).replica
+
+
+def test_a_degree_that_does_not_divide_the_heads_is_refused(model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)`rollout.tensor` \(3\) .* 4 attention heads.*divisor of 2"):
+        read_needs(divided(model, 3), on_gpu=False)
+    with pytest.raises(ConfigError, match=r"(?s)`rollout.tensor` \(8\) .*: it has 4 attention heads a layer"):
+        read_needs(divided(model, 8), on_gpu=False)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,12 @@ def test_a_setting_that_the_engine_does_not_know_is_refused_by_name(monkeypatch:
         refuse_unable(asked)
 
 
+def test_an_engine_in_one_process_refuses_a_divided_model() -> None:
+    with pytest.raises(ConfigError, match=r"\(own\) cannot do `rollout.tensor` \(2\)"):
+        refuse_unable(config_of(rollout={"tensor": 2}))
+    refuse_unable(config_of(rollout={"tensor": 2, "engine": "vllm"}))
+
+
 def test_exactness_needs_the_cache_to_be_computed_again() -> None:
     with pytest.raises(ValidationError, match=r"`rollout.exact` \(true\) needs `rollout.recompute`"):
         config_of(rollout={"exact": True, "recompute": False})

@@ -10,6 +10,7 @@ import pytest
 from tests.runs import events, make_start, summary, train
 
 from millrace.core.events import Event
+from millrace.runtime import process
 
 PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
 VLLM = (
@@ -33,9 +34,11 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Killer:
-    """A sink that sends SIGKILL to the first replica that is in the middle of its work after a step."""
+    """A sink that sends SIGKILL to the first replica that is in the middle of its work after a step, or to
+    `rank` of its engine alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int | None = None) -> None:
+        self._rank = rank
         self._pids: dict[str, int] = {}
         self._trained = False
         self.killed: str | None = None
@@ -48,16 +51,28 @@ class Killer:
         in_the_middle = event.kind == "report" and fields["running"] and fields["generated_tokens"]
         if in_the_middle and self._trained and self.killed is None:
             self.killed = fields["replica"]
-            os.kill(self._pids[self.killed], signal.SIGKILL)
+            os.kill(self._victim(self._pids[self.killed]), signal.SIGKILL)
+
+    def _victim(self, replica: int) -> int:
+        if self._rank is None:
+            return replica
+        named = f"Worker_TP{self._rank}"
+        titles = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in process.children(replica)}
+        (rank,) = (pid for pid, title in titles.items() if named in title)
+        return rank
 
 
+@pytest.mark.parametrize("rank", [None, 1], ids=["replica", "rank"])
 @pytest.mark.parametrize("schedule", ["{kind='laminar', staleness_max=2}", "{kind='areal'}"])
 def test_a_replica_that_is_killed_in_mid_generation_loses_nothing(
-    schedule: str, start: Path, tmp_path: Path
+    schedule: str, rank: int | None, start: Path, tmp_path: Path
 ) -> None:
-    killer = Killer()
-    run = train(start, tmp_path / "run", *VLLM, f"schedule={schedule}", sinks=(killer,))
-    assert [e.fields["name"] for e in events(run, "worker_died")] == [killer.killed]
+    killer = Killer(rank)
+    more = () if rank is None else ("rollout.tensor=2",)
+    run = train(start, tmp_path / "run", *VLLM, *more, f"schedule={schedule}", sinks=(killer,))
+    (death,) = (event.fields for event in events(run, "worker_died"))
+    assert death["name"] == killer.killed
+    assert ("VllmWorker-1" in death["cause"]) == (rank is not None)
     assert sum(e.fields["resumed_tokens"] for e in events(run, "leased")) > 0
     told = {e.fields["name"]: e.fields["computes"] for e in events(run, "computes")}
     assert "vLLM" in told["replica-0"] and "vLLM" in told["replica-1"]

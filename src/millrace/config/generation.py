@@ -67,6 +67,8 @@ class Rollout(Section):
     """Trajectories that one replica decodes at the same time."""
     max_sequence_tokens: int = Field(default=512, ge=16, le=COUNT_MAX)
     """Most tokens of a prompt and its completion together. Longer prompts are skipped and counted."""
+    tensor: int = Field(default=1, ge=1, le=64)
+    """Devices of one replica: each holds a part of every layer (tensor parallelism). On a CPU, processes."""
     prefill_chunk: int = Field(default=512, ge=16, le=COUNT_MAX)
     """Prompt tokens computed between two decode steps."""
     report_interval_s: float = Field(default=0.1, ge=0.001, le=0.5)

@@ -1,9 +1,9 @@
 """The decision: which worker runs where, with how much memory. Pure: a host and a configuration go in.
 
-GPUs. The trainer and each replica get one of their own where there are enough. With fewer, the trainer keeps
-one, and the replicas share the others evenly. With one, all share it: a replica's memory is known (weights,
-standby weights, the KV of its slots), so it gets that and a tenth, or what its steps need for a moment where
-that is more. The trainer gets the rest: its activations are only estimated.
+GPUs. The trainer gets one of its own, and each replica `rollout.tensor`, where there are enough. With fewer,
+the trainer keeps one, and the replicas share the others evenly. With one, all share it: a replica's memory is
+known (weights, standby weights, the KV of its slots), so it gets that and a tenth, or what its steps need for
+a moment where that is more. The trainer gets the rest: its activations are only estimated.
 
 Cores. No worker is bound to a core. Each computes on one thread (`runtime.launcher.DEFAULTS`), and the
 kernel moves that to a free core; a fixed division would leave idle what a waiting worker does not use.
@@ -79,17 +79,15 @@ def assign(config: Config, host: Host, needs: Needs) -> Placement:
     """
     on_gpu, replicas = uses_gpus(config, host), config.rollout.replicas
     here = 0 if config.rollout.servers else replicas  # what a server computes with is not the run's
-    gpus: list[int | None] = [None] * (replicas + 1)
+    gpus: list[tuple[int, ...]] = [()] * (replicas + 1)
     if on_gpu:
-        gpus[: here + 1] = devices_of(here, len(host.gpus))
+        gpus[: here + 1] = devices_of(here, len(host.gpus), config.rollout.tensor)
     places = []
-    for worker, gpu in enumerate(gpus):
+    for worker, used in enumerate(gpus):
         python = config.rollout.python if worker else None
-        if gpu is None:
-            places.append(Place(devices=(), python=python))
-        else:
-            share = _share(worker, gpus, host.gpus[gpu], needs)
-            places.append(Place(devices=(host.gpus[gpu].index,), share=share, python=python))
+        share = _share(worker, gpus, host.gpus[used[0]], needs) if used else 1.0
+        devices = tuple(host.gpus[gpu].index for gpu in used)
+        places.append(Place(devices=devices, share=share, python=python))
     placement = Placement(
         host=host,
         needs=needs,
@@ -105,15 +103,25 @@ def assign(config: Config, host: Host, needs: Needs) -> Placement:
     return placement
 
 
-def devices_of(replicas: int, gpus: int) -> list[int]:
-    """Positions of the GPUs of the trainer and then of each replica."""
-    if gpus == 1:
-        return [0] * (replicas + 1)
-    return [0, *(1 + replica % (gpus - 1) for replica in range(replicas))]
+def devices_of(replicas: int, gpus: int, each: int = 1) -> list[tuple[int, ...]]:
+    """Positions of the GPUs of the trainer and then of each replica, which has `each`.
+
+    Raises: ConfigError: they are too few for one replica.
+    """
+    if gpus == 1 and each == 1:
+        return [(0,)] * (replicas + 1)
+    sets = (gpus - 1) // each
+    if replicas and not sets:
+        raise ConfigError(
+            f"`rollout.tensor` ({each}) is the number of GPUs of one replica, and this host has {gpus - 1} "
+            f"beside the trainer's.\n  Lower it to at most {max(1, gpus - 1)}"
+        )
+    first = (1 + replica % sets * each for replica in range(replicas))
+    return [(0,), *(tuple(range(gpu, gpu + each)) for gpu in first)]
 
 
-def _share(worker: int, gpus: Sequence[int | None], gpu: Gpu, needs: Needs) -> float:
-    """Of the memory of the worker's GPU, 0 to 1. Worker 0 is the trainer."""
+def _share(worker: int, gpus: Sequence[tuple[int, ...]], gpu: Gpu, needs: Needs) -> float:
+    """Of the memory of each of the worker's GPUs, 0 to 1. Worker 0 is the trainer."""
     together = [other for other, used in enumerate(gpus) if used == gpus[worker]]
     if 0 not in together:
         return 1 / len(together)
@@ -146,7 +154,8 @@ def _check_gpus(config: Config, placement: Placement) -> None:
     """Raises: ConfigError: what a worker keeps on its GPU is more than its share."""
     needs, gpus = placement.needs, {gpu.index: gpu for gpu in placement.host.gpus}
     for name, place, memory in placement.workers:
-        gpu = gpus[place.devices[0]] if place.devices else None
+        used = [gpus[index] for index in place.devices or ()]
+        gpu = min(used, key=lambda gpu: gpu.memory_bytes, default=None)
         if gpu is None or memory.device_bytes + CONTEXT_BYTES <= place.share * gpu.memory_bytes:
             continue
         room = place.share * gpu.memory_bytes - CONTEXT_BYTES
@@ -171,7 +180,7 @@ def _smaller(config: Config) -> str:
 
 def _slots_that_fit(config: Config, needs: Needs, room: float) -> int:
     slot = needs.kv_token_bytes * config.rollout.max_sequence_tokens
-    return int((room - 2 * needs.weights_bytes) // max(1, slot))
+    return int((room * config.rollout.tensor - 2 * needs.weights_bytes) // max(1, slot))
 
 
 def size(count: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from millrace.config.schema import Config
-from millrace.core.errors import DataError, boundary
+from millrace.core.errors import ConfigError, DataError, boundary
 from millrace.placement.momentary import Momentary, Shape, estimate
 from millrace.placement.number_format import computing_dtype
 
@@ -23,7 +23,7 @@ CHECKPOINT_BYTES = 12  # master weight and the two moments
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes of one worker: of its GPU, and of the host."""
+    """Bytes of one worker: of each of its GPUs, and of the host."""
 
     device_bytes: int
     host_bytes: int
@@ -53,9 +53,10 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
         replica   2 versions (served and standby) + slots * max_sequence_tokens * KV of a token, in the format
                   that is computed in. Where that is another than the published one, or a GPU's, a published
                   version more on the host, where weights land, and the largest tensor, to be digested.
+                  Each of `rollout.tensor` GPUs has an equal part of weights and KV, of KV at least one head.
                   Nothing where servers generate
 
-    Raises: DataError: the model directory cannot be read.
+    Raises: DataError: the model directory cannot be read. ConfigError: `rollout.tensor` does not divide it.
     """
     directory = Path(config.model.path)
     size = DTYPE_BYTES[config.model.dtype]
@@ -63,8 +64,9 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     parameters = sum(tensors)
     weights = parameters * size
     computing = DTYPE_BYTES[computing_dtype(config.model.dtype, on_gpu=on_gpu)]
-    model = read_model_config(directory)
-    kv_token = kv_token_bytes(model, computing)
+    model, parts = read_model_config(directory), config.rollout.tensor
+    _check_division(_shape(model, 0), parts)
+    kv_token = parts * kv_token_bytes(model, computing, parts)
     kv_replica = kv_token * config.rollout.slots * config.rollout.max_sequence_tokens
     copies = _has_reference(config) + (computing != size)
     states = parameters * (TRAINER_BYTES + COPY_BYTES * copies)
@@ -72,7 +74,7 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     replica = 2 * parameters * computing + kv_replica
     landing = weights + max(tensors, default=0) * size if on_gpu or computing != size else 0
     if on_gpu:
-        trainer, replica_memory = MemoryNeed(states, published), MemoryNeed(replica, landing)
+        trainer, replica_memory = MemoryNeed(states, published), MemoryNeed(-(-replica // parts), landing)
     else:
         trainer, replica_memory = MemoryNeed(0, states + published), MemoryNeed(0, replica + landing)
     if config.rollout.servers:
@@ -115,10 +117,24 @@ def read_model_config(directory: Path) -> dict[str, Any]:
         return dict(json.loads((directory / "config.json").read_text(encoding="utf-8")))
 
 
-def kv_token_bytes(model: dict[str, Any], size: int) -> int:
-    """Keys and values of one token in all layers. Raises: DataError: `model` is not of a decoder."""
+def kv_token_bytes(model: dict[str, Any], size: int, parts: int = 1) -> int:
+    """Keys and values of one token in all layers, on one of `parts` devices. Raises: DataError: `model` is
+    not of a decoder."""
     shape = _shape(model, 0)
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * size
+    return 2 * shape.layers * max(1, shape.kv_heads // parts) * shape.head_dim * size
+
+
+def _check_division(shape: Shape, parts: int) -> None:
+    """Raises: ConfigError. A key head may be on several devices, but not a part of one."""
+    sizes = {"attention heads": shape.query_heads, "intermediate columns": shape.intermediate}
+    if parts < shape.kv_heads or parts % shape.kv_heads:
+        sizes["key heads"] = shape.kv_heads
+    undivided = [f"{size} {name}" for name, size in sizes.items() if size % parts]
+    if undivided:
+        raise ConfigError(
+            f"`rollout.tensor` ({parts}) devices cannot share the model: it has {', '.join(undivided)} a "
+            f"layer.\n  Take a divisor of {math.gcd(*sizes.values())}"
+        )
 
 
 def _shape(model: dict[str, Any], largest: int) -> Shape:

@@ -42,7 +42,7 @@ def table(placement: Placement) -> dict[str, str]:
 
 def on(placement: Placement, gpu: Gpu) -> list[tuple[str, Place, MemoryNeed]]:
     """Those that compute on `gpu`."""
-    return [worker for worker in placement.workers if worker[1].devices == (gpu.index,)]
+    return [worker for worker in placement.workers if gpu.index in (worker[1].devices or ())]
 
 
 def warnings(placement: Placement, config: Config) -> Iterator[str]:

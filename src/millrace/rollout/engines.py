@@ -45,7 +45,7 @@ ENGINES = {
         "millrace.rollout.vllm.opening:open_engine",
         Capabilities(
             frozenset({
-                "rollout.recompute", "sampling.top_p", "sampling.top_k", "sampling.min_p",
+                "rollout.recompute", "rollout.tensor", "sampling.top_p", "sampling.top_k", "sampling.min_p",
                 "sampling.repetition_penalty", "sampling.stop", "sampling.stop_token_ids",
                 "sampling.ignore_eos", "sampling.allowed_token_ids", "sampling.logprobs",
             }),
@@ -70,6 +70,8 @@ ENGINES = {
     ),
 }  # fmt: skip
 
+# Of `rollout`, what depends on the engine.
+_ROLLOUT = ("exact", "recompute", "tensor")
 # Every engine understands these.
 _UNIVERSAL = {"sampling.max_tokens", "sampling.temperature"}
 
@@ -82,7 +84,7 @@ def open_engine(name: str, options: EngineOptions) -> Engine:
 
 def refuse_unable(config: Config) -> None:
     """Raises: ConfigError naming each setting that `rollout.engine` does not know."""
-    rollout = {key: value for key, value in _changed(config.rollout) if key in ("exact", "recompute")}
+    rollout = {key: value for key, value in _changed(config.rollout) if key in _ROLLOUT}
     asked = {f"rollout.{key}": value for key, value in rollout.items()}
     asked |= {f"sampling.{key}": value for key, value in _changed(config.sampling)}
     name = config.rollout.engine

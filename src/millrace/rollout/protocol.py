@@ -27,6 +27,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "float32"
     device: str = "auto"
     device_share: float = 1.0
+    tensor: int = 1
     slots: int = 32
     max_sequence_tokens: int = 512
     prefill_chunk: int = 512

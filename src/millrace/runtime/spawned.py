@@ -4,6 +4,8 @@ That Python needs msgspec, and what the worker's class imports; nothing else of 
 controller's own, from this very directory, so that both ends of the wire agree. Everything else comes from
 the interpreter and from PYTHONPATH, as for any program that this interpreter runs.
 
+Processes that the worker's class starts with `multiprocessing` get the same package.
+
 Run by `runtime.forkserver` as `PYTHON spawned.py FD NAME EPOCH SILENCE_S`, with FD the worker's socket and
 SILENCE_S 0 for none.
 """
@@ -53,3 +55,5 @@ def _carry_package(directory: Path) -> None:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":  # a process that `multiprocessing` spawns from the worker
+    _carry_package(Path(__file__).resolve().parents[1])

@@ -204,6 +204,7 @@ def engine_options(config: Config, run: RunDirectory, placed: Placement) -> Engi
         model_path=config.model.path,
         dtype=config.model.dtype,
         device=placed.device,
+        tensor=rollout.tensor,
         slots=rollout.slots,
         max_sequence_tokens=rollout.max_sequence_tokens,
         prefill_chunk=rollout.prefill_chunk,

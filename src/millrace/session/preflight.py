@@ -117,11 +117,13 @@ def _ask(python: str, *arguments: str) -> None:
 
 def _check_processes(config: Config, cores: int) -> None:
     """Raises: ConfigError: so many processes that none would be ready in time."""
-    replicas, workers = config.rollout.replicas, config.reward.workers
-    if replicas + workers > PROCESSES_PER_CORE * cores:
+    rollout, workers, most = config.rollout, config.reward.workers, PROCESSES_PER_CORE * cores
+    each = 1 if rollout.tensor == 1 else 1 + rollout.tensor  # one a part of the model, one that drives
+    count = rollout.replicas * each + workers
+    if count > most:
         raise ConfigError(
-            f"`rollout.replicas` ({replicas}) and `reward.workers` ({workers}) are processes, and this host "
-            f"has {cores} cores.\n  Lower them to at most {PROCESSES_PER_CORE * cores} together"
+            f"`rollout.replicas` ({rollout.replicas}) and `reward.workers` ({workers}) make {count} "
+            f"processes, and this host has {cores} cores.\n  Lower them to at most {most} processes together"
         )
 
 
@@ -150,16 +152,18 @@ def _size_warnings(config: Config, placed: Placement) -> Iterator[str]:
             f"`optimizer.warmup_steps` ({config.optimizer.warmup_steps:,}) is more than `steps` "
             f"({config.steps:,}): the learning rate never reaches `optimizer.lr`"
         )
-    if placed.device == "cpu" and replicas > cores and not config.rollout.servers:
+    here = 0 if config.rollout.servers else replicas * config.rollout.tensor
+    if placed.device == "cpu" and here > cores:
+        of_parts = "" if config.rollout.tensor == 1 else f" of {config.rollout.tensor} processes"
         yield (
-            f"{replicas} replicas share {cores} cores with the trainer: more than {cores} generate no "
-            "faster, lower `rollout.replicas`"
+            f"{replicas} replicas{of_parts} share {cores} cores with the trainer: more than {cores} generate "
+            "no faster, lower `rollout.replicas`"
         )
 
 
 def _thread_warnings(config: Config) -> Iterator[str]:
     threads, cores = os.environ.get(THREADS), len(os.sched_getaffinity(0))
-    processes = config.rollout.replicas + 1
+    processes = config.rollout.replicas * config.rollout.tensor + 1
     if threads and threads.isdigit() and int(threads) > 1 and int(threads) * processes > cores:
         yield (
             f"{THREADS}={threads} with {processes} torch processes on {cores} cores: their threads will spin "

@@ -27,6 +27,7 @@ FREE_ON_RESUME: dict[str, str] = {
     "rollout.python": "which Python runs the replicas",
     "rollout.servers": "where it generates",
     "rollout.shared_dir": "where servers find weights",
+    "rollout.tensor": "a sum in parts: decides rounding only",
     "rollout.slots": "what is batched together decides rounding only, and nothing with `rollout.exact`",
     "rollout.prefill_chunk": "speed only",
     "rollout.exact": "decides rounding only. Without it, tokens sampled from now on may differ in a "

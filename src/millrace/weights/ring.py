@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -23,7 +23,7 @@ def open_writer(endpoint: Endpoint) -> RingWriter:
 
 def open_reader(endpoint: Endpoint) -> RingReader:
     """A reader of `endpoint` (a core.protocols.WeightsReader). Raises WeightsError."""
-    return RingReader(attach(endpoint, writable=False))
+    return RingReader(attach(endpoint, writable=False), endpoint)
 
 
 class RingWriter:
@@ -121,10 +121,14 @@ class RingWriter:
 
 
 class RingReader:
-    """Reads staged versions, at any time, from any process, without locks."""
+    """Reads staged versions, at any time, from any process, without locks. Pickled, it is the endpoint: the
+    process that it arrives in maps the ring itself."""
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
+    def __init__(self, memory: Memory, endpoint: Endpoint) -> None:
+        self._memory, self._endpoint = memory, endpoint
+
+    def __reduce__(self) -> tuple[Callable[[Endpoint], RingReader], tuple[Endpoint]]:
+        return open_reader, (self._endpoint,)
 
     def held(self) -> list[int]:
         """Complete versions, oldest first."""

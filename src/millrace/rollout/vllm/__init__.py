@@ -5,5 +5,6 @@ opening    its settings
 engine     the engine protocol on `LLMEngine`, one step at a time
 asking     what it is asked to sample
 loading    a version from the relay's memory into the model
+ranks      the processes that it computes in, where the model is divided among devices
 proof      that what it computes is what was published
 """

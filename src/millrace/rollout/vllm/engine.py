@@ -7,6 +7,9 @@ that goes on from partial tokens is a request whose prompt ends with them.
 Versions never mix. Tokens come from `step` alone, and no load happens during a step. A load preempts every
 request, so all keys and values are computed again. Without `recompute`, only requests that have tokens keep
 theirs. The cache of prefixes is salted with the version, so no other request finds these.
+
+Where the model is divided among devices, vLLM has a process for each: see `ranks`. What drives them is in
+this process, so all of the above holds for them too.
 """
 
 from __future__ import annotations
@@ -18,7 +21,13 @@ from typing import Any, NamedTuple
 import torch
 
 from millrace.core.digest import digest_buffers
-from millrace.core.errors import DigestMismatchError, TornVersionError, WeightsError, WorkerError
+from millrace.core.errors import (
+    DigestMismatchError,
+    TornVersionError,
+    UnknownVersionError,
+    WeightsError,
+    WorkerError,
+)
 from millrace.core.likely import Row
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
@@ -28,6 +37,7 @@ from millrace.rollout.queues import Queues
 from millrace.rollout.vllm.asking import asked_of_vllm
 from millrace.rollout.vllm.loading import load_version
 from millrace.rollout.vllm.proof import Proof
+from millrace.rollout.vllm.ranks import Ranks
 
 _PROOF = "proof"  # the request's name; others are called TRAJECTORY.LEASE
 
@@ -54,12 +64,14 @@ class VllmEngine(Queues):
         self._generated = self._prefilled = self._steps_since_swap = 0
         cache = llm.vllm_config.cache_config
         self._capacity = cache.num_gpu_blocks * cache.block_size
-        self._scheduler = llm.engine_core.engine_core.scheduler
+        core = llm.engine_core.engine_core
+        self._scheduler, self._ranks = core.scheduler, Ranks(core.model_executor)
 
     # ------------------------------------------------------------ work
 
     def load(self) -> ReplicaLoad:
         """Queues and cache as vLLM itself counts them."""
+        self._ranks.check()
         running, waiting = self._scheduler.get_request_counts()
         return ReplicaLoad(
             version=self.version,
@@ -87,14 +99,27 @@ class VllmEngine(Queues):
         WorkerError: overwritten while it was loaded; the model is of no version, this process of no use."""
         staged = self._staged
         assert staged is not None and staged.version == version, (version, staged)
-        try:
-            self._llm.collective_rpc(load_version, args=(staged.reader, version))
-        except TornVersionError as error:
-            self.version = -1
-            raise WorkerError(f"vLLM has half of version {version}, and must start anew: {error}") from error
+        self._load_version(staged)
         self._forget_cache()
         self.version, self._served, self._steps_since_swap = version, staged, 0
         self._prove(staged)
+
+    def _load_version(self, staged: _Staged) -> None:
+        """In every rank. One that fails leaves a model of no version, unless nothing has changed in any."""
+        before, self.version = self.version, -1
+        with self._ranks.answering():
+            outcomes = self._llm.collective_rpc(load_version, args=(staged.reader, staged.version))
+        failures = [error for outcome in outcomes for error in outcome]
+        if not failures:
+            return
+        unchanged = [error for error in failures if isinstance(error, UnknownVersionError)]
+        if len(unchanged) == len(outcomes):
+            self.version = before
+        elif all(isinstance(error, (UnknownVersionError, TornVersionError)) for error in failures):
+            raise WorkerError(
+                f"vLLM has half of version {staged.version}, and must start anew: {failures[0]}"
+            ) from failures[0]
+        raise failures[0]
 
     def digest(self) -> str:
         """Of the bytes that were loaded, after a proof that they are what is computed with."""
@@ -116,7 +141,8 @@ class VllmEngine(Queues):
         self._llm.add_request(_PROOF, {"prompt_token_ids": self._proof.tokens}, params, priority=0)
         outputs: list[Any] = []
         while not (proofs := [output for output in outputs if output.request_id == _PROOF]):
-            outputs += self._llm.step()
+            with self._ranks.answering():
+                outputs += self._llm.step()
         told = zip(proofs[0].prompt_logprobs[1:], self._proof.tokens[1:], strict=True)
         return [part[token].logprob for part, token in told], outputs
 
@@ -138,7 +164,9 @@ class VllmEngine(Queues):
     def step(self) -> None:
         if self.has_work:
             self._hand_over()
-            self._note(self._llm.step())
+            with self._ranks.answering():
+                outputs = self._llm.step()
+            self._note(outputs)
 
     def _hand_over(self) -> None:
         while self._waiting and len(self._running) < self._slots:

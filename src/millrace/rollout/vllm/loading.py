@@ -15,12 +15,20 @@ from millrace.core.digest import NamedBuffer
 from millrace.core.protocols import WeightsReader
 
 
-def load_version(worker: Any, reader: WeightsReader, version: int) -> None:
-    """Run by `collective_rpc` with a vLLM worker. Raises: UnknownVersionError (nothing has changed);
-    TornVersionError (the model is of no version now)."""
-    with reader.view(version) as (_, pieces):
-        worker.reload_weights(weights_iterator=((piece.name, as_tensor(piece)) for piece in pieces))
-    _pack_heads_again(worker.model_runner.get_model())
+def load_version(worker: Any, reader: WeightsReader, version: int) -> list[Exception]:
+    """Run by `collective_rpc` with a vLLM worker, in its process.
+
+    Returns: nothing, or what went wrong: UnknownVersionError (nothing has changed), TornVersionError (the
+    model is of no version now) or what vLLM raised (neither). It is not raised, nor returned bare: of such an
+    error vLLM tells only the words, and takes the other workers' answers for those to its next question.
+    """
+    try:
+        with reader.view(version) as (_, pieces):
+            worker.reload_weights(weights_iterator=((piece.name, as_tensor(piece)) for piece in pieces))
+        _pack_heads_again(worker.model_runner.get_model())
+    except Exception as error:
+        return [error]
+    return []
 
 
 def as_tensor(piece: NamedBuffer) -> torch.Tensor:

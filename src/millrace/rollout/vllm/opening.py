@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from millrace.core.errors import ConfigError, boundary
+from millrace.core.errors import ConfigError, RemoteError, boundary
 from millrace.placement.device import computes, computing_dtype, torch_device
 from millrace.placement.needs import kv_token_bytes, read_model_config
 from millrace.rollout.intake import Intake
@@ -20,9 +20,11 @@ from millrace.rollout.vllm.engine import VllmEngine
 from millrace.rollout.vllm.proof import Proof
 from millrace.rollout.vllm.versions import installed
 
-# In the replica's process, step by step: what is sampled between two loads is exactly known.
+# Driven in the replica's process, step by step: what is sampled between two loads is exactly known. Ranks
+# start afresh: a fork would inherit locks that threads of the replica hold, and its sockets.
 _PROCESS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "HF_HUB_OFFLINE": "1",
@@ -32,10 +34,12 @@ _BLOCK_TOKENS = 32  # of its cache: the fewest on a CPU. Prompts share whole blo
 
 
 def open_engine(options: EngineOptions) -> VllmEngine:
-    """Raises: ConfigError: this Python has no supported vLLM, or vLLM cannot run the model on this device."""
+    """Raises: ConfigError: this Python has no supported vLLM, or vLLM cannot run the model on this device.
+    With ranks RemoteError: only the log tells whether one refused or was killed."""
     with boundary("vLLM", "cannot be had: see `rollout.python`", ConfigError):
         release = installed()
-    device = torch_device(options.device)
+    # Of ranks each opens its own device. What this process would open takes memory of the first.
+    device = torch_device(options.device) if options.tensor == 1 else torch.device(options.device)
     published: torch.dtype = getattr(torch, options.dtype)
     computing = computing_dtype(published, device)
     os.environ.update(_PROCESS | (_ON_CPU if device.type == "cpu" else {}))
@@ -48,7 +52,8 @@ def open_engine(options: EngineOptions) -> VllmEngine:
         eos_ids=end_ids(options.model_path, tokenizer),
         decode=text_decoder(tokenizer),
     )
-    with boundary("vLLM", f"cannot serve {options.model_path}", ConfigError), warnings.catch_warnings():
+    kind = ConfigError if options.tensor == 1 else RemoteError
+    with boundary("vLLM", f"cannot serve {options.model_path}", kind), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own affairs
         from vllm import EngineArgs, LLMEngine
 
@@ -76,6 +81,8 @@ def _arguments(options: EngineOptions, computing: torch.dtype) -> dict[str, Any]
         "load_format": "dummy",
         "dtype": str(computing).removeprefix("torch."),
         "seed": 0,
+        "tensor_parallel_size": options.tensor,
+        "distributed_executor_backend": "uni" if options.tensor == 1 else "mp",
         "max_model_len": options.max_sequence_tokens,
         "max_num_seqs": options.slots + 1,
         "max_num_batched_tokens": options.prefill_chunk + options.slots + 1,
@@ -95,12 +102,12 @@ def _memory(options: EngineOptions, computing: torch.dtype, device: torch.device
     if device.type != "cpu":
         return {"gpu_memory_utilization": min(options.device_share, 0.95)}
     blocks = (options.slots + 1) * -(-options.max_sequence_tokens // _BLOCK_TOKENS) + 1
-    token_bytes = kv_token_bytes(read_model_config(Path(options.model_path)), computing.itemsize)
+    model = read_model_config(Path(options.model_path))
+    token_bytes = kv_token_bytes(model, computing.itemsize, options.tensor)  # of each rank
     return {
         "enforce_eager": True,
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(options.prefill_chunk, options.max_sequence_tokens) + options.slots + 1,
-        "distributed_executor_backend": "uni",
         "block_size": _BLOCK_TOKENS,
         "kv_cache_memory_bytes": blocks * _BLOCK_TOKENS * token_bytes,
     }
