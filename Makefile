@@ -47,6 +47,7 @@ test: lint
 
 test-vllm: $(STAMP) $(VLLM)/.installed
 	PYTHONPATH=src $(VLLM)/bin/python -m pytest -n 2 tests/engines --engine vllm
+	PYTHONPATH=src $(VLLM)/bin/python -m pytest tests/engines --engine server
 	$(BIN)/pytest tests/vllm_runs
 
 # With the Chromium of CHROMIUM or of the system, else one that Playwright downloads; without any, skipped in words.
