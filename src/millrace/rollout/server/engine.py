@@ -33,7 +33,7 @@ from millrace.rollout.vllm.proof import Proof
 
 _NOT_FINITE = -9999.0  # what a server tells instead
 
-STEP_S = 0.05  # a step waits for a token of each request, and a command waits for the step
+STEP_S = 0.5  # a step waits for a token of each request that decodes, and a command waits for the step
 QUIET_S = 10.0  # without any token; then the server is asked whether it lives
 ABORT_S = 5.0  # for requests to end after a pause
 
@@ -143,7 +143,8 @@ class ServerEngine(Queues):
             return
         self._steps_since_swap += 1
         self._hand_over()
-        parts = self._streams.take(self._running, wait_s=STEP_S)
+        decoding = [key for key, continuation in self._running.items() if continuation.has_sampled]
+        parts = self._streams.take(decoding or self._running, wait_s=STEP_S)
         now_s = time.monotonic()
         if parts:
             self._heard_s = now_s
