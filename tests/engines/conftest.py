@@ -109,8 +109,9 @@ def bench_of(kind: str, _benches: OpenBench) -> Iterator[OpenBench]:
 
 
 @pytest.fixture
-def fresh_bench(kind: str, _make_bench: MakeBench, _kept: list[Bench]) -> Iterator[OpenBench]:
-    """Benches whose engines have served nothing yet, and serve no other test."""
+def fresh_bench(kind: str, tensor: int, _make_bench: MakeBench, _kept: list[Bench]) -> Iterator[OpenBench]:
+    """Benches whose engines have served nothing yet, and serve no other test. An engine that has processes of
+    its own shares nothing with others, and ends with the test."""
     opened: list[Bench] = []
 
     def open_bench(model: str = "qwen3 tied", **options: int) -> Bench:
@@ -123,3 +124,5 @@ def fresh_bench(kind: str, _make_bench: MakeBench, _kept: list[Bench]) -> Iterat
     for bench in opened:
         bench.clear()
         bench.used = False
+        if tensor > 1:
+            bench.close()

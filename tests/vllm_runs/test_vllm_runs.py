@@ -70,9 +70,8 @@ def test_a_replica_that_is_killed_in_mid_generation_loses_nothing(
     killer = Killer(rank)
     more = () if rank is None else ("rollout.tensor=2",)
     run = train(start, tmp_path / "run", *VLLM, *more, f"schedule={schedule}", sinks=(killer,))
-    (death,) = (event.fields for event in events(run, "worker_died"))
-    assert death["name"] == killer.killed
-    assert ("VllmWorker-1" in death["cause"]) == (rank is not None)
+    causes = [e.fields["cause"] for e in events(run, "worker_died") if e.fields["name"] == killer.killed]
+    assert ["VllmWorker-1" in cause for cause in causes] == [rank is not None]
     assert sum(e.fields["resumed_tokens"] for e in events(run, "leased")) > 0
     told = {e.fields["name"]: e.fields["computes"] for e in events(run, "computes")}
     assert "vLLM" in told["replica-0"] and "vLLM" in told["replica-1"]

@@ -1,0 +1,111 @@
+"""vLLM with a whole model, beside vLLM with its model divided among two processes; rounds interleaved.
+
+    .venv-vllm/bin/python benchmarks/tensor.py [--model 128x4] [--requests 8] [--rounds 3] [--json]
+
+Run it with the interpreter of `make setup-vllm` and `PYTHONPATH=src`. Requests, loads and pauses are those of
+`engines.py`. CPU seconds and memory are those of the engine and of all its processes. On a CPU the division
+saves nothing; the figures say what a rank costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from common import median, report, say, table
+from engine_process import IN_FLIGHT, Fed, Requests
+
+from engines import Published, prepare
+from millrace.core.types import Endpoint
+from millrace.rollout.engines import open_engine
+from millrace.rollout.protocol import EngineOptions
+from millrace.runtime.vitals import VitalSigns
+from millrace.weights.ring import open_reader
+
+DEGREES = (1, 2)
+LOADS = 5
+MB = 1e6
+
+
+class Divided(Fed):
+    def __init__(self, degree: int, directory: str, requests: Requests, endpoint: Endpoint) -> None:
+        slots = max(len(requests), IN_FLIGHT)
+        options = EngineOptions(
+            model_path=directory, device="cpu", tensor=degree, slots=slots, max_sequence_tokens=1088
+        )
+        self.engine, self._reader = open_engine("vllm", options), open_reader(endpoint)
+        self._requests = requests
+
+
+def measured(action: Callable[[], object]) -> tuple[float, float, float]:
+    """Seconds, CPU seconds of this process and those below, and the bytes that they grew by."""
+    signs, started = VitalSigns(), time.perf_counter()
+    before = signs.take([], receiving=False)
+    action()
+    after = signs.take([], receiving=False)
+    return (
+        time.perf_counter() - started,
+        after.cpu_s - before.cpu_s,
+        after.resident_bytes - before.resident_bytes,
+    )
+
+
+def compare(directory: str, rounds: int) -> dict[int, dict[str, float]]:
+    """By degree, the medians."""
+    requests = [tuple(one) for one in json.loads((Path(directory) / "given.json").read_text())["requests"]]
+    published, engines = Published(directory), dict[int, Divided]()
+    version = published.publish()
+    told: dict[int, list[dict[str, float]]] = {degree: [] for degree in DEGREES}
+    for degree in DEGREES:
+
+        def start(degree: int = degree) -> None:
+            engines[degree] = Divided(degree, directory, requests, published.endpoint)
+            engines[degree].ready(version)
+
+        seconds, cpu_s, size = measured(start)
+        told[degree].append({"start s": seconds, "start CPU s": cpu_s, "MB": size / MB})
+        say(f"{degree} is ready")
+    for index in range(rounds + 1):
+        for degree, engine in engines.items():
+            tokens = 0
+
+            def one_round(engine: Divided = engine, lease: int = index) -> None:
+                nonlocal tokens
+                tokens = engine.round(lease)
+
+            seconds, cpu_s, _ = measured(one_round)
+            told[degree] += [{"tok/s": tokens / seconds, "tok/CPU s": tokens / cpu_s}] if index else []
+        say(f"round {index} of {rounds}")
+    for _ in range(LOADS):
+        version = published.publish()
+        for degree, engine in engines.items():
+            told[degree].append(engine.pause(version))
+    names = dict.fromkeys(name for answer in told[1] for name in answer)
+    return {
+        degree: {name: median([one[name] for one in answers if name in one]) for name in names}
+        for degree, answers in told.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="128x4", help="hidden size x layers")
+    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        parameters = prepare(directory, options.model, options.requests)
+        rows = compare(directory, options.rounds)
+    table({f"{degree} process{'es' * (degree > 1)}": row for degree, row in rows.items()})
+    report({"parameters": parameters, "rows": rows}, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
