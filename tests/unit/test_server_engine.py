@@ -263,6 +263,16 @@ def test_a_log_prob_that_is_not_finite_is_broken_weights(engine: ServerEngine, f
         until(engine, lambda told: False)
 
 
+def test_weights_that_give_no_numbers_are_served_until_a_token_tells(
+    engine: ServerEngine, fake: FakeVllm
+) -> None:
+    """The server cannot even answer the proof."""
+    fake.fails[GENERATE] = 400
+    engine.stage(1, weights(float("nan")))
+    engine.swap(1)
+    assert engine.version == 1
+
+
 # ---------------------------------------------------------------- weights
 
 

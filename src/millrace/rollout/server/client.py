@@ -27,6 +27,7 @@ ANSWER_S = 20.0  # of a server that only looks something up
 WORK_S = 60.0  # of one that computes, or lets a step end first
 LOAD_S = 600.0
 TOLD_MAX = 500  # characters of an error's text
+NOT_FINITE = -9999.0  # told in place of a log-prob that is not a number, or has no bound
 
 
 class Server:

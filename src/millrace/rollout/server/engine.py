@@ -25,13 +25,11 @@ from millrace.core.types import ReplicaLoad
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
 from millrace.rollout.queues import Queues
-from millrace.rollout.server.client import Server
+from millrace.rollout.server.client import NOT_FINITE, Server
 from millrace.rollout.server.handover import Handover
 from millrace.rollout.server.streams import Part, Streams
 from millrace.rollout.vllm.asking import asked_of_vllm
 from millrace.rollout.vllm.proof import Proof
-
-_NOT_FINITE = -9999.0  # what a server tells instead
 
 STEP_S = 0.5  # a step waits for a token of each request that decodes, and a command waits for the step
 QUIET_S = 10.0  # without any token; then the server is asked whether it lives
@@ -124,6 +122,9 @@ class ServerEngine(Queues):
         return self._served.digest
 
     def _prove(self, staged: _Staged) -> None:
+        """Where the weights give no numbers the next step says so: a server cannot even answer."""
+        if not staged.expected.isfinite().all():
+            return
         found = self._server.logprobs(self._proof.tokens)
         distance = self._proof.distance(staged.expected, found)
         if distance > 1:
@@ -191,7 +192,7 @@ class ServerEngine(Queues):
                 )
 
     def _append(self, continuation: Continuation, token_id: int, logprob: float) -> None:
-        if not logprob > _NOT_FINITE:
+        if not logprob > NOT_FINITE:
             raise WeightsError(
                 f"version {self.version} gives log-probs that are not finite for trajectories "
                 f"[{continuation.work.trajectory_id}]. The weights are broken: look at the gradient norm of "

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from millrace.core.errors import ConfigError, WorkerError, boundary
-from millrace.rollout.server.client import ROUTES, Server
+from millrace.rollout.server.client import NOT_FINITE, ROUTES, Server
 from millrace.rollout.vllm.versions import SUPPORTED
 
 DOCUMENTED = "docs/vllm.md has the whole command line"
@@ -121,10 +121,11 @@ def _offer(release: str, settings: dict[str, Any], wanted: Wanted) -> Offer:
 
 
 def check_logprobs(server: Server, tokens: Sequence[int]) -> None:
-    """What is sampled after `tokens` with one token to choose from was certain. Raises: ConfigError: the
-    server tells otherwise, as its log-probs are the model's own."""
+    """What is sampled after `tokens` with one token to choose from was certain. Nothing is told with weights
+    of an earlier run that give no numbers. Raises: ConfigError: the server tells otherwise, as its log-probs
+    are the model's own."""
     found = server.sampled_logprobs(tokens, top_k=1, temperature=2.0, max_tokens=8)
-    if min(found) < -1e-4:
+    if NOT_FINITE < min(found) < -1e-4:
         raise ConfigError(
             f"`rollout.servers`: log-probs of {server.url} are not of the distribution that it samples from: "
             f"with one token to choose from it tells {found}.\n  Start it with --logprobs-mode "
