@@ -10,7 +10,8 @@ generate        transformers' `generate` on one padded batch; only tokens that w
 Requests and their budgets are those of `engine.py`. `ready s`: from the start of the process until it can
 generate. `tok/CPU s` counts the CPU seconds of the process: beside other programs it says more than `tok/s`.
 `load ms`: how long an engine stands still for new weights with 16 requests in flight; vLLM proves them in
-that time. `pause ms`: the same, until each of the 16 has its next token, keys and values computed again.
+that time. `pause ms`: the same, until each of the 16 has its next token, keys and values computed again;
+`pause CPU ms`: the CPU time of that.
 `peak MB`: largest resident memory of the process, which shares the relay's.
 
 `own_over_vllm` compares tokens for each CPU second, `vllm_load_pause_ms` is vLLM's `pause ms`, and
@@ -135,7 +136,7 @@ def compare(kinds: dict[str, str], directory: str, rounds: int, loads: int) -> d
 
 def summed_up(answers: list[dict[str, float]]) -> dict[str, float]:
     """The median of every figure over the answers that have it; of memory the last, which is the peak."""
-    names = ("ready s", "tok/s", "tok/CPU s", "load ms", "pause ms")
+    names = ("ready s", "tok/s", "tok/CPU s", "load ms", "pause ms", "pause CPU ms")
     had = {name: [answer[name] for answer in answers if name in answer] for name in names}
     return {name: median(values) for name, values in had.items() if values} | {
         "peak MB": answers[-1]["peak MB"]

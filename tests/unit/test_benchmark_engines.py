@@ -22,7 +22,7 @@ def test_answers_are_summed_up_by_their_medians_and_memory_by_its_peak():
     answers = [
         {"ready s": 2.0, "peak MB": 10.0},
         *({"tok/s": rate, "tok/CPU s": 2 * rate, "peak MB": 20.0} for rate in (100.0, 400.0, 200.0)),
-        {"load ms": 5.0, "pause ms": 9.0, "peak MB": 30.0},
+        {"load ms": 5.0, "pause ms": 9.0, "pause CPU ms": 4.0, "peak MB": 30.0},
     ]
     told = engines.summed_up(answers)
     assert told == {
@@ -31,6 +31,7 @@ def test_answers_are_summed_up_by_their_medians_and_memory_by_its_peak():
         "tok/CPU s": 400.0,
         "load ms": 5.0,
         "pause ms": 9.0,
+        "pause CPU ms": 4.0,
         "peak MB": 30.0,
     }
     assert "load ms" not in engines.summed_up(answers[:-1])
