@@ -3,7 +3,7 @@
     python benchmarks/vllm_proof.py [--python .venv-vllm/bin/python] [--model 768x14] [--json]
 
 Each figure is the mean distance of the log-probs of the proof's tokens, in nats, from those of the plain
-model (`rollout/vllm/proof.py`). `rounding`: vLLM has the right weights. `step of LR`: vLLM has the version
+model (`engines/vllm/proof.py`). `rounding`: vLLM has the right weights. `step of LR`: vLLM has the version
 before one step of AdamW with this learning rate. `stale head`: it has that step but for its output
 projection. The random models are sharpened: their matrices are multiplied by 1, 2 or 3, which spreads the
 log-probs (`spread`, their standard deviation).
@@ -75,8 +75,8 @@ class Served:
     """vLLM, and the versions that it takes from a relay's ring."""
 
     def __init__(self, model: Any, directory: str, dtype: str) -> None:
+        from millrace.engines.vllm.opening import open_engine
         from millrace.rollout.protocol import EngineOptions
-        from millrace.rollout.vllm.opening import open_engine
         from millrace.trainer.publish import PublishBuffers
         from millrace.weights.relay import Relay
         from millrace.weights.ring import open_reader, open_writer
@@ -121,7 +121,7 @@ def measure(hidden: int, layers: int, dtype: str) -> dict[str, dict[str, float]]
 
 
 def distances(served: Served, model: Any) -> dict[str, float]:
-    from millrace.rollout.vllm import loading
+    from millrace.engines.vllm import loading
 
     pack, start = loading._pack_heads_again, dict(model.named_parameters())
     expected, found = served.serve(start)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from millrace.core.errors import WorkerError
-from millrace.rollout.server.client import Server
-from millrace.rollout.server.probe import wait_for
+from millrace.engines.server.client import Server
+from millrace.engines.server.probe import wait_for
 
 READY_S = 600.0
 SEQUENCE, SLOTS_MAX = 256, 24

@@ -19,7 +19,7 @@ from millrace.runtime.local import LocalRuntime
 pytestmark = pytest.mark.computed
 
 DEADLINE_S = 250.0
-IMPORTED = {"vllm": ("millrace.rollout.vllm.opening", "vllm.v1.engine.llm_engine")}
+IMPORTED = {"vllm": ("millrace.engines.vllm.opening", "vllm.v1.engine.llm_engine")}
 """What each replica would import anew, for seconds."""
 LENGTH = 90
 

@@ -12,10 +12,10 @@ from tests.serving import end, free_port, start_server, until_ready
 
 from millrace.core.errors import ConfigError, DigestMismatchError
 from millrace.core.types import Sampling
+from millrace.engines.server import probe
+from millrace.engines.server.client import ANSWER_S as SERVER_ANSWER_S
+from millrace.engines.server.client import Server
 from millrace.environments.tokenizer import make_character_tokenizer
-from millrace.rollout.server import probe
-from millrace.rollout.server.client import ANSWER_S as SERVER_ANSWER_S
-from millrace.rollout.server.client import Server
 
 MODEL = "qwen3 tied"
 FREE = Sampling(max_tokens=20)

@@ -8,7 +8,7 @@ from bench import Bench, OpenBench, prompt_of
 from millrace.core.digest import NamedBuffer
 from millrace.core.errors import DigestMismatchError, UnknownVersionError, WorkerError
 from millrace.core.types import Sampling
-from millrace.rollout.vllm import loading
+from millrace.engines.vllm import loading
 
 pytestmark = pytest.mark.computed
 

@@ -16,7 +16,7 @@ from bench import Bench, OpenBench, prompt_of
 
 from millrace.core.errors import DigestMismatchError, TornVersionError, UnknownVersionError, WorkerError
 from millrace.core.types import Sampling
-from millrace.rollout.vllm import loading
+from millrace.engines.vllm import loading
 from millrace.runtime import process
 from millrace.runtime.local import LocalRuntime
 
@@ -100,7 +100,7 @@ def test_a_stale_packed_head_in_one_process_is_found_by_the_proof(rank: int, ben
 
     bench.serve(1)
     with (
-        patch("millrace.rollout.vllm.engine.load_version", load_version),
+        patch("millrace.engines.vllm.engine.load_version", load_version),
         pytest.raises(DigestMismatchError, match=r"vLLM was given version \d+ .* and computes another"),
     ):
         bench.serve(3 + rank)
@@ -116,7 +116,7 @@ def test_a_version_that_only_one_process_could_load_is_never_served(
     bench.engine.stage(staged, bench.reader)
     bench.submit([bench.work(prompt_of(1, 9), LONG)])
     with (
-        patch("millrace.rollout.vllm.engine.load_version", in_rank(1, lambda: error("overwritten"))),
+        patch("millrace.engines.vllm.engine.load_version", in_rank(1, lambda: error("overwritten"))),
         pytest.raises(WorkerError, match=f"half of version {staged}, and must start anew: overwritten"),
     ):
         bench.engine.swap(staged)

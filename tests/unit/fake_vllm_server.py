@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from safetensors.numpy import load_file
 
-from millrace.rollout.server.client import GENERATE, ROUTES
+from millrace.engines.server.client import GENERATE, ROUTES
 
 VOCAB = 50
 PATIENCE_S = 30.0

@@ -16,13 +16,13 @@ from millrace.core.columns import token_array
 from millrace.core.digest import NamedBuffer
 from millrace.core.errors import DigestMismatchError, MillraceError, WeightsError, WorkerError
 from millrace.core.types import Finish, Progress, Sampling, Work
+from millrace.engines.server import engine as engine_module
+from millrace.engines.server import streams as streams_module
+from millrace.engines.server.client import GENERATE, Server
+from millrace.engines.server.engine import ServerEngine
+from millrace.engines.server.handover import Handover
+from millrace.engines.server.streams import Streams
 from millrace.rollout.intake import Intake
-from millrace.rollout.server import engine as engine_module
-from millrace.rollout.server import streams as streams_module
-from millrace.rollout.server.client import GENERATE, Server
-from millrace.rollout.server.engine import ServerEngine
-from millrace.rollout.server.handover import Handover
-from millrace.rollout.server.streams import Streams
 
 STEPS_MAX = 2000
 

@@ -9,8 +9,8 @@ import pytest
 from fake_vllm_server import FakeVllm, fake_vllm
 
 from millrace.core.errors import ConfigError, WorkerError
-from millrace.rollout.server.client import GENERATE, ROUTES, Server
-from millrace.rollout.server.probe import Offer, Wanted, check_logprobs, probe, wait_for
+from millrace.engines.server.client import GENERATE, ROUTES, Server
+from millrace.engines.server.probe import Offer, Wanted, check_logprobs, probe, wait_for
 
 WANTED = Wanted(slots=8, max_sequence_tokens=64, dtype="float32", tied=True)
 
@@ -89,7 +89,7 @@ def test_a_server_that_comes_up_meanwhile_is_waited_for(
     fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.fails["/health"] = 503
-    monkeypatch.setattr("millrace.rollout.server.probe.time.sleep", lambda _: fake.fails.clear())
+    monkeypatch.setattr("millrace.engines.server.probe.time.sleep", lambda _: fake.fails.clear())
     wait_for(Server(fake.url), 60.0)
     assert fake.calls == ["/health"] * 2
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from trainer_doubles import CONFIGS, tiny_model
 
-from millrace.rollout.vllm.proof import Proof
+from millrace.engines.vllm.proof import Proof
 from millrace.trainer.model import named_weights
 from millrace.trainer.publish import PublishBuffers
 

@@ -42,7 +42,7 @@ ENGINES = {
         ),
     ),
     "vllm": EngineKind(
-        "millrace.rollout.vllm.opening:open_engine",
+        "millrace.engines.vllm.opening:open_engine",
         Capabilities(
             frozenset({
                 "rollout.recompute", "rollout.tensor", "sampling.top_p", "sampling.top_k", "sampling.min_p",
@@ -56,7 +56,7 @@ ENGINES = {
         spawn_s_max=900.0,  # on a GPU it compiles first
     ),
     "server": EngineKind(
-        "millrace.rollout.server.opening:open_engine",
+        "millrace.engines.server.opening:open_engine",
         Capabilities(
             frozenset({
                 "sampling.top_p", "sampling.top_k", "sampling.min_p", "sampling.repetition_penalty",

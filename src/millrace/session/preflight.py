@@ -15,13 +15,13 @@ from millrace.config.carried import is_carried
 from millrace.config.generation import Rollout
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
+from millrace.engines.vllm import versions
 from millrace.observe.sinks import refuse_unusable
 from millrace.placement import tell
 from millrace.placement.assign import Placement, size
 from millrace.placement.needs import Needs
 from millrace.rollout.engines import refuse_unable
 from millrace.rollout.protocol import EngineOptions
-from millrace.rollout.vllm import versions
 from millrace.runtime.spawned import PYTHON_MIN
 from millrace.schedule.presets import build
 from millrace.session.compose import engine_options, place
@@ -93,7 +93,7 @@ def _check_python(rollout: Rollout) -> None:
 def _check_servers(config: Config, options: EngineOptions) -> None:
     """Raises: ConfigError: a server of `rollout.servers` does not answer, or cannot serve this run."""
     if config.rollout.servers:
-        from millrace.rollout.server.opening import refuse_unfit  # it asks transformers, so torch
+        from millrace.engines.server.opening import refuse_unfit  # it asks transformers, so torch
 
         for server in config.rollout.servers:
             refuse_unfit(msgspec.structs.replace(options, server=server))

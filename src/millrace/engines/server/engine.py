@@ -22,14 +22,14 @@ from millrace.core.digest import digest_buffers
 from millrace.core.errors import DigestMismatchError, WeightsError, WorkerError
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
+from millrace.engines.server.client import NOT_FINITE, Server
+from millrace.engines.server.handover import Handover
+from millrace.engines.server.streams import Part, Streams
+from millrace.engines.vllm.asking import asked_of_vllm
+from millrace.engines.vllm.proof import Proof
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
 from millrace.rollout.queues import Queues
-from millrace.rollout.server.client import NOT_FINITE, Server
-from millrace.rollout.server.handover import Handover
-from millrace.rollout.server.streams import Part, Streams
-from millrace.rollout.vllm.asking import asked_of_vllm
-from millrace.rollout.vllm.proof import Proof
 
 STEP_S = 0.5  # a step waits for a token of each request that decodes, and a command waits for the step
 QUIET_S = 10.0  # without any token; then the server is asked whether it lives

@@ -8,15 +8,15 @@ import torch
 from transformers import AutoConfig
 
 from millrace.core.errors import ConfigError, WorkerError
+from millrace.engines.server.client import Server
+from millrace.engines.server.engine import ServerEngine
+from millrace.engines.server.handover import Handover
+from millrace.engines.server.probe import Wanted, check_logprobs, probe, wait_for
+from millrace.engines.server.streams import Streams
+from millrace.engines.vllm.proof import Proof
 from millrace.rollout.intake import Intake
 from millrace.rollout.load import end_ids, load_tokenizer, text_decoder
 from millrace.rollout.protocol import EngineOptions
-from millrace.rollout.server.client import Server
-from millrace.rollout.server.engine import ServerEngine
-from millrace.rollout.server.handover import Handover
-from millrace.rollout.server.probe import Wanted, check_logprobs, probe, wait_for
-from millrace.rollout.server.streams import Streams
-from millrace.rollout.vllm.proof import Proof
 
 
 def open_engine(options: EngineOptions) -> ServerEngine:

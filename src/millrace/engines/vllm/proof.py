@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from millrace.core.digest import NamedBuffer
-from millrace.rollout.vllm.loading import as_tensor
+from millrace.engines.vllm.loading import as_tensor
 
 TOKENS = 32
 

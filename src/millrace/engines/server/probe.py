@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from millrace.core.errors import ConfigError, WorkerError, boundary
-from millrace.rollout.server.client import NOT_FINITE, ROUTES, Server
-from millrace.rollout.vllm.versions import SUPPORTED
+from millrace.engines.server.client import NOT_FINITE, ROUTES, Server
+from millrace.engines.vllm.versions import SUPPORTED
 
 DOCUMENTED = "docs/vllm.md has the whole command line"
 PAUSE_BETWEEN_S = 0.5

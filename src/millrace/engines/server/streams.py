@@ -19,7 +19,7 @@ import httpx2
 import msgspec
 
 from millrace.core.errors import WorkerError
-from millrace.rollout.server.client import GENERATE, TOLD_MAX
+from millrace.engines.server.client import GENERATE, TOLD_MAX
 
 CONNECT_S = 10.0
 TOKEN_S = 120.0  # from one token of a request to its next

@@ -11,14 +11,14 @@ import torch
 from transformers import AutoConfig
 
 from millrace.core.errors import ConfigError, RemoteError, boundary
+from millrace.engines.vllm.engine import VllmEngine
+from millrace.engines.vllm.proof import Proof
+from millrace.engines.vllm.versions import installed
 from millrace.placement.device import computes, computing_dtype, torch_device
 from millrace.placement.needs import kv_token_bytes, read_model_config
 from millrace.rollout.intake import Intake
 from millrace.rollout.load import end_ids, load_tokenizer, text_decoder
 from millrace.rollout.protocol import EngineOptions
-from millrace.rollout.vllm.engine import VllmEngine
-from millrace.rollout.vllm.proof import Proof
-from millrace.rollout.vllm.versions import installed
 
 # Driven in the replica's process, step by step: what is sampled between two loads is exactly known. Ranks
 # start afresh: a fork would inherit locks that threads of the replica hold, and its sockets.

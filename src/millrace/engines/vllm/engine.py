@@ -31,13 +31,13 @@ from millrace.core.errors import (
 from millrace.core.likely import Row
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
+from millrace.engines.vllm.asking import asked_of_vllm
+from millrace.engines.vllm.loading import load_version
+from millrace.engines.vllm.proof import Proof
+from millrace.engines.vllm.ranks import Ranks
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
 from millrace.rollout.queues import Queues
-from millrace.rollout.vllm.asking import asked_of_vllm
-from millrace.rollout.vllm.loading import load_version
-from millrace.rollout.vllm.proof import Proof
-from millrace.rollout.vllm.ranks import Ranks
 
 _PROOF = "proof"  # the request's name; others are called TRAJECTORY.LEASE
 

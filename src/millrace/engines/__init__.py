@@ -1,0 +1,1 @@
+"""Engines of other projects behind `rollout.protocol.Engine`. `rollout.engines` names each."""
