@@ -49,6 +49,7 @@ class FakeVllm:
     number: float = 0.0
     processed: bool = True
     fails: dict[str, int] = field(default_factory=dict)  # path: status
+    foreign: str = ""  # a path that answers as another program would
     calls: list[str] = field(default_factory=list)
     tokens_max: int = 10**9  # of a stream, before `then`
     then: str = "hang"  # or "cut", "end", "error", "abort"
@@ -123,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, path: str, answer: Any) -> None:
         self.fake.calls.append(path)
         status = self.fake.fails.get(path, 404 if answer is None else 200)
-        body = json.dumps(answer).encode()
+        body = b"<html>" if path == self.fake.foreign else json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

@@ -190,7 +190,7 @@ def test_what_ended_before_the_release_is_given_back_with_its_end(engine: Server
     serve(engine, 1)
     engine.submit([work(1, max_tokens=1)])
     engine._hand_over()
-    engine._streams.end([1], after_s=10.0)  # it ends by itself
+    engine._streams.end([0], after_s=10.0)  # the request ends by itself
     (part,) = engine.release([1])
     assert part.finish is Finish.LENGTH and engine.take_progress() == []
 
@@ -227,6 +227,27 @@ def test_a_stream_that_breaks_off_ends_the_replica_in_words(
 ) -> None:
     with pytest.raises(WorkerError, match=rf"server {fake.url}.*{told}"):
         failing(engine, fake, then)
+
+
+def test_a_newer_lease_gets_no_token_of_the_older_one(engine: ServerEngine, fake: FakeVllm) -> None:
+    serve(engine, 1)
+    engine.submit([work(1)])
+    until(engine, lambda told: count(told) >= 1)
+    engine.submit([work(1, tokens=(9, 9, 9), lease=1)])
+    told = until(engine, lambda told: any(part.finish for part in told))
+    tokens = [token for part in told for token in part.columns.tokens]
+    assert {part.lease for part in told} == {1} and tokens == list(range(8, 25))
+
+
+def test_a_stream_that_breaks_after_its_end_is_no_failure(
+    engine: ServerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(engine, 1)
+    engine.submit([work(1, max_tokens=3)])
+    until(engine, lambda told: any(part.finish for part in told))
+    monkeypatch.setattr(engine._streams, "take", lambda *_, **__: [streams_module.Part(0, error="cut")])
+    engine.submit([work(2)])
+    engine._take_in(engine._streams.take())
 
 
 def test_a_request_that_is_refused_ends_the_replica_in_words(engine: ServerEngine, fake: FakeVllm) -> None:
@@ -307,14 +328,14 @@ def test_tokens_of_other_weights_are_found_by_their_label(engine: ServerEngine, 
 
 
 @pytest.mark.parametrize("path", ["/pause", "/collective_rpc", "/update_weight_version", "/resume"])
-def test_a_load_that_the_server_refuses_leaves_nothing_served(
+def test_a_load_that_the_server_refuses_serves_no_half(
     path: str, engine: ServerEngine, fake: FakeVllm
 ) -> None:
     serve(engine, 1)
     fake.fails[path] = 500
     with pytest.raises(WorkerError, match=f"POST {path}: 500"):
         serve(engine, 2)
-    assert engine.version != 2
+    assert engine.version == (1 if path == "/pause" else -1)
 
 
 def test_a_new_incarnation_ends_what_the_earlier_one_left(fake: FakeVllm, opened: OpenEngine) -> None:

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from millrace.core.digest import NamedBuffer
-from millrace.core.errors import TornVersionError, WeightsError
+from millrace.core.errors import TornVersionError, UnknownVersionError, WeightsError
 from millrace.engines.server.handover import Handover, write_safetensors
 
 
 class Reader:
-    """Of a made-up relay. `torn`: what is read is overwritten meanwhile."""
+    """Of a made-up relay, staged under "d". `torn`: what is read is overwritten meanwhile."""
 
     def __init__(self, *pieces: NamedBuffer, torn: bool = False) -> None:
         self._pieces, self._torn, self.views = list(pieces), torn, 0
@@ -25,7 +25,7 @@ class Reader:
     @contextmanager
     def view(self, version: int) -> Iterator[tuple[str, list[NamedBuffer]]]:
         self.views += 1
-        yield "digest", self._pieces
+        yield "d", self._pieces
         if self._torn:
             raise TornVersionError(f"version {version}")
 
@@ -68,6 +68,20 @@ def test_older_versions_go_when_nobody_needs_them(tmp_path: Path) -> None:
     assert names(tmp_path) == [newest.name]
 
 
+def test_a_removal_that_was_cut_off_is_no_obstacle(tmp_path: Path) -> None:
+    handover, reader = Handover(tmp_path, with_head=False), Reader(piece("a"))
+    handover.hold(1, "d", reader)
+    (tmp_path / "v00000000-d").mkdir()
+    assert names(tmp_path) == ["v00000000-d", "v00000001-d"]
+    assert names(handover.hold(2, "d", reader).parent) == ["v00000002-d"]
+
+
+def test_a_version_that_was_staged_anew_is_not_handed_over(tmp_path: Path) -> None:
+    with pytest.raises(UnknownVersionError, match="staged anew"):
+        Handover(tmp_path, with_head=False).hold(1, "of the first", Reader(piece("a")))
+    assert names(tmp_path) == []
+
+
 def test_what_is_torn_is_never_found(tmp_path: Path) -> None:
     handover = Handover(tmp_path, with_head=False)
     with pytest.raises(TornVersionError):
@@ -81,8 +95,8 @@ def test_a_head_of_its_own_is_the_embedding(tmp_path: Path) -> None:
     found = load_file(handover.hold(1, "d", Reader(embedding)) / "model.safetensors")
     assert torch.equal(found["lm_head.weight"], found["model.embed_tokens.weight"])
     found = load_file(
-        handover.hold(2, "e", Reader(embedding, piece("lm_head.weight", 4.0))) / "model.safetensors"
+        handover.hold(2, "d", Reader(embedding, piece("lm_head.weight", 4.0))) / "model.safetensors"
     )
     assert found["lm_head.weight"].unique().tolist() == [4.0]
     with pytest.raises(WeightsError, match=r"0 of them are called \*embed_tokens\.weight"):
-        handover.hold(3, "f", Reader(piece("a")))
+        handover.hold(3, "d", Reader(piece("a")))

@@ -70,6 +70,13 @@ def test_on_a_gpu_a_tied_head_and_prompts_in_parts_do(fake: FakeVllm) -> None:
     assert not probe(Server(fake.url), WANTED).with_head
 
 
+@pytest.mark.parametrize("path", ["/openapi.json", "/server_info", "/version"])
+def test_a_server_that_is_none_of_vllms_is_told(path: str, fake: FakeVllm) -> None:
+    fake.foreign = path
+    with pytest.raises(WorkerError, match=rf"{fake.url}: {path} does not answer as vLLM does"):
+        probe(Server(fake.url), WANTED)
+
+
 def test_a_release_that_no_test_has_passed_with_is_refused(fake: FakeVllm) -> None:
     fake.release = "0.26.0"
     with pytest.raises(ConfigError, match=r"vLLM 0\.26\.0 is not supported; supported: 0\.32"):

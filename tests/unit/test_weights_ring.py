@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import pickle
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -67,6 +69,20 @@ def host():
     host = Host()
     yield host
     host.close()
+
+
+def test_a_reader_in_another_process_finds_out_at_its_view_that_the_relay_is_gone(host):
+    staged = host.publish(7, model(1))
+    there = pickle.loads(pickle.dumps(host.reader))
+    with there.view(7) as (digest, pieces):
+        assert digest == staged.digest == digest_buffers(pieces)
+    gone = pickle.loads(
+        pickle.dumps(
+            RingReader(host.reader._memory, msgspec.structs.replace(host.endpoint, path="/proc/self/fd/gone"))
+        )
+    )
+    with pytest.raises(UnknownVersionError), gone.view(7):
+        pass
 
 
 def test_what_was_published_is_read_bit_for_bit(host):

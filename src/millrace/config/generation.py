@@ -55,7 +55,7 @@ class Rollout(Section):
     engine: Literal["own", "vllm", "server"] = "own"
     """Inference software in a replica. A setting that the engine cannot follow is refused at the start.
     `"server"` follows from `servers`."""
-    servers: tuple[Annotated[str, Field(pattern=r"^https?://[^/?#]+/?$")], ...] = ()
+    servers: tuple[Annotated[str, Field(pattern=r"^https?://[^/?#@]+/?$")], ...] = ()
     """URLs of running `vllm serve`, each for this run alone. Each has a replica, so `replicas` follows. See
     docs/vllm.md."""
     shared_dir: str | None = None

@@ -84,7 +84,8 @@ class Engine(Protocol):
         those that were reported to their end, are left out."""
 
     def step(self) -> None:
-        """Advance what runs, by about one token each. Returns within a second, whatever happens.
+        """Advance what runs, by about one token each. Returns within a second; one that asks a
+        silent server may take 30 s.
 
         Raises: WeightsError when a logit is not finite, naming trajectories and version."""
 

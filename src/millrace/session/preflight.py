@@ -72,7 +72,9 @@ def _disk_problem(config: Config, needs: Needs, run_path: Path) -> str:
     checkpoints = config.checkpoints
     ever = -(-config.steps // checkpoints.every)  # one is made at the end
     count = min(ever, checkpoints.keep + TEMPORARY_CHECKPOINTS)
-    needed = count * needs.checkpoint_bytes + needs.weights_bytes
+    rollout = config.rollout
+    handed = 0 if rollout.shared_dir else len(rollout.servers)  # files of versions, one for each at most
+    needed = count * needs.checkpoint_bytes + (1 + handed + (handed > 0)) * needs.weights_bytes
     if needed <= free:
         return ""
     return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -121,14 +121,13 @@ class RingWriter:
 
 
 class RingReader:
-    """Reads staged versions, at any time, from any process, without locks. Pickled, it is the endpoint: the
-    process that it arrives in maps the ring itself."""
+    """Reads staged versions, at any time, from any process, without locks. Pickled, it is a `LaterReader`."""
 
     def __init__(self, memory: Memory, endpoint: Endpoint) -> None:
         self._memory, self._endpoint = memory, endpoint
 
-    def __reduce__(self) -> tuple[Callable[[Endpoint], RingReader], tuple[Endpoint]]:
-        return open_reader, (self._endpoint,)
+    def __reduce__(self) -> tuple[type[LaterReader], tuple[Endpoint]]:
+        return LaterReader, (self._endpoint,)
 
     def held(self) -> list[int]:
         """Complete versions, oldest first."""
@@ -188,3 +187,17 @@ class RingReader:
         raise UnknownVersionError(
             f"weights version {version} is not held; held: {self.held()}. Pull the newest."
         )
+
+
+class LaterReader:
+    """A reader in another process. It maps the ring when a view is asked for, so a relay that is gone is an
+    error of the view."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    @contextmanager
+    def view(self, version: int) -> Iterator[tuple[str, list[NamedBuffer]]]:
+        """As `RingReader.view`."""
+        with open_reader(self._endpoint).view(version) as held:
+            yield held

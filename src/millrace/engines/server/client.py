@@ -6,12 +6,13 @@ Most of them are there with `VLLM_SERVER_DEV_MODE=1` only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from millrace.core.errors import WorkerError
+from millrace.core.errors import WorkerError, boundary
 
 GENERATE = "/inference/v1/generate"
 ROUTES = {
@@ -46,16 +47,17 @@ class Server:
         self._ask("GET", "/health", ANSWER_S)
 
     def routes(self) -> set[str]:
-        return set(self._ask("GET", "/openapi.json", WORK_S).json()["paths"])
+        return set(self._told("paths", "GET", "/openapi.json", WORK_S))
 
     def release(self) -> str:
         """Of vLLM, such as 0.32.0."""
-        return str(self._ask("GET", "/version", ANSWER_S).json()["version"])
+        return str(self._told("version", "GET", "/version", ANSWER_S))
 
     def settings(self) -> dict[str, Any]:
         """vLLM's whole configuration."""
         asked = {"config_format": "json"}
-        return dict(self._ask("GET", "/server_info", WORK_S, params=asked).json()["vllm_config"])
+        settings: dict[str, Any] = self._told("vllm_config", "GET", "/server_info", WORK_S, params=asked)
+        return settings
 
     # ------------------------------------------------------------ weights
 
@@ -79,19 +81,31 @@ class Server:
 
     def logprobs(self, tokens: Sequence[int]) -> list[float]:
         """Of all tokens but the first."""
-        told = self._generate(tokens, max_tokens=1, temperature=0.0, prompt_logprobs=0)["prompt_logprobs"]
-        pairs = zip(told[1:], tokens[1:], strict=True)
-        return [float(part[str(token)]["logprob"]) for part, token in pairs]
+        sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        told = self._generate("prompt_logprobs", tokens, sampling)
+        with self._understood(GENERATE):
+            pairs = zip(told[1:], tokens[1:], strict=True)
+            return [float(part[str(token)]["logprob"]) for part, token in pairs]
 
     def sampled_logprobs(self, tokens: Sequence[int], **sampling: Any) -> list[float]:
         """Of the tokens that are sampled after `tokens`."""
-        choice = self._generate(tokens, logprobs=0, **sampling)["choices"][0]
-        return [float(token["logprob"]) for token in choice["logprobs"]["content"]]
+        choices = self._generate("choices", tokens, {"logprobs": 0, **sampling})
+        with self._understood(GENERATE):
+            return [float(token["logprob"]) for token in choices[0]["logprobs"]["content"]]
 
-    def _generate(self, tokens: Sequence[int], **sampling: Any) -> dict[str, Any]:
+    def _generate(self, key: str, tokens: Sequence[int], sampling: dict[str, Any]) -> Any:
         params = {"detokenize": False, "ignore_eos": True, **sampling}
         asked = {"token_ids": list(tokens), "sampling_params": params}
-        return dict(self._ask("POST", GENERATE, WORK_S, json=asked).json())
+        return self._told(key, "POST", GENERATE, WORK_S, json=asked)
+
+    def _told(self, key: str, method: str, path: str, timeout_s: float, **given: Any) -> Any:
+        """What an answer in JSON has under `key`."""
+        answer = self._ask(method, path, timeout_s, **given)
+        with self._understood(path):
+            return answer.json()[key]
+
+    def _understood(self, path: str) -> AbstractContextManager[None]:
+        return boundary(f"server {self.url}", f"{path} does not answer as vLLM does", WorkerError)
 
     def _ask(self, method: str, path: str, timeout_s: float, **given: Any) -> httpx2.Response:
         what = f"server {self.url}: {method} {path}"

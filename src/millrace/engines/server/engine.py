@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterable
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,7 +64,8 @@ class ServerEngine(Queues):
         self._slots, self._capacity, self.computes = slots, kv_capacity_tokens, computes
         self._staged: _Staged | None = None
         self._served: _Staged | None = None
-        self._running: dict[int, Continuation] = {}  # by trajectory
+        self._running: dict[int, Continuation] = {}  # by request
+        self._requests = count()
         self._incarnation, self._label = os.urandom(4).hex(), ""
         self._generated = self._prefilled = self._steps_since_swap = 0
         self._heard_s = time.monotonic()
@@ -96,7 +98,7 @@ class ServerEngine(Queues):
         """Raises also StorageError: the file cannot be written."""
         with reader.view(version) as (staged, pieces):
             digest, expected = digest_buffers(pieces), self._proof.expected(pieces)
-        self._staged = _Staged(version, self._handover.hold(version, digest, reader), digest, expected)
+        self._staged = _Staged(version, self._handover.hold(version, staged, reader), digest, expected)
         return staged, digest
 
     def swap(self, version: int) -> None:
@@ -157,11 +159,11 @@ class ServerEngine(Queues):
     def _hand_over(self) -> None:
         while self._waiting and len(self._running) < self._slots:
             continuation = self._waiting.popleft()
-            trajectory_id = continuation.work.trajectory_id
-            self._running[trajectory_id] = continuation
+            key = next(self._requests)
+            self._running[key] = continuation
             self._prefilled += len(continuation.tokens)
             self._streams.send(
-                trajectory_id,
+                key,
                 {
                     "token_ids": list(continuation.tokens),
                     "sampling_params": asked_of_vllm(continuation),
@@ -172,23 +174,24 @@ class ServerEngine(Queues):
 
     def _take_in(self, parts: Iterable[Part], *, paused: bool = False) -> None:
         for part in parts:
-            if part.error is not None:
-                raise WorkerError(f"server {self._server.url}, trajectory {part.key}: {part.error}")
             self._check_label(part)
             continuation = self._running.get(part.key)
             if continuation is None:
                 continue  # it has ended by its own count
+            trajectory_id = continuation.work.trajectory_id
+            if part.error is not None:
+                raise WorkerError(f"server {self._server.url}, trajectory {trajectory_id}: {part.error}")
             for token in part.tokens:
                 if continuation.finish is None:
                     self._append(continuation, token.token_id, token.logprob)
             if continuation.finish is not None:
-                self._finished[part.key] = self._running.pop(part.key)
+                self._finished[trajectory_id] = self._running.pop(part.key)
                 if part.finish_reason is None:
                     self._streams.end([part.key])
             elif part.finish_reason is not None and not (paused and part.finish_reason == "abort"):
                 raise WorkerError(
-                    f"server {self._server.url} ended trajectory {part.key} ({part.finish_reason}), which "
-                    "should have gone on: does another run, or an earlier replica, use this server?"
+                    f"server {self._server.url} ended trajectory {trajectory_id} ({part.finish_reason}), "
+                    "which should have gone on: does another run, or an earlier replica, use this server?"
                 )
 
     def _append(self, continuation: Continuation, token_id: int, logprob: float) -> None:
@@ -206,18 +209,18 @@ class ServerEngine(Queues):
         if others:
             self.version = -1
             raise DigestMismatchError(
-                f"server {self._server.url} sampled trajectory {part.key} with weights that are not this "
-                f"run's ({others}, not {self._label}): somebody else loads weights into it. What was sampled "
+                f"server {self._server.url} sampled with weights that are not this run's "
+                f"({others}, not {self._label}): somebody else loads weights into it. What was sampled "
                 "there is suspect; give each run servers of its own"
             )
 
     def _stop(self, continuation: Continuation) -> Continuation:
         """What has arrived of it counts, even its end."""
-        trajectory_id = continuation.work.trajectory_id
-        self._streams.end([trajectory_id])
+        key = next(key for key, running in self._running.items() if running is continuation)
+        self._streams.end([key])
         self._take_in(self._streams.take())
-        self._finished.pop(trajectory_id, None)
-        self._running.pop(trajectory_id, None)
+        self._finished.pop(continuation.work.trajectory_id, None)
+        self._running.pop(key, None)
         return continuation
 
     def _under_way(self) -> Collection[Continuation]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from millrace.core.digest import NamedBuffer
-from millrace.core.errors import WeightsError, writing
+from millrace.core.errors import UnknownVersionError, WeightsError, writing
 from millrace.core.protocols import WeightsReader
 
 FILE = "model.safetensors"
@@ -46,7 +46,7 @@ class Handover:
         place = self._directory / f"v{version:08d}-{digest}{own}"
         with writing(place), self._alone():
             if not (place / FILE).exists():
-                self._write(place, version, reader)
+                self._write(place, version, digest, reader)
             held = os.open(place / FILE, os.O_RDONLY)
             fcntl.flock(held, fcntl.LOCK_SH)
             self._let_go()
@@ -68,12 +68,14 @@ class Handover:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _write(self, place: Path, version: int, reader: WeightsReader) -> None:
+    def _write(self, place: Path, version: int, digest: str, reader: WeightsReader) -> None:
         """It gets its name when it is whole. What is torn stays a draft, which the next writer replaces."""
         draft = self._directory / "draft"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
-        with reader.view(version) as (_, pieces):
+        with reader.view(version) as (found, pieces):
+            if found != digest:
+                raise UnknownVersionError(f"version {version} was staged anew: {found}, not {digest}")
             write_safetensors(draft / FILE, with_head(pieces) if self._with_head else pieces)
         draft.rename(place)
 
@@ -81,9 +83,11 @@ class Handover:
         for place in sorted(self._directory.glob("v*-*")):
             if place.name >= older_than:
                 return
-            with suppress(BlockingIOError), open(place / FILE, "r+b") as file:
+            with suppress(BlockingIOError, FileNotFoundError), open(place / FILE, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(place)
+                (place / FILE).unlink()
+            with suppress(OSError):  # it is in use, here or on another host
+                place.rmdir()
 
 
 def with_head(pieces: Sequence[NamedBuffer]) -> list[NamedBuffer]:

@@ -56,8 +56,11 @@ def probe(server: Server, wanted: Wanted) -> Offer:
     if "/server_info" in routes:
         settings = server.settings()
         with boundary(f"server {server.url}", "tells its settings in another form", ConfigError):
+            release = server.release()
+            if not release.startswith(tuple(f"{supported}." for supported in SUPPORTED)):
+                missing.append(f"its vLLM {release} is not supported; supported: {', '.join(SUPPORTED)}")
             missing += _unfit(settings, wanted)
-            offer = _offer(server.release(), settings, wanted)
+            offer = _offer(release, settings, wanted)
     if missing:
         raise ConfigError(
             f"`rollout.servers`: {server.url} cannot serve this run:\n  "
@@ -114,8 +117,6 @@ def _unties(settings: dict[str, Any]) -> bool:
 
 
 def _offer(release: str, settings: dict[str, Any], wanted: Wanted) -> Offer:
-    if not release.startswith(tuple(f"{supported}." for supported in SUPPORTED)):
-        raise ConfigError(f"its vLLM {release} is not supported; supported: {', '.join(SUPPORTED)}")
     cache = settings["cache_config"]
     capacity = int(cache["num_gpu_blocks"] or 0) * int(cache["block_size"])
     return Offer(release, capacity, with_head=wanted.tied and _unties(settings))

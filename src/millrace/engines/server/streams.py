@@ -22,7 +22,7 @@ from millrace.core.errors import WorkerError
 from millrace.engines.server.client import GENERATE, TOLD_MAX
 
 CONNECT_S = 10.0
-TOKEN_S = 120.0  # from one token of a request to its next
+TOKEN_S = 600.0  # from one token of a request to its next: a full cache makes it wait for others
 CLOSE_S = 30.0
 
 
@@ -156,7 +156,7 @@ class Streams:
                     finished |= event.data != "[DONE]" and self._note(key, event.data)
             if not finished:
                 raise ValueError("its stream ended, and the request had not")
-        except (httpx2.HTTPError, msgspec.MsgspecError, ValueError) as error:
+        except Exception as error:
             self._arrived.put(Part(key, error=f"{type(error).__name__}: {error}"))
 
     def _note(self, key: int, data: str) -> bool:

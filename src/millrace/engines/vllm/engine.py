@@ -108,7 +108,9 @@ class VllmEngine(Queues):
         """In every rank. One that fails leaves a model of no version, unless nothing has changed in any."""
         before, self.version = self.version, -1
         with self._ranks.answering():
-            outcomes = self._llm.collective_rpc(load_version, args=(staged.reader, staged.version))
+            outcomes = self._llm.collective_rpc(
+                load_version, args=(staged.reader, staged.version, staged.digest)
+            )
         failures = [error for outcome in outcomes for error in outcome]
         if not failures:
             return
@@ -189,7 +191,8 @@ class VllmEngine(Queues):
                 "of the last steps, and go back to an earlier checkpoint"
             )
         for trajectory_id, output in sampled:
-            self._append(self._running[trajectory_id], output)
+            if trajectory_id in self._running:  # it may have ended in an earlier one of several steps
+                self._append(self._running[trajectory_id], output)
 
     def _append(self, continuation: Continuation, output: Any) -> None:
         (part,) = output.outputs

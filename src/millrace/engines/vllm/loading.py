@@ -12,18 +12,21 @@ from typing import Any, cast
 import torch
 
 from millrace.core.digest import NamedBuffer
+from millrace.core.errors import UnknownVersionError
 from millrace.core.protocols import WeightsReader
 
 
-def load_version(worker: Any, reader: WeightsReader, version: int) -> list[Exception]:
-    """Run by `collective_rpc` with a vLLM worker, in its process.
+def load_version(worker: Any, reader: WeightsReader, version: int, digest: str) -> list[Exception]:
+    """Run by `collective_rpc` with a vLLM worker, in its process. `digest`: under which it was staged.
 
     Returns: nothing, or what went wrong: UnknownVersionError (nothing has changed), TornVersionError (the
     model is of no version now) or what vLLM raised (neither). It is not raised, nor returned bare: of such an
     error vLLM tells only the words, and takes the other workers' answers for those to its next question.
     """
     try:
-        with reader.view(version) as (_, pieces):
+        with reader.view(version) as (found, pieces):
+            if found != digest:
+                raise UnknownVersionError(f"version {version} was staged anew: {found}, not {digest}")
             worker.reload_weights(weights_iterator=((piece.name, as_tensor(piece)) for piece in pieces))
         _pack_heads_again(worker.model_runner.get_model())
     except Exception as error:

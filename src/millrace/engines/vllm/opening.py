@@ -54,7 +54,7 @@ def open_engine(options: EngineOptions) -> VllmEngine:
     )
     kind = ConfigError if options.tensor == 1 else RemoteError
     with boundary("vLLM", f"cannot serve {options.model_path}", kind), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own affairs
+        warnings.simplefilter("ignore")  # vLLM warns of its own settings
         from vllm import EngineArgs, LLMEngine
 
         arguments = {**_arguments(options, computing), **_memory(options, computing, device)}

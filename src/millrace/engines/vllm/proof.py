@@ -45,12 +45,14 @@ class Proof:
         return logprobs[:-1].gather(1, tokens[1:, None])[:, 0]
 
     def distance(self, expected: torch.Tensor, found: Sequence[float]) -> float:
-        """Mean distance in units of what rounding may do: above 1 the weights are others. 0 where nothing is
-        a number: the next step will say so."""
-        if not expected.isfinite().all():
+        """Mean distance in units of what rounding may do: above 1 the weights are others. Of what is expected
+        to be a number; 0 if nothing is: the next step will say so."""
+        numbers = expected.isfinite()
+        if not numbers.any():
             return 0.0
-        mean = (expected - torch.tensor(found)).abs().mean().nan_to_num(torch.inf)
-        return float(mean) / (self._tolerance * max(1.0, float(expected.std())))
+        wanted, told = expected[numbers], torch.tensor(found)[numbers]
+        mean = (wanted - told).abs().mean().nan_to_num(torch.inf)
+        return float(mean) / (self._tolerance * max(1.0, float(wanted.std(correction=0))))
 
 
 def _without_weights(config: object, dtype: torch.dtype) -> torch.nn.Module:
