@@ -22,6 +22,8 @@ class Decisions:
 
     def __init__(self, run: RunContext, check: Callable[[RunState], None]) -> None:
         self._run, self._check = run, check
+        # So that the first of several replicas that has room does not get what is there for all.
+        self._gather_s = run.pace.decision_s if len(run.mailboxes) > 1 else 0.0
         self._repack_at_s = 0.0
         self._seen: View | None = None  # what nothing has changed since
 
@@ -41,9 +43,10 @@ class Decisions:
             self._expire()
             self._check(self._run.state)
             rest_s = min(REST * (clock.now() - began_s), REST_S_MAX)
-            await asyncio.sleep(max(self._run.pace.decision_s, rest_s))
+            await asyncio.sleep(rest_s)
             if self._run.pulse.count == heard:
                 await self._run.pulse.wait(timeout_s=tick_s)
+            await asyncio.sleep(self._gather_s)
 
     def _refresh(self) -> None:
         state = self._run.state

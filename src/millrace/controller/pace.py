@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`decision_s`: decisions are at least this far apart, so that news collects in between.
+    """`decision_s`: with several replicas, decisions wait this long after news, so that more of it collects.
     `flush_s`: between two writes to the ledger. `look_s`: after news the sessions of trainer and rewards wait
     this long before they look."""
 
-    decision_s: float = 0.002
+    decision_s: float = 0.005
     flush_s: float = 0.2
     look_s: float = 0.0
 
