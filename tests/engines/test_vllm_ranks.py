@@ -68,9 +68,9 @@ def in_rank(rank: int, fail: Callable[[], Exception]) -> Callable[..., list[Exce
     """As `load_version`, but in `rank` it is `fail` that says how it went. Travels by value."""
     whole = loading.load_version
 
-    def load_version(worker: Any, reader: Any, version: int) -> list[Exception]:
+    def load_version(worker: Any, reader: Any, version: int, digest: str) -> list[Exception]:
         if worker.rank != rank:
-            return whole(worker, reader, version)
+            return whole(worker, reader, version, digest)
         return [fail()]
 
     return load_version
@@ -93,10 +93,10 @@ def test_each_process_has_a_part_of_the_weights(bench: Bench) -> None:
 def test_a_stale_packed_head_in_one_process_is_found_by_the_proof(rank: int, bench: Bench) -> None:
     whole = loading.load_version
 
-    def load_version(worker: Any, reader: Any, version: int) -> list[Exception]:
+    def load_version(worker: Any, reader: Any, version: int, digest: str) -> list[Exception]:
         pack = (lambda model: None) if worker.rank == rank else loading._pack_heads_again
         with patch.object(loading, "_pack_heads_again", pack):
-            return whole(worker, reader, version)
+            return whole(worker, reader, version, digest)
 
     bench.serve(1)
     with (
