@@ -26,6 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "computed: only an engine that computes can show it")
+    config.addinivalue_line(
+        "markers", "stepwise: only an engine that computes in its steps alone can show it"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -34,6 +37,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         computed = metafunc.definition.get_closest_marker("computed")
         simulated = [] if asked or computed else [SIMULATED]
         metafunc.parametrize("kind", [asked or "own", *simulated], scope="session")
+
+
+@pytest.fixture(autouse=True)
+def _skip_unless_stepwise(request: pytest.FixtureRequest) -> None:
+    """A server goes on between two steps: what a test wants to meet in its middle has often ended."""
+    if request.node.get_closest_marker("stepwise") and request.config.getoption("--engine", None) == "server":
+        pytest.skip("a server goes on between two steps")
 
 
 @pytest.fixture(scope="session")

@@ -98,6 +98,7 @@ def ward(kind: str, warm: None) -> Iterator[Ward]:
         ward.close()
 
 
+@pytest.mark.stepwise
 @pytest.mark.parametrize("moment", ["decoding", "loading", "releasing", "taking more in"])
 def test_a_killed_replicas_trajectories_go_on_in_another(
     moment: str, ward: Ward, bench_of: OpenBench

@@ -51,6 +51,7 @@ def test_after_a_load_it_equals_a_fresh_engine(
         np.testing.assert_allclose(one.columns.logprobs, other.columns.logprobs, atol=TOLERANCE)
 
 
+@pytest.mark.stepwise
 @pytest.mark.computed
 @pytest.mark.parametrize("model", MODELS)
 def test_a_load_in_mid_generation_has_exact_spans(model: str, bench_of: OpenBench) -> None:
@@ -68,6 +69,7 @@ def test_a_load_in_mid_generation_has_exact_spans(model: str, bench_of: OpenBenc
     bench.check(played)
 
 
+@pytest.mark.stepwise
 @pytest.mark.computed
 def test_a_load_late_in_a_trajectory_lets_it_go_on_to_the_end_of_the_context(bench_of: OpenBench) -> None:
     bench, endless = bench_of(max_sequence_tokens=64), Sampling(max_tokens=200, ignore_eos=True)
@@ -105,6 +107,7 @@ def test_a_version_that_is_not_held_leaves_the_served_one(bench_of: OpenBench) -
     bench.check(played)
 
 
+@pytest.mark.stepwise
 def test_a_prompt_that_was_computed_under_another_version_is_computed_again(bench_of: OpenBench) -> None:
     bench, prompt = bench_of(), prompt_of(5, 70)
     bench.serve(1)

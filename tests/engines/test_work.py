@@ -47,6 +47,7 @@ def test_more_work_than_slots_waits_and_is_all_done(bench_of: OpenBench) -> None
     bench.check(played)
 
 
+@pytest.mark.stepwise
 def test_its_load_tells_how_full_it_is(bench_of: OpenBench) -> None:
     bench = bench_of()
     version = bench.serve(1)
@@ -248,6 +249,7 @@ def test_what_has_finished_but_was_not_reported_is_released_with_its_end(bench_o
     assert bench.engine.take_progress() == [] and bench.engine.release([work.trajectory_id]) == []
 
 
+@pytest.mark.stepwise
 def test_a_load_in_between_does_not_lose_what_is_released(bench_of: OpenBench) -> None:
     bench = bench_of()
     first = bench.serve(1)

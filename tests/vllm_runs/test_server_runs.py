@@ -22,6 +22,9 @@ SETTINGS = (
     "supervision.stall_s=900",
 )
 
+LONG = ("sampling.max_tokens=52", "rollout.max_sequence_tokens=64")
+"""Completions that are still on their way when a report tells of them."""
+
 pytestmark = [
     pytest.mark.skipif(not PYTHON.exists(), reason="`make setup-vllm` has not been run"),
     pytest.mark.usefixtures("warm"),
@@ -81,7 +84,7 @@ class Killer:
     def __call__(self, event: Event) -> None:
         fields = event.fields
         self._trained |= event.kind == "step"
-        in_the_middle = event.kind == "report" and fields["running"] and fields["generated_tokens"]
+        in_the_middle = event.kind == "report" and fields["running"] and fields["steps_since_swap"] > 4
         if in_the_middle and self._trained and not self.killed:
             self.killed = True
             self._serving.kill()
@@ -105,7 +108,7 @@ def test_a_server_that_is_killed_is_told_and_the_run_goes_on_when_one_comes_back
     serving: Serving, start: Path, tmp_path: Path
 ) -> None:
     killer = Killer(serving)
-    settings = (*SETTINGS, f"rollout.servers=['{serving.url}']")
+    settings = (*SETTINGS, *LONG, f"rollout.servers=['{serving.url}']")
     run = train(start, tmp_path / "run", *settings, sinks=(killer,))
     assert killer.killed
     died = events(run, "worker_died")[0]

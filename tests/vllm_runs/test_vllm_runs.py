@@ -20,6 +20,9 @@ VLLM = (
     "supervision.heartbeat_timeout_s=60",
 )
 
+LONG = ("sampling.max_tokens=52", "rollout.max_sequence_tokens=64")
+"""Completions that are still on their way when a report tells of them."""
+
 pytestmark = [
     pytest.mark.skipif(not PYTHON.exists(), reason="`make setup-vllm` has not been run"),
     pytest.mark.usefixtures("warm"),
@@ -48,7 +51,7 @@ class Killer:
         if event.kind == "worker_started" and fields["role"] == "replica":
             self._pids[fields["name"]] = fields["pid"]
         self._trained |= event.kind == "step"
-        in_the_middle = event.kind == "report" and fields["running"] and fields["generated_tokens"]
+        in_the_middle = event.kind == "report" and fields["running"] and fields["steps_since_swap"] > 4
         if in_the_middle and self._trained and self.killed is None:
             self.killed = fields["replica"]
             os.kill(self._victim(self._pids[self.killed]), signal.SIGKILL)
@@ -69,7 +72,7 @@ def test_a_replica_that_is_killed_in_mid_generation_loses_nothing(
 ) -> None:
     killer = Killer(rank)
     more = () if rank is None else ("rollout.tensor=2",)
-    run = train(start, tmp_path / "run", *VLLM, *more, f"schedule={schedule}", sinks=(killer,))
+    run = train(start, tmp_path / "run", *VLLM, *LONG, *more, f"schedule={schedule}", sinks=(killer,))
     causes = [e.fields["cause"] for e in events(run, "worker_died") if e.fields["name"] == killer.killed]
     assert ["VllmWorker-1" in cause for cause in causes] == [rank is not None]
     assert sum(e.fields["resumed_tokens"] for e in events(run, "leased")) > 0
@@ -81,9 +84,8 @@ def test_a_replica_that_is_killed_in_mid_generation_loses_nothing(
 
 
 def test_a_repack_moves_work_between_replicas_in_mid_generation(start: Path, tmp_path: Path) -> None:
-    long = ("sampling.max_tokens=52", "rollout.max_sequence_tokens=64", "rollout.slots=16", "steps=16")
     schedule = "schedule={kind='laminar', staleness_max=2, repack_interval_s=0.05}"
-    run = train(start, tmp_path / "run", *VLLM, *long, schedule)
+    run = train(start, tmp_path / "run", *VLLM, *LONG, "rollout.slots=16", "steps=16", schedule)
     moved = events(run, "moved")
     assert moved and all(e.fields["source"] != e.fields["destination"] for e in moved)
     assert sum(e.fields["resumed_tokens"] for e in events(run, "leased")) > 0
