@@ -84,7 +84,7 @@ class Killer:
     def __call__(self, event: Event) -> None:
         fields = event.fields
         self._trained |= event.kind == "step"
-        in_the_middle = event.kind == "report" and fields["running"] and fields["steps_since_swap"] > 4
+        in_the_middle = event.kind == "report" and fields["running"] and fields["steps_since_swap"]
         if in_the_middle and self._trained and not self.killed:
             self.killed = True
             self._serving.kill()
