@@ -1,4 +1,4 @@
-"""`vllm serve` as a process of the tests."""
+"""vLLM in the tests: what whole runs with it share, and `vllm serve` as a process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from millrace.core.errors import WorkerError
 from millrace.engines.server.client import Server
 from millrace.engines.server.probe import wait_for
+
+PYTHON = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
+WITH_VLLM = [
+    pytest.mark.skipif(not PYTHON.exists(), reason="`make setup-vllm` has not been run"),
+    pytest.mark.usefixtures("warm"),
+    pytest.mark.timeout(900),
+]
+"""Marks of whole runs."""
+LONG = ("sampling.max_tokens=52", "rollout.max_sequence_tokens=64")
+"""Completions that are still on their way when a report tells of them."""
 
 READY_S = 600.0
 SEQUENCE, SLOTS_MAX = 256, 24

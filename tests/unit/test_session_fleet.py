@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,19 +23,31 @@ GB = 1_000_000_000
 MODEL = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
 
 
-def test_roles_are_given_devices_shares_and_a_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], Config]:
+    """A configuration with this section `rollout`, on a host with two GPUs."""
     save_file({"a": np.zeros((10, 20), np.float32)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     gpus = tuple(Gpu(i, "H100", 80 * GB, 80 * GB) for i in range(2))
     monkeypatch.setattr(compose, "read_host", lambda: Host("played", 8, 100 * GB, 100 * GB, gpus))
-    config = Config.model_validate(
-        {
-            "model": {"path": str(tmp_path)},
-            "task": {"kind": "gym", "name": "gcd"},
-            "reward": {"kind": "gym"},
-            "rollout": {"engine": "vllm", "replicas": 2, "python": "/other/python"},
-        }
-    )
+
+    def configure(rollout: dict[str, Any]) -> Config:
+        return Config.model_validate(
+            {
+                "model": {"path": str(tmp_path)},
+                "task": {"kind": "gym", "name": "gcd"},
+                "reward": {"kind": "gym"},
+                "rollout": rollout,
+            }
+        )
+
+    return configure
+
+
+def test_roles_are_given_devices_shares_and_a_python(
+    tmp_path: Path, configured: Callable[[dict[str, Any]], Config]
+) -> None:
+    config = configured({"engine": "vllm", "replicas": 2, "python": "/other/python"})
     fleet = compose.fleet(config, RunDirectory(tmp_path))
     assert (fleet.trainer.place.devices, fleet.trainer.kwargs["device_share"]) == ((0,), 1.0)
     assert fleet.trainer.place.python is None
@@ -48,20 +62,9 @@ def test_roles_are_given_devices_shares_and_a_python(tmp_path: Path, monkeypatch
 
 
 def test_each_server_has_a_replica_that_needs_no_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, configured: Callable[[dict[str, Any]], Config]
 ) -> None:
-    save_file({"a": np.zeros((10, 20), np.float32)}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
-    gpus = tuple(Gpu(i, "H100", 80 * GB, 80 * GB) for i in range(2))
-    monkeypatch.setattr(compose, "read_host", lambda: Host("played", 8, 100 * GB, 100 * GB, gpus))
-    config = Config.model_validate(
-        {
-            "model": {"path": str(tmp_path)},
-            "task": {"kind": "gym", "name": "gcd"},
-            "reward": {"kind": "gym"},
-            "rollout": {"servers": ["http://a:1", "http://b:2"]},
-        }
-    )
+    config = configured({"servers": ["http://a:1", "http://b:2"]})
     fleet = compose.fleet(config, RunDirectory(tmp_path))
     assert fleet.trainer.place.devices == (0,) and fleet.trainer.kwargs["device_share"] == 1.0
     assert [replica.place.devices for replica in fleet.replicas] == [(), ()]

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.runs import events, make_start, summary, train
-from tests.serving import end, free_port, start_server, until_ready
+from tests.runs import events, summary, train
+from tests.serving import LONG, PYTHON, WITH_VLLM, end, free_port, start_server, until_ready
 
 from millrace.core.events import Event
 
-PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
 SETTINGS = (
     "rollout.replicas=1",
     "rollout.exact=false",
@@ -22,20 +21,7 @@ SETTINGS = (
     "supervision.stall_s=900",
 )
 
-LONG = ("sampling.max_tokens=52", "rollout.max_sequence_tokens=64")
-"""Completions that are still on their way when a report tells of them."""
-
-pytestmark = [
-    pytest.mark.skipif(not PYTHON.exists(), reason="`make setup-vllm` has not been run"),
-    pytest.mark.usefixtures("warm"),
-    pytest.mark.timeout(900),
-]
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """vLLM's attention on a CPU begins at heads of 32."""
-    return make_start(tmp_path_factory.mktemp("start"), head_dim=32)
+pytestmark = WITH_VLLM
 
 
 class Serving:

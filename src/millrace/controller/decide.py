@@ -42,8 +42,7 @@ class Decisions:
             self._repack()
             self._expire()
             self._check(self._run.state)
-            rest_s = min(REST * (clock.now() - began_s), REST_S_MAX)
-            await asyncio.sleep(rest_s)
+            await asyncio.sleep(min(REST * (clock.now() - began_s), REST_S_MAX))
             if self._run.pulse.count == heard:
                 await self._run.pulse.wait(timeout_s=tick_s)
             await asyncio.sleep(self._gather_s)

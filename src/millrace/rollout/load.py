@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from millrace.core.errors import DataError, boundary
 from millrace.rollout.architecture import read_architecture
 from millrace.rollout.engine import TorchEngine
+from millrace.rollout.intake import Intake
 from millrace.rollout.protocol import EngineOptions
 
 
@@ -43,6 +44,17 @@ def load_engine(model_path: str, **options: Any) -> TorchEngine:
 
 def _reading(model_path: str) -> AbstractContextManager[None]:
     return boundary("the engine", f"`model.path`: read the model in {model_path}", DataError)
+
+
+def open_intake(options: EngineOptions) -> Intake:
+    """Of an engine that is not ours. Raises: DataError: as `end_ids`."""
+    tokenizer = load_tokenizer(options.model_path)
+    return Intake(
+        vocab=AutoConfig.from_pretrained(options.model_path).vocab_size,
+        max_sequence_tokens=options.max_sequence_tokens,
+        eos_ids=end_ids(options.model_path, tokenizer),
+        decode=text_decoder(tokenizer),
+    )
 
 
 def load_tokenizer(model_path: str) -> Any | None:

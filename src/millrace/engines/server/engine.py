@@ -25,7 +25,7 @@ from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
 from millrace.engines.server.client import NOT_FINITE, Server
 from millrace.engines.server.handover import Handover
-from millrace.engines.server.streams import Part, Streams
+from millrace.engines.server.streams import Part, Streams, Token
 from millrace.engines.vllm.asking import asked_of_vllm
 from millrace.engines.vllm.proof import Proof
 from millrace.rollout.continuation import Continuation
@@ -183,7 +183,7 @@ class ServerEngine(Queues):
                 raise WorkerError(f"server {self._server.url}, trajectory {trajectory_id}: {part.error}")
             for token in part.tokens:
                 if continuation.finish is None:
-                    self._append(continuation, token.token_id, token.logprob)
+                    self._append(part.key, token)
             if continuation.finish is not None:
                 self._finished[trajectory_id] = self._running.pop(part.key)
                 if part.finish_reason is None:
@@ -194,14 +194,17 @@ class ServerEngine(Queues):
                     "which should have gone on: does another run, or an earlier replica, use this server?"
                 )
 
-    def _append(self, continuation: Continuation, token_id: int, logprob: float) -> None:
-        if not logprob > NOT_FINITE:
+    def _append(self, key: int, token: Token) -> None:
+        continuation = self._running[key]
+        if not token.logprob > NOT_FINITE:
+            del self._running[key]
+            self._streams.end([key])
             raise WeightsError(
                 f"version {self.version} gives log-probs that are not finite for trajectories "
                 f"[{continuation.work.trajectory_id}]. The weights are broken: look at the gradient norm of "
                 "the last steps, and go back to an earlier checkpoint"
             )
-        continuation.append(token_id, logprob, self.version)
+        continuation.append(token.token_id, token.logprob, self.version)
         self._generated += 1
 
     def _check_label(self, part: Part) -> None:

@@ -14,8 +14,7 @@ from millrace.engines.server.handover import Handover
 from millrace.engines.server.probe import Wanted, check_logprobs, probe, wait_for
 from millrace.engines.server.streams import Streams
 from millrace.engines.vllm.proof import Proof
-from millrace.rollout.intake import Intake
-from millrace.rollout.load import end_ids, load_tokenizer, text_decoder
+from millrace.rollout.load import open_intake
 from millrace.rollout.protocol import EngineOptions
 
 
@@ -24,19 +23,13 @@ def open_engine(options: EngineOptions) -> ServerEngine:
     server = Server(options.server)
     wait_for(server, options.server_wait_s)
     offer = probe(server, _wanted(options))
-    tokenizer = load_tokenizer(options.model_path)
     published: torch.dtype = getattr(torch, options.dtype)
     proof = Proof(options.model_path, published, tokens_max=options.max_sequence_tokens - 1)
     engine = ServerEngine(
         server,
         Streams(server.url),
         Handover(Path(options.shared_dir), with_head=offer.with_head),
-        Intake(
-            vocab=AutoConfig.from_pretrained(options.model_path).vocab_size,
-            max_sequence_tokens=options.max_sequence_tokens,
-            eos_ids=end_ids(options.model_path, tokenizer),
-            decode=text_decoder(tokenizer),
-        ),
+        open_intake(options),
         proof,
         slots=options.slots,
         kv_capacity_tokens=offer.kv_capacity_tokens,

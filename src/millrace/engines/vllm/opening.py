@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 
 from millrace.core.errors import ConfigError, RemoteError, boundary
 from millrace.engines.vllm.engine import VllmEngine
@@ -16,8 +15,7 @@ from millrace.engines.vllm.proof import Proof
 from millrace.engines.vllm.versions import installed
 from millrace.placement.device import computes, computing_dtype, torch_device
 from millrace.placement.needs import kv_token_bytes, read_model_config
-from millrace.rollout.intake import Intake
-from millrace.rollout.load import end_ids, load_tokenizer, text_decoder
+from millrace.rollout.load import open_intake
 from millrace.rollout.protocol import EngineOptions
 
 # Driven in the replica's process, step by step: what is sampled between two loads is exactly known. Ranks
@@ -45,13 +43,7 @@ def open_engine(options: EngineOptions) -> VllmEngine:
     os.environ.update(_PROCESS | (_ON_CPU if device.type == "cpu" else {}))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     proof = Proof(options.model_path, published, tokens_max=options.max_sequence_tokens - 1)
-    tokenizer = load_tokenizer(options.model_path)
-    intake = Intake(
-        vocab=AutoConfig.from_pretrained(options.model_path).vocab_size,
-        max_sequence_tokens=options.max_sequence_tokens,
-        eos_ids=end_ids(options.model_path, tokenizer),
-        decode=text_decoder(tokenizer),
-    )
+    intake = open_intake(options)
     kind = ConfigError if options.tensor == 1 else RemoteError
     with boundary("vLLM", f"cannot serve {options.model_path}", kind), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vLLM warns of its own settings
