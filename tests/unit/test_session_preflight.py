@@ -241,8 +241,8 @@ def test_preflight_takes_for_vllm_what_only_the_torch_engine_cannot_run(
     preflight(config_for(model, rollout=by_vllm), tmp_path)
     with pytest.raises(DataError, match=r"The torch engine cannot run `model_type` 'gemma3_text'"):
         preflight(config_for(model), tmp_path)
-    (model / "config.json").write_text(json.dumps(MODEL | GEMMA | {"final_logit_softcapping": 30.0}))
-    with pytest.raises(DataError, match=r"The trainer cannot run.*`final_logit_softcapping` 30.0"):
+    (model / "config.json").write_text(json.dumps(MODEL | GEMMA | {"attn_logit_softcapping": 30.0}))
+    with pytest.raises(DataError, match=r"The trainer cannot run.*`attn_logit_softcapping` 30.0"):
         preflight(config_for(model, rollout=by_vllm), tmp_path)
 
 

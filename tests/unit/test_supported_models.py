@@ -11,13 +11,12 @@ from safetensors.torch import load_file, save_file
 from trainer_doubles import CONFIGS, SIZE, save_tiny_model
 from transformers import (
     CohereConfig,
-    Gemma2Config,
     Gemma3TextConfig,
     GraniteConfig,
     LlamaConfig,
-    MistralConfig,
     MixtralConfig,
     Phi3Config,
+    PhiConfig,
     PhimoeConfig,
     Qwen3Config,
     Starcoder2Config,
@@ -41,23 +40,22 @@ LONG = {
     "original_max_position_embeddings": 16,
 }
 REFUSED = {
-    "mistral": MistralConfig(**WINDOW),
     "mixtral": MixtralConfig(**WINDOW),
-    "phi3": Phi3Config(**WINDOW),
+    "phi": PhiConfig(**SIZE),
+    "phi3, longrope": Phi3Config(**WINDOW, rope_parameters=LONG),
     "phimoe": PhimoeConfig(**WINDOW),
     "starcoder2": Starcoder2Config(**WINDOW),
     "cohere": CohereConfig(**SIZE, logit_scale=0.0625, pad_token_id=0),
     "granite": GraniteConfig(**SIZE, logits_scaling=8.0),
     "llama, dynamic": LlamaConfig(**SIZE, rope_parameters=DYNAMIC),
     "llama, longrope": LlamaConfig(**SIZE, rope_parameters=LONG),
-    "gemma2": Gemma2Config(**WINDOW),
-    "gemma3, capped": Gemma3TextConfig(**WINDOW, final_logit_softcapping=30.0),
+    "gemma3, capped": Gemma3TextConfig(**WINDOW, attn_logit_softcapping=30.0),
     "gemma3, dynamic": Gemma3TextConfig(**WINDOW, rope_parameters={"full_attention": DYNAMIC}),
 }
 TRAINED = {
     "qwen2, windows": CONFIGS["qwen2, windows"],
     "qwen3, gelu": Qwen3Config(**SIZE, hidden_act="gelu"),
-    "gemma3": CONFIGS["gemma3"],
+    **{name: CONFIGS[name] for name in ("gemma2", "gemma3", "mistral", "phi3", "qwen3_moe")},
 }
 
 

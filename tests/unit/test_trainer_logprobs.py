@@ -18,13 +18,16 @@ def problem(dtype=torch.float64):
 
 @pytest.mark.parametrize("chunk", [1, 31 * 4, 10**6])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_chunked_logprobs_and_gradients_equal_full_logits(chunk, temperature, monkeypatch):
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_chunked_logprobs_and_gradients_equal_full_logits(chunk, temperature, softcap, monkeypatch):
     monkeypatch.setattr(logprobs, "CHUNK_LOGITS", chunk)
     hidden, weight, targets = problem(torch.float32)
     slopes = torch.linspace(-1, 1, 13)
-    ours, entropy = token_logprobs(hidden, weight, targets, temperature=temperature)
+    ours, entropy = token_logprobs(hidden, weight, targets, temperature=temperature, softcap=softcap)
     found = torch.autograd.grad((ours * slopes).sum(), [hidden, weight])
-    full = (hidden @ weight.T / temperature).log_softmax(-1)
+    logits = hidden @ weight.T
+    capped = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    full = (capped / temperature).log_softmax(-1)
     theirs = full.gather(-1, targets[:, None])[:, 0]
     expected = torch.autograd.grad((theirs * slopes).sum(), [hidden, weight], retain_graph=True)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)

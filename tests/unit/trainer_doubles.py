@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.algorithms import build
@@ -30,13 +40,58 @@ SIZE = {
     "max_position_embeddings": 256,
 }
 WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+ROPES = {
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "yarn": {"factor": 4.0},
+}
+
+
+def rope(kind: str, **more: Any) -> dict[str, Any]:
+    original = {} if kind == "default" else {"original_max_position_embeddings": 16}
+    return {"rope_type": kind, "rope_theta": 500.0, **ROPES.get(kind, {}), **original, **more}
+
+
 CONFIGS = {
     "qwen3": Qwen3Config(**SIZE, head_dim=16, tie_word_embeddings=True),
     "qwen2": Qwen2Config(**SIZE, tie_word_embeddings=False),
     "qwen2, windows": Qwen2Config(**SIZE, **WINDOWS, use_sliding_window=True),
     "gemma3": Gemma3TextConfig(**SIZE, **WINDOWS, head_dim=16, query_pre_attn_scalar=16),
-    "llama": LlamaConfig(
-        **SIZE, tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": 500.0}
+    "gemma3, capped": Gemma3TextConfig(**SIZE, **WINDOWS, head_dim=16, final_logit_softcapping=2.0),
+    "gemma2": Gemma2Config(
+        **SIZE,
+        **WINDOWS,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=2.0,
+    ),
+    "llama": LlamaConfig(**SIZE, tie_word_embeddings=False, rope_parameters=rope("default")),
+    "llama, llama3 rope": LlamaConfig(**SIZE, rope_parameters=rope("llama3")),
+    "mistral": MistralConfig(**SIZE, sliding_window=6, rope_parameters=rope("default")),
+    "mistral, yarn, no windows": MistralConfig(**SIZE, sliding_window=None, rope_parameters=rope("yarn")),
+    "phi3": Phi3Config(**SIZE, sliding_window=6, pad_token_id=0, rope_parameters=rope("default")),
+    "phi3, a part of a head": Phi3Config(
+        **SIZE, pad_token_id=0, rope_parameters=rope("default", partial_rotary_factor=0.5)
+    ),
+    "qwen3_moe": Qwen3MoeConfig(
+        **SIZE,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+        rope_parameters=rope("default"),
+    ),
+    "qwen3_moe, a dense layer": Qwen3MoeConfig(
+        **SIZE,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        mlp_only_layers=[1],
+        use_sliding_window=True,
+        sliding_window=6,
+        rope_parameters=rope("default"),
     ),
 }
 

@@ -1,7 +1,7 @@
 """Which models are computed right: by the trainer, and by the torch engine, which computes fewer.
 
-Another model may load and run, and compute wrong numbers. No code here computes scaled or capped logits, or
-frequencies that depend on the length of the sequence.
+Another model may load and run, and compute wrong numbers. No code here computes scaled logits, or frequencies
+that depend on the length of the sequence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ class Supported(NamedTuple):
     otherwise: str = "Use a model of these families"
 
 
-TRAINER = Supported("The trainer", ("gemma3_text", "llama", "qwen2", "qwen3"), (FULL, WINDOWED))
+TRAINER = Supported(
+    "The trainer",
+    ("gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe"),
+    (FULL, WINDOWED),
+)
 TORCH_ENGINE = Supported(
     "The torch engine",
     ("llama", "qwen2", "qwen3"),
@@ -32,6 +36,13 @@ TORCH_ENGINE = Supported(
     ("silu",),
     'Use a model of these families, or `rollout.engine = "vllm"`',
 )
+CAPS = {
+    "gemma2": ("attn_logit_softcapping", "final_logit_softcapping"),
+    "gemma3_text": ("final_logit_softcapping",),
+}
+"""Of a family, the caps that its own code applies. Other code ignores the key."""
+PARTIAL_ROTARY = ("phi3",)
+"""Families that rotate a part of a head where `partial_rotary_factor` says so."""
 
 
 def refuse_unsupported(config: Any, supported: Supported) -> None:
@@ -51,6 +62,7 @@ def refuse_unsupported(config: Any, supported: Supported) -> None:
 
 
 def _wrong_rope(config: Any) -> str:
+    parts = config.model_type in PARTIAL_ROTARY
     for rope in _ropes(getattr(config, "rope_parameters", None)):
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind not in ROPE_TYPES:
@@ -58,7 +70,7 @@ def _wrong_rope(config: Any) -> str:
                 f"rotary embeddings of type {kind!r} (their frequencies depend on the sequence's length); "
                 f"it runs {', '.join(ROPE_TYPES)}"
             )
-        if (part := rope.get("partial_rotary_factor", 1.0)) != 1.0:
+        if (part := rope.get("partial_rotary_factor", 1.0)) != 1.0 and not parts:
             return f"rotary embeddings of a part of a head ({part:g} of it)"
     return ""
 
@@ -82,6 +94,6 @@ def _wrong_attention(config: Any, supported: Supported) -> str:
             f"`hidden_act` {config.hidden_act!r}; it runs {', '.join(map(repr, supported.activations))} only"
         )
     for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
-        if getattr(config, key, None):
+        if getattr(config, key, None) and key not in CAPS.get(config.model_type, ()):
             return f"`{key}` {getattr(config, key)!r}"
     return ""

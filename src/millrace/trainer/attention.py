@@ -134,9 +134,10 @@ def packed_attention(
     scaling: float,
     packed: RowBlocks,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **unused: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function given to transformers.
+    """The attention function given to transformers. `softcap`: a score s is softcap * tanh(s / softcap).
 
     Shapes:
         query       (1, H, T, D)
@@ -147,18 +148,44 @@ def packed_attention(
     query_T, key_T, value_T = (_rows(x) for x in (query, key, value))
     outputs = []
     for block in packed.blocks if sliding_window is None else packed.windowed:
-        out = scaled_dot_product_attention(
-            _gather(query_T, block.queries_RQ, dim),
-            _gather(key_T, block.keys_RK, dim),
-            _gather(value_T, block.keys_RK, dim),
-            attn_mask=block.mask,
-            is_causal=block.mask is None,
-            scale=scaling,
-            enable_gqa=key.shape[1] != heads,
-        )
+        query_R = _gather(query_T, block.queries_RQ, dim)
+        key_R, value_R = (_gather(x_T, block.keys_RK, dim) for x_T in (key_T, value_T))
+        if softcap is not None:
+            out = _capped_attention(query_R, key_R, value_R, block.mask, scaling, softcap)
+        else:
+            out = scaled_dot_product_attention(
+                query_R,
+                key_R,
+                value_R,
+                attn_mask=block.mask,
+                is_causal=block.mask is None,
+                scale=scaling,
+                enable_gqa=key.shape[1] != heads,
+            )
         outputs.append(out.transpose(1, 2).reshape(-1, heads * dim))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return embedding(packed.outputs_T, joined).view(1, tokens, heads, dim), None
+
+
+def _capped_attention(
+    query_R: torch.Tensor,
+    key_R: torch.Tensor,
+    value_R: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float,
+    softcap: float,
+) -> torch.Tensor:
+    """Its scores, (R, H, Q, K), are held whole until the backward pass, and at least in float32."""
+    groups = query_R.shape[1] // key_R.shape[1]
+    key_R, value_R = (x.repeat_interleave(groups, dim=1) for x in (key_R, value_R))
+    if mask is None:
+        mask = torch.ones(query_R.shape[2], key_R.shape[2], dtype=torch.bool, device=query_R.device).tril()
+    with torch.autocast(query_R.device.type, enabled=False):
+        wide = torch.promote_types(query_R.dtype, torch.float32)
+        scores = query_R.to(wide) @ key_R.to(wide).mT
+        capped = softcap * torch.tanh(scores * (scaling / softcap))
+        weights = capped.masked_fill(~mask, -torch.inf).softmax(-1)
+        return weights.to(value_R.dtype) @ value_R
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

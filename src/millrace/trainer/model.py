@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 from transformers.utils import logging
 
 from millrace.core.errors import DataError, boundary
-from millrace.core.supported import TRAINER, WINDOWED, refuse_unsupported
+from millrace.core.supported import TRAINER, refuse_unsupported
 from millrace.trainer.attention import NAME, plan
 from millrace.trainer.logprobs import token_logprobs
 from millrace.trainer.packing import Row
@@ -133,21 +133,21 @@ def row_logprobs(
             input_ids=put(row.tokens_T)[None],
             position_ids=put(row.positions_T)[None],
             use_cache=False,
-            packed=plan(row.stretches, device, window=_window(model)),
+            packed=plan(row.stretches, device, window=getattr(model.config, "sliding_window", None)),
         ).last_hidden_state
     head = model.get_output_embeddings().weight
     pairs_P, pair_N = np.unique(row.sources_N * len(head) + row.targets_N, return_inverse=True)
     sources_P, targets_P = np.divmod(pairs_P, len(head))
     # `embedding`, because its backward sums repeats in a fixed order on every device.
     hidden_PH = embedding(put(sources_P), hidden_1TH[0]).to(dtype)
-    logprobs_P, entropies_P = token_logprobs(hidden_PH, head, put(targets_P), temperature=temperature)
+    logprobs_P, entropies_P = token_logprobs(
+        hidden_PH,
+        head,
+        put(targets_P),
+        temperature=temperature,
+        softcap=getattr(model.config, "final_logit_softcapping", None),
+    )
     return embedding(put(pair_N), logprobs_P[:, None])[:, 0], entropies_P[put(pair_N)]
-
-
-def _window(model: PreTrainedModel) -> int | None:
-    """How many tokens a layer with a window sees, its own included. None: no layer has one."""
-    windowed = WINDOWED in (getattr(model.config, "layer_types", None) or ())
-    return int(model.config.sliding_window) if windowed else None
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
