@@ -10,7 +10,9 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from millrace.core.errors import DataError
 
 LOADED_BY = os.getpid()
 
@@ -88,6 +90,39 @@ class Process:
     async def forked_child_ended_by(self, number: int) -> int:
         """Fork without exec, send the child a signal and return the one that ended it."""
         return _fork_and_signal(number)
+
+
+class Answer(NamedTuple):
+    digest: str
+
+
+class Rank:
+    """One of several; `unfit`: the rank that cannot be made, for which the others wait."""
+
+    def __init__(self, *, unfit: int | None = None) -> None:
+        self._rank = int(os.environ["RANK"])
+        if unfit == self._rank:
+            raise DataError(f"rank {unfit} cannot be made")
+        if unfit is not None:
+            threading.Event().wait()
+
+    async def variables(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    async def agree(self, digest: str) -> Answer:
+        return Answer(digest)
+
+    async def differ(self) -> Answer:
+        return Answer(str(self._rank))
+
+    async def wait(self) -> None:
+        await asyncio.Event().wait()
+
+    async def fail(self, ranks: list[int], others_wait: bool = False) -> None:
+        if self._rank in ranks:
+            raise DataError(f"raised by rank {self._rank}")
+        if others_wait:
+            await self.wait()
 
 
 def _compute(until_s: float) -> None:

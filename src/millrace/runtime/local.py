@@ -18,6 +18,7 @@ from typing import Any
 
 from millrace.core.errors import DeadlineExceeded, WorkerError
 from millrace.core.placement import HERE, THIS_HOST, Place
+from millrace.runtime.gang import GangHandle
 from millrace.runtime.handle import LocalHandle
 from millrace.runtime.kernel import check_kernel
 from millrace.runtime.launcher import Launcher
@@ -54,7 +55,7 @@ class LocalRuntime:
         self._preload, self._log_dir = preload, log_dir
         self._silence_s_max, self._answer_s = silence_s_max, answer_s
         self._epochs = _past_epochs(log_dir)  # of the newest incarnation, by `_file_name`
-        self._handles: set[LocalHandle] = set()
+        self._handles: set[LocalHandle | GangHandle] = set()
         self._launcher: Launcher | None = None
         self._closed = False
 
@@ -66,21 +67,29 @@ class LocalRuntime:
         *,
         place: Place = HERE,
         timeout_s: float = 60.0,
-    ) -> LocalHandle:
+    ) -> LocalHandle | GangHandle:
         """Start a worker; see `core.protocols.Runtime`. One that fails leaves no process behind.
 
         With `place.python` that interpreter starts afresh, which takes longer than a fork, and what it
-        imports is its own; see `runtime.spawned`. All else is the same.
+        imports is its own; see `runtime.spawned`. All else is the same. With several `place.ranks` the worker
+        is that many processes, NAME.RANK each; see `runtime.gang`.
         """
+
+        async def begin(member: LocalHandle, place: Place) -> None:
+            with self._log_file(member) as log_fd:
+                await member.start(place, self._silence_s_max, log_fd)
+            if place.python is not None:
+                await member.call(PING, timeout_s=timeout_s)
+            await member.construct(target, kwargs or {}, self._answer_s)
+
         _check_place(name, place)
-        handle = self._new_handle(name)
+        handle = self._new_handle(name, place.ranks)
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                with self._log_file(handle) as log_fd:
-                    await handle.start(place, self._silence_s_max, log_fd)
-                if place.python is not None:
-                    await handle.call(PING, timeout_s=timeout_s)
-                await handle.construct(target, kwargs or {}, self._answer_s)
+                if isinstance(handle, GangHandle):
+                    await handle.start(place, begin)
+                else:
+                    await begin(handle, place)
         except BaseException as error:
             await handle.end()
             if isinstance(error, TimeoutError) and limit.expired():
@@ -106,13 +115,18 @@ class LocalRuntime:
         if left := [f"{handle.name} (epoch {handle.epoch})" for handle in handles if not handle.dead.done()]:
             raise DeadlineExceeded(f"{', '.join(left)}: alive {CLOSE_TIMEOUT_S:g} s after they were killed")
 
-    def _new_handle(self, name: str) -> LocalHandle:
+    def _new_handle(self, name: str, ranks: int) -> LocalHandle | GangHandle:
         if self._closed:
             raise WorkerError(f"cannot spawn {name}: the runtime is closed")
         if self._launcher is None or self._launcher.gone.done():
             self._launcher = Launcher(self._preload)
         epoch = self._epochs[_file_name(name)] = self._epochs.get(_file_name(name), 0) + 1
-        handle = LocalHandle(name, epoch, self._launcher)
+        handle: LocalHandle | GangHandle
+        if ranks == 1:
+            handle = LocalHandle(name, epoch, self._launcher)
+        else:
+            members = [LocalHandle(f"{name}.{rank}", epoch, self._launcher) for rank in range(ranks)]
+            handle = GangHandle(name, epoch, members)
         self._handles.add(handle)
         handle.dead.add_done_callback(lambda _: self._handles.discard(handle))
         return handle
@@ -141,8 +155,8 @@ class LocalRuntime:
 def _check_place(name: str, place: Place) -> None:
     if place.host != THIS_HOST:
         raise WorkerError(f"cannot spawn {name} on {place.host!r}: this runtime starts workers here only")
-    if place.ranks != 1:
-        raise WorkerError(f"cannot spawn {name} with {place.ranks} ranks: here a worker is one process")
+    if place.ranks < 1:
+        raise WorkerError(f"cannot spawn {name} with {place.ranks} ranks: a worker is at least one process")
 
 
 def _file_name(name: str) -> str:
@@ -150,10 +164,12 @@ def _file_name(name: str) -> str:
 
 
 def _past_epochs(log_dir: Path | None) -> dict[str, int]:
-    """The newest epoch of every worker that has a log there."""
+    """The newest epoch of every worker that has a log there, of however many ranks it was."""
     epochs: dict[str, int] = {}
     for path in log_dir.glob("*.*.log") if log_dir is not None else ():
         name, _, epoch = path.name.removesuffix(".log").rpartition(".")
-        if epoch.isdecimal():
-            epochs[name] = max(epochs.get(name, 0), int(epoch))
+        worker, _, rank = name.rpartition(".")
+        for one in (name, worker) if rank.isdecimal() else (name,):
+            if epoch.isdecimal():
+                epochs[one] = max(epochs.get(one, 0), int(epoch))
     return epochs

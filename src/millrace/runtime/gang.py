@@ -1,0 +1,190 @@
+"""One worker of several processes: its ranks, behind one handle.
+
+A call goes to every rank. Rank 0's answer counts, once all ranks have answered and agree. The first death is
+the death of all: a rank that waits in a collective for a dead one would wait for ever.
+
+Each rank gets the variables RANK, WORLD_SIZE, LOCAL_RANK (of its device among those that it sees) and
+MILLRACE_RENDEZVOUS: a file in a private directory, which is removed when the last rank has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from millrace.core.errors import WorkerDied, WorkerError
+from millrace.core.placement import Place
+from millrace.core.types import Vitals
+from millrace.runtime.handle import END_TIMEOUT_S, LocalHandle
+from millrace.runtime.seam import PING, died, where
+
+GRACE_S = 2.0
+"""A rank that raised leaves the others waiting in a collective. They get this long to raise or answer too."""
+
+AGREED = ("version", "digest")
+"""Fields of an answer that must be the same on every rank."""
+
+ONE_HOST = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Ranks of one host need no network, and nobody outside the host may talk to them."""
+
+
+class _Outcome(NamedTuple):
+    """What a rank answered, or raised."""
+
+    answer: Any
+    error: Exception | None = None
+
+
+class GangHandle:
+    """One incarnation of a worker with several ranks; see `core.protocols.Handle`. Members are by rank.
+
+    `dead` resolves when no rank is left, with the cause of the first end. Commands are refused, and calls in
+    flight raise, from that first end on.
+    """
+
+    def __init__(self, name: str, epoch: int, members: Sequence[LocalHandle]) -> None:
+        self.name, self.epoch, self.members = name, epoch, tuple(members)
+        self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._cause = ""
+        self._directory = tempfile.mkdtemp(prefix="millrace-gang-")
+        for rank, member in enumerate(self.members):
+            member.dead.add_done_callback(partial(self._member_died, rank))
+
+    @property
+    def pid(self) -> int | None:
+        """Rank 0's."""
+        return self.members[0].pid
+
+    @property
+    def suspended(self) -> bool:
+        """Whether somebody has stopped one of its processes."""
+        return any(member.suspended for member in self.members)
+
+    # ------------------------------------------------------------ commands
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """Raises: as `Handle.call`, the lowest rank's error. Ranks that wait on GRACE_S after one raised are
+        killed. WorkerError: the ranks disagree; all are killed."""
+        if self._cause:
+            raise died(self.name, self.epoch, method, self._cause)
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(_outcome(member.call(method, *args, timeout_s=timeout_s)), name=member.name)
+                for member in self.members
+            ]
+            error = await self._all_answered(method, asked)
+        if error is not None:
+            raise error
+        return self._agreed(method, [task.result().answer for task in asked])
+
+    async def _all_answered(self, method: str, asked: list[asyncio.Task[_Outcome]]) -> Exception | None:
+        """Wait until every rank has answered, raised or died. What the call raises, if it raises."""
+        errors: list[Exception] = []
+        waiting = set(asked)
+        while waiting:
+            grace_s = GRACE_S if errors and not self._cause else None
+            done, waiting = await asyncio.wait(waiting, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                self._end(f"killed: {len(waiting)} ranks did not answer {method} after one had raised")
+                return errors[0]
+            outcomes = [task.result() for task in asked if task.done()]
+            errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+        if self._cause:  # it explains whatever the others raised
+            return died(self.name, self.epoch, method, self._cause)
+        return errors[0] if errors else None
+
+    async def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
+        """Raises: WorkerError. Nothing says whose items would count."""
+        raise WorkerError(f"{where(self.name, self.epoch, method)}: several ranks have no streams")
+        yield
+
+    def dump_stacks(self) -> None:
+        for member in self.members:
+            member.dump_stacks()
+
+    def kill(self) -> None:
+        for member in self.members:
+            member.kill()
+
+    def _agreed(self, method: str, answers: Sequence[Any]) -> Any:
+        if method == PING:
+            return _together(answers)
+        for field in AGREED:
+            found = [getattr(answer, field, None) for answer in answers]
+            if any(value != found[0] for value in found):
+                told = f"its ranks disagree on the {field} of {method}'s answer: {found}, by rank"
+                self._end(told)
+                raise WorkerError(f"{where(self.name, self.epoch, method)}: {told}. All of them are killed")
+        return answers[0]
+
+    # ------------------------------------------------------------ the runtime's part
+
+    async def start(self, place: Place, begin: Callable[[LocalHandle, Place], Awaitable[None]]) -> None:
+        """`begin` every rank, all at once, at its part of `place`.
+
+        Raises: the first error; deaths come last, since another rank's error may explain them.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                for rank, member in enumerate(self.members):
+                    group.create_task(_run(begin(member, self._place_of(place, rank))), name=member.name)
+        except BaseExceptionGroup as failures:
+            raise min(failures.exceptions, key=lambda error: isinstance(error, WorkerDied)) from None
+
+    async def end(self) -> None:
+        """Kill all and wait, for END_TIMEOUT_S at most, until they are gone."""
+        async with asyncio.TaskGroup() as group:
+            for member in self.members:
+                group.create_task(member.end(), name=member.name)
+        await asyncio.wait([self.dead], timeout=END_TIMEOUT_S)
+
+    def _place_of(self, place: Place, rank: int) -> Place:
+        """A rank sees its own devices only, where there is one for each."""
+        devices, each = place.devices, len(place.devices or ()) // place.ranks
+        if devices is not None and each:
+            devices = devices[rank * each : (rank + 1) * each]
+        variables = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(place.ranks),
+            "LOCAL_RANK": "0" if each else str(rank),
+            "MILLRACE_RENDEZVOUS": f"file://{self._directory}/store",
+        }
+        return replace(place, devices=devices, ranks=1, environ={**ONE_HOST, **place.environ, **variables})
+
+    def _end(self, cause: str) -> None:
+        self._cause = self._cause or cause
+        self.kill()
+
+    def _member_died(self, rank: int, dead: asyncio.Future[str]) -> None:
+        self._end(f"rank {rank}: {dead.result()}")
+        if all(member.dead.done() for member in self.members) and not self.dead.done():
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self.dead.set_result(self._cause)
+
+
+async def _outcome(call: Awaitable[Any]) -> _Outcome:
+    try:
+        return _Outcome(await call)
+    except Exception as error:
+        return _Outcome(None, error)
+
+
+async def _run(work: Awaitable[None]) -> None:
+    await work
+
+
+def _together(vitals: Sequence[Vitals]) -> Vitals:
+    """Of all ranks as of one process."""
+    return Vitals(
+        cpu_s=sum(one.cpu_s for one in vitals),
+        resident_bytes=sum(one.resident_bytes for one in vitals),
+        disk=any(one.disk for one in vitals),
+        calls=sorted({call for one in vitals for call in one.calls}),
+        receiving=any(one.receiving for one in vitals),
+    )
