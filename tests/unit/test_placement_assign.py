@@ -124,6 +124,38 @@ def test_a_replica_of_several_devices_has_neighbours_that_the_trainer_does_not_u
     assert "replica-0" in table(placement)["GPU 1"] and "replica-0" in table(placement)["GPU 2"]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "replicas", "gpus", "expected"),
+    [
+        ({"shard": 2}, 2, 4, [(0, 1), (2,), (3,)]),
+        ({"shard": 2}, 2, 3, [(0, 1), (2,), (2,)]),
+        ({"shard": 2, "tensor": 2, "sequence": 2}, 1, 9, [tuple(range(8)), (8,)]),
+    ],
+)
+def test_each_rank_of_the_trainer_has_a_gpu_that_no_replica_uses(
+    ranks: dict[str, int], replicas: int, gpus: int, expected: list[tuple[int, ...]]
+) -> None:
+    config = config_for(replicas, trainer=ranks)
+    placement = assign(config, host(gpus), ON_GPU)
+    assert devices(placement) == expected
+    assert (placement.trainer.ranks, placement.trainer.share) == (config.trainer.ranks, 1.0)
+    assert "the trainer" in table(placement)[f"GPU {config.trainer.ranks - 1}"]
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_more_ranks_of_the_trainer_than_gpus_are_refused(gpus: int) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"(?s)is 4\. .* this host has {gpus}\..* at most {max(1, gpus - 1)} "
+    ):
+        assign(config_for(1, trainer={"shard": 2, "tensor": 2}), host(gpus), ON_GPU)
+
+
+def test_ranks_on_the_cpu_are_told_with_the_memory_of_them_all() -> None:
+    placement = assign(config_for(2, trainer={"shard": 2}), host(0), ON_CPU)
+    assert (placement.trainer.ranks, placement.relay.ranks, placement.replicas[0].ranks) == (2, 1, 1)
+    assert table(placement)["the trainer, host memory"] == "9.0 GB in 2 ranks"
+
+
 @pytest.mark.parametrize(("gpus", "most"), [(1, 1), (2, 1), (4, 3)])
 def test_more_devices_for_a_replica_than_there_are_are_refused(gpus: int, most: int) -> None:
     config = config_for(1, rollout={"replicas": 1, "tensor": 4})

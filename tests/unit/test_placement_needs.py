@@ -68,6 +68,26 @@ def test_a_degree_that_does_not_divide_the_heads_is_refused(model: Path) -> None
         read_needs(divided(model, 8), on_gpu=False)
 
 
+@pytest.mark.parametrize("axis", ["tensor", "sequence"])
+def test_ranks_of_the_trainer_that_do_not_divide_its_heads_are_refused(model: Path, axis: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s)`trainer.{axis}` \(3\).* 4 attention heads.*divisor of 2"):
+        read_needs(config_for(model, "float32", trainer={axis: 3}), on_gpu=False)
+    with pytest.raises(
+        ConfigError, match=r"(?s)`trainer.tensor` \(2\) x `trainer.sequence` \(2\) .* 2 key heads"
+    ):
+        read_needs(config_for(model, "float32", trainer={"tensor": 2, "sequence": 2}), on_gpu=False)
+
+
+def test_ranks_divide_what_the_trainer_keeps_and_computes(model: Path) -> None:
+    alone, four = (
+        read_needs(config_for(model, "float32", trainer=ranks), on_gpu=True)
+        for ranks in ({}, {"shard": 2, "sequence": 2})
+    )
+    assert four.trainer.device_bytes == alone.trainer.device_bytes // 4
+    assert four.trainer.host_bytes == alone.trainer.host_bytes  # what is published is one version
+    assert four.momentary.micro_batch_tokens == alone.momentary.micro_batch_tokens // 2
+
+
 @pytest.mark.parametrize(
     ("dtype", "on_gpu", "trainer", "replica"),
     [

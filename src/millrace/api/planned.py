@@ -44,11 +44,9 @@ def configuration(answer: Plan, base: dict[str, Any]) -> str:
 
 
 def beyond(one: Simulated) -> list[str]:
-    """What of a plan this version of Millrace cannot run: it has one trainer process, and all devices
-    on one host, with versions through the relay."""
+    """What of a plan this version of Millrace cannot run: it has all devices on one host, with versions
+    through the relay."""
     layout, found = one.candidate.layout, []
-    if layout.training.devices > 1:
-        found.append(f"a trainer on {layout.training.devices} devices: here it has one")
     if layout.generation.tensor_parallel > 1:
         ways = layout.generation.tensor_parallel
         found.append(f"replicas of {ways} devices: `rollout.engine` vllm can, with `rollout.tensor` {ways}")

@@ -21,7 +21,7 @@ from millrace.config.schedules import (
     Synchronous,
 )
 from millrace.config.section import Count, Section, Seed
-from millrace.config.training import GRPO, Algorithm, BatchShape, Model, Optimizer
+from millrace.config.training import GRPO, Algorithm, BatchShape, Model, Optimizer, Trainer
 
 
 class Config(Section):
@@ -38,6 +38,7 @@ class Config(Section):
     sampling: SamplingConfig = SamplingConfig()
     algorithm: Algorithm = GRPO()
     optimizer: Optimizer = Optimizer()
+    trainer: Trainer = Trainer()
     schedule: Schedule = Millrace()
     rollout: Rollout = Rollout()
     weights: Weights = Weights()

@@ -1,4 +1,4 @@
-"""`[model]`, `[batch]`, `[algorithm]` and `[optimizer]`: what is trained, from how much, and how."""
+"""`[model]`, `[trainer]`, `[batch]`, `[algorithm]`, `[optimizer]`: what is trained, from what, and how."""
 
 from __future__ import annotations
 
@@ -20,6 +20,21 @@ class Model(Section):
     recompute: bool = False
     """The trainer keeps only each layer's input, and computes the rest again for the gradient. The gradient
     is the same. Memory falls to a fraction, and work rises by a third."""
+
+
+class Trainer(Section):
+    shard: int = Field(default=1, ge=1, le=4096)
+    """Ranks among which weights, optimizer and the rows of a batch are divided (FSDP). A rank is a process
+    with a device of its own. The trainer has `shard` x `tensor` x `sequence` of them. They change rounding,
+    speed and memory, and no gradient."""
+    tensor: int = Field(default=1, ge=1, le=64)
+    """Ranks among which each matrix and the vocabulary are divided (tensor parallelism)."""
+    sequence: int = Field(default=1, ge=1, le=64)
+    """Ranks among which the tokens of each row are divided (Ulysses), for long sequences."""
+
+    @property
+    def ranks(self) -> int:
+        return self.shard * self.tensor * self.sequence
 
 
 class BatchShape(Section):

@@ -1,9 +1,10 @@
 """The decision: which worker runs where, with how much memory. Pure: a host and a configuration go in.
 
-GPUs. The trainer gets one of its own, and each replica `rollout.tensor`, where there are enough. With fewer,
-the trainer keeps one, and the replicas share the others evenly. With one, all share it: a replica's memory is
-known (weights, standby weights, the KV of its slots), so it gets that and a tenth, or what its steps need for
-a moment where that is more. The trainer gets the rest: its activations are only estimated.
+GPUs. The trainer gets one of its own for each of its ranks, and each replica `rollout.tensor`, where there
+are enough. With fewer, the trainer keeps its own, and the replicas share the others evenly. With one, all
+share it: a replica's memory is known (weights, standby weights, the KV of its slots), so it gets that and a
+tenth, or what its steps need for a moment where that is more. The trainer gets the rest: its activations are
+only estimated.
 
 Cores. No worker is bound to a core. Each computes on one thread (`runtime.launcher.DEFAULTS`), and the
 kernel moves that to a free core; a fixed division would leave idle what a waiting worker does not use.
@@ -81,13 +82,14 @@ def assign(config: Config, host: Host, needs: Needs) -> Placement:
     here = 0 if config.rollout.servers else replicas  # what a server computes with is not the run's
     gpus: list[tuple[int, ...]] = [()] * (replicas + 1)
     if on_gpu:
-        gpus[: here + 1] = devices_of(here, len(host.gpus), config.rollout.tensor)
+        gpus[: here + 1] = devices_of(here, len(host.gpus), config.rollout.tensor, ranks=config.trainer.ranks)
     places = []
     for worker, used in enumerate(gpus):
         python = config.rollout.python if worker else None
         share = _share(worker, gpus, host.gpus[used[0]], needs) if used else 1.0
         devices = tuple(host.gpus[gpu].index for gpu in used)
-        places.append(Place(devices=devices, share=share, python=python))
+        ranks = 1 if worker else config.trainer.ranks
+        places.append(Place(devices=devices, share=share, python=python, ranks=ranks))
     placement = Placement(
         host=host,
         needs=needs,
@@ -103,21 +105,28 @@ def assign(config: Config, host: Host, needs: Needs) -> Placement:
     return placement
 
 
-def devices_of(replicas: int, gpus: int, each: int = 1) -> list[tuple[int, ...]]:
-    """Positions of the GPUs of the trainer and then of each replica, which has `each`.
+def devices_of(replicas: int, gpus: int, each: int = 1, *, ranks: int = 1) -> list[tuple[int, ...]]:
+    """Positions of the GPUs of the trainer, one for each of its `ranks`, and then of each replica, which has
+    `each`.
 
-    Raises: ConfigError: they are too few for one replica.
+    Raises: ConfigError: they are too few for the trainer, or for one replica.
     """
-    if gpus == 1 and each == 1:
+    if gpus == 1 and each == 1 and ranks == 1:
         return [(0,)] * (replicas + 1)
-    sets = (gpus - 1) // each
+    left = gpus - ranks
+    if ranks > 1 and left < min(replicas, 1):
+        raise ConfigError(
+            f"`trainer.shard` x `trainer.tensor` x `trainer.sequence` is {ranks}. Each rank needs a GPU, and "
+            f"a replica one more: this host has {gpus}.\n  Lower them to at most {max(1, gpus - 1)} together"
+        )
+    sets = left // each
     if replicas and not sets:
         raise ConfigError(
-            f"`rollout.tensor` ({each}) is the number of GPUs of one replica, and this host has {gpus - 1} "
-            f"beside the trainer's.\n  Lower it to at most {max(1, gpus - 1)}"
+            f"`rollout.tensor` ({each}) is the number of GPUs of one replica, and this host has {left} "
+            f"beside the trainer's.\n  Lower it to at most {max(1, left)}"
         )
-    first = (1 + replica % sets * each for replica in range(replicas))
-    return [(0,), *(tuple(range(gpu, gpu + each)) for gpu in first)]
+    first = (ranks + replica % sets * each for replica in range(replicas))
+    return [tuple(range(ranks)), *(tuple(range(gpu, gpu + each)) for gpu in first)]
 
 
 def _share(worker: int, gpus: Sequence[tuple[int, ...]], gpu: Gpu, needs: Needs) -> float:

@@ -2,7 +2,8 @@
 
     trainer   a micro-batch: of each token and layer 28 H + size (4 I + 5 (Q + K)) bytes are kept for the
               gradient, with `model.recompute` 4 H of each layer and all of one. Then `CHUNKS` chunks of
-              logits and two copies of the output projection in float32
+              logits and two copies of the output projection in float32. `trainer.sequence` divides tokens,
+              `trainer.tensor` I, Q, K and the projection
     replica   the larger of a decode step's sampling and a prefill chunk (rows, and the scores of one KV head
               with all keys). Sampling takes 20 bytes a slot and token of the vocabulary, 48 where min-p,
               top-k or top-p cut it, and 6 more where penalties or banned tokens edit it
@@ -27,7 +28,8 @@ SCORE_BYTES = 12
 
 @dataclass(frozen=True)
 class Momentary:
-    """Bytes. `micro_batch_tokens` is the largest micro-batch; one token of it takes `token_bytes`."""
+    """Bytes. `micro_batch_tokens` is a rank's part of the largest micro-batch; one token of it takes
+    `token_bytes`."""
 
     micro_batch_tokens: int = 0
     token_bytes: int = 0
@@ -60,17 +62,19 @@ def estimate(config: Config, shape: Shape, size: int) -> Momentary:
     """`size`: bytes of a number that is computed with."""
     longest = config.rollout.max_sequence_tokens
     tokens = min(config.trajectories_per_step * longest, max(config.batch.token_budget, longest))
+    parts = config.trainer.tensor
     return Momentary(
-        micro_batch_tokens=tokens,
-        token_bytes=_token_bytes(shape, size, recompute=config.model.recompute),
-        logits_bytes=CHUNKS * max(CHUNK_BYTES, 4 * shape.vocabulary) + 8 * shape.vocabulary * shape.hidden,
+        micro_batch_tokens=-(-tokens // config.trainer.sequence),
+        token_bytes=_token_bytes(shape, size, parts, recompute=config.model.recompute),
+        logits_bytes=CHUNKS * max(CHUNK_BYTES, 4 * shape.vocabulary)
+        + 8 * shape.vocabulary * shape.hidden // parts,
         replica_bytes=max(_sampling_bytes(config, shape), _prefill_bytes(config, shape, size)),
     )
 
 
-def _token_bytes(shape: Shape, size: int, *, recompute: bool) -> int:
+def _token_bytes(shape: Shape, size: int, parts: int, *, recompute: bool) -> int:
     heads = (shape.query_heads + shape.kv_heads) * shape.head_dim
-    layer = 28 * shape.hidden + size * (4 * shape.intermediate + 5 * heads)
+    layer = 28 * shape.hidden + size * (4 * shape.intermediate + 5 * heads) // parts
     return 4 * shape.hidden * shape.layers + layer if recompute else shape.layers * layer
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from millrace.config.schema import Config
+from millrace.config.training import Trainer
 from millrace.core.errors import ConfigError, DataError, boundary
 from millrace.placement.momentary import Momentary, Shape, estimate
 from millrace.placement.number_format import computing_dtype
@@ -56,7 +57,10 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
                   Each of `rollout.tensor` GPUs has an equal part of weights and KV, of KV at least one head.
                   Nothing where servers generate
 
-    Raises: DataError: the model directory cannot be read. ConfigError: `rollout.tensor` does not divide it.
+    Ranks of the trainer divide all of what it keeps.
+
+    Raises: DataError: the model directory cannot be read. ConfigError: `rollout.tensor`, `trainer.tensor` or
+    `trainer.sequence` does not divide it.
     """
     directory = Path(config.model.path)
     size = DTYPE_BYTES[config.model.dtype]
@@ -65,7 +69,8 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     weights = parameters * size
     computing = DTYPE_BYTES[computing_dtype(config.model.dtype, on_gpu=on_gpu)]
     model, parts = read_model_config(directory), config.rollout.tensor
-    _check_division(_shape(model, 0), parts)
+    _check_division(_shape(model, 0), parts, "`rollout.tensor`")
+    _check_ranks(_shape(model, 0), config.trainer)
     kv_token = parts * kv_token_bytes(model, computing, parts)
     kv_replica = kv_token * config.rollout.slots * config.rollout.max_sequence_tokens
     copies = _has_reference(config) + (computing != size)
@@ -74,7 +79,8 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     replica = 2 * parameters * computing + kv_replica
     landing = weights + max(tensors, default=0) * size if on_gpu or computing != size else 0
     if on_gpu:
-        trainer, replica_memory = MemoryNeed(states, published), MemoryNeed(-(-replica // parts), landing)
+        trainer = MemoryNeed(-(-states // config.trainer.ranks), published)
+        replica_memory = MemoryNeed(-(-replica // parts), landing)
     else:
         trainer, replica_memory = MemoryNeed(0, states + published), MemoryNeed(0, replica + landing)
     if config.rollout.servers:
@@ -124,7 +130,19 @@ def kv_token_bytes(model: dict[str, Any], size: int, parts: int = 1) -> int:
     return 2 * shape.layers * max(1, shape.kv_heads // parts) * shape.head_dim * size
 
 
-def _check_division(shape: Shape, parts: int) -> None:
+def _check_ranks(shape: Shape, trainer: Trainer) -> None:
+    """Raises: ConfigError. Every rank has whole heads, in each of its layers."""
+    _check_division(shape, trainer.tensor, "`trainer.tensor`")
+    each = trainer.tensor * trainer.sequence
+    if shape.query_heads % each or shape.kv_heads % each:
+        raise ConfigError(
+            f"`trainer.tensor` ({trainer.tensor}) x `trainer.sequence` ({trainer.sequence}) ranks cannot "
+            f"share a layer: it has {shape.query_heads} attention heads and {shape.kv_heads} key heads.\n"
+            f"  Take a divisor of {math.gcd(shape.query_heads, shape.kv_heads)}, and more `trainer.shard`"
+        )
+
+
+def _check_division(shape: Shape, parts: int, key: str) -> None:
     """Raises: ConfigError. A key head may be on several devices, but not a part of one."""
     sizes = {"attention heads": shape.query_heads, "intermediate columns": shape.intermediate}
     if parts < shape.kv_heads or parts % shape.kv_heads:
@@ -132,7 +150,7 @@ def _check_division(shape: Shape, parts: int) -> None:
     undivided = [f"{size} {name}" for name, size in sizes.items() if size % parts]
     if undivided:
         raise ConfigError(
-            f"`rollout.tensor` ({parts}) devices cannot share the model: it has {', '.join(undivided)} a "
+            f"{key} ({parts}) devices cannot share the model: it has {', '.join(undivided)} a "
             f"layer.\n  Take a divisor of {math.gcd(*sizes.values())}"
         )
 

@@ -21,13 +21,16 @@ def table(placement: Placement) -> dict[str, str]:
         rows[f"GPU {gpu.index}"] = f"{gpu.name}, {memory}: {', '.join(held) or 'nobody'}"
     moment = needs.momentary
     where = "on GPUs" if placement.device == "cuda" else f"on {host.cores} cores, bound to none"
+    ranks = placement.trainer.ranks
+    each = f" in {ranks} ranks" if ranks > 1 else ""
     return {
         "computes": where,
         **rows,
-        "the trainer, host memory": size(needs.trainer.host_bytes),
+        "the trainer, host memory": f"{size(needs.trainer.host_bytes)}{each}",
         "a replica, host memory": size(needs.replica.host_bytes),
         "a micro-batch in the trainer": (
             f"{moment.micro_batch_tokens:,} tokens: about {size(moment.trainer_bytes)} more, at most"
+            + (", in each rank" if ranks > 1 else "")
         ),
         "a step of a replica": f"about {size(moment.replica_bytes)} more, at most",
         "the relay, shared memory": (
@@ -50,6 +53,7 @@ def warnings(placement: Placement, config: Config) -> Iterator[str]:
     host, needed = placement.host, placement.processes_bytes + placement.relay_bytes
     moment = placement.needs.momentary
     left = host.free_bytes - needed - len(placement.replicas) * moment.replica_bytes
+    left //= placement.trainer.ranks
     if needed > TIGHT * host.free_bytes:
         yield (
             f"the run keeps {size(placement.processes_bytes)} of host memory and, shared, "

@@ -88,6 +88,8 @@ def _batch(config: Config) -> dict[str, str]:
     slots = config.rollout.replicas * config.rollout.slots
     parts = -(-whole // batch.token_budget)
     rows = "1 micro-batch" if parts == 1 else f"{parts} micro-batches"
+    if (sharing := config.trainer.shard) > 1:
+        rows += f", among {sharing} ranks"
     return {
         "trajectories a step": f"{batch.prompts} prompts x {batch.group_size} = {trajectories}",
         "completion tokens a step, at most": f"{trajectories} x {config.sampling.max_tokens} = {completion}",

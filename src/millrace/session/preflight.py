@@ -121,10 +121,16 @@ def _check_processes(config: Config, cores: int) -> None:
     """Raises: ConfigError: so many processes that none would be ready in time."""
     rollout, workers, most = config.rollout, config.reward.workers, PROCESSES_PER_CORE * cores
     each = 1 if rollout.tensor == 1 else 1 + rollout.tensor  # one a part of the model, one that drives
-    count = rollout.replicas * each + workers
+    ranks = config.trainer.ranks - 1  # the first is not counted
+    count = rollout.replicas * each + workers + ranks
     if count > most:
+        of_trainer = (
+            f", `reward.workers` ({workers}) and {ranks + 1} ranks of the trainer"
+            if ranks
+            else (f" and `reward.workers` ({workers})")
+        )
         raise ConfigError(
-            f"`rollout.replicas` ({rollout.replicas}) and `reward.workers` ({workers}) make {count} "
+            f"`rollout.replicas` ({rollout.replicas}){of_trainer} make {count} "
             f"processes, and this host has {cores} cores.\n  Lower them to at most {most} processes together"
         )
 
@@ -161,11 +167,16 @@ def _size_warnings(config: Config, placed: Placement) -> Iterator[str]:
             f"{replicas} replicas{of_parts} share {cores} cores with the trainer: more than {cores} generate "
             "no faster, lower `rollout.replicas`"
         )
+    if placed.device == "cpu" and config.trainer.ranks > cores:
+        yield (
+            f"the trainer's {config.trainer.ranks} ranks share {cores} cores: more than {cores} train no "
+            "faster, lower `trainer.shard`"
+        )
 
 
 def _thread_warnings(config: Config) -> Iterator[str]:
     threads, cores = os.environ.get(THREADS), len(os.sched_getaffinity(0))
-    processes = config.rollout.replicas * config.rollout.tensor + 1
+    processes = config.rollout.replicas * config.rollout.tensor + config.trainer.ranks
     if threads and threads.isdigit() and int(threads) > 1 and int(threads) * processes > cores:
         yield (
             f"{THREADS}={threads} with {processes} torch processes on {cores} cores: their threads will spin "

@@ -19,6 +19,7 @@ FREE_ON_RESUME: dict[str, str] = {
     "steps": "how far to go",
     "model.device": "where it computes",
     "model.recompute": "changes speed and memory, never a gradient",
+    "trainer.*": "sums in parts: decides rounding only",
     "batch.token_budget": "changes speed and memory, never a gradient",
     "reward.timeout_s": "a limit on reward workers",
     "reward.memory_mb": "a limit on reward workers",

@@ -194,14 +194,15 @@ def problem_of(model: ModelSizes, device: Device, count: int, demand: Demand) ->
 def training_config(plan: Plan, base: dict[str, Any]) -> dict[str, Any]:
     """The best candidate as the keys of a training configuration, laid over `base`.
 
-    Which device does what, tensor parallelism and transport have no key in the configuration. They are in the
-    plan's table.
+    Which device does what, tensor parallelism of replicas and transport are in the plan's table only.
     """
     best = plan.best.candidate
+    training = best.layout.training
     workload = plan.config.workload
     chosen: dict[str, dict[str, Any]] = {
         "batch": {"prompts": best.prompts, "group_size": plan.config.batch.group_size},
         "sampling": {"max_tokens": workload.max_tokens},
+        "trainer": {"shard": training.ranks, "tensor": training.model_parallel},
         "rollout": {
             "replicas": best.layout.replicas,
             "slots": best.layout.slots,
