@@ -70,7 +70,8 @@ def check_remains(orphans: list[int], memory_before: set[str]) -> list[Check]:
 
 
 def check_sockets(listening: set[str], run_dir: Path) -> Check:
-    """No process of the run was seen to listen on a port or a socket, and its directory holds no socket."""
+    """No process of the run was seen to listen on a port or a socket, and its directory holds no socket.
+    Ranks of a trainer are not looked at: they talk to one another over the loopback interface."""
     left = {f"unix {path}" for path in run_dir.rglob("*") if path.is_socket()}
     return Check("no port or socket", not listening | left, f"found: {sorted(listening | left)[:5]}")
 

@@ -59,7 +59,8 @@ class Attack:
         if self.act == "pause" or self.recovery_s is not None or event.wall_s <= self.wall_s:
             return
         fields = event.fields
-        if event.kind == "worker_started" and self.name in (fields["name"], "forkserver", "controller"):
+        whose = self.name.partition(".")[0]  # a rank comes back with all others of its worker
+        if event.kind == "worker_started" and whose in (fields["name"], "forkserver", "controller"):
             self.back = True
         if self.back and self._of_use(event):
             self.recovery_s = event.wall_s - self.wall_s
@@ -170,7 +171,7 @@ class Campaign:
         name, pid = victims[int(draw * len(victims))]
         if role == "controller" and act == "freeze":
             act = "pause"
-        self.listening |= sockets.listening(self.run.processes())
+        self.listening |= sockets.listening(set(self.run.processes()) - self.run.ranks)
         attack = Attack(role, name, act, self.run.version, time.time())
         self.attacks.append(attack)
         self.tell(attack)

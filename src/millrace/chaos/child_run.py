@@ -39,6 +39,7 @@ class ChildRun:
         self._log = self.directory.path.with_name(self.directory.path.name + ".log")
         self._controller: subprocess.Popen[bytes] | None = None
         self._workers: dict[str, tuple[str, int]] = {}  # name -> (role, pid)
+        self.ranks: set[int] = set()  # processes that are one of several of a worker
         self._tail = Tail(self.directory.events)
         self._began = 0  # byte of the log at which the present session began
         self.events: list[Event] = []  # without the replicas' reports
@@ -120,7 +121,7 @@ class ChildRun:
         return found
 
     def pids(self, role: str) -> dict[str, int]:
-        """Living processes of a role, by name."""
+        """Living processes of a role, by name. Further ranks of a worker are `NAME.RANK`."""
         assert self._controller is not None
         if role == "controller":
             return {"controller": self._controller.pid}
@@ -143,11 +144,22 @@ class ChildRun:
         self.counts[event.kind] += 1
         fields = event.fields
         if event.kind == "worker_started":
-            self._workers[fields["name"]] = (fields["role"], fields["pid"])
+            self._take_in_worker(fields["name"], fields["role"], fields["pid"])
         elif event.kind == "step":
             self.version = max(self.version, fields["version"])
         if event.kind != "report":
             self.events.append(event)
+
+    def _take_in_worker(self, name: str, role: str, pid: int) -> None:
+        earlier = [known for known in self._workers if known.partition(".")[0] == name]
+        for known in earlier:
+            del self._workers[known]
+        self._workers[name] = (role, pid)
+        if _title(pid) == f"{name}.0":
+            titles = {one: _title(one) for one in self.processes() if one != pid}
+            ranks = {title: one for one, title in titles.items() if title.rpartition(".")[0] == name}
+            self._workers |= {title: (role, one) for title, one in ranks.items()}
+            self.ranks |= {pid, *ranks.values()}
 
 
 def _title(pid: int) -> str:

@@ -4,14 +4,14 @@ A call goes to every rank. Rank 0's answer counts, once all ranks have answered 
 the death of all: a rank that waits in a collective for a dead one would wait for ever.
 
 Each rank gets the variables RANK, WORLD_SIZE, LOCAL_RANK (of its device among those that it sees) and
-MILLRACE_RENDEZVOUS: a file in a private directory, which is removed when the last rank has ended.
+MILLRACE_RENDEZVOUS: where they meet, a memory file of the controller that has no name. So nothing is left of
+it, whoever dies.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -52,7 +52,7 @@ class GangHandle:
         self.name, self.epoch, self.members = name, epoch, tuple(members)
         self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._cause = ""
-        self._directory = tempfile.mkdtemp(prefix="millrace-gang-")
+        self._store = os.memfd_create("rendezvous")
         for rank, member in enumerate(self.members):
             member.dead.add_done_callback(partial(self._member_died, rank))
 
@@ -153,7 +153,7 @@ class GangHandle:
             "RANK": str(rank),
             "WORLD_SIZE": str(place.ranks),
             "LOCAL_RANK": "0" if each else str(rank),
-            "MILLRACE_RENDEZVOUS": f"file://{self._directory}/store",
+            "MILLRACE_RENDEZVOUS": f"file:///proc/{os.getpid()}/fd/{self._store}",
         }
         return replace(place, devices=devices, ranks=1, environ={**ONE_HOST, **place.environ, **variables})
 
@@ -164,7 +164,7 @@ class GangHandle:
     def _member_died(self, rank: int, dead: asyncio.Future[str]) -> None:
         self._end(f"rank {rank}: {dead.result()}")
         if all(member.dead.done() for member in self.members) and not self.dead.done():
-            shutil.rmtree(self._directory, ignore_errors=True)
+            os.close(self._store)
             self.dead.set_result(self._cause)
 
 
