@@ -13,7 +13,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from millrace.core.columns import TokenColumns, token_array
 from millrace.core.types import Finish, Progress, Sampling, Work
@@ -31,6 +41,7 @@ VOCAB, END = 128, 1
 ALPHABET = "".join(map(chr, range(0x100, 0x100 + VOCAB - 5)))  # beside five special tokens
 STEPS_MAX = 20_000
 TOLERANCE = 1e-4
+LAYER_TYPES = ["sliding_attention", "full_attention"]
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -44,6 +55,8 @@ _SHAPE: dict[str, Any] = {
     "bos_token_id": None,
     "pad_token_id": 0,
 }
+_WINDOW = {**_SHAPE, "sliding_window": 48}
+_GEMMA = {**_WINDOW, "head_dim": 32, "query_pre_attn_scalar": 32, "layer_types": LAYER_TYPES}
 MODELS: dict[str, Any] = {
     f"{name} {'tied' if tied else 'untied'}": config(**_SHAPE, **more, tie_word_embeddings=tied)
     for name, config, more in (
@@ -52,6 +65,11 @@ MODELS: dict[str, Any] = {
         ("llama", LlamaConfig, {"head_dim": 32}),
     )
     for tied in (True, False)
+} | {
+    "mistral": MistralConfig(**_WINDOW),
+    "phi3": Phi3Config(**_WINDOW),
+    "gemma2": Gemma2Config(**_GEMMA, attn_logit_softcapping=5.0, final_logit_softcapping=10.0),
+    "gemma3": Gemma3TextConfig(**_GEMMA),
 }
 
 
@@ -213,7 +231,7 @@ class Bench:
     def logits(self, version: int, one: Played) -> torch.Tensor:
         """Hugging Face's, (tokens, vocabulary), of every token that was sampled here."""
         model = copy.deepcopy(self.models[version])
-        model.set_attn_implementation("sdpa")
+        model.set_attn_implementation("eager")
         sequence = [*one.work.prompt, *one.work.tokens, *one.tokens]
         return model(torch.tensor([sequence])).logits[0, -len(one.columns) - 1 : -1]
 

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from millrace.core.errors import ConfigError
 from millrace.core.types import Finish, Progress, Sampling, Work
@@ -30,10 +39,16 @@ _SHAPE: dict[str, Any] = {
 }
 
 
-def _rope(theta: float) -> dict[str, Any]:
-    return {"rope_type": "default", "rope_theta": theta}
+def _rope(theta: float, **more: Any) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": theta, **more}
 
 
+_WINDOWS: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+_GEMMA = {**_SHAPE, **_WINDOWS, "head_dim": 16, "query_pre_attn_scalar": 24}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500_000.0,
@@ -70,6 +85,16 @@ CONFIGS: dict[str, Any] = {
     "qwen3 untied, no grouping": Qwen3Config(
         **_SHAPE, num_key_value_heads=4, head_dim=16, tie_word_embeddings=False, rope_parameters=_rope(1e6)
     ),
+    "qwen2, windows": Qwen2Config(**_SHAPE, **_WINDOWS, use_sliding_window=True),
+    "mistral": MistralConfig(**_SHAPE, num_key_value_heads=2, sliding_window=24),
+    "phi3": Phi3Config(
+        **_SHAPE | {"hidden_size": 64},
+        num_key_value_heads=2,
+        sliding_window=24,
+        rope_parameters=_rope(1e4, partial_rotary_factor=0.5),
+    ),
+    "gemma2": Gemma2Config(**_GEMMA, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
+    "gemma3": Gemma3TextConfig(**_GEMMA, hidden_activation="gelu"),
 }
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from millrace.core.errors import ConfigError
 from millrace.core.types import Sampling
-from millrace.rollout import attention, exact
+from millrace.rollout import exact
+from millrace.rollout.attention import Kernel
 from millrace.rollout.products import Products
 
 WORKS = [make_work(i, [5, 6, 7 + i], Sampling(max_tokens=20)) for i in range(5)]
@@ -52,10 +53,12 @@ def test_products_that_mix_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_attention_that_depends_on_masked_keys_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_length(q: torch.Tensor, k: torch.Tensor, *others: torch.Tensor, block: int) -> torch.Tensor:
-        return attention.attend(q, k, *others, block=block) * k.shape[2]
+    attend = Kernel.__call__
 
-    monkeypatch.setattr(exact, "attend", by_length)
+    def by_length(kernel: Kernel, q: torch.Tensor, k: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        return attend(kernel, q, k, *others) * k.shape[2]
+
+    monkeypatch.setattr(Kernel, "__call__", by_length)
     with pytest.raises(ConfigError, match="attention over 64 keys changes"):
         make_engine(make_model(), exact=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from engine_models import CONFIGS, EOS, make_engine, make_model, make_work, prompt_of, run, teacher_forced
-from transformers import LlamaConfig, MistralConfig
+from transformers import LlamaConfig, PhiConfig
 
 from millrace.core.errors import DataError
 from millrace.core.types import Finish, Sampling
@@ -119,8 +119,8 @@ def test_a_model_directory_with_a_damaged_file_is_refused_by_name(file: str, tmp
 
 
 def test_an_unknown_architecture_is_an_error_that_lists_the_supported_ones() -> None:
-    with pytest.raises(DataError, match=r"'mistral'.*llama, qwen2, qwen3"):
-        architecture_of(MistralConfig(num_hidden_layers=1))
+    with pytest.raises(DataError, match=r"'phi'.*llama, mistral, phi3, qwen2, qwen3"):
+        architecture_of(PhiConfig(num_hidden_layers=1))
 
 
 def test_rotary_embeddings_that_depend_on_the_length_are_refused() -> None:

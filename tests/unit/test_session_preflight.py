@@ -207,12 +207,12 @@ def test_preflight_refuses_sequences_longer_than_the_positions_of_the_model(
 @pytest.mark.parametrize(
     ("said", "names"),
     [
-        ({"model_type": "gemma2"}, "gemma2"),
+        ({"model_type": "gemma"}, "gemma"),
         ({"model_type": None}, "model_type"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"rope_scaling": "x"}, "config.json"),
-        ({"hidden_act": "gelu"}, "gelu"),
-        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, "sliding_attention"),
+        ({"hidden_act": "relu"}, "relu"),
+        ({"layer_types": ["chunked_attention"]}, "chunked_attention"),
     ],
 )
 def test_preflight_refuses_a_model_that_is_not_computed_right(
@@ -239,17 +239,14 @@ def test_preflight_takes_for_vllm_what_only_the_torch_engine_cannot_run(
     by_vllm = {"engine": "vllm"}
     (model / "config.json").write_text(json.dumps(MODEL | GEMMA))
     preflight(config_for(model, rollout=by_vllm), tmp_path)
-    with pytest.raises(DataError, match=r"The torch engine cannot run `model_type` 'gemma3_text'"):
+    preflight(config_for(model), tmp_path)
+    (model / "config.json").write_text(json.dumps(MODEL | GEMMA | {"hidden_activation": "relu"}))
+    preflight(config_for(model, rollout=by_vllm), tmp_path)
+    with pytest.raises(DataError, match=r"The torch engine cannot run this gemma3_text model.*'relu'"):
         preflight(config_for(model), tmp_path)
     (model / "config.json").write_text(json.dumps(MODEL | GEMMA | {"attn_logit_softcapping": 30.0}))
     with pytest.raises(DataError, match=r"The trainer cannot run.*`attn_logit_softcapping` 30.0"):
         preflight(config_for(model, rollout=by_vllm), tmp_path)
-
-
-def test_preflight_takes_windows_that_no_layer_of_the_model_has(model: Path, tmp_path: Path) -> None:
-    said = {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 28}
-    (model / "config.json").write_text(json.dumps(MODEL | said))
-    preflight(config_for(model), tmp_path)
 
 
 def test_preflight_refuses_processes_that_the_cores_cannot_start(

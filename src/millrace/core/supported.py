@@ -19,7 +19,6 @@ class Supported(NamedTuple):
 
     computer: str
     families: tuple[str, ...]
-    layer_types: tuple[str, ...]
     activations: tuple[str, ...] | None = None
     otherwise: str = "Use a model of these families"
 
@@ -27,15 +26,14 @@ class Supported(NamedTuple):
 TRAINER = Supported(
     "The trainer",
     ("gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe"),
-    (FULL, WINDOWED),
 )
 TORCH_ENGINE = Supported(
     "The torch engine",
-    ("llama", "qwen2", "qwen3"),
-    (FULL,),
-    ("silu",),
+    ("gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"),
+    ("gelu", "gelu_pytorch_tanh", "silu"),
     'Use a model of these families, or `rollout.engine = "vllm"`',
 )
+GEMMA = ("gemma2", "gemma3_text")
 CAPS = {
     "gemma2": ("attn_logit_softcapping", "final_logit_softcapping"),
     "gemma3_text": ("final_logit_softcapping",),
@@ -61,6 +59,11 @@ def refuse_unsupported(config: Any, supported: Supported) -> None:
         raise DataError(f"{supported.computer} cannot run this {config.model_type} model: it has {wrong}")
 
 
+def activation(config: Any) -> str:
+    """Gemma's key wins over that of others, which its files have besides."""
+    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+
+
 def _wrong_rope(config: Any) -> str:
     parts = config.model_type in PARTIAL_ROTARY
     for rope in _ropes(getattr(config, "rope_parameters", None)):
@@ -84,15 +87,10 @@ def _ropes(rope: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _wrong_attention(config: Any, supported: Supported) -> str:
-    layers = sorted(set(getattr(config, "layer_types", None) or [FULL]) - set(supported.layer_types))
-    if layers:
-        return (
-            f"attention layers of type {', '.join(layers)}; it runs {', '.join(supported.layer_types)} only"
-        )
-    if supported.activations is not None and config.hidden_act not in supported.activations:
-        return (
-            f"`hidden_act` {config.hidden_act!r}; it runs {', '.join(map(repr, supported.activations))} only"
-        )
+    if layers := sorted(set(getattr(config, "layer_types", None) or ()) - {FULL, WINDOWED}):
+        return f"attention layers of type {', '.join(layers)}; it runs {FULL}, {WINDOWED} only"
+    if supported.activations is not None and (name := activation(config)) not in supported.activations:
+        return f"`hidden_act` {name!r}; it runs {', '.join(map(repr, supported.activations))} only"
     for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
         if getattr(config, key, None) and key not in CAPS.get(config.model_type, ()):
             return f"`{key}` {getattr(config, key)!r}"

@@ -13,12 +13,21 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from millrace.core.errors import DataError, boundary
-from millrace.core.supported import TORCH_ENGINE, refuse_unsupported
+from millrace.core.supported import FULL, GEMMA, TORCH_ENGINE, activation, refuse_unsupported
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder of the Llama family. `shapes` maps parameter names, in state-dict order, to shapes."""
+    """A decoder as the engine computes it.
+
+    shapes           of parameters by name, in state-dict order
+    activation       of the gate, as transformers names it
+    embedding_scale  what an embedding is multiplied by on its way in
+    norm_from_one    the factor of a norm is 1 + its weight
+    scale, cap       of attention's scores, and each layer's window: see `attention.Kernel`
+    logits_cap       a logit z is logits_cap * tanh(z / logits_cap)
+    ropes            the type of layers whose rotary embeddings a layer has; None: all have the same
+    """
 
     num_layers: int
     num_heads: int
@@ -27,17 +36,27 @@ class Architecture:
     vocab: int
     eps: float
     tied: bool
+    activation: str
+    embedding_scale: float
+    norm_from_one: bool
+    scale: float
+    cap: float | None
+    logits_cap: float | None
+    windows: tuple[int | None, ...]
+    ropes: tuple[str | None, ...]
     shapes: dict[str, tuple[int, ...]]
     config: Any
 
     def rotary_tables(
-        self, num_positions: int, dtype: torch.dtype, device: torch.device
+        self, rope: str | None, num_positions: int, dtype: torch.dtype, device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines, each (num_positions, head_dim), from the family's own rotary module."""
+        """Cosines and sines, each (num_positions, the rotated part of head_dim), from the family's own rotary
+        module. `rope`: one of `ropes`."""
         with torch.device("meta"):
             rotary_class = type(AutoModelForCausalLM.from_config(self.config).model.rotary_emb)
         positions = torch.arange(num_positions)[None]
-        cos, sin = rotary_class(self.config)(torch.empty(0, dtype=dtype), positions)
+        of_layers = {} if rope is None else {"layer_type": rope}
+        cos, sin = rotary_class(self.config)(torch.empty(0, dtype=dtype), positions, **of_layers)
         return cos[0].to(device), sin[0].to(device)
 
 
@@ -59,6 +78,10 @@ def architecture_of(config: Any) -> Architecture:
         model = AutoModelForCausalLM.from_config(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    attentions = [layer.self_attn for layer in model.model.layers]
+    window = getattr(config, "sliding_window", None)  # of every layer, where a family's layers do not say
+    layered = FULL in (config.rope_parameters or {})
+    gemma = config.model_type in GEMMA
     return Architecture(
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
@@ -67,6 +90,14 @@ def architecture_of(config: Any) -> Architecture:
         vocab=config.vocab_size,
         eps=config.rms_norm_eps,
         tied=bool(config.tie_word_embeddings),
+        activation=activation(config),
+        embedding_scale=config.hidden_size**0.5 if gemma else 1.0,
+        norm_from_one=gemma,
+        scale=attentions[0].scaling,
+        cap=getattr(config, "attn_logit_softcapping", None),
+        logits_cap=getattr(config, "final_logit_softcapping", None),
+        windows=tuple(getattr(each, "sliding_window", window) for each in attentions),
+        ropes=tuple(each.layer_type if layered else None for each in attentions),
         shapes=shapes,
         config=config,
     )

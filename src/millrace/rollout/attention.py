@@ -7,6 +7,8 @@ to a multiple of `BUCKET`; masked ones contribute exact zeros. With `exact`, key
 their length. Then a position's output depends on its own sequence only, bit for bit, and not on whether it
 was prefilled or decoded, in which chunk, or with which neighbours.
 
+A layer with a window keeps all keys, and masks those before the window.
+
 Shape suffixes: M rows (tokens), N slots, H query heads, K kv heads, G = H / K, D head_dim, L keys.
 """
 
@@ -25,33 +27,50 @@ BLOCK = 64
 BUCKET = 32  # of 16, 32 and 64 the fastest
 
 
-def attend(
-    q_BGD: Tensor, k_BDL: Tensor, v_BLD: Tensor, bias_B1L: Tensor, *, block: int | None = None
-) -> Tensor:
-    """softmax(q k / sqrt(D) + bias) v for B independent queries; the sum in blocks of `block` keys."""
-    scale = q_BGD.shape[2] ** -0.5
-    scores = torch.baddbmm(bias_B1L, q_BGD, k_BDL, alpha=scale)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v_BLD.dtype)
-    if block is None:
-        return torch.bmm(weights, v_BLD)
-    out = torch.bmm(weights[..., :block], v_BLD[:, :block])
-    for start in range(block, v_BLD.shape[1], block):
-        stop = start + block
-        out.baddbmm_(weights[..., start:stop], v_BLD[:, start:stop])
-    return out
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """How queries attend to keys: the same in every step of an engine.
 
+    scale, cap  a score is scale q k, or cap * tanh(scale q k / cap)
+    windows     of each layer, how many tokens a query sees, its own included; None: all before it
+    exact       the sum over values runs in blocks of `BLOCK` keys
+    """
 
-def mask_bias(positions: Tensor, num_keys: int, dtype: torch.dtype) -> Tensor:
-    """(positions, 1, L): 0 where key <= position, -inf after it."""
-    keys = torch.arange(num_keys, device=positions.device)
-    bias = torch.zeros((len(positions), 1, num_keys), dtype=dtype, device=positions.device)
-    return bias.masked_fill_(keys > positions[:, None, None], float("-inf"))
+    scale: float
+    cap: float | None
+    windows: tuple[int | None, ...]
+    exact: bool
 
+    def __call__(self, q_BGD: Tensor, k_BDL: Tensor, v_BLD: Tensor, bias_B1L: Tensor) -> Tensor:
+        """softmax(scores + bias) v for B independent queries."""
+        if self.cap is None:
+            scores = torch.baddbmm(bias_B1L, q_BGD, k_BDL, alpha=self.scale)
+        else:
+            scores = torch.bmm(q_BGD, k_BDL).mul_(self.scale / self.cap).tanh_().mul_(self.cap).add_(bias_B1L)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v_BLD.dtype)
+        if not self.exact:
+            return torch.bmm(weights, v_BLD)
+        out = torch.bmm(weights[..., :BLOCK], v_BLD[:, :BLOCK])
+        for start in range(BLOCK, v_BLD.shape[1], BLOCK):
+            stop = start + BLOCK
+            out.baddbmm_(weights[..., start:stop], v_BLD[:, start:stop])
+        return out
 
-def bucketed(length: int, *, exact: bool) -> int:
-    """The number of keys to compute over for a sequence of `length`."""
-    bucket = BLOCK if exact else BUCKET
-    return -(-length // bucket) * bucket
+    def num_keys(self, length: int) -> int:
+        """What is computed over for a sequence of `length`."""
+        bucket = BLOCK if self.exact else BUCKET
+        return -(-length // bucket) * bucket
+
+    def biases(self, positions: Tensor, num_keys: int, dtype: torch.dtype) -> dict[int | None, Tensor]:
+        """By window, (positions, 1, L): 0 where a query sees the key, -inf elsewhere. Windows that hold all
+        keys share a tensor."""
+        behind = positions[:, None, None] - torch.arange(num_keys, device=positions.device)
+        zeros = torch.zeros(behind.shape, dtype=dtype, device=positions.device)
+        causal = zeros.masked_fill_(behind < 0, float("-inf"))
+        narrow = {window for window in self.windows if window is not None and window < num_keys}
+        return dict.fromkeys(self.windows, causal) | {
+            window: causal.masked_fill(behind >= window, float("-inf")) for window in narrow
+        }
 
 
 class DecodeAttention:
@@ -61,11 +80,10 @@ class DecodeAttention:
     only moved on, until the longest sequence leaves its bucket: `num_steps` tokens can be decoded.
     """
 
-    def __init__(self, cache: KVCache, positions: Sequence[int], *, exact: bool = False) -> None:
-        self._cache, self._count = cache, len(positions)
-        self._block = BLOCK if exact else None
+    def __init__(self, cache: KVCache, positions: Sequence[int], kernel: Kernel) -> None:
+        self._cache, self._count, self._kernel = cache, len(positions), kernel
         device, (kv_heads, head_dim) = cache.values.device, (cache.values.shape[2], cache.values.shape[4])
-        self._num_keys = bucketed(max(positions) + 1, exact=exact)
+        self._num_keys = kernel.num_keys(max(positions) + 1)
         self.num_steps = self._num_keys - max(positions)
         positions_N = torch.tensor(positions, device=device)
         rows = torch.arange(self._count * kv_heads, device=device)
@@ -74,7 +92,7 @@ class DecodeAttention:
         self._value_index = rows * cache.num_positions + positions_R
         self._key_index = features * cache.num_positions + positions_R.repeat_interleave(head_dim)
         self._bias_index = rows * self._num_keys + positions_R
-        self._bias = mask_bias(positions_R, self._num_keys, cache.values.dtype)
+        self._biases = kernel.biases(positions_R, self._num_keys, cache.values.dtype)
 
     def __call__(self, layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor) -> None:
         count, num_keys = self._count, self._num_keys
@@ -82,12 +100,11 @@ class DecodeAttention:
         kv_heads, head_dim = k_MKD.shape[1:]
         keys.view(-1).put_(self._key_index, k_MKD[:count])
         values.view(-1, head_dim).index_copy_(0, self._value_index, v_MKD[:count].reshape(-1, head_dim))
-        out = attend(
+        out = self._kernel(
             q_MHD[:count].reshape(count * kv_heads, -1, head_dim),
             keys[:count].flatten(0, 1)[..., :num_keys],
             values[:count].flatten(0, 1)[:, :num_keys],
-            self._bias,
-            block=self._block,
+            self._biases[self._kernel.windows[layer]],
         )
         out_MHD[:count] = out.view(count, -1, head_dim)
 
@@ -97,7 +114,11 @@ class DecodeAttention:
             self._value_index += 1
             self._key_index += 1
             self._bias_index += 1
-            self._bias.view(-1).index_fill_(0, self._bias_index, 0.0)
+            for window, bias in self._biases.items():
+                if window is not None:
+                    passed = self._bias_index % self._num_keys >= window
+                    bias.view(-1).index_fill_(0, self._bias_index - window * passed, float("-inf"))
+                bias.view(-1).index_fill_(0, self._bias_index, 0.0)
 
 
 @dataclass(frozen=True)
@@ -112,20 +133,19 @@ class Segment:
 class PrefillAttention:
     """Consecutive positions of several slots, packed one segment after another."""
 
-    def __init__(self, cache: KVCache, segments: Sequence[Segment], *, exact: bool = False) -> None:
-        self._cache, self._plan = cache, []
-        self._block = BLOCK if exact else None
+    def __init__(self, cache: KVCache, segments: Sequence[Segment], kernel: Kernel) -> None:
+        self._cache, self._kernel, self._plan = cache, kernel, []
         device, dtype, row = cache.keys.device, cache.keys.dtype, 0
         for segment in segments:
             stop = segment.start + segment.count
-            num_keys = bucketed(stop, exact=exact)
-            bias = mask_bias(torch.arange(segment.start, stop, device=device), num_keys, dtype)
-            self._plan.append((segment, slice(row, row + segment.count), num_keys, bias))
+            num_keys = kernel.num_keys(stop)
+            biases = kernel.biases(torch.arange(segment.start, stop, device=device), num_keys, dtype)
+            self._plan.append((segment, slice(row, row + segment.count), num_keys, biases))
             row += segment.count
 
     def __call__(self, layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor) -> None:
         kv_heads = k_MKD.shape[1]
-        for segment, rows, num_keys, bias in self._plan:
+        for segment, rows, num_keys, biases in self._plan:
             keys = self._cache.keys[layer, segment.slot]
             values = self._cache.values[layer, segment.slot]
             stop = segment.start + segment.count
@@ -133,10 +153,9 @@ class PrefillAttention:
             values[:, segment.start : stop] = v_MKD[rows].transpose(0, 1)
             for head, q_MGD in enumerate(q_MHD[rows].chunk(kv_heads, dim=1)):
                 group = slice(head * q_MGD.shape[1], (head + 1) * q_MGD.shape[1])
-                out_MHD[rows, group] = attend(
+                out_MHD[rows, group] = self._kernel(
                     q_MGD,
                     keys[head, :, :num_keys].expand(segment.count, -1, -1),
                     values[head, :num_keys].expand(segment.count, -1, -1),
-                    bias,
-                    block=self._block,
+                    biases[self._kernel.windows[layer]],
                 )

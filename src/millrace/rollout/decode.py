@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from millrace.core.likely import Row
-from millrace.rollout.attention import DecodeAttention
+from millrace.rollout.attention import DecodeAttention, Kernel
 from millrace.rollout.cache import KVCache
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.edits import Edits
@@ -39,7 +39,7 @@ class DecodeBatch:
         cache: KVCache,
         *,
         pad: Callable[[int], int],
-        exact: bool,
+        kernel: Kernel,
         vocab: int,
     ) -> None:
         self.slots, self.count = list(ready), ready[-1] + 1
@@ -47,7 +47,7 @@ class DecodeBatch:
         works = [continuation.work for continuation in self.continuations]
         positions, padding = cache.lengths[: self.count], [0] * (pad(self.count) - self.count)
         device = cache.values.device
-        self.attention = DecodeAttention(cache, positions, exact=exact)
+        self.attention = DecodeAttention(cache, positions, kernel)
         last = [continuation.tokens[-1] for continuation in running[: self.count]]
         self.tokens = torch.tensor(last + padding, device=device)
         self.positions = torch.tensor(positions + padding, device=device)

@@ -24,7 +24,7 @@ from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
 from millrace.placement.device import computes, computing_dtype, torch_device
 from millrace.rollout.architecture import Architecture
-from millrace.rollout.attention import PrefillAttention, Segment, bucketed
+from millrace.rollout.attention import Kernel, PrefillAttention, Segment
 from millrace.rollout.cache import KVCache
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.decode import DecodeBatch
@@ -69,7 +69,8 @@ class TorchEngine(Queues):
         lands = device.type == "cpu" and computing == dtype  # a pull writes what is computed with
         self._landing = None if lands else Parameters(architecture, dtype, torch.device("cpu"))
         self._settled = False  # the standby set has what landed
-        num_positions = bucketed(options.max_sequence_tokens, exact=options.exact)
+        self._kernel = Kernel(architecture.scale, architecture.cap, architecture.windows, options.exact)
+        num_positions = self._kernel.num_keys(options.max_sequence_tokens)
         self._forward = ForwardPass(architecture, num_positions, computing, device)
         shape = (
             architecture.num_layers,
@@ -82,7 +83,8 @@ class TorchEngine(Queues):
         if options.exact:
             rows = max(options.slots, options.prefill_chunk)
             self._forward.products = exact_products(self._forward, self._active, options.slots, rows)
-            check_attention(self._cache, group=architecture.num_heads // architecture.num_kv_heads)
+            group = architecture.num_heads // architecture.num_kv_heads
+            check_attention(self._cache, self._kernel, group=group)
         exactness = f"exact, {self._forward.products} on one thread" if options.exact else "not exact"
         self.computes = f"{computes(dtype, computing)}; {exactness}"
         self._running: list[Continuation] = []  # index = slot
@@ -180,7 +182,7 @@ class TorchEngine(Queues):
         if segments:
             tokens = [t for s in segments for t in self._running[s.slot].tokens[s.start : s.start + s.count]]
             positions = [p for s in segments for p in range(s.start, s.start + s.count)]
-            attention = PrefillAttention(self._cache, segments, exact=self._options.exact)
+            attention = PrefillAttention(self._cache, segments, self._kernel)
             self._forward.hidden(self._active, self._padded(tokens), self._padded(positions), attention)
             for segment in segments:
                 self._cache.extend(segment.slot, segment.count)
@@ -237,9 +239,7 @@ class TorchEngine(Queues):
         if not ready:
             return None
         pad = self._forward.products.rows
-        return DecodeBatch(
-            self._running, ready, self._cache, pad=pad, exact=self._options.exact, vocab=self._vocab
-        )
+        return DecodeBatch(self._running, ready, self._cache, pad=pad, kernel=self._kernel, vocab=self._vocab)
 
     def _note(
         self, batch: DecodeBatch, tokens: list[int], logprobs: list[float], likely: list[Row | None]

@@ -19,7 +19,7 @@ from functools import partial
 import torch
 
 from millrace.core.errors import ConfigError
-from millrace.rollout.attention import BLOCK, attend
+from millrace.rollout.attention import BLOCK, Kernel
 from millrace.rollout.cache import KVCache
 from millrace.rollout.forward import ForwardPass
 from millrace.rollout.parameters import Parameters
@@ -106,7 +106,7 @@ def _rows_are_independent(
 
 
 @torch.inference_mode()
-def check_attention(cache: KVCache, *, group: int) -> None:
+def check_attention(cache: KVCache, kernel: Kernel, *, group: int) -> None:
     """Over each number of keys that the cache can hold, for `group` query heads of one key head.
 
     Raises: ConfigError: a query's result depends on how many others there are, on whether they read the same
@@ -122,29 +122,31 @@ def check_attention(cache: KVCache, *, group: int) -> None:
     with one_thread():
         for length in range(BLOCK, num_keys + 1, BLOCK):
             most = cache.num_slots * kv_heads if length == BLOCK else 8
-            if not _queries_are_independent(q, k, v, length, most):
+            if not _queries_are_independent(partial(_attended, kernel), q, k, v, length, most):
                 raise _refusal(f"attention over {length} keys changes with what is computed beside it")
 
 
-def _queries_are_independent(q: Tensor, k: Tensor, v: Tensor, length: int, most: int) -> bool:
+def _queries_are_independent(
+    attended: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, length: int, most: int
+) -> bool:
     """Three queries with keys of their own: alone; among `most`; reading one set of keys, as in prefill; and
     with a bucket of masked keys behind `length`."""
-    alone = torch.cat([_attended(q[i : i + 1], k[i : i + 1], v[i : i + 1], length) for i in range(3)])
+    alone = torch.cat([attended(q[i : i + 1], k[i : i + 1], v[i : i + 1], length) for i in range(3)])
     turns = torch.arange(most) % 3
-    among = _attended(q[turns], k[turns], v[turns], length)
+    among = attended(q[turns], k[turns], v[turns], length)
     shared = torch.cat([
-        _attended(q[i].expand(4, -1, -1), k[i].expand(4, -1, -1), v[i].expand(4, -1, -1), length)[:1]
+        attended(q[i].expand(4, -1, -1), k[i].expand(4, -1, -1), v[i].expand(4, -1, -1), length)[:1]
         for i in range(3)
     ])  # fmt: skip
-    longer = _attended(q, k, v, length, masked=min(BLOCK, k.shape[2] - length))
+    longer = attended(q, k, v, length, masked=min(BLOCK, k.shape[2] - length))
     return torch.equal(among, alone[turns]) and torch.equal(shared, alone) and torch.equal(longer, alone)
 
 
-def _attended(q: Tensor, k: Tensor, v: Tensor, length: int, masked: int = 0) -> Tensor:
+def _attended(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, length: int, masked: int = 0) -> Tensor:
     over = length + masked
     bias = torch.zeros((len(q), 1, over), dtype=q.dtype)
     bias[..., length:] = float("-inf")
-    return attend(q, k[..., :over], v[:, :over], bias, block=BLOCK)
+    return kernel(q, k[..., :over], v[:, :over], bias)
 
 
 def _refusal(reason: str) -> ConfigError:

@@ -6,6 +6,7 @@ Shape suffixes: M rows, H query heads, K kv heads, D head_dim, I intermediate, V
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,12 @@ from millrace.rollout.products import FASTEST, Products
 
 Tensor = torch.Tensor
 Attention = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+"""By their names in transformers."""
 
 
 class ForwardPass:
@@ -29,10 +36,13 @@ class ForwardPass:
     ) -> None:
         self._architecture = architecture
         self.products: Products = FASTEST
-        cos, sin = architecture.rotary_tables(num_positions, dtype, device)
-        sin[:, : architecture.head_dim // 2] *= -1
-        self._cos, self._sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        self._norm = RootMeanSquare(architecture.eps, dtype, device)
+        self._tables: dict[str | None, tuple[Tensor, Tensor]] = {}
+        for rope in set(architecture.ropes):
+            cos, sin = architecture.rotary_tables(rope, num_positions, dtype, device)
+            sin[:, : sin.shape[1] // 2] *= -1
+            self._tables[rope] = cos.unsqueeze(1), sin.unsqueeze(1)
+        self._norm = RootMeanSquare(architecture.eps, dtype, device, from_one=architecture.norm_from_one)
+        self._activation = ACTIVATIONS[architecture.activation]
 
     def hidden(
         self, weights: Parameters, tokens_M: Tensor, positions_M: Tensor, attention: Attention
@@ -40,19 +50,24 @@ class ForwardPass:
         """Final hidden states (M, hidden). M is as `products.rows` wants it; padding rows hold rubbish, and
         `attention` skips them."""
         shape = self._architecture
-        rotary = self._cos[positions_M], self._sin[positions_M]
+        rotary = {rope: (cos[positions_M], sin[positions_M]) for rope, (cos, sin) in self._tables.items()}
         x = F.embedding(tokens_M, weights.embedding)
+        if shape.embedding_scale != 1.0:
+            x *= shape.embedding_scale
         attended = x.new_zeros((len(x), shape.num_heads, shape.head_dim))
         for index, layer in enumerate(weights.layers):
-            self._attention(index, layer, self._norm(x, layer.input_norm), rotary, attention, attended)
-            self.products.add_linear(x, attended.view(len(x), -1), layer.out, layer.out_bias)
-            gated = self._gated(layer, self._norm(x, layer.post_norm))
-            self.products.add_linear(x, gated, layer.down, layer.down_bias)
+            turn = rotary[shape.ropes[index]]
+            self._attention(index, layer, self._norm(x, layer.input_norm), turn, attention, attended)
+            self._add(x, attended.view(len(x), -1), layer.out, layer.out_bias, layer.out_norm)
+            gated = self._gated(layer, self._norm(x, layer.mlp_norm))
+            self._add(x, gated, layer.down, layer.down_bias, layer.down_norm)
         return self._norm(x, weights.norm)
 
     def logits(self, weights: Parameters, hidden: Tensor, count: int) -> Tensor:
         """(count, V) in float32."""
-        return self.products.linear(hidden, weights.head, None)[:count].float()
+        logits = self.products.linear(hidden, weights.head, None)[:count].float()
+        cap = self._architecture.logits_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _attention(
         self,
@@ -69,33 +84,51 @@ class ForwardPass:
         qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             qk = self._norm(qk)
-            qk[:, :heads] *= layer.q_norm
-            qk[:, heads:] *= layer.k_norm
+            self._norm.scale(qk[:, :heads], layer.q_norm)
+            self._norm.scale(qk[:, heads:], layer.k_norm)
         qk = _rotate(qk, *rotary)
         attention(index, qk[:, :heads], qk[:, heads:], v, attended)
 
     def _gated(self, layer: Layer, x: Tensor) -> Tensor:
         gate, up = self.products.linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=1)
-        return F.silu(gate).mul_(up)
+        return self._activation(gate).mul_(up)
+
+    def _add(self, to: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None) -> None:
+        """to += x weight^T + bias, normalised if there is a norm"""
+        if norm is None:
+            self.products.add_linear(to, x, weight, bias)
+        else:
+            to += self._norm(self.products.linear(x, weight, bias), norm)
 
 
 class RootMeanSquare:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension.
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; `from_one`: * (1 + weight).
 
     On a CPU in float32 it is put together here: `F.rms_norm` takes twice the time for few rows.
     """
 
-    def __init__(self, eps: float, dtype: torch.dtype, device: torch.device) -> None:
-        self._eps = eps
+    def __init__(self, eps: float, dtype: torch.dtype, device: torch.device, *, from_one: bool) -> None:
+        self._eps, self._from_one = eps, from_one
         self._eps_1 = torch.tensor(eps) if device.type == "cpu" and dtype == torch.float32 else None
 
     def __call__(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
         if self._eps_1 is None:
-            return F.rms_norm(x, x.shape[-1:], weight, self._eps)
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        out = x * torch.addcmul(self._eps_1, norm, norm, value=1 / x.shape[-1]).rsqrt_()
-        return out if weight is None else out.mul_(weight)
+            if not self._from_one:
+                return F.rms_norm(x, x.shape[-1:], weight, self._eps)
+            out = F.rms_norm(x, x.shape[-1:], None, self._eps)
+        else:
+            norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            out = x * torch.addcmul(self._eps_1, norm, norm, value=1 / x.shape[-1]).rsqrt_()
+        return out if weight is None else self.scale(out, weight)
+
+    def scale(self, x: Tensor, weight: Tensor) -> Tensor:
+        """In place."""
+        return x.addcmul_(x, weight) if self._from_one else x.mul_(weight)
 
 
 def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), signed_sin)
+    """Of a head the first dimensions, as many as the tables have."""
+    width = cos.shape[-1]
+    if width < x.shape[-1]:
+        return torch.cat([_rotate(x[..., :width], cos, signed_sin), x[..., width:]], dim=-1)
+    return (x * cos).addcmul_(x.roll(width // 2, -1), signed_sin)

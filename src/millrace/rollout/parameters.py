@@ -25,7 +25,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Layer:
-    """The tensors of one decoder layer."""
+    """The tensors of one decoder layer. `out_norm` and `down_norm`: of what joins the residual stream."""
 
     input_norm: Tensor
     qkv: Tensor
@@ -34,11 +34,13 @@ class Layer:
     k_norm: Tensor | None
     out: Tensor
     out_bias: Tensor | None
-    post_norm: Tensor
+    out_norm: Tensor | None
+    mlp_norm: Tensor
     gate_up: Tensor
     gate_up_bias: Tensor | None
     down: Tensor
     down_bias: Tensor | None
+    down_norm: Tensor | None
 
 
 class Parameters:
@@ -98,20 +100,31 @@ class Parameters:
 
     def _layer(self, prefix: str) -> Layer:
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        qkv = self._projections(attention, "qkv_proj", "q_proj", "k_proj", "v_proj")
+        gate_up = self._projections(mlp, "gate_up_proj", "gate_proj", "up_proj")
+        out_norm, mlp_norm = None, prefix + "post_attention_layernorm.weight"
+        if f"{prefix}pre_feedforward_layernorm.weight" in self._shapes:
+            out_norm, mlp_norm = self._allocate(mlp_norm), f"{prefix}pre_feedforward_layernorm.weight"
         return Layer(
             input_norm=self._allocate(prefix + "input_layernorm.weight"),
-            qkv=self._allocate(*(f"{attention}{x}_proj.weight" for x in "qkv")),
-            qkv_bias=self._optional(*(f"{attention}{x}_proj.bias" for x in "qkv")),
+            qkv=self._allocate(*(f"{name}.weight" for name in qkv)),
+            qkv_bias=self._optional(*(f"{name}.bias" for name in qkv)),
             q_norm=self._optional(attention + "q_norm.weight"),
             k_norm=self._optional(attention + "k_norm.weight"),
             out=self._allocate(attention + "o_proj.weight"),
             out_bias=self._optional(attention + "o_proj.bias"),
-            post_norm=self._allocate(prefix + "post_attention_layernorm.weight"),
-            gate_up=self._allocate(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
-            gate_up_bias=self._optional(mlp + "gate_proj.bias", mlp + "up_proj.bias"),
+            out_norm=out_norm,
+            mlp_norm=self._allocate(mlp_norm),
+            gate_up=self._allocate(*(f"{name}.weight" for name in gate_up)),
+            gate_up_bias=self._optional(*(f"{name}.bias" for name in gate_up)),
             down=self._allocate(mlp + "down_proj.weight"),
             down_bias=self._optional(mlp + "down_proj.bias"),
+            down_norm=self._optional(prefix + "post_feedforward_layernorm.weight"),
         )
+
+    def _projections(self, prefix: str, whole: str, *parts: str) -> list[str]:
+        """Those that lie one under another: some families have them in one tensor of their own."""
+        return [prefix + name for name in ([whole] if f"{prefix}{whole}.weight" in self._shapes else parts)]
 
     def _optional(self, *names: str) -> Tensor | None:
         return self._allocate(*names) if names[0] in self._shapes else None

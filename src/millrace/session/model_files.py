@@ -11,13 +11,10 @@ from typing import Any
 from millrace.config.generation import SamplingConfig
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError, boundary
-from millrace.core.supported import FULL, TRAINER, WINDOWED, refuse_unsupported
+from millrace.core.supported import TRAINER, refuse_unsupported
 from millrace.environments import tokenizer
 from millrace.placement.needs import read_model_config
 from millrace.rollout.engines import ENGINES
-
-WINDOW, FIRST_WINDOWED = 4096, 28
-"""Of Qwen2, where its file says that it has windows, and neither how long nor from which layer on."""
 
 
 def model_problems(directory: Path) -> Iterator[str]:
@@ -81,13 +78,9 @@ def positions(model: dict[str, Any]) -> int | None:
 
 def _filled_in(model: dict[str, Any]) -> SimpleNamespace:
     """As transformers fills in what `config.json` leaves out, as far as `refuse_unsupported` asks for it."""
-    has_windows = model.get("use_sliding_window") and model.get("sliding_window", WINDOW) is not None
-    first = model.get("max_window_layers", FIRST_WINDOWED)
-    layer_type = WINDOWED if has_windows and model["num_hidden_layers"] > first else FULL
     filled = {
         "model_type": model.get("model_type"),
         "rope_parameters": _rope(model),
-        "layer_types": model.get("layer_types") or [layer_type],
         "hidden_act": model.get("hidden_act", "silu"),
     }
     return SimpleNamespace(**(model | filled))
