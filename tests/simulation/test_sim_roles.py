@@ -206,7 +206,8 @@ class Stage:
         return await call(self.relay, "stage", published.version, published.digest)
 
     async def step(self) -> Any:
-        version = (await call(self.trainer, "checkpoint", "here")).version
+        await call(self.trainer, "checkpoint", "here")
+        version = (await call(self.trainer, "saved")).version
         return await call(self.trainer, "step", batch(version))
 
 
@@ -391,7 +392,8 @@ def test_a_repeated_step_returns_its_result_again_and_any_other_batch_is_refused
 def test_a_killed_trainer_has_only_its_checkpoints() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.step()
-        saved = await call(stage.trainer, "checkpoint", "run/checkpoints")
+        await call(stage.trainer, "checkpoint", "run/checkpoints")
+        saved = await call(stage.trainer, "saved")
         assert saved.path == "run/checkpoints/v00000001"
         await stage.step()
         stage.trainer.kill()
@@ -406,8 +408,9 @@ def test_a_killed_trainer_has_only_its_checkpoints() -> None:
 
 def test_a_trainer_killed_during_a_checkpoint_leaves_none() -> None:
     async def scenario(stage: Stage) -> None:
+        await call(stage.trainer, "checkpoint", "run")
         async with asyncio.TaskGroup() as group:
-            saving = group.create_task(expect_death(call(stage.trainer, "checkpoint", "run")))
+            saving = group.create_task(expect_death(call(stage.trainer, "saved")))
             await asyncio.sleep(0.1)
             assert not saving.done()
             stage.trainer.kill()

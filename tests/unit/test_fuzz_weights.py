@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_weights_ring import Host, model
 from tests.runs import make_start
-from trainer_doubles import make_batch, make_trainer, weights_of
+from trainer_doubles import make_batch, make_trainer, save_checkpoint, weights_of
 
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import MillraceError
 from millrace.rollout.architecture import read_architecture
 from millrace.rollout.load import end_ids
-from millrace.trainer.checkpoint import load_checkpoint, save_checkpoint
+from millrace.trainer.checkpoint import load_checkpoint
 from millrace.weights.layout import MANIFEST_BYTES
 
 

@@ -4,16 +4,11 @@ import json
 
 import pytest
 import torch
-from trainer_doubles import make_batch, make_trainer, tiny_model, weights_of
+from trainer_doubles import make_batch, make_trainer, save_checkpoint, tiny_model, weights_of
 
 from millrace.core.errors import DataError
-from millrace.trainer.checkpoint import (
-    atomic_directory,
-    load_checkpoint,
-    prune_checkpoints,
-    save_checkpoint,
-    sweep,
-)
+from millrace.trainer.checkpoint import load_checkpoint, prune_checkpoints
+from millrace.trainer.directories import atomic_directory, sweep
 
 
 def trained(steps, tmp_path, start=0, trainer=None):
@@ -92,8 +87,8 @@ def test_a_save_that_fails_leaves_the_old_checkpoint_and_no_debris(tmp_path, mon
     def full(*_):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("millrace.trainer.checkpoint._generators", full)
-    with pytest.raises(OSError, match="no space"):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+        patch.setattr("millrace.trainer.checkpoint._describe", full)
         save_checkpoint(trainer, tmp_path / "saved")
     assert list((tmp_path / "saved").iterdir()) == [path]
     load_checkpoint(make_trainer(), path)

@@ -161,7 +161,8 @@ def test_a_checkpoint_is_loaded_by_a_new_incarnation_and_old_ones_are_pruned(mak
         await role.load(None)
         for version in range(3):
             await role.step(make_batch(version))
-            info = await role.checkpoint(str(tmp_path / "checkpoints"))
+            await role.checkpoint(str(tmp_path / "checkpoints"))
+            info = await role.saved()
         assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["v00000002", "v00000003"]
         reborn = make_role()
         state = await reborn.load(info.path)
@@ -266,6 +267,7 @@ def test_weights_that_changed_in_memory_since_they_were_published_are_never_save
         await role.load(None)
         await role.publish(HERE)
         await role.checkpoint(str(tmp_path / "whole"))
+        await role.saved()
         with torch.no_grad():
             role._trainer.model.get_input_embeddings().weight[3, 5] += 1e-3
         with pytest.raises(DigestMismatchError, match="trainer's weights of version 0 changed in memory"):

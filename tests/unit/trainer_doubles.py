@@ -27,6 +27,7 @@ from millrace.core.columns import TokenColumns
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.types import Batch, Endpoint, TrainGroup, TrainSequence
 from millrace.trainer.attention import NAME
+from millrace.trainer.checkpoint import Saver
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 VOCAB = 64
@@ -155,6 +156,12 @@ def make_trainer(
         StepSettings(**settings | changes),
         reference=tiny_model(seed=1) if reference else None,
     )
+
+
+def save_checkpoint(trainer: PolicyTrainer, directory: Path) -> Path:
+    saver = Saver(trainer.optimizer)
+    saver.begin(trainer, directory)
+    return Path(saver.saved().path)
 
 
 def weights_of(trainer: PolicyTrainer) -> list[torch.Tensor]:

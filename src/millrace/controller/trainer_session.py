@@ -1,5 +1,7 @@
 """The trainer's session: replay, then take -> step -> commit -> publish -> checkpoint, until done.
 
+A checkpoint is written while the next steps are made. Its files are complete, then the ledger has it.
+
 A trainer that crashed goes on as a resumed run does. It loads the newest checkpoint, then repeats the later
 steps in their order, each with its own batch. So each batch is trained once per lineage of the final weights,
 and the versions come out as they were.
@@ -46,7 +48,8 @@ class TrainerSession:
         self._run, self._checkpoints, self._export = run, checkpoints, export
         self._loaded: TrainerState | None = None
         self._published_to: tuple[object, int] | None = None  # (endpoint, version) last published
-        self._checkpointed = -1
+        self._checkpointed = -1  # the version saved last, or being saved
+        self._saving: asyncio.Task[None] | None = None  # one at a time
         self._rejected_in_a_row = 0
         self._teller = StepTeller()
         self._catching_up = False  # still true at the next catch-up where the trainer died in it
@@ -60,8 +63,13 @@ class TrainerSession:
 
     async def run(self, handle: Handle) -> None:
         """Returns when the last step is committed, checkpointed and exported."""
+        async with asyncio.TaskGroup() as saving:
+            self._saving = None
+            await self._train(handle, saving)
+
+    async def _train(self, handle: Handle, saving: asyncio.TaskGroup) -> None:
         run, state = self._run, self._run.state
-        await self._catch_up(handle)
+        await self._catch_up(handle, saving)
         taken_s: float | None = None
         while True:
             await self._publish(handle)
@@ -77,6 +85,8 @@ class TrainerSession:
             result = await self._step(handle, batch)
             if isinstance(result, StepRejected):
                 await self._reject(handle, result)
+                if result.weights_lost:
+                    await self._catch_up(handle, saving)
                 continue
             self._rejected_in_a_row = 0
             record = self._commit(batch, result)
@@ -86,17 +96,19 @@ class TrainerSession:
             run.pulse.fire()
             if state.version % run.config.checkpoints.every == 0:
                 await self._publish(handle)
-                await self._checkpoint(handle, state.version)
-        await self._checkpoint(handle, state.version)
+                await self._checkpoint(handle, saving, state.version)
+        await self._checkpoint(handle, saving, state.version)
+        await self._saved()
         if self._export is not None:
             await self._call(handle, "export", self._export)
 
-    async def _catch_up(self, handle: Handle) -> None:
+    async def _catch_up(self, handle: Handle, saving: asyncio.TaskGroup) -> None:
         """Load the newest checkpoint and replay the committed steps after it.
 
         If the last trainer died before it had caught up, every replayed step is saved. Then a trainer that
         lives for little more than one step still makes progress.
         """
+        await self._saved()
         run, died_in_it, self._catching_up = self._run, self._catching_up, True
         checkpoint = run.ledger.checkpoint()
         path = checkpoint.path if checkpoint else None
@@ -116,7 +128,8 @@ class TrainerSession:
                 )
             self._emit_step(batch, record, result, wait_s=0.0, replayed=True)
             if died_in_it:
-                await self._checkpoint(handle, record.version)
+                await self._checkpoint(handle, saving, record.version)
+                await self._saved()
         self._catching_up = False
 
     async def _batch_of(self, record: StepRecord) -> Batch:
@@ -179,8 +192,6 @@ class TrainerSession:
                 f"{rejected.reason}.\n  The weights may be at fault. {GO_BACK}"
             )
         run.pulse.fire()
-        if rejected.weights_lost:
-            await self._catch_up(handle)
 
     def _commit(self, batch: Batch, result: StepResult) -> StepRecord:
         """The step happened: one durable transaction, before anybody can see its version."""
@@ -244,16 +255,27 @@ class TrainerSession:
                     raise DeadlineExceeded(f"the slots at {endpoint.path} are gone, yet their relay answers")
                 await run.pulse.wait(timeout_s=TICK_S)
 
-    async def _checkpoint(self, handle: Handle, version: int) -> None:
-        """Save the trainer, which is at `version`, unless that is saved already."""
-        run = self._run
+    async def _checkpoint(self, handle: Handle, saving: asyncio.TaskGroup, version: int) -> None:
+        """Begin to save the trainer, which is at `version`, unless that is saved already."""
         if self._checkpointed == version:
             return
-        with run.waits.waiting("trainer", "its checkpoint", bounded=True):
-            info: CheckpointInfo = await self._call(handle, "checkpoint", self._checkpoints)
+        await self._saved()
+        with self._run.waits.waiting("trainer", "its checkpoint", bounded=True):
+            await self._call(handle, "checkpoint", self._checkpoints)
+        self._checkpointed = version
+        self._saving = saving.create_task(self._commit_checkpoint(handle), name="checkpoint")
+
+    async def _commit_checkpoint(self, handle: Handle) -> None:
+        run = self._run
+        with run.waits.waiting("checkpoint", "its files", bounded=True):
+            info: CheckpointInfo = await self._call(handle, "saved")
         run.ledger.commit_checkpoint(info)
-        self._checkpointed = info.version
         run.events.emit("checkpoint", **asdict(info))
+
+    async def _saved(self) -> None:
+        """Wait until no checkpoint is under way. One that fails ends the session."""
+        if self._saving is not None:
+            await self._saving
 
     def _emit_step(
         self, batch: Batch, record: StepRecord, result: StepResult, *, wait_s: float, replayed: bool

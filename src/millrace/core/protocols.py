@@ -128,8 +128,12 @@ class Trainer(Protocol):
     async def publish(self, endpoint: Endpoint) -> Published:
         """Write the current version into a slot of `endpoint`."""
 
-    async def checkpoint(self, directory: str) -> CheckpointInfo:
-        """Save everything atomically as `directory`/`v{version:08d}`."""
+    async def checkpoint(self, directory: str) -> None:
+        """Begin to save everything as `directory`/`v{version:08d}`, atomically. Training goes on meanwhile.
+        One checkpoint at a time: a second one first waits for the first."""
+
+    async def saved(self) -> CheckpointInfo:
+        """Wait until the checkpoint that was begun last is complete."""
 
     async def export(self, directory: str) -> None:
         """Save the model and tokenizer as a Hugging Face directory."""

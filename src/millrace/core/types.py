@@ -305,9 +305,13 @@ class TrainerState(msgspec.Struct, frozen=True):
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True):
+    """`save_s`: until the files were complete; `stall_s`: of it, for which training waited. The ledger has no
+    stall."""
+
     version: int
     path: str
     save_s: float
+    stall_s: float = 0.0
 
 
 # ---------------------------------------------------------------- the two records

@@ -127,7 +127,7 @@ class Story:
             case "published":
                 self.took_s["publish"] += fields["stall_s"]
             case "checkpoint":
-                self.took_s["checkpoint"] += fields["save_s"]
+                self.took_s["checkpoint"] += fields.get("stall_s", fields["save_s"])
 
     def _report(self, minute: float, load: dict[str, Any]) -> None:
         """How busy a replica was since its report before."""

@@ -35,7 +35,7 @@ def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
 _SPANS: dict[str, tuple[str, str, str]] = {  # kind: (row, field of the duration, label)
     "step": ("trainer", "step_s", "step {version}"),
     "published": ("trainer", "stall_s", "publish {version}"),
-    "checkpoint": ("trainer", "save_s", "checkpoint {version}"),
+    "checkpoint": ("checkpoint", "save_s", "checkpoint {version}"),
     "staged": ("relay", "stage_s", "stage {version}"),
     "pulled": ("{replica}", "pull_s", "pull {version}"),
     "worker_started": ("{name}", "spawn_s", "spawn"),

@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 from millrace.config.training import Optimizer
 from millrace.core.errors import DataError, TrainingError
 from millrace.placement.device import torch_device
-from millrace.trainer.checkpoint import atomic_directory
+from millrace.trainer.directories import atomic_directory
+from millrace.trainer.export import save_model
 from millrace.trainer.gradients import clip_gradients, grad_norm
 from millrace.trainer.model import (
     load_model,
@@ -28,7 +29,6 @@ from millrace.trainer.model import (
     not_finite,
     read_tokenizer,
     row_logprobs,
-    save_model,
 )
 from millrace.trainer.packing import Branch, Row, Tree, pack
 from millrace.trainer.trainer import make_adamw

@@ -1,37 +1,50 @@
 """A training checkpoint: a directory that is there completely or not at all.
 
-Written under another name, synced to disk, then renamed. `manifest.json` holds the version and the
-size and digest of every other file, so that a damaged checkpoint is refused, not trained from.
+`manifest.json` holds the version and the size and digest of every other file, so that a damaged checkpoint is
+refused, not trained from. Who held which block is not recorded: any number of ranks may go on from it.
 
     v00000012/
       manifest.json
       model.safetensors      float32 master weights
       optimizer.safetensors  `{state}/{parameter}` per tensor
-      rng.safetensors        torch's generators
+      rng.safetensors        torch's generators; those of rank 1 as `cpu.1`
+
+Files of more than 4 GB are divided, as Hugging Face does it: model-00001-of-00002.safetensors.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from threading import Event
 
 import msgspec
 import torch
 import xxhash
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
 
-from millrace.core.errors import DataError, boundary, writing
+from millrace.core.errors import DataError, boundary
+from millrace.core.types import CheckpointInfo
+from millrace.trainer.directories import all_or_none, atomic_directory
+from millrace.trainer.mesh import ALONE, Ranks
 from millrace.trainer.model import named_weights, not_finite
+from millrace.trainer.parts import Part, parts
+from millrace.trainer.tensor_files import (
+    TensorFile,
+    file_names,
+    fill,
+    lay_out,
+    make,
+    read,
+    stored,
+    whole_parts,
+)
 from millrace.trainer.trainer import PolicyTrainer
 
 FORMAT = 1
-FILES = {"model.safetensors", "optimizer.safetensors", "rng.safetensors"}
+KINDS = ("model", "optimizer", "rng")
 READ_BYTES = 1 << 22
 _EARLIER = (
     "  Delete this directory, then `millrace train --resume`: the run goes back to the checkpoint before it "
@@ -50,68 +63,96 @@ class _Manifest(msgspec.Struct, frozen=True):
     files: dict[str, _File]
 
 
-def save_checkpoint(trainer: PolicyTrainer, directory: str | Path) -> Path:
-    """Save everything that the next step depends on as `directory`/v{version:08d}, atomically.
+class Saver:
+    """Saves everything that the next step of a trainer depends on, while that step is computed.
 
-    One of the same version is replaced: it is of an earlier lineage.
+    Weights and optimizer are written from where they lie: until the next update nobody changes them. So a
+    checkpoint takes no memory, and only an update that comes before the last byte is written waits for it.
+    Source: DataStates-LLM, arXiv:2406.10707 (lazy copies); ours go to the page cache, not to a buffer.
     """
-    target = Path(directory) / _name(trainer.version)
-    with atomic_directory(target, marker="manifest.json") as path:
-        weights = {n: t.detach().cpu().contiguous() for n, t in named_weights(trainer.model).items()}
-        save_file(weights, path / "model.safetensors")
-        save_file(_optimizer_tensors(trainer), path / "optimizer.safetensors")
-        save_file(_generators(), path / "rng.safetensors")
-        files = {file.name: _describe(file) for file in sorted(path.iterdir())}
-        manifest = _Manifest(FORMAT, trainer.version, files)
-        (path / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
-    return target
+
+    def __init__(self, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> None:
+        self._ranks = ranks.apart()
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._saving: Future[CheckpointInfo] | None = None
+        self._written = Event()
+        self._written.set()
+        self._began_s = self._stall_s = 0.0
+        self._waits_since_s: float | None = None
+        optimizer.register_step_pre_hook(lambda *_: self._await_written())
+
+    def begin(self, trainer: PolicyTrainer, directory: str | Path) -> None:
+        """Save the present state of `trainer` as `directory`/v{version:08d}. It may go on at once."""
+        self.wait()
+        self._began_s, self._waits_since_s = time.perf_counter(), None
+        target = Path(directory) / _name(trainer.version)
+        files, blocks = _state(trainer, self._ranks)
+        self._written.clear()
+        self._stall_s = time.perf_counter() - self._began_s
+        self._saving = self._thread.submit(self._save, trainer.version, target, files, blocks)
+
+    def wait(self) -> None:
+        """Until none is under way, however it ended."""
+        if self._saving is not None:
+            self._saving.exception()
+
+    def saved(self) -> CheckpointInfo:
+        """Wait for the checkpoint that was begun last.
+
+        Raises: StorageError, and whatever else kept it from being written, here or on another rank.
+        """
+        assert self._saving is not None, "no checkpoint was begun"
+        return self._saving.result()
+
+    def _save(
+        self, version: int, target: Path, files: list[TensorFile], blocks: list[Part]
+    ) -> CheckpointInfo:
+        ranks = self._ranks
+        try:
+            with atomic_directory(target, marker="manifest.json", ranks=ranks) as path:
+                with all_or_none(ranks):
+                    if ranks.rank == 0:
+                        make(path, files)
+                with all_or_none(ranks):
+                    fill(path, files, blocks)
+                self._release()
+                shared = {file.name: _describe(path / file.name) for file in files[ranks.rank :: ranks.world]}
+                described = {name: file for part in ranks.gather(shared) for name, file in part.items()}
+                if ranks.rank == 0:
+                    manifest = _Manifest(FORMAT, version, dict(sorted(described.items())))
+                    (path / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+        finally:
+            self._release()
+        return CheckpointInfo(version, str(target), time.perf_counter() - self._began_s, self._stall_s)
+
+    def _release(self) -> None:
+        if not self._written.is_set() and self._waits_since_s is not None:
+            self._stall_s += time.perf_counter() - self._waits_since_s
+        self._written.set()
+
+    def _await_written(self) -> None:
+        self._waits_since_s = time.perf_counter()
+        self._written.wait()
 
 
-def load_checkpoint(trainer: PolicyTrainer, path: str | Path) -> None:
-    """Restore weights, optimizer, version and generators into `trainer`.
+def load_checkpoint(trainer: PolicyTrainer, path: str | Path, ranks: Ranks = ALONE) -> None:
+    """Restore weights, optimizer, version and generators into `trainer`, whoever held which block before.
 
     Raises:
         DataError: it is incomplete or damaged, holds a weight that is not finite, or belongs to another
             model; `trainer` is untouched unless the tensors themselves disagree.
     """
     path = Path(path)
-    manifest = _verified(path)
+    version, files = verified(path, ranks)
     with boundary("trainer", f"load the checkpoint {path}", DataError):
-        weights = load_file(path / "model.safetensors")
-        state = load_file(path / "optimizer.safetensors")
-        generators = load_file(path / "rng.safetensors")
-        _restore_weights(trainer.model, weights, path)
-        _restore_optimizer(trainer, state)
-        torch.set_rng_state(generators["cpu"])
-        if torch.cuda.is_available() and "cuda" in generators:
-            torch.cuda.set_rng_state(generators["cuda"])
-    trainer.version = manifest.version
-
-
-def load_weights(model: PreTrainedModel, path: str | Path) -> None:
-    """Restore the weights alone, into a model that is not to be trained. Raises: DataError, as above."""
-    path = Path(path)
-    _verified(path)
-    with boundary("export", f"load the checkpoint {path}", DataError):
-        _restore_weights(model, load_file(path / "model.safetensors"), path)
-
-
-def sweep(directory: str | Path) -> list[Path]:
-    """Put right what a process left that died while it filled or replaced a directory in `directory`.
-
-    What was half filled is removed. What was set aside for a new one that never came is put back. Returns
-    the paths found. Call it only where no other process writes there.
-    """
-    found = sorted(p for end in ("building", "replaced") for p in Path(directory).glob(f".*.{end}"))
-    for path in found:
-        target = path.with_name(path.name[1 : -len(path.suffix)])
-        if path.is_symlink() or not path.is_dir():
-            continue
-        if path.suffix == ".replaced" and not target.exists():
-            path.rename(target)
-        else:
-            shutil.rmtree(path)
-    return found
+        refuse_another_model(named_weights(trainer.model), files["model"], path)
+        own = parts(named_weights(trainer.model), copies=True)
+        read(files["model"], own)
+        _restore_optimizer(trainer, files["optimizer"])
+        _restore_generators(files["rng"], ranks)
+    if broken := not_finite({part.name: part.block for part in own}):
+        raise DataError(f"{path} holds weights that are not finite: {broken[:5]}.\n{_EARLIER}")
+    trainer.version = version
 
 
 def prune_checkpoints(directory: str | Path, *, newest: int, keep: int) -> list[Path]:
@@ -126,60 +167,6 @@ def prune_checkpoints(directory: str | Path, *, newest: int, keep: int) -> list[
     return removed
 
 
-@contextmanager
-def atomic_directory(target: Path, *, marker: str) -> Iterator[Path]:
-    """A directory to fill that appears as `target`, on disk, when the block ends without an error.
-
-    It replaces an older one of its kind, which holds the file `marker`.
-
-    Raises:
-        DataError: `target` holds something else, which is left alone.
-        StorageError: the disk is full, read-only or failing; an older `target` is left as it was.
-    """
-    if target.exists() and not (target / marker).is_file() and any(target.iterdir()):
-        raise DataError(f"{target} will not be overwritten: it holds files but no {marker}. Choose another")
-    building = target.with_name(f".{target.name}.building")
-    try:
-        with _storing(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(building, ignore_errors=True)
-            building.mkdir()
-            yield building
-            _put_in_place(building, target)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-
-
-def _put_in_place(building: Path, target: Path) -> None:
-    for file in building.iterdir():
-        _sync(file)
-    _sync(building)
-    replaced = target.with_name(f".{target.name}.replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
-    if target.exists():
-        target.rename(replaced)
-    building.rename(target)
-    _sync(target.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-@contextmanager
-def _storing(target: Path) -> Iterator[None]:
-    with writing(target):
-        try:
-            yield
-        except SafetensorError as error:  # how safetensors tells of a full disk
-            raise OSError(str(error)) from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _name(version: int) -> str:
     return f"v{version:08d}"
 
@@ -192,7 +179,23 @@ def _describe(file: Path) -> _File:
     return _File(file.stat().st_size, digest.hexdigest())
 
 
-def _verified(path: Path) -> _Manifest:
+def verified(path: Path, ranks: Ranks = ALONE) -> tuple[int, dict[str, list[Path]]]:
+    """The version of a checkpoint, and its files of each kind. Every rank looks at a share of the files.
+
+    Raises: DataError: it is incomplete or damaged.
+    """
+    manifest = _read_manifest(path)
+    names = sorted(manifest.files)
+    with all_or_none(ranks):
+        for name in names[ranks.rank :: ranks.world]:
+            file, expected = path / name, manifest.files[name]
+            found = _describe(file) if file.is_file() else None
+            if found != expected:
+                raise DataError(f"{file} is damaged: expected {expected}, found {found}.\n{_EARLIER}")
+    return manifest.version, {kind: [path / n for n in names if n.startswith(kind)] for kind in KINDS}
+
+
+def _read_manifest(path: Path) -> _Manifest:
     try:
         manifest = msgspec.json.decode((path / "manifest.json").read_bytes(), type=_Manifest)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -201,48 +204,52 @@ def _verified(path: Path) -> _Manifest:
         ) from error
     if manifest.format != FORMAT:
         raise DataError(f"{path} has checkpoint format {manifest.format}, this trainer reads {FORMAT}")
-    if path.name != _name(manifest.version) or set(manifest.files) != FILES:
+    named = set(manifest.files)
+    due = {name for kind in KINDS for name in file_names(kind, sum(n.startswith(kind) for n in named))}
+    if path.name != _name(manifest.version) or named != due:
         raise DataError(
             f"{path} is damaged: its manifest.json is of version {manifest.version} and of the files "
-            f"{sorted(manifest.files)}, not {sorted(FILES)}.\n{_EARLIER}"
+            f"{sorted(named)}, not {sorted(due)}.\n{_EARLIER}"
         )
-    for name, expected in manifest.files.items():
-        file = path / name
-        found = _describe(file) if file.is_file() else None
-        if found != expected:
-            raise DataError(f"{file} is damaged: expected {expected}, found {found}.\n{_EARLIER}")
     return manifest
+
+
+def refuse_another_model(model: Mapping[str, torch.Tensor], files: Iterable[Path], path: Path) -> None:
+    """Raises: DataError: `files` have not exactly the tensors of `model`."""
+    saved, present = stored(files), dict(model)
+    wrong = sorted(saved.keys() ^ present.keys())
+    wrong += sorted(n for n in saved.keys() & present.keys() if saved[n].shape != present[n].shape)
+    if wrong:
+        raise DataError(f"{path} is of another model: tensors {wrong[:5]} are missing, left over or reshaped")
+
+
+def _state(trainer: PolicyTrainer, ranks: Ranks) -> tuple[list[TensorFile], list[Part]]:
+    """The files of a checkpoint, and the blocks that this rank writes."""
+    model, optimizer = named_weights(trainer.model), _optimizer_tensors(trainer)
+    generators = _generators()
+    of_all = {_of_rank(n, rank): state for rank in range(ranks.world) for n, state in generators.items()}
+    files = [*lay_out("model", model), *lay_out("optimizer", optimizer), *lay_out("rng", of_all)]
+    own = [Part(_of_rank(n, ranks.rank), tuple(s.shape), (0,), s) for n, s in generators.items()]
+    return files, [*parts(model), *parts(optimizer), *own]
 
 
 def _optimizer_tensors(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
     return {
-        f"{key}/{name}": value.detach().cpu().contiguous()
+        f"{key}/{name}": value
         for name, parameter in trainer.model.named_parameters()
         for key, value in trainer.optimizer.state[parameter].items()
     }
 
 
-def _restore_optimizer(trainer: PolicyTrainer, tensors: dict[str, torch.Tensor]) -> None:
+def _restore_optimizer(trainer: PolicyTrainer, files: list[Path]) -> None:
     parameters = dict(trainer.model.named_parameters())
     trainer.optimizer.state.clear()
-    for key_and_name, value in tensors.items():
+    for key_and_name, saved in stored(files).items():
         key, name = key_and_name.split("/", 1)
-        parameter = parameters[name]
-        device = value.device if key == "step" and not parameter.is_cuda else parameter.device
-        trainer.optimizer.state[parameter][key] = value.to(device)
-
-
-def _restore_weights(model: PreTrainedModel, saved: dict[str, torch.Tensor], path: Path) -> None:
-    if broken := not_finite(saved):
-        raise DataError(f"{path} holds weights that are not finite: {broken[:5]}.\n{_EARLIER}")
-    present: dict[str, Any] = named_weights(model)
-    wrong = sorted(saved.keys() ^ present.keys())
-    wrong += sorted(n for n in saved.keys() & present.keys() if saved[n].shape != present[n].shape)
-    if wrong:
-        raise DataError(f"{path} is of another model: tensors {wrong[:5]} are missing, left over or reshaped")
-    with torch.no_grad():
-        for name, tensor in saved.items():
-            present[name].copy_(tensor)
+        of = parameters[name]
+        like = of if saved.shape == of.shape else torch.empty(saved.shape, device=of.device)
+        trainer.optimizer.state[of][key] = torch.zeros_like(like, dtype=saved.dtype, requires_grad=False)
+    read(files, parts(_optimizer_tensors(trainer), copies=True))
 
 
 def _generators() -> dict[str, torch.Tensor]:
@@ -250,3 +257,15 @@ def _generators() -> dict[str, torch.Tensor]:
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
+
+
+def _restore_generators(files: list[Path], ranks: Ranks) -> None:
+    """A rank that was not there before has those of the first."""
+    saved = {part.name: part.block for part in whole_parts(files)}
+    for name, restore in (("cpu", torch.set_rng_state), ("cuda", torch.cuda.set_rng_state)):
+        if name in saved and (name == "cpu" or torch.cuda.is_available()):
+            restore(saved.get(_of_rank(name, ranks.rank), saved[name]))
+
+
+def _of_rank(name: str, rank: int) -> str:
+    return f"{name}.{rank}" if rank else name

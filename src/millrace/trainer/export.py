@@ -1,13 +1,31 @@
-"""A checkpoint as a Hugging Face directory, like the one that a run ends with."""
+"""A model as a Hugging Face directory, written from blocks: no process holds the weights for that."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from millrace.trainer.checkpoint import atomic_directory, load_weights
-from millrace.trainer.model import load_model, read_tokenizer, save_model
+from millrace.trainer.checkpoint import refuse_another_model, verified
+from millrace.trainer.directories import all_or_none, atomic_directory
+from millrace.trainer.mesh import ALONE, Ranks
+from millrace.trainer.model import named_weights, read_tokenizer
+from millrace.trainer.parts import Part, parts
+from millrace.trainer.tensor_files import fill, index, lay_out, make, whole_parts
+
+
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: Mapping[str, bytes],
+    directory: Path,
+    dtype: torch.dtype,
+    ranks: Ranks = ALONE,
+) -> None:
+    """Write config, weights in `dtype` and a tokenizer's files into `directory`: a rank its own blocks."""
+    _write(model, parts(named_weights(model)), tokenizer, directory, dtype=dtype, ranks=ranks)
 
 
 def export_checkpoint(checkpoint: Path, out: Path, *, model_path: str, dtype: str) -> None:
@@ -15,7 +33,40 @@ def export_checkpoint(checkpoint: Path, out: Path, *, model_path: str, dtype: st
 
     Raises: DataError: the checkpoint is damaged, or of another model; `out` holds something else.
     """
-    model = load_model(model_path, torch.device("cpu"))
-    load_weights(model, checkpoint)
+    _, files = verified(checkpoint)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path))
+    refuse_another_model(named_weights(model), files["model"], checkpoint)
+    blocks, tokenizer = list(whole_parts(files["model"])), read_tokenizer(model_path)
     with atomic_directory(out, marker="config.json") as directory:
-        save_model(model, read_tokenizer(model_path), directory, getattr(torch, dtype))
+        _write(model, blocks, tokenizer, directory, dtype=getattr(torch, dtype))
+
+
+def _write(
+    model: PreTrainedModel,
+    blocks: Collection[Part],
+    tokenizer: Mapping[str, bytes],
+    directory: Path,
+    *,
+    dtype: torch.dtype,
+    ranks: Ranks = ALONE,
+) -> None:
+    files = lay_out("model", named_weights(model), dtype)
+    with all_or_none(ranks):
+        if ranks.rank == 0:
+            _describe(model, dtype, directory)
+            for name, content in tokenizer.items():
+                (directory / name).write_bytes(content)
+            if len(files) > 1:
+                (directory / "model.safetensors.index.json").write_bytes(index(files))
+            make(directory, files)
+    fill(directory, files, blocks)
+
+
+def _describe(model: PreTrainedModel, dtype: torch.dtype, directory: Path) -> None:
+    """What `transformers` needs beside the weights."""
+    config = copy.deepcopy(model.config)
+    config.dtype, config.architectures = dtype, [type(model).__name__.removeprefix("FSDP")]
+    config.save_pretrained(directory)
+    if model.can_generate():
+        model.generation_config.save_pretrained(directory)

@@ -182,15 +182,3 @@ def read_tokenizer(source: str | Path) -> dict[str, bytes]:
     return {
         file.name: file.read_bytes() for pattern in TOKENIZER_FILES for file in Path(source).glob(pattern)
     }
-
-
-def save_model(
-    model: PreTrainedModel, tokenizer: Mapping[str, bytes], directory: str | Path, dtype: torch.dtype
-) -> None:
-    """Write a Hugging Face directory: config, weights in `dtype`, and a tokenizer's files."""
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.to("cpu", dtype) for name, tensor in named_weights(model).items()}
-    model.save_pretrained(directory, state_dict=weights)
-    for name, content in tokenizer.items():
-        (directory / name).write_bytes(content)

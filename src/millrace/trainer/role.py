@@ -41,19 +41,14 @@ from millrace.core.types import (
 from millrace.placement.device import computes, computing_dtype, torch_device
 from millrace.trainer.arithmetic import arithmetic
 from millrace.trainer.blame import blame
-from millrace.trainer.checkpoint import (
-    atomic_directory,
-    load_checkpoint,
-    prune_checkpoints,
-    save_checkpoint,
-    sweep,
-)
+from millrace.trainer.checkpoint import Saver, load_checkpoint, prune_checkpoints
+from millrace.trainer.directories import atomic_directory, sweep
+from millrace.trainer.export import save_model
 from millrace.trainer.model import (
     load_model,
     named_weights,
     read_tokenizer,
     recompute_layers,
-    save_model,
 )
 from millrace.trainer.publish import PublishBuffers
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
@@ -84,6 +79,7 @@ class TorchTrainer:
         self._open_writer = find_object(open_writer, "`open_writer`")[0]
         self._turn = asyncio.Lock()
         self._trainer: PolicyTrainer | None = None
+        self._saver: Saver | None = None
         self._buffers: PublishBuffers | None = None
         self._writer: tuple[Endpoint, WeightsWriter] | None = None
         self._tokenizer: dict[str, bytes] = {}
@@ -101,8 +97,17 @@ class TorchTrainer:
     async def publish(self, endpoint: Endpoint) -> Published:
         return await self._run(lambda: self._publish(endpoint), "publishing")
 
-    async def checkpoint(self, directory: str) -> CheckpointInfo:
-        return await self._run(lambda: self._checkpoint(directory), "a checkpoint")
+    async def checkpoint(self, directory: str) -> None:
+        await self._run(lambda: self._checkpoint(directory), "a checkpoint")
+
+    async def saved(self) -> CheckpointInfo:
+        """Without a turn: steps go on meanwhile."""
+        if self._saver is None:
+            raise WorkerError("the trainer has no weights yet: `load` must come first")
+        info = await asyncio.to_thread(self._saver.saved)
+        directory, keep = Path(info.path).parent, self._config.checkpoints.keep
+        await asyncio.to_thread(lambda: prune_checkpoints(directory, newest=info.version, keep=keep))
+        return info
 
     async def export(self, directory: str) -> None:
         await self._run(lambda: self._export(directory), "exporting the model")
@@ -117,7 +122,9 @@ class TorchTrainer:
                 return await asyncio.to_thread(work)
 
     def _load(self, checkpoint: str | None) -> TrainerState:
-        self._trainer = self._buffers = None  # free the old weights before the new ones
+        if self._saver is not None:
+            self._saver.wait()  # it writes where `sweep` looks
+        self._trainer = self._saver = self._buffers = None  # free the old weights before the new ones
         self._last = self._published = None
         self._tokenizer = self._tokenizer or read_tokenizer(self._config.model.path)
         for directory in (self._run_dir, self._run_dir / CHECKPOINTS):
@@ -126,7 +133,7 @@ class TorchTrainer:
         trainer = _policy_trainer(self._config, device)
         if checkpoint is not None:
             load_checkpoint(trainer, checkpoint)
-        self._trainer = trainer
+        self._trainer, self._saver = trainer, Saver(trainer.optimizer)
         self._buffers = PublishBuffers(named_weights(trainer.model), _dtype(self._config))
         told = computes(_dtype(self._config), trainer.settings.dtype)
         rounding = arithmetic(device, self._config.batch.token_budget, self._config.model.recompute)
@@ -180,12 +187,11 @@ class TorchTrainer:
                 self._writer = (endpoint, self._open_writer(endpoint))
         return self._writer[1]
 
-    def _checkpoint(self, directory: str) -> CheckpointInfo:
-        trainer, began = self._ready(), time.perf_counter()
+    def _checkpoint(self, directory: str) -> None:
+        trainer, saver = self._ready(), self._saver
+        assert saver is not None
         self._refuse_changed(trainer.version)
-        path = save_checkpoint(trainer, directory)
-        prune_checkpoints(directory, newest=trainer.version, keep=self._config.checkpoints.keep)
-        return CheckpointInfo(trainer.version, str(path), time.perf_counter() - began)
+        saver.begin(trainer, directory)
 
     def _refuse_changed(self, version: int) -> None:
         """What is saved must be what replicas were given as this version, in the dtype that they have it in.

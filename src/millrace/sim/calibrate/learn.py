@@ -132,6 +132,7 @@ def _costs(events: Sequence[Event], config: Config, prompt_tokens: float, *, cal
         train_per_token_s=train_token_s,
         publish_s=max(0.0, mean(list(_publish_s(events))) - call_s),
         stage_s=mean([e.fields["stage_s"] for e in events if e.kind == "staged"]),
+        snapshot_s=mean([e.fields["stall_s"] for e in events if e.kind == "checkpoint"]),
         save_s=mean([e.fields["save_s"] for e in events if e.kind == "checkpoint"]),
         score_s=_score_s(events, config.reward.workers),
         weights_bytes=published[-1]["weights_bytes"],
@@ -146,7 +147,7 @@ def _training(events: Sequence[Event], config: Config, prompt_tokens: float) -> 
     rows, seconds = [], []
     free_s: float | None = None
     for event in events:
-        if event.kind in ("published", "checkpoint"):
+        if event.kind == "published":
             free_s = event.time_s
         elif event.kind == "step" and free_s is not None and _counts(event):
             prompts = prompt_tokens * config.trajectories_per_step
@@ -166,7 +167,7 @@ def _counts(step: Event) -> bool:
 
 def _publish_s(events: Sequence[Event]) -> Iterator[float]:
     """Seconds from a step to the publish that comes right after it in the trainer."""
-    trainer = [e for e in events if e.kind in ("step", "published", "checkpoint")]
+    trainer = [e for e in events if e.kind in ("step", "published")]
     for before, now in pairwise(trainer):
         if before.kind == "step" and now.kind == "published":
             yield now.time_s - before.time_s

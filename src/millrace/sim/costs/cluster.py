@@ -125,5 +125,9 @@ class ClusterCosts:
         return training.model.parameters * CHECKPOINT_BYTES / hosts / LOAD_BYTES_PER_S
 
     @property
-    def save_s(self) -> float:
+    def snapshot_s(self) -> float:
         return SNAPSHOT_S
+
+    @property
+    def save_s(self) -> float:
+        return self.load_s

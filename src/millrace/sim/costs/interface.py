@@ -48,7 +48,13 @@ class CostModel(Protocol):
     @property
     def load_s(self) -> float: ...
     @property
-    def save_s(self) -> float: ...
+    def snapshot_s(self) -> float:
+        """For a checkpoint the trainer waits so long."""
+
+    @property
+    def save_s(self) -> float:
+        """Until a checkpoint is complete, while training goes on; and for an export, which is waited for."""
+
     @property
     def prompts_s(self) -> float: ...
     @property
@@ -82,6 +88,7 @@ class Costs:
     publish_s: float = 0.03
     stage_s: float = 0.02
     load_s: float = 0.5
+    snapshot_s: float = 0.02
     save_s: float = 0.2
     prompts_s: float = 0.002
     score_s: float = 0.02

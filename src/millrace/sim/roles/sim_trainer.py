@@ -28,6 +28,7 @@ class SimTrainer:
     def __init__(self, world: World, *, costs: CostModel = Costs()) -> None:
         self._world, self._costs = world, costs
         self._weights: History | None = None
+        self._saving: tuple[str, History] | None = None  # the path of a checkpoint, and what is saved
         self._last: StepResult | None = None
         self._published: tuple[Endpoint, Published] | None = None
         self._turn = asyncio.Lock()  # one command at a time, as in a process with one model
@@ -81,13 +82,19 @@ class SimTrainer:
         """A slot that is written again would be torn for its readers."""
         return endpoint == earlier and published.version == self._loaded().version
 
-    async def checkpoint(self, directory: str) -> CheckpointInfo:
+    async def checkpoint(self, directory: str) -> None:
         async with self._turn:
             weights = self._loaded()
-            path = f"{directory}/v{weights.version:08d}"
-            await self._spend(self._costs.save_s)
-            self._world.checkpoints[path] = weights
-            return CheckpointInfo(weights.version, path, self._costs.save_s)
+            await self._spend(self._costs.snapshot_s)
+            self._saving = f"{directory}/v{weights.version:08d}", weights
+
+    async def saved(self) -> CheckpointInfo:
+        """Steps go on meanwhile."""
+        assert self._saving is not None, "no checkpoint was begun"
+        path, weights = self._saving
+        await self._spend(self._costs.save_s)
+        self._world.checkpoints[path] = weights
+        return CheckpointInfo(weights.version, path, self._costs.save_s, self._costs.snapshot_s)
 
     async def export(self, directory: str) -> None:
         async with self._turn:
