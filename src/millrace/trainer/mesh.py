@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +29,7 @@ class Ranks:
     tensor: int = 1
     sequence: int = 1
     rank: int = 0
+    group: Any = None  # of torch.distributed; None: the one of all
 
     @property
     def world(self) -> int:
@@ -74,8 +75,17 @@ class Ranks:
         from torch import distributed
 
         values: list[Any] = [None] * self.world
-        distributed.all_gather_object(values, value)
+        distributed.all_gather_object(values, value, group=self.group)
         return values
+
+    def apart(self) -> Ranks:
+        """The same ranks in a group of their own, for a thread: two threads that use one group abort the job.
+        A collective call."""
+        if self.world == 1:
+            return self
+        from torch import distributed
+
+        return replace(self, group=distributed.new_group(backend="gloo"))
 
 
 ALONE = Ranks()

@@ -23,19 +23,19 @@ class Part:
     block: torch.Tensor  # a plain tensor: the local values
 
 
-def parts(weights: Mapping[str, torch.Tensor]) -> list[Part]:
+def parts(weights: Mapping[str, torch.Tensor], *, copies: bool = False) -> list[Part]:
     """The blocks of `weights` that this process answers for. All processes' blocks together are the weights.
 
     A plain tensor is whole on every rank: the first rank answers. Of a DTensor a rank holds a block, or
     several where its rows or columns are not adjacent. Of ranks with equal blocks, the first along the mesh
     answers.
-    Nothing is copied, and no process waits for another.
+    Nothing is copied, and no process waits for another. `copies`: also what another rank answers for.
     """
     found = []
     for name, weight in weights.items():
         if hasattr(weight, "placements"):
-            found += _local_parts(name, weight)
-        elif _first_rank():
+            found += _local_parts(name, weight, copies)
+        elif copies or _first_rank():
             found.append(Part(name, tuple(weight.shape), (0,) * weight.ndim, weight.detach()))
     return [part for part in found if part.block.numel()]
 
@@ -44,7 +44,7 @@ def _first_rank() -> bool:
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
 
 
-def _local_parts(name: str, weight: Any) -> list[Part]:
+def _local_parts(name: str, weight: Any, copies: bool) -> list[Part]:
     """One part for each combination of runs of adjacent indices, along every dimension.
 
     Raises: WeightsError: the rank's values are a summand of the weight, or their shape is not as placed.
@@ -57,7 +57,7 @@ def _local_parts(name: str, weight: Any) -> list[Part]:
         if place.is_partial():
             raise WeightsError(f"`{name}` is placed as {place}: a sum over ranks cannot be taken apart")
         if place.is_replicate():
-            if index:
+            if index and not copies:
                 return []
             continue
         line = held[place.dim].view([-1 if dim == place.dim else 1 for dim in range(len(shape))])
