@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+from threading import Event
 
 import pytest
 import torch
 from trainer_doubles import make_batch, make_trainer, save_checkpoint, tiny_model, weights_of
 
-from millrace.core.errors import DataError
-from millrace.trainer.checkpoint import load_checkpoint, prune_checkpoints
+from millrace.core.errors import DataError, StorageError
+from millrace.trainer.checkpoint import Saver, load_checkpoint, prune_checkpoints
 from millrace.trainer.directories import atomic_directory, sweep
+from millrace.trainer.model import row_logprobs
+from millrace.trainer.tensor_files import fill
 
 
 def trained(steps, tmp_path, start=0, trainer=None):
@@ -27,6 +30,85 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
     trained(6, tmp_path, 3, resumed)
     for one, other in zip(weights_of(straight), weights_of(resumed), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("published", [torch.float32, torch.bfloat16])
+def test_a_step_goes_on_while_its_state_is_written_and_its_update_waits(published, tmp_path, monkeypatch):
+    """The files have the master weights, also where the step computes with rounded ones meanwhile."""
+    trainer, due = (trained(2, tmp_path, trainer=make_trainer(published=published)) for _ in range(2))
+    computing, written, updated = Event(), Event(), Event()
+
+    def late_fill(*args):
+        assert computing.wait(30.0)
+        fill(*args)
+        assert not updated.is_set()
+        written.set()
+
+    def watched(*args, **kwargs):
+        computing.set()
+        assert written.wait(30.0)
+        return row_logprobs(*args, **kwargs)
+
+    monkeypatch.setattr("millrace.trainer.checkpoint.fill", late_fill)
+    monkeypatch.setattr("millrace.trainer.trainer.row_logprobs", watched)
+    saver = Saver(trainer.optimizer)
+    trainer.optimizer.register_step_post_hook(lambda *_: updated.set())
+    saver.begin(trainer, tmp_path)
+    trained(3, tmp_path, 2, trainer)
+    info = saver.saved()
+    monkeypatch.undo()
+    assert (info.version, trainer.version) == (2, 3)
+    resumed = make_trainer(model=tiny_model(seed=9), published=published)
+    load_checkpoint(resumed, info.path)
+    assert all(map(torch.equal, weights_of(resumed), weights_of(due)))
+    trained(3, tmp_path, 2, resumed)
+    assert all(map(torch.equal, weights_of(resumed), weights_of(trainer)))
+
+
+def test_an_update_waits_until_the_state_before_it_is_written(tmp_path, monkeypatch):
+    trainer, order, go = trained(1, tmp_path), [], Event()
+
+    def late_fill(*args):
+        assert go.wait(30.0)
+        fill(*args)
+        order.append("written")
+
+    monkeypatch.setattr("millrace.trainer.checkpoint.fill", late_fill)
+    trainer.optimizer.register_step_pre_hook(lambda *_: go.set())
+    saver = Saver(trainer.optimizer)
+    trainer.optimizer.register_step_post_hook(lambda *_: order.append("updated"))
+    saver.begin(trainer, tmp_path)
+    trained(2, tmp_path, 1, trainer)
+    assert order == ["written", "updated"]
+    assert saver.saved().stall_s > 0
+
+
+def test_a_save_that_fails_holds_up_no_update(tmp_path, monkeypatch):
+    trainer = trained(1, tmp_path)
+    saver = Saver(trainer.optimizer)
+    (tmp_path / "file").touch()
+    saver.begin(trainer, tmp_path / "file")
+    trained(2, tmp_path, 1, trainer)
+    for _ in range(2):
+        with pytest.raises(StorageError, match="cannot be written"):
+            saver.saved()
+
+
+def test_a_large_checkpoint_has_several_files_and_none_may_be_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr("millrace.trainer.tensor_files.FILE_BYTES_MAX", 20_000)
+    trainer = trained(1, tmp_path)
+    path = save_checkpoint(trainer, tmp_path)
+    names = sorted(file.name for file in path.iterdir())
+    count = sum(name.startswith("optimizer-") for name in names)
+    assert count > 2 and f"optimizer-00001-of-{count:05d}.safetensors" in names
+    loaded = make_trainer()
+    load_checkpoint(loaded, path)
+    assert all(map(torch.equal, weights_of(loaded), weights_of(trainer)))
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["files"][f"optimizer-{count:05d}-of-{count:05d}.safetensors"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match=r"is damaged: its manifest\.json"):
+        load_checkpoint(make_trainer(), path)
 
 
 def test_the_generators_are_restored(tmp_path):

@@ -11,7 +11,7 @@ from millrace.core import model_version
 from millrace.core.errors import DataError
 from millrace.session.run_directory import RunDirectory
 
-CHECKPOINT = "optimizer.safetensors"
+CHECKPOINT = "manifest.json"
 """A file that a checkpoint has and a model directory has not."""
 
 

@@ -18,6 +18,7 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -29,7 +30,7 @@ from millrace.core.errors import DataError, boundary
 from millrace.core.types import CheckpointInfo
 from millrace.trainer.directories import all_or_none, atomic_directory
 from millrace.trainer.mesh import ALONE, Ranks
-from millrace.trainer.model import named_weights, not_finite
+from millrace.trainer.model import named_weights, not_finite, rounded_weights
 from millrace.trainer.parts import Part, parts
 from millrace.trainer.tensor_files import (
     TensorFile,
@@ -66,8 +67,9 @@ class _Manifest(msgspec.Struct, frozen=True):
 class Saver:
     """Saves everything that the next step of a trainer depends on, while that step is computed.
 
-    Weights and optimizer are written from where they lie: until the next update nobody changes them. So a
-    checkpoint takes no memory, and only an update that comes before the last byte is written waits for it.
+    Weights and optimizer are written from where they lie: until the next update nobody changes them, but for
+    weights that a step computes with as rounded, of which copies are taken. So a checkpoint takes hardly any
+    memory, and only an update that comes before the last byte is written waits.
     Source: DataStates-LLM, arXiv:2406.10707 (lazy copies); ours go to the page cache, not to a buffer.
     """
 
@@ -75,6 +77,7 @@ class Saver:
         self._ranks = ranks.apart()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[CheckpointInfo] | None = None
+        self._copies: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
         self._written = Event()
         self._written.set()
         self._began_s = self._stall_s = 0.0
@@ -87,9 +90,22 @@ class Saver:
         self._began_s, self._waits_since_s = time.perf_counter(), None
         target = Path(directory) / _name(trainer.version)
         files, blocks = _state(trainer, self._ranks)
+        blocks = self._without_rounded(trainer, blocks)
         self._written.clear()
         self._stall_s = time.perf_counter() - self._began_s
         self._saving = self._thread.submit(self._save, trainer.version, target, files, blocks)
+
+    def _without_rounded(self, trainer: PolicyTrainer, blocks: list[Part]) -> list[Part]:
+        settings, unchanging = trainer.settings, list[Part]()
+        rounded = rounded_weights(trainer.model, published=settings.published, computing=settings.dtype)
+        for part in blocks:
+            if part.name in rounded:
+                key = part.name, part.start
+                if key not in self._copies:
+                    self._copies[key] = torch.empty_like(part.block, device="cpu")
+                part = replace(part, block=self._copies[key].copy_(part.block))
+            unchanging.append(part)
+        return unchanging
 
     def wait(self) -> None:
         """Until none is under way, however it ended."""

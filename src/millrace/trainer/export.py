@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from millrace.core.errors import DataError
 from millrace.trainer.checkpoint import refuse_another_model, verified
 from millrace.trainer.directories import all_or_none, atomic_directory
 from millrace.trainer.mesh import ALONE, Ranks
 from millrace.trainer.model import named_weights, read_tokenizer
 from millrace.trainer.parts import Part, parts
-from millrace.trainer.tensor_files import fill, index, lay_out, make, whole_parts
+from millrace.trainer.tensor_files import Pieces, fill, index, lay_out, make, whole_parts
 
 
 def save_model(
@@ -51,7 +53,8 @@ def _write(
     dtype: torch.dtype,
     ranks: Ranks = ALONE,
 ) -> None:
-    files = lay_out("model", named_weights(model), dtype)
+    weights = named_weights(model)
+    files = lay_out("model", weights, dtype, _pieces(model, weights))
     with all_or_none(ranks):
         if ranks.rank == 0:
             _describe(model, dtype, directory)
@@ -70,3 +73,33 @@ def _describe(model: PreTrainedModel, dtype: torch.dtype, directory: Path) -> No
     config.save_pretrained(directory)
     if model.can_generate():
         model.generation_config.save_pretrained(directory)
+
+
+def _pieces(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> dict[str, Pieces]:
+    """What files call the weights that transformers fuses: of experts, each has matrices of its own there.
+
+    transformers takes apart tensors that hold the numbers of their own rows, and so shows where pieces lie.
+
+    Raises: DataError: a piece does not lie in one stretch of one weight.
+    """
+    if all(weight.ndim < 3 for weight in weights.values()):
+        return {}
+    from transformers.core_model_loading import revert_weight_conversion
+
+    first, rows = {}, {}
+    num_rows = 0
+    for name, weight in weights.items():
+        *outer, _ = weight.shape
+        rows[name] = torch.arange(num_rows, num_rows + math.prod(outer)).reshape(*outer, 1)
+        first[num_rows], num_rows = name, num_rows + math.prod(outer)
+    found: dict[str, Pieces] = {}
+    apart = revert_weight_conversion(model, rows)
+    for piece, numbers in sorted(apart.items(), key=lambda item: int(item[1].flatten()[0])):
+        begin = int(numbers.flatten()[0])
+        name = first[max(row for row in first if row <= begin)]
+        if not torch.equal(numbers.flatten(), torch.arange(begin, begin + numbers.numel())):
+            raise DataError(
+                f"`{piece}` is not one stretch of `{name}`: {model.config.model_type} models are not exported"
+            )
+        found.setdefault(name, []).append((piece, (*numbers.shape[:-1], weights[name].shape[-1])))
+    return found

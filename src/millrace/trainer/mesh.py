@@ -29,7 +29,7 @@ class Ranks:
     tensor: int = 1
     sequence: int = 1
     rank: int = 0
-    group: Any = None  # of torch.distributed; None: the one of all
+    talks_in: Any = None  # a group of torch.distributed; None: the one of all
 
     @property
     def world(self) -> int:
@@ -75,7 +75,7 @@ class Ranks:
         from torch import distributed
 
         values: list[Any] = [None] * self.world
-        distributed.all_gather_object(values, value, group=self.group)
+        distributed.all_gather_object(values, value, group=self.talks_in)
         return values
 
     def apart(self) -> Ranks:
@@ -85,7 +85,7 @@ class Ranks:
             return self
         from torch import distributed
 
-        return replace(self, group=distributed.new_group(backend="gloo"))
+        return replace(self, talks_in=distributed.new_group(backend="gloo"))
 
 
 ALONE = Ranks()

@@ -98,8 +98,8 @@ def served_weights(
     weights, which come back at the end. Where products are computed in `published` (`compute_dtype`), these
     round their matrices themselves; where they are computed in float32, this costs a copy of the weights.
     """
-    rounds = set[torch.Tensor]() if computing == torch.float32 else _matrices(model)
-    masters = {p: p.data for p in model.parameters() if published != torch.float32 and p not in rounds}
+    rounded = rounded_weights(model, published=published, computing=computing)
+    masters = {parameter: parameter.data for parameter in rounded.values()}
     try:
         for parameter, master in masters.items():
             parameter.data = master.to(published).float()
@@ -107,6 +107,15 @@ def served_weights(
     finally:
         for parameter, master in masters.items():
             parameter.data = master
+
+
+def rounded_weights(
+    model: PreTrainedModel, *, published: torch.dtype, computing: torch.dtype
+) -> dict[str, torch.nn.Parameter]:
+    """Those that `served_weights` changes for a while."""
+    rounds = set[torch.Tensor]() if computing == torch.float32 else _matrices(model)
+    named = dict(model.named_parameters()) if published != torch.float32 else {}
+    return {name: parameter for name, parameter in named.items() if parameter not in rounds}
 
 
 def _matrices(model: PreTrainedModel) -> set[torch.Tensor]:

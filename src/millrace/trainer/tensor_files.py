@@ -15,6 +15,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -34,23 +35,32 @@ NAMES = {
     torch.uint8: "U8",
 }
 
+Pieces = list[tuple[str, tuple[int, ...]]]
+"""Name and shape of each, as they lie one after another in a tensor."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """A file to be filled. `tensors`: where each begins behind the header, and its dtype there."""
+    """A file to be filled. `tensors`: where each begins behind the header, and its dtype there. `names`: in
+    the file."""
 
     name: str
     header: bytes  # with its length
     tensors: dict[str, tuple[int, torch.dtype]]
+    names: list[str]
     data_bytes: int
 
 
 def lay_out(
-    stem: str, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
+    stem: str,
+    tensors: Mapping[str, torch.Tensor],
+    dtype: torch.dtype | None = None,
+    pieces: Mapping[str, Pieces] = {},
 ) -> list[TensorFile]:
     """Files for `tensors`, in their order: `stem`.safetensors, or several where one would be too large.
 
-    Their values are not looked at, and they may be on several processes. `dtype`: in the files.
+    Their values are not looked at, and they may be on several processes. `dtype`: in the files. `pieces`: of
+    a tensor that has other names there.
     """
     shares: list[dict[str, torch.Tensor]] = [{}]
     free = FILE_BYTES_MAX
@@ -62,7 +72,7 @@ def lay_out(
         shares[-1][name] = tensor
         free -= size
     names = file_names(stem, len(shares))
-    return [_file(name, share, dtype) for name, share in zip(names, shares, strict=True)]
+    return [_file(name, share, dtype, pieces) for name, share in zip(names, shares, strict=True)]
 
 
 def file_names(stem: str, count: int) -> list[str]:
@@ -72,22 +82,29 @@ def file_names(stem: str, count: int) -> list[str]:
     return [f"{stem}-{index:05d}-of-{count:05d}.safetensors" for index in range(1, count + 1)]
 
 
-def _file(name: str, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) -> TensorFile:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+def _file(
+    name: str,
+    tensors: Mapping[str, torch.Tensor],
+    dtype: torch.dtype | None,
+    pieces: Mapping[str, Pieces],
+) -> TensorFile:
+    entries: dict[str, Any] = {}
     places, end = {}, 0
     for key, tensor in tensors.items():
         kind = dtype or tensor.dtype
-        places[key], begin, end = (end, kind), end, end + tensor.numel() * kind.itemsize
-        entries[key] = {"dtype": NAMES[kind], "shape": tuple(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(entries, separators=(",", ":")).encode()
+        places[key] = end, kind
+        for piece, shape in pieces.get(key, [(key, tuple(tensor.shape))]):
+            begin, end = end, end + math.prod(shape) * kind.itemsize
+            entries[piece] = {"dtype": NAMES[kind], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps({"__metadata__": {"format": "pt"}, **entries}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return TensorFile(name, len(text).to_bytes(8, "little") + text, places, end)
+    return TensorFile(name, len(text).to_bytes(8, "little") + text, places, list(entries), end)
 
 
 def index(files: Sequence[TensorFile]) -> bytes:
     """Which tensor is in which file, as `transformers` reads it."""
     size = sum(file.data_bytes for file in files)
-    names = {key: file.name for file in files for key in file.tensors}
+    names = {key: file.name for file in files for key in file.names}
     return json.dumps({"metadata": {"total_size": size}, "weight_map": names}, indent=2).encode()
 
 
