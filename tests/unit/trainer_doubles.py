@@ -28,6 +28,7 @@ from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.types import Batch, Endpoint, TrainGroup, TrainSequence
 from millrace.trainer.attention import NAME
 from millrace.trainer.checkpoint import Saver
+from millrace.trainer.mesh import ALONE, Ranks
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 VOCAB = 64
@@ -97,10 +98,14 @@ CONFIGS = {
 }
 
 
-def tiny_model(family: str = "qwen3", attention: str = NAME, seed: int = 0) -> PreTrainedModel:
-    """The same weights for the same family and seed, whatever the attention."""
+def tiny_model(
+    family: str = "qwen3", attention: str = NAME, seed: int = 0, **changes: Any
+) -> PreTrainedModel:
+    """The same weights for the same family and seed, whatever the attention. `changes`: to the family's
+    configuration."""
     torch.manual_seed(seed)
     config = copy.deepcopy(CONFIGS[family])
+    config.update(changes)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     with torch.no_grad():  # sharper than the default initialisation, so that errors show
         for parameter in model.parameters():
@@ -108,8 +113,8 @@ def tiny_model(family: str = "qwen3", attention: str = NAME, seed: int = 0) -> P
     return model.eval()
 
 
-def save_tiny_model(directory: Path, family: str = "qwen3") -> Path:
-    tiny_model(family).save_pretrained(directory)
+def save_tiny_model(directory: Path, family: str = "qwen3", **changes: Any) -> Path:
+    tiny_model(family, **changes).save_pretrained(directory)
     return directory
 
 
@@ -141,7 +146,12 @@ def _sequence(trajectory_id: int, random: np.random.Generator, version: int) -> 
 
 
 def make_trainer(
-    algorithm: Any = None, *, model: PreTrainedModel | None = None, reference: bool = False, **changes: Any
+    algorithm: Any = None,
+    *,
+    model: PreTrainedModel | None = None,
+    reference: PreTrainedModel | bool = False,
+    ranks: Ranks = ALONE,
+    **changes: Any,
 ) -> PolicyTrainer:
     settings: dict[str, Any] = {
         "optimizer": Optimizer(lr=1e-3, grad_clip=None),
@@ -154,7 +164,8 @@ def make_trainer(
         model or tiny_model(),
         build(algorithm or GRPO()),
         StepSettings(**settings | changes),
-        reference=tiny_model(seed=1) if reference else None,
+        reference=tiny_model(seed=1) if reference is True else reference or None,
+        ranks=ranks,
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from millrace.trainer.packing import Stretch
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 NAME = "millrace_packed"
 
@@ -42,14 +45,22 @@ class Block:
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
     """The blocks of a row, the same blocks for layers with a window, and where each of the row's tokens lies
-    in their concatenated outputs."""
+    in their concatenated outputs. `group`: of ranks that hold a part of the row's tokens each; None: this one
+    holds all."""
 
     blocks: tuple[Block, ...]
     windowed: tuple[Block, ...]
     outputs_T: torch.Tensor
+    group: ProcessGroup | None = None
 
 
-def plan(stretches: Sequence[Stretch], device: torch.device, *, window: int | None = None) -> RowBlocks:
+def plan(
+    stretches: Sequence[Stretch],
+    device: torch.device,
+    *,
+    window: int | None = None,
+    group: ProcessGroup | None = None,
+) -> RowBlocks:
     """Arrange the stretches of a row, which cover it completely, into blocks on `device`. `window`: of the
     layers that have one."""
     blocks, windowed = [], []
@@ -64,7 +75,7 @@ def plan(stretches: Sequence[Stretch], device: torch.device, *, window: int | No
             rows = slice(stretch.start, stretch.start + stretch.length)
             outputs[rows] = np.arange(offset, offset + stretch.length)
             offset += width
-    return RowBlocks(tuple(blocks), tuple(windowed), torch.from_numpy(outputs).to(device))
+    return RowBlocks(tuple(blocks), tuple(windowed), torch.from_numpy(outputs).to(device), group)
 
 
 def _buckets(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
@@ -143,7 +154,12 @@ def packed_attention(
         query       (1, H, T, D)
         key, value  (1, H_kv, T, D)
         returns     (1, T, H, D)
+        Where the row is divided among ranks, T are the tokens of this one.
     """
+    if packed.group is not None:
+        from millrace.trainer.exchange import heads_apart, tokens_apart
+
+        query, key, value = (heads_apart(x, packed.group) for x in (query, key, value))
     _, heads, tokens, dim = query.shape
     query_T, key_T, value_T = (_rows(x) for x in (query, key, value))
     outputs = []
@@ -164,7 +180,8 @@ def packed_attention(
             )
         outputs.append(out.transpose(1, 2).reshape(-1, heads * dim))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return embedding(packed.outputs_T, joined).view(1, tokens, heads, dim), None
+    attended = embedding(packed.outputs_T, joined).view(1, tokens, heads, dim)
+    return attended if packed.group is None else tokens_apart(attended, packed.group), None
 
 
 def _capped_attention(

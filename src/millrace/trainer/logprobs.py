@@ -2,16 +2,20 @@
 
 Rows of the output projection are computed in chunks; forward keeps one number per token (the
 log-sum-exp), backward computes the logits again. Memory: one chunk of logits, plus the gradient of the
-projection in float32.
+projection in float32. Where ranks hold a part of the vocabulary each, none holds logits of the others: they
+exchange three numbers per token.
 
-Shape suffixes: N = tokens, H = hidden size, V = vocabulary.
+Shape suffixes: N = tokens, H = hidden size, V = vocabulary, or this rank's part of it, R = ranks.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 CHUNK_LOGITS = 1 << 24  # logits computed at once: 64 MiB in float32
 
@@ -23,6 +27,7 @@ def token_logprobs(
     *,
     temperature: float,
     softcap: float | None = None,
+    group: ProcessGroup | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of `targets_N` under softmax(logits / temperature), and that softmax's entropy.
 
@@ -32,17 +37,45 @@ def token_logprobs(
         hidden_NH, weight_VH  any float type; the product is taken in the type of `hidden_NH`
         targets_N             (N,) token ids
         returns               (N,) log-probs, (N,) entropies without gradient; float32, in nats
+        With `group`, V is this rank's part of the vocabulary, and targets are counted from its first token.
     """
-    return _TokenLogprobs.apply(hidden_NH, weight_VH, targets_N, temperature, softcap)
+    return _TokenLogprobs.apply(hidden_NH, weight_VH, targets_N, temperature, softcap, group)
 
 
 def _scaled_logits(
     hidden: torch.Tensor, weight: torch.Tensor, temperature: float, softcap: float | None
 ) -> torch.Tensor:
-    logits = (hidden @ weight.T).float()
+    logits = hidden @ weight.T
+    logits = logits.to(_wide(logits))
     if softcap is not None:
         logits.div_(softcap).tanh_().mul_(softcap)
     return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def _wide(x: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _held(targets: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Targets as rows of `weight`, and which of them are: the others lie with other ranks."""
+    last = weight.shape[0] - 1
+    return targets.clamp(0, last), (targets >= 0) & (targets <= last)
+
+
+def _of_all(
+    chosen: torch.Tensor, entropy: torch.Tensor, normalizer: torch.Tensor, group: ProcessGroup
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """From what each rank finds in its part: the target's logit or 0, the entropy, the normalizer."""
+    from torch import distributed
+
+    own = torch.stack([chosen, entropy, normalizer])
+    parts = [torch.empty_like(own) for _ in range(group.size())]
+    distributed.all_gather(parts, own, group=group)
+    chosen_RN, entropy_RN, normalizer_RN = torch.stack(parts, dim=1)
+    normalizer = normalizer_RN.logsumexp(0)
+    share_RN = (normalizer_RN - normalizer).exp()
+    entropy = (share_RN * (entropy_RN + normalizer - normalizer_RN)).sum(0)
+    return chosen_RN.sum(0), entropy, normalizer
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -54,29 +87,33 @@ class _TokenLogprobs(torch.autograd.Function):
         targets: torch.Tensor,
         temperature: float,
         softcap: float | None,
+        group: ProcessGroup | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         cast = weight.to(hidden.dtype)
         rows = max(1, CHUNK_LOGITS // weight.shape[0])
-        logprobs, entropies, normalizers = [], [], []
-        for part, wanted in zip(hidden.split(rows), targets.split(rows), strict=True):
+        held, own = _held(targets, weight)
+        found = []
+        for part, wanted in zip(hidden.split(rows), held.split(rows), strict=True):
             logits = _scaled_logits(part, cast, temperature, softcap)
             normalizer = logits.logsumexp(-1)
-            logprobs.append(logits.gather(-1, wanted[:, None])[:, 0] - normalizer)
+            chosen = logits.gather(-1, wanted[:, None])[:, 0]
             logits -= normalizer[:, None]
-            entropies.append(-logits.exp().mul_(logits).sum(-1))
-            normalizers.append(normalizer)
-        ctx.save_for_backward(hidden, weight, targets, torch.cat(normalizers))
+            found.append((chosen, -logits.exp().mul_(logits).sum(-1), normalizer))
+        chosen, entropy, normalizer = (torch.cat(parts) for parts in zip(*found, strict=True))
+        if group is not None:
+            chosen, entropy, normalizer = _of_all(chosen * own, entropy, normalizer, group)
+        ctx.save_for_backward(hidden, weight, targets, normalizer)
         ctx.temperature, ctx.softcap, ctx.rows = temperature, softcap, rows
-        entropy = torch.cat(entropies)
         ctx.mark_non_differentiable(entropy)
-        return torch.cat(logprobs), entropy
+        return chosen - normalizer, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, targets, normalizer = ctx.saved_tensors
         cast = weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        grad_weight = torch.zeros(weight.shape, dtype=_wide(weight), device=weight.device)
+        held, own = _held(targets, weight)
         for start in range(0, hidden.shape[0], ctx.rows):
             part = slice(start, start + ctx.rows)
             logits = _scaled_logits(hidden[part], cast, ctx.temperature, ctx.softcap)
@@ -85,12 +122,12 @@ class _TokenLogprobs(torch.autograd.Function):
                 scale = scale * (1 - (logits * (ctx.temperature / ctx.softcap)).square_())
             # d logprob_i / d logit_j = (1[j = target] - p_j) / temperature
             slope = logits.sub_(normalizer[part, None]).exp_().neg_()
-            slope[torch.arange(slope.shape[0], device=slope.device), targets[part]] += 1.0
+            slope.scatter_add_(-1, held[part, None], own[part, None].to(slope.dtype))
             slope *= scale
             slope = slope.to(hidden.dtype)
             torch.mm(slope, cast, out=grad_hidden[part])
-            if slope.dtype == torch.float32:
+            if slope.dtype == grad_weight.dtype:
                 grad_weight.addmm_(slope.T, hidden[part])
             else:
                 grad_weight += slope.T @ hidden[part]
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None

@@ -12,12 +12,12 @@ import torch
 from millrace.core.errors import WorkerError, boundary
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT_S = 1800.0  # the longest that ranks of one step lie apart; a dead rank is seen at once
-DIMS = ("shard", "sequence", "tensor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,19 @@ class Ranks:
     @property
     def world(self) -> int:
         return self.shard * self.tensor * self.sequence
+
+    @property
+    def tensor_index(self) -> int:
+        """Which block of matrices this rank computes. Ranks that differ in it alone see the same tokens."""
+        return self.rank % self.tensor
+
+    @property
+    def sequence_index(self) -> int:
+        return self.rank // self.tensor % self.sequence
+
+    @property
+    def shard_index(self) -> int:
+        return self.rank // (self.tensor * self.sequence)
 
     def join(self, rendezvous: str, device: torch.device) -> None:
         """Meet the other ranks at `rendezvous` (`file://` or `tcp://`). Ranks talk by gloo about what lies on
@@ -56,17 +69,25 @@ class Ranks:
                 world_size=self.world,
                 timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
             )
-        _mesh(device.type, (self.shard, self.sequence, self.tensor))
+        _ = self.mesh, self.weights_mesh  # every rank makes their groups now
 
     @property
     def mesh(self) -> DeviceMesh | None:
-        """Dimensions `DIMS`. None: this process is alone."""
-        if self.world == 1:
-            return None
-        from torch import distributed
+        """Dimensions "shard", "sequence", "tensor". None: this process is alone."""
+        names = "shard", "sequence", "tensor"
+        return _mesh((self.shard, self.sequence, self.tensor), names) if self.world > 1 else None
 
-        device_type = "cuda" if "nccl" in distributed.get_backend_config() else "cpu"
-        return _mesh(device_type, (self.shard, self.sequence, self.tensor))
+    @property
+    def weights_mesh(self) -> DeviceMesh | None:
+        """Dimensions "weights" and "tensor": how weights are divided. Ranks that share a row's tokens hold
+        different weights."""
+        shape = self.shard * self.sequence, self.tensor
+        return _mesh(shape, ("weights", "tensor")) if self.world > 1 else None
+
+    def group(self, name: str) -> ProcessGroup | None:
+        """This rank's neighbours in a dimension of `mesh`. None: it has none."""
+        mesh = self.mesh
+        return None if mesh is None or mesh[name].size() == 1 else mesh.get_group(name)
 
     def gather(self, value: T) -> list[T]:
         """The small value of every rank, in order of ranks. A collective call: every rank makes it."""
@@ -92,7 +113,16 @@ ALONE = Ranks()
 
 
 @cache
-def _mesh(device_type: str, shape: tuple[int, ...]) -> DeviceMesh:
+def _mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh(device_type, shape, mesh_dim_names=DIMS)
+    device_type = "cuda" if "nccl" in distributed.get_backend_config() else "cpu"
+    return init_device_mesh(device_type, shape, mesh_dim_names=names)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor, without its history: all of a plain one, a block of a divided one.
+    It shares the tensor's memory."""
+    tensor = tensor.detach()
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from millrace.algorithms import TokenLogprobs
 from millrace.core.types import Batch
+from millrace.trainer.mesh import Ranks
 
 Gap = dict[int, tuple[float, float, int]]
 
@@ -52,6 +53,20 @@ class TokenStatistics:
             self._reference.append(logprobs.fixed_N - logprobs.reference_N)
         self._staleness.append(staleness_N)
         self._after_swap.append(after_swap_N)
+
+    def of_all(self, ranks: Ranks) -> TokenStatistics:
+        """The statistics of every rank's tokens, the same on every rank. A collective call."""
+        if ranks.world == 1:
+            return self
+        whole = TokenStatistics(self._cap)
+        mine = self if ranks.tensor_index == 0 else whole  # its neighbours saw the same tokens
+        for part in ranks.gather(mine):
+            whole._entropy += part._entropy
+            whole._log_ratio += part._log_ratio
+            whole._reference += part._reference
+            whole._staleness += part._staleness
+            whole._after_swap += part._after_swap
+        return whole
 
     def metrics(self) -> dict[str, float]:
         """entropy (nats), importance_mean and importance_max (current / behavior), importance_capped

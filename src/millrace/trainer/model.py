@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,23 +12,25 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from millrace.core.errors import DataError, boundary
 from millrace.core.supported import TRAINER, refuse_unsupported
 from millrace.trainer.attention import NAME, plan
 from millrace.trainer.logprobs import token_logprobs
+from millrace.trainer.mesh import ALONE, Ranks, local
 from millrace.trainer.packing import Row
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
                    "chat_template*", "generation_config.json")  # fmt: skip
 
 
-def load_model(path: str | Path, device: torch.device) -> PreTrainedModel:
-    """The model in `path`, in float32, without dropout.
+def load_model(path: str | Path, device: torch.device, ranks: Ranks = ALONE) -> PreTrainedModel:
+    """The model in `path`, in float32, without dropout; of its weights, this rank's part.
 
     Raises:
         DataError: not a model directory; an architecture that is not known; weights that are damaged,
@@ -37,21 +39,26 @@ def load_model(path: str | Path, device: torch.device) -> PreTrainedModel:
     """
     if not (Path(path) / "config.json").is_file():
         raise DataError(f"`model.path` ({path}) is not a model directory: it has no config.json")
-    _check_known(Path(path))
+    config = _check_known(Path(path))
+    load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
+    if ranks.world > 1:
+        from millrace.trainer.divided import load_divided
+
+        load = partial(load_divided, config=config, ranks=ranks, forward=_pair_logprobs)
     logging.disable_progress_bar()  # a worker's stderr is a log
     with boundary("trainer", f"`model.path`: load the model in {path}", DataError):
-        model, loaded = AutoModelForCausalLM.from_pretrained(
+        model, loaded = load(
             path,
             dtype=torch.float32,
             attn_implementation=NAME,
             use_safetensors=True,
             output_loading_info=True,
         )
-    _check_whole(model, loaded, path)
+    _check_whole(model, loaded, path, ranks)
     return model.to(device).eval()
 
 
-def _check_known(path: Path) -> None:
+def _check_known(path: Path) -> PretrainedConfig:
     with boundary("trainer", f"`model.path`: read {path / 'config.json'}", DataError):
         model_type = msgspec.json.decode((path / "config.json").read_bytes()).get("model_type")
     if model_type not in CONFIG_MAPPING:
@@ -62,15 +69,16 @@ def _check_known(path: Path) -> None:
     with boundary("trainer", f"`model.path`: read {path / 'config.json'}", DataError):
         config = AutoConfig.from_pretrained(path)
     refuse_unsupported(config, TRAINER)
+    return config
 
 
-def _check_whole(model: PreTrainedModel, loaded: dict[str, Any], path: str | Path) -> None:
+def _check_whole(model: PreTrainedModel, loaded: dict[str, Any], path: str | Path, ranks: Ranks) -> None:
     """transformers invents what a file lacks and drops what it does not know; training must not."""
     faults = {
         "missing": loaded["missing_keys"],
         "left over": loaded["unexpected_keys"],
         "of another shape": [key[0] if isinstance(key, tuple) else key for key in loaded["mismatched_keys"]],
-        "not finite": not_finite(named_weights(model)),
+        "not finite": not_finite(named_weights(model), ranks),
         "that should be one and differ": _untied(model),
     }
     found = [f"{what}: {', '.join(sorted(names)[:4])}" for what, names in faults.items() if names]
@@ -84,7 +92,7 @@ def _check_whole(model: PreTrainedModel, loaded: dict[str, Any], path: str | Pat
 @contextlib.contextmanager
 def compute_dtype(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Matrix products in `dtype`; weights, norms and reductions stay float32."""
-    with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
+    with torch.autocast(device.type, dtype=dtype, enabled=dtype.itemsize < 4):
         yield
 
 
@@ -98,15 +106,16 @@ def served_weights(
     weights, which come back at the end. Where products are computed in `published` (`compute_dtype`), these
     round their matrices themselves; where they are computed in float32, this costs a copy of the weights.
     """
-    rounded = rounded_weights(model, published=published, computing=computing)
-    masters = {parameter: parameter.data for parameter in rounded.values()}
+    named = rounded_weights(model, published=published, computing=computing)
+    rounded = [local(parameter) for parameter in named.values()]
+    masters = [weight.clone() for weight in rounded]
     try:
-        for parameter, master in masters.items():
-            parameter.data = master.to(published).float()
+        for weight in rounded:
+            weight.copy_(weight.to(published))
         yield
     finally:
-        for parameter, master in masters.items():
-            parameter.data = master
+        for weight, master in zip(rounded, masters, strict=True):
+            weight.copy_(master)
 
 
 def rounded_weights(
@@ -132,9 +141,27 @@ def row_logprobs(
     Sequences that share a token share its log-prob: the output projection sees each pair of source and
     target once (P of them).
     """
-    device = model.device
+    vocabulary = len(model.get_output_embeddings().weight)
+    pairs_P, pair_N = np.unique(row.sources_N * vocabulary + row.targets_N, return_inverse=True)
+    forward = getattr(model, "pair_logprobs", partial(_pair_logprobs, model))
+    logprobs_P, entropies_P = forward(row, *np.divmod(pairs_P, vocabulary), temperature, dtype)
+    index_N = torch.from_numpy(pair_N).to(model.device)
+    # `embedding`, because its backward sums repeats in a fixed order on every device.
+    return embedding(index_N, logprobs_P[:, None])[:, 0], entropies_P[index_N]
 
-    def put(array) -> torch.Tensor:  # type: ignore[no-untyped-def]
+
+def _pair_logprobs(
+    model: PreTrainedModel,
+    row: Row,
+    sources_P: NDArray[np.int64],
+    targets_P: NDArray[np.int64],
+    temperature: float,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Everything that reads weights."""
+    device, ranks = model.device, getattr(model, "ranks", ALONE)
+
+    def put(array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
 
     with compute_dtype(device, dtype):
@@ -142,21 +169,28 @@ def row_logprobs(
             input_ids=put(row.tokens_T)[None],
             position_ids=put(row.positions_T)[None],
             use_cache=False,
-            packed=plan(row.stretches, device, window=getattr(model.config, "sliding_window", None)),
+            packed=plan(
+                row.stretches,
+                device,
+                window=getattr(model.config, "sliding_window", None),
+                group=ranks.group("sequence"),
+            ),
         ).last_hidden_state
     head = model.get_output_embeddings().weight
-    pairs_P, pair_N = np.unique(row.sources_N * len(head) + row.targets_N, return_inverse=True)
-    sources_P, targets_P = np.divmod(pairs_P, len(head))
-    # `embedding`, because its backward sums repeats in a fixed order on every device.
     hidden_PH = embedding(put(sources_P), hidden_1TH[0]).to(dtype)
-    logprobs_P, entropies_P = token_logprobs(
+    if (group := ranks.group("tensor")) is not None:
+        from millrace.trainer.exchange import same
+
+        targets_P = targets_P - ranks.tensor_index * -(-len(head) // ranks.tensor)
+        hidden_PH, head = same(hidden_PH, group), head.to_local()
+    return token_logprobs(
         hidden_PH,
         head,
         put(targets_P),
         temperature=temperature,
         softcap=getattr(model.config, "final_logit_softcapping", None),
+        group=group,
     )
-    return embedding(put(pair_N), logprobs_P[:, None])[:, 0], entropies_P[put(pair_N)]
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
@@ -179,11 +213,15 @@ def _untied(model: PreTrainedModel) -> list[str]:
     return ["lm_head.weight", "model.embed_tokens.weight"]
 
 
-def not_finite(weights: Mapping[str, torch.Tensor]) -> list[str]:
-    """Names of the tensors that hold a NaN or an infinity. A sum shows either, and costs no memory."""
-    sums = {name: weight.detach().sum() for name, weight in weights.items()}
+def not_finite(weights: Mapping[str, torch.Tensor], ranks: Ranks = ALONE) -> list[str]:
+    """Names of the tensors that hold a NaN or an infinity, on any rank: with several, a collective call.
+    A sum shows either, and costs no memory."""
+    own = {name: local(weight) for name, weight in weights.items()}
+    sums = {name: weight.sum() for name, weight in own.items()}
     suspects = [name for name, total in sums.items() if not math.isfinite(total.item())]
-    return [name for name in suspects if not weights[name].isfinite().all()]  # a sum can also overflow
+    broken = [name for name in suspects if not own[name].isfinite().all()]  # a sum can also overflow
+    found = {name for names in ranks.gather(broken) for name in names}
+    return [name for name in weights if name in found]
 
 
 def read_tokenizer(source: str | Path) -> dict[str, bytes]:

@@ -25,9 +25,11 @@ from millrace.core.errors import TrainingError, WeightsError, writing
 from millrace.core.types import Batch, StepResult
 from millrace.trainer.flat_batch import FlatBatch, flatten
 from millrace.trainer.gradients import clip_gradients, grad_norm
+from millrace.trainer.mesh import ALONE, Ranks
 from millrace.trainer.metrics import TokenStatistics, batch_metrics
 from millrace.trainer.model import named_weights, not_finite, row_logprobs, served_weights
 from millrace.trainer.packing import Row, pack
+from millrace.trainer.shares import own_rows
 
 SAVED_MAX = 8  # rejected batches that a run directory keeps, the first ones
 
@@ -72,6 +74,9 @@ class PolicyTrainer:
 
     The proximal policy is the policy at the beginning of the step. One optimizer step is made per
     batch, so that is the current policy as a constant, and no extra forward pass is needed for it.
+
+    `ranks`: which process this is of several that make the step together. Each is given the whole batch,
+    makes the same calls, and gets the same result or error. The models are divided among them.
     """
 
     def __init__(
@@ -81,8 +86,9 @@ class PolicyTrainer:
         settings: StepSettings,
         *,
         reference: PreTrainedModel | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.model, self.algorithm, self.settings = model, algorithm, settings
+        self.model, self.algorithm, self.settings, self.ranks = model, algorithm, settings, ranks
         self.version = 0
         self._reference = reference
         self.optimizer = make_adamw(model.parameters(), settings.optimizer)
@@ -129,7 +135,7 @@ class PolicyTrainer:
         Raises: TrainingError (loss or norm not finite), DataError (malformed).
         """
         gradient = self.accumulate(batch)
-        norm = grad_norm(self.model.parameters()).item()
+        norm = grad_norm(self.model.parameters(), self.ranks).item()
         if not math.isfinite(norm):
             raise TrainingError(f"the gradient norm is {norm}")
         return gradient, norm
@@ -144,11 +150,15 @@ class PolicyTrainer:
         statistics = TokenStatistics(self.algorithm.weight_cap)
         settings = self.settings
         with served_weights(self.model, published=settings.published, computing=settings.dtype):
-            loss = sum(self._backward(row, flat, statistics) for row in rows)
+            losses = [self._backward(row, flat, statistics) for row in own_rows(rows, self.ranks)]
+        # A rank that stopped at its own loss would leave the others waiting.
+        loss = sum(self.ranks.gather(sum(each.item() for each in losses))) / self.ranks.tensor
+        if not math.isfinite(loss):
+            raise TrainingError(f"the loss is {loss}")
         forwarded = sum(len(row.tokens_T) for row in rows)
-        return Gradient(loss, statistics, flat.num_trained, len(rows), forwarded)
+        return Gradient(loss, statistics.of_all(self.ranks), flat.num_trained, len(rows), forwarded)
 
-    def _backward(self, row: Row, flat: FlatBatch, statistics: TokenStatistics) -> float:
+    def _backward(self, row: Row, flat: FlatBatch, statistics: TokenStatistics) -> torch.Tensor:
         """Add the gradient of one row and return its share of the loss."""
         settings, device = self.settings, self.model.device
 
@@ -167,12 +177,9 @@ class PolicyTrainer:
         logprobs = TokenLogprobs(current_N, fixed_N, pick(flat.behavior_C), fixed_N, reference_N)
         objective_N = self.algorithm.objective(torch, logprobs, pick(flat.advantages_C))
         loss = (objective_N * pick(flat.weights_C)).sum()
-        value = loss.item()
-        if not math.isfinite(value):
-            raise TrainingError(f"the loss is {value}")
         loss.backward()
         statistics.add(logprobs, entropy_N, flat.staleness_C[row.flat_N], flat.after_swap_C[row.flat_N])
-        return value
+        return loss.detach()
 
     def _clip(self, norm: float) -> None:
         parameters = list(self.model.parameters())
@@ -190,7 +197,7 @@ class PolicyTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
-        if broken := not_finite(named_weights(self.model)):
+        if broken := not_finite(named_weights(self.model), self.ranks):
             raise WeightsError(f"the weights {broken[:4]} are not finite after it")
         self.version += 1
         return lr

@@ -1,0 +1,145 @@
+"""A model whose weights are divided among ranks: no process ever holds all of them.
+
+Two ways at once, over `Ranks.weights_mesh`. "weights": each rank holds a part of every tensor, and those of
+a layer are put together while it computes (FSDP2). Gradients are summed: what a token counts for is settled
+for the whole batch. "tensor": each rank computes with its block of every matrix, by the plan that
+transformers has for the family.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from transformers import PreTrainedModel
+from transformers.distributed import DistributedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from millrace.core.errors import DataError
+from millrace.trainer.exchange import same, total
+from millrace.trainer.mesh import Ranks
+
+COLUMNS, ROWS, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"  # as transformers names them
+
+Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+def load_divided(path: str, config: Any, ranks: Ranks, forward: Forward, **options: Any) -> Any:
+    """What `from_pretrained` returns. Of every tensor in the files, only what this rank holds is read.
+
+    Raises: DataError: the model cannot be divided so.
+    """
+    _refuse(config, ranks)
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+
+    def divide_empty(model: PreTrainedModel, *unused: Any) -> PreTrainedModel:
+        return divide(model, ranks, forward)
+
+    names = {"maybe_distribute_model": staticmethod(divide_empty), "__module__": kind.__module__}
+    dividing: Any = type(kind.__name__, (kind,), names)
+    loaded = dividing.from_pretrained(path, distributed_config=DistributedConfig(), **options)
+    del loaded[0].config.distributed_config  # transformers would save it
+    return loaded
+
+
+def _refuse(config: Any, ranks: Ranks) -> None:
+    apart = ranks.tensor * ranks.sequence
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        if getattr(config, key) % apart:
+            raise DataError(
+                f"`trainer.tensor` ({ranks.tensor}) times `trainer.sequence` ({ranks.sequence}) must divide "
+                f"the model's `{key}` ({getattr(config, key)}).\n  Use `trainer.shard` for the other ranks"
+            )
+    styles = set((config.base_model_tp_plan or {}).values()) - {COLUMNS, ROWS, PARTIAL}
+    if ranks.tensor > 1 and (styles or not config.base_model_tp_plan):
+        raise DataError(
+            f"`trainer.tensor` ({ranks.tensor}): {config.model_type} models are not divided in that way "
+            f"({', '.join(sorted(styles)) or 'they have no plan'}).\n  Use `trainer.shard`"
+        )
+
+
+def divide(model: PreTrainedModel, ranks: Ranks, forward: Forward) -> PreTrainedModel:
+    """Divide `model`, which has no memory yet (device meta) or the same weights on every rank. `forward`, a
+    function of the model, becomes its method `pair_logprobs`: weights are read inside only."""
+    mesh = ranks.weights_mesh
+    assert mesh is not None
+    model.tie_weights()
+    if (group := ranks.group("tensor")) is not None:
+        _divide_matrices(model, mesh["tensor"], group)
+    if mesh["weights"].size() > 1:
+        for module in (*model.base_model.layers, model):
+            fully_shard(module, mesh=mesh["weights"])
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+    model.ranks, model.pair_logprobs = ranks, partial(forward, model)
+    register_fsdp_forward_method(model, "pair_logprobs")
+    return model
+
+
+def _divide_matrices(model: PreTrainedModel, mesh: Any, group: ProcessGroup) -> None:
+    plan = {f"{model.base_model_prefix}.{name}": s for name, s in model.config.base_model_tp_plan.items()}
+    placed: dict[torch.nn.Parameter, torch.nn.Parameter] = {}  # tied weights stay one
+    vocabulary = model.get_input_embeddings(), model.get_output_embeddings()
+    for name, module in model.named_modules():
+        style = COLUMNS if module in vocabulary else plan.get(re.sub(r"\d+", "*", name), "")
+        for key, weight in module.named_parameters(recurse=False, remove_duplicate=False):
+            if weight not in placed:
+                block = distribute_tensor(weight, mesh, [_placement(style, key)], src_data_rank=None)
+                placed[weight] = torch.nn.Parameter(block)
+            module.register_parameter(key, placed[weight])
+        if module is vocabulary[0]:
+            module.forward = _looked_up(module, mesh, group)
+        elif module is not vocabulary[1] and module._parameters:
+            module.forward = _multiplied(module, style, group)
+
+
+def _placement(style: str, key: str) -> Placement:
+    if style == COLUMNS:
+        return Shard(0)
+    return Shard(1) if style == ROWS and key == "weight" else Replicate()
+
+
+def _multiplied(module: torch.nn.Module, style: str, group: ProcessGroup) -> Callable[..., torch.Tensor]:
+    """The module's `forward` with this rank's block of its weights."""
+    whole = module.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        held: dict[str, Any] = dict(module._parameters)
+        blocks = {key: weight.to_local() for key, weight in held.items() if weight is not None}
+        if style == PARTIAL:  # each rank's heads give a part of its gradient
+            blocks = {key: same(block, group) for key, block in blocks.items()}
+        bias = blocks.pop("bias", None) if style == ROWS else None
+        module._parameters.update(dict.fromkeys(held) | blocks)
+        try:
+            out = whole(same(x, group) if style == COLUMNS else x)
+        finally:
+            module._parameters.update(held)
+        out = total(out, group) if style == ROWS else out
+        return out if bias is None else out + bias
+
+    return forward
+
+
+def _looked_up(module: Any, mesh: Any, group: ProcessGroup) -> Callable[..., torch.Tensor]:
+    """The `forward` of an embedding of which this rank holds some tokens; of the others it gives zeros."""
+    num_tokens = module.weight.shape[0]
+    first = mesh.get_local_rank() * -(-num_tokens // mesh.size())
+    looked_up = _multiplied(module, "", group)
+    padding = module.padding_idx
+    block = range(first, min(first + -(-num_tokens // mesh.size()), num_tokens))
+    module.padding_idx = padding - first if padding in block else None
+
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        outside = (ids < block.start) | (ids >= block.stop)
+        found = looked_up((ids - first).masked_fill(outside, 0))
+        return total(found.masked_fill(outside[..., None], 0.0), group)
+
+    return forward

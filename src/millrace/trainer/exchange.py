@@ -1,0 +1,90 @@
+"""What ranks exchange inside a forward pass, with the gradient of every exchange.
+
+Long rows (`trainer.sequence`): each of S ranks holds a part of a row's tokens. Attention needs all of them,
+but only some of the heads. So ranks swap tokens for heads before it, and heads for tokens after it
+(DeepSpeed-Ulysses, arXiv:2309.14509). Divided matrices (`trainer.tensor`): arXiv:1909.08053, figure 3.
+
+Shape suffixes: H = heads of this rank's matrices, T = tokens of the row, t = T / S, h = H / S, D = size of a
+head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed import ProcessGroup
+
+
+def same(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    """`x`, which is the same on every rank. Each computes a part of what follows, so gradients are summed."""
+    result: torch.Tensor = _Same.apply(x, group)
+    return result
+
+
+def total(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    """The sum of every rank's `x`. What follows is the same on every rank, and so is the gradient."""
+    result: torch.Tensor = _Total.apply(x, group)
+    return result
+
+
+def heads_apart(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    """(1, H, t, D) -> (1, h, T, D): all tokens of some heads."""
+    _, _, tokens, dim = x.shape
+    parts_SHTD = _Swap.apply(x.reshape(group.size(), -1, tokens, dim), group)
+    return parts_SHTD.transpose(0, 1).reshape(1, -1, group.size() * tokens, dim)
+
+
+def tokens_apart(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    """(1, T, h, D) -> (1, t, H, D): all heads of some tokens."""
+    _, _, heads, dim = x.shape
+    parts_STHD = _Swap.apply(x.reshape(group.size(), -1, heads, dim), group)
+    return parts_STHD.transpose(0, 1).reshape(1, -1, group.size() * heads, dim)
+
+
+class _Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _sum(grads[0], ctx.group), None
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+        return _sum(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0], None
+
+
+class _Swap(torch.autograd.Function):
+    """Part s goes to rank s; the gradient goes back the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _swap(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _swap(grads[0], ctx.group), None
+
+
+def _sum(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    x = x.clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce(x, group=group)
+    return x
+
+
+def _swap(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    x = x.contiguous()
+    received = torch.empty_like(x)
+    distributed.all_to_all_single(received, x, group=group)
+    return received
