@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from millrace.core.columns import TokenColumns, token_array
@@ -68,6 +69,14 @@ MODELS: dict[str, Any] = {
 } | {
     "mistral": MistralConfig(**_WINDOW),
     "phi3": Phi3Config(**_WINDOW),
+    "qwen3_moe": Qwen3MoeConfig(
+        **_SHAPE,
+        head_dim=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        norm_topk_prob=True,
+    ),
     "gemma2": Gemma2Config(**_GEMMA, attn_logit_softcapping=5.0, final_logit_softcapping=10.0),
     "gemma3": Gemma3TextConfig(**_GEMMA),
 }

@@ -16,6 +16,7 @@ from transformers import (
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from millrace.core.errors import ConfigError
@@ -49,6 +50,14 @@ _WINDOWS: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"],
 }
 _GEMMA = {**_SHAPE, **_WINDOWS, "head_dim": 16, "query_pre_attn_scalar": 24}
+_EXPERTS: dict[str, Any] = {
+    **_SHAPE,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500_000.0,
@@ -93,6 +102,8 @@ CONFIGS: dict[str, Any] = {
         sliding_window=24,
         rope_parameters=_rope(1e4, partial_rotary_factor=0.5),
     ),
+    "qwen3_moe": Qwen3MoeConfig(**_EXPERTS, norm_topk_prob=True),
+    "qwen3_moe, a dense layer": Qwen3MoeConfig(**_EXPERTS, mlp_only_layers=[0]),
     "gemma2": Gemma2Config(**_GEMMA, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
     "gemma3": Gemma3TextConfig(**_GEMMA, hidden_activation="gelu"),
 }

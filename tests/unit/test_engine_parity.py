@@ -61,8 +61,9 @@ def test_logprobs_are_of_the_truncated_distribution() -> None:
         assert abs(torch.tensor(allowed[token]).log().item() - logprob) < 1e-4
 
 
-def test_an_engine_loaded_from_a_directory_serves_it_as_version_0(tmp_path) -> None:
-    model = make_model("llama tied")
+@pytest.mark.parametrize("name", ["llama tied", "phi3", "qwen3_moe, a dense layer"])
+def test_an_engine_loaded_from_a_directory_serves_it_as_version_0(name: str, tmp_path) -> None:
+    model = make_model(name)
     model.save_pretrained(tmp_path)
     engine = load_engine(str(tmp_path), device="cpu", slots=4, max_sequence_tokens=64)
     sampling = Sampling(max_tokens=20, temperature=0)
@@ -119,7 +120,7 @@ def test_a_model_directory_with_a_damaged_file_is_refused_by_name(file: str, tmp
 
 
 def test_an_unknown_architecture_is_an_error_that_lists_the_supported_ones() -> None:
-    with pytest.raises(DataError, match=r"'phi'.*llama, mistral, phi3, qwen2, qwen3"):
+    with pytest.raises(DataError, match=r"'phi'.*llama, mistral, phi3, qwen2, qwen3, qwen3_moe"):
         architecture_of(PhiConfig(num_hidden_layers=1))
 
 

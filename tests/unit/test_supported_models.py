@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from engine_models import make_model
 from safetensors.torch import load_file, save_file
-from trainer_doubles import CONFIGS, SIZE, save_tiny_model
+from trainer_doubles import SIZE, save_tiny_model
 from transformers import (
     CohereConfig,
     Gemma3TextConfig,
@@ -24,7 +26,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.core.errors import DataError
-from millrace.core.supported import TORCH_ENGINE
+from millrace.core.supported import TORCH_ENGINE, TRAINER, VLLM
 from millrace.rollout.architecture import architecture_of
 from millrace.rollout.forward import ACTIVATIONS
 from millrace.rollout.load import end_ids, load_engine
@@ -56,7 +58,6 @@ REFUSED = {
 }
 TRAINED = {
     "qwen3, relu": Qwen3Config(**SIZE, hidden_act="relu"),
-    "qwen3_moe": CONFIGS["qwen3_moe"],
 }
 
 
@@ -70,6 +71,13 @@ def test_engine_trainer_and_warm_start_refuse_the_same_models(name, tmp_path):
         load_model(tmp_path, CPU)
     with pytest.raises(DataError, match="The trainer cannot run"):
         sft(tmp_path, [([1], [2])], out_dir=tmp_path / "out", steps=1, lr=1e-3, batch_tokens=64)
+
+
+def test_the_table_in_the_documents_says_who_runs_which_family():
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]+ \| `(\w+)` \| (yes|no) \| (yes|no) \| (yes|no) \|$", text, re.MULTILINE)
+    for column, supported in enumerate((TRAINER, TORCH_ENGINE, VLLM), start=1):
+        assert sorted(row[0] for row in rows if row[column] == "yes") == sorted(supported.families)
 
 
 def test_the_torch_engine_computes_every_activation_that_it_says():

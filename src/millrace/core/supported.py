@@ -1,4 +1,4 @@
-"""Which models are computed right: by the trainer, and by the torch engine, which computes fewer.
+"""Which models are computed right: by the trainer, and by each engine.
 
 Another model may load and run, and compute wrong numbers. No code here computes scaled logits, or frequencies
 that depend on the length of the sequence.
@@ -29,10 +29,16 @@ TRAINER = Supported(
 )
 TORCH_ENGINE = Supported(
     "The torch engine",
-    ("gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"),
+    TRAINER.families,
     ("gelu", "gelu_pytorch_tanh", "silu"),
     'Use a model of these families, or `rollout.engine = "vllm"`',
 )
+VLLM = Supported(
+    "A replica with vLLM",
+    tuple(family for family in TRAINER.families if family not in ("gemma2", "qwen3_moe")),
+    otherwise='Use a model of these families, or `rollout.engine = "own"`',
+)
+"""Those that pass the tests of engines with it, of which vLLM runs more."""
 GEMMA = ("gemma2", "gemma3_text")
 CAPS = {
     "gemma2": ("attn_logit_softcapping", "final_logit_softcapping"),

@@ -26,6 +26,7 @@ class Architecture:
     norm_from_one    the factor of a norm is 1 + its weight
     scale, cap       of attention's scores, and each layer's window: see `attention.Kernel`
     logits_cap       a logit z is logits_cap * tanh(z / logits_cap)
+    routed           experts that a row goes to, 0 without experts; `routed_sum_1`: their weights' sum is 1
     ropes            the type of layers whose rotary embeddings a layer has; None: all have the same
     """
 
@@ -42,6 +43,8 @@ class Architecture:
     scale: float
     cap: float | None
     logits_cap: float | None
+    routed: int
+    routed_sum_1: bool
     windows: tuple[int | None, ...]
     ropes: tuple[str | None, ...]
     shapes: dict[str, tuple[int, ...]]
@@ -96,6 +99,8 @@ def architecture_of(config: Any) -> Architecture:
         scale=attentions[0].scaling,
         cap=getattr(config, "attn_logit_softcapping", None),
         logits_cap=getattr(config, "final_logit_softcapping", None),
+        routed=getattr(config, "num_experts_per_tok", 0),
+        routed_sum_1=getattr(config, "norm_topk_prob", False),
         windows=tuple(getattr(each, "sliding_window", window) for each in attentions),
         ropes=tuple(each.layer_type if layered else None for each in attentions),
         shapes=shapes,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from millrace.core.errors import ConfigError
 from millrace.core.objects import find_object
-from millrace.core.supported import TORCH_ENGINE
+from millrace.core.supported import TORCH_ENGINE, VLLM
 from millrace.core.types import Sampling
 from millrace.rollout.protocol import Capabilities, Engine, EngineOptions
 
@@ -51,6 +51,7 @@ ENGINES = {
             }),
             shares_prefixes=True,
             chunks_prompts=False,  # on a GPU it does
+            models=VLLM,
             temperature_max=2.0,
         ),
         spawn_s_max=900.0,  # on a GPU it compiles first
@@ -65,6 +66,7 @@ ENGINES = {
             }),
             shares_prefixes=False,  # it may; it does not tell
             chunks_prompts=False,  # on a GPU it does
+            models=VLLM,
             temperature_max=2.0,
         ),
     ),

@@ -60,22 +60,30 @@ def exact_products(forward: ForwardPass, weights: Parameters, slots: int, rows: 
     generator = torch.Generator().manual_seed(0)
     for tensor in weights.named.values():
         tensor.normal_(generator=generator)
-    first_layer = copy.copy(weights)
-    first_layer.layers = weights.layers[:1]  # the others have the same shapes
+    few_layers = copy.copy(weights)  # the others have the shapes of one of these
+    few_layers.layers = list({layer.router is None: layer for layer in weights.layers}.values())
 
     def hidden(products: Products, tokens: Tensor, positions: Tensor) -> Tensor:
         forward.products = products
-        return forward.hidden(first_layer, tokens, positions, _query_as_output)
+        return forward.hidden(few_layers, tokens, positions, _query_as_output)
 
     def logits(products: Products, tokens: Tensor, positions: Tensor) -> Tensor:
-        return forward.logits(first_layer, hidden(products, tokens, positions), len(tokens))
+        return forward.logits(few_layers, hidden(products, tokens, positions), len(tokens))
 
+    def expert(products: Products, tokens: Tensor, positions: Tensor) -> Tensor:
+        """All rows may go to one."""
+        forward.products = products
+        return forward.expert(routed[0], 0, weights.embedding[tokens])
+
+    routed = [layer for layer in few_layers.layers if layer.router is not None]
+    many = max(rows, ROWS_MIN)
+    tried = [(logits, max(slots, LOGITS_MIN)), (hidden, many), *([(expert, many)] if routed else [])]
     vocab = len(weights.embedding)
     with one_thread():
         for products in CANDIDATES:
             if all(
                 _rows_are_independent(partial(compute, products), products, vocab, limit, generator)
-                for compute, limit in ((logits, max(slots, LOGITS_MIN)), (hidden, max(rows, ROWS_MIN)))
+                for compute, limit in tried
             ):
                 return products
     raise _refusal("a row's result changes with the number of rows, however they are padded")

@@ -59,7 +59,11 @@ class ForwardPass:
             turn = rotary[shape.ropes[index]]
             self._attention(index, layer, self._norm(x, layer.input_norm), turn, attention, attended)
             self._add(x, attended.view(len(x), -1), layer.out, layer.out_bias, layer.out_norm)
-            gated = self._gated(layer, self._norm(x, layer.mlp_norm))
+            normed = self._norm(x, layer.mlp_norm)
+            if layer.router is not None:
+                x += self._routed(layer, layer.router, normed)
+                continue
+            gated = self._gated(normed, layer.gate_up, layer.gate_up_bias)
             self._add(x, gated, layer.down, layer.down_bias, layer.down_norm)
         return self._norm(x, weights.norm)
 
@@ -89,8 +93,29 @@ class ForwardPass:
         qk = _rotate(qk, *rotary)
         attention(index, qk[:, :heads], qk[:, heads:], v, attended)
 
-    def _gated(self, layer: Layer, x: Tensor) -> Tensor:
-        gate, up = self.products.linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=1)
+    def expert(self, layer: Layer, index: int, x: Tensor) -> Tensor:
+        """What one expert makes of rows x, without its weight. As many come out."""
+        padded = F.pad(x, (0, 0, 0, self.products.rows(len(x)) - len(x)))
+        gated = self._gated(padded, layer.gate_up[index], None)
+        return self.products.linear(gated, layer.down[index], None)[: len(x)]
+
+    def _routed(self, layer: Layer, router: Tensor, x: Tensor) -> Tensor:
+        """The weighted sum of each row's experts. Rows are sorted by expert, each expert computes its own,
+        and they are sorted back. A GPU is waited for once: for the number of rows of each."""
+        shape = self._architecture
+        chances = self.products.linear(x, router, None).softmax(dim=-1, dtype=torch.float32)
+        shares, experts = chances.topk(shape.routed, dim=-1)
+        if shape.routed_sum_1:
+            shares /= shares.sum(dim=-1, keepdim=True)
+        counts = experts.flatten().bincount(minlength=len(router)).tolist()
+        order = experts.flatten().argsort(stable=True)
+        parts = enumerate(x[order // shape.routed].split(counts))
+        made = torch.cat([self.expert(layer, index, rows) for index, rows in parts if len(rows)])
+        by_row = made[order.argsort()].view(len(x), shape.routed, -1)
+        return (by_row * shares[:, :, None].to(x.dtype)).sum(dim=1)
+
+    def _gated(self, x: Tensor, gate_up: Tensor, bias: Tensor | None) -> Tensor:
+        gate, up = self.products.linear(x, gate_up, bias).chunk(2, dim=1)
         return self._activation(gate).mul_(up)
 
     def _add(self, to: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None) -> None:

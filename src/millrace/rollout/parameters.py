@@ -25,7 +25,10 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Layer:
-    """The tensors of one decoder layer. `out_norm` and `down_norm`: of what joins the residual stream."""
+    """The tensors of one decoder layer. `out_norm` and `down_norm`: of what joins the residual stream.
+
+    With a `router`, `gate_up` and `down` have a first dimension more: its experts.
+    """
 
     input_norm: Tensor
     qkv: Tensor
@@ -36,6 +39,7 @@ class Layer:
     out_bias: Tensor | None
     out_norm: Tensor | None
     mlp_norm: Tensor
+    router: Tensor | None
     gate_up: Tensor
     gate_up_bias: Tensor | None
     down: Tensor
@@ -70,9 +74,10 @@ class Parameters:
 
         Raises: DataError when a tensor is missing, left over, of another shape, or should be another one.
         """
-        missing, heads = set(self.named), []
-        for name, tensor in _read_tensors(Path(model_path)):
-            target = self.named.get(name)
+        targets = dict(expert_by_expert(self.named.items()))
+        missing, heads = set(targets), []
+        for name, tensor in expert_by_expert(_read_tensors(Path(model_path))):
+            target = targets.get(name)
             if target is None:
                 if name.endswith("rotary_emb.inv_freq"):
                     continue
@@ -100,31 +105,35 @@ class Parameters:
 
     def _layer(self, prefix: str) -> Layer:
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        qkv = self._projections(attention, "qkv_proj", "q_proj", "k_proj", "v_proj")
-        gate_up = self._projections(mlp, "gate_up_proj", "gate_proj", "up_proj")
+        gate_up = self._projections(mlp + "gate_up", mlp + "gate", mlp + "up")
+        down, router = mlp + "down_proj.weight", self._optional(mlp + "gate.weight")
+        if router is not None:
+            gate_up, down = [mlp + "experts.gate_up_proj"], mlp + "experts.down_proj"
         out_norm, mlp_norm = None, prefix + "post_attention_layernorm.weight"
         if f"{prefix}pre_feedforward_layernorm.weight" in self._shapes:
             out_norm, mlp_norm = self._allocate(mlp_norm), f"{prefix}pre_feedforward_layernorm.weight"
         return Layer(
             input_norm=self._allocate(prefix + "input_layernorm.weight"),
-            qkv=self._allocate(*(f"{name}.weight" for name in qkv)),
-            qkv_bias=self._optional(*(f"{name}.bias" for name in qkv)),
+            qkv=self._allocate(*self._projections(attention + "qkv", *(attention + x for x in "qkv"))),
+            qkv_bias=self._optional(*(f"{attention}{x}_proj.bias" for x in "qkv")),
             q_norm=self._optional(attention + "q_norm.weight"),
             k_norm=self._optional(attention + "k_norm.weight"),
             out=self._allocate(attention + "o_proj.weight"),
             out_bias=self._optional(attention + "o_proj.bias"),
             out_norm=out_norm,
             mlp_norm=self._allocate(mlp_norm),
-            gate_up=self._allocate(*(f"{name}.weight" for name in gate_up)),
-            gate_up_bias=self._optional(*(f"{name}.bias" for name in gate_up)),
-            down=self._allocate(mlp + "down_proj.weight"),
+            router=router,
+            gate_up=self._allocate(*gate_up),
+            gate_up_bias=self._optional(mlp + "gate_proj.bias", mlp + "up_proj.bias"),
+            down=self._allocate(down),
             down_bias=self._optional(mlp + "down_proj.bias"),
             down_norm=self._optional(prefix + "post_feedforward_layernorm.weight"),
         )
 
-    def _projections(self, prefix: str, whole: str, *parts: str) -> list[str]:
-        """Those that lie one under another: some families have them in one tensor of their own."""
-        return [prefix + name for name in ([whole] if f"{prefix}{whole}.weight" in self._shapes else parts)]
+    def _projections(self, whole: str, *parts: str) -> list[str]:
+        """What lies one under another: one tensor in families that have them so, else several."""
+        names = [f"{name}_proj.weight" for name in (whole, *parts)]
+        return names[:1] if names[0] in self._shapes else names[1:]
 
     def _optional(self, *names: str) -> Tensor | None:
         return self._allocate(*names) if names[0] in self._shapes else None
@@ -136,6 +145,20 @@ class Parameters:
         for name, view in zip(names, fused.split(rows), strict=True):
             self._views[name] = view
         return fused
+
+
+def expert_by_expert(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors as model files have them: in memory all experts of a layer are two tensors, in files
+    each projection of each expert is one."""
+    for name, tensor in tensors:
+        stem, _, kind = name.rpartition(".")
+        if not stem.endswith(".experts"):
+            yield name, tensor
+            continue
+        projections = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+        for index, expert in enumerate(tensor):
+            for projection, rows in zip(projections, expert.chunk(len(projections)), strict=True):
+                yield f"{stem}.{index}.{projection}.weight", rows
 
 
 def _as_buffer(name: str, tensor: Tensor) -> NamedBuffer:
