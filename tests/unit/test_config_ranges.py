@@ -19,7 +19,7 @@ from millrace.config.schema import Config
 from millrace.config.tree import leaves
 from millrace.core.errors import ConfigError
 from millrace.schedule.presets import build as build_schedule
-from millrace.trainer.trainer import make_adamw
+from millrace.trainer.adamw import make_adamw
 
 BASE: dict[str, Any] = {
     "model": {"path": "m"},

@@ -38,7 +38,7 @@ def config_for(model: Path, dtype: str, **sections: object) -> Config:
 
 
 def test_parameters_are_counted_over_all_files(model: Path) -> None:
-    assert tensor_elements(model) == [200, 5, 1]
+    assert tensor_elements(model) == {"a": 200, "b": 5, "c": 1}
 
 
 def test_kv_counts_key_value_heads_not_query_heads() -> None:
@@ -101,7 +101,7 @@ def test_ranks_divide_what_the_trainer_keeps_and_computes(model: Path) -> None:
         (
             "bfloat16",
             True,
-            MemoryNeed(16 * PARAMETERS, 2 * PARAMETERS),
+            MemoryNeed(20 * PARAMETERS, 6 * PARAMETERS),
             MemoryNeed(4 * PARAMETERS + 256 * KV, 2 * PARAMETERS + 2 * LARGEST),
         ),
     ],
@@ -116,8 +116,8 @@ def test_device_and_host_are_counted_apart(
 @pytest.mark.parametrize(
     ("fast", "trainer", "replica"),
     [
-        (True, 18 * PARAMETERS, 4 * PARAMETERS + 256 * KV),
-        (False, 22 * PARAMETERS, 10 * PARAMETERS + 2 * LARGEST + 512 * KV),
+        (True, 26 * PARAMETERS, 4 * PARAMETERS + 256 * KV),
+        (False, 26 * PARAMETERS, 10 * PARAMETERS + 2 * LARGEST + 512 * KV),
     ],
 )
 def test_bfloat16_needs_more_on_a_cpu_that_computes_it_in_float32(
@@ -148,6 +148,31 @@ def test_bfloat16_is_computed_where_the_cpu_multiplies_it_and_torch_may(
     assert number_format.multiplies_bfloat16() == fast
     assert number_format.computing_dtype("bfloat16", on_gpu=True) == "bfloat16"
     assert number_format.computing_dtype("float32", on_gpu=False) == "float32"
+
+
+def test_what_lies_in_a_layer_is_rounded_by_its_products(model: Path) -> None:
+    save_file({"model.layers.0.x": np.zeros(40, np.float32)}, model / "model-3.safetensors")
+    needs = read_needs(config_for(model, "bfloat16"), on_gpu=True)
+    assert needs.trainer.device_bytes == 16 * (PARAMETERS + 40) + 4 * PARAMETERS
+    assert needs.momentary.weights_bytes == 2 * 2 * 40  # one layer's, times the layers of the configuration
+
+
+def test_ranks_put_a_layer_together_while_it_computes(model: Path) -> None:
+    save_file({"model.layers.0.x": np.zeros(40, np.float32)}, model / "model-3.safetensors")
+    both = read_needs(config_for(model, "float32", trainer={"shard": 2}), on_gpu=True)
+    assert both.trainer.device_bytes == 8 * (PARAMETERS + 40)
+    assert both.momentary.weights_bytes == 4 * (PARAMETERS + 3 * 40)
+    in_tensor = read_needs(config_for(model, "float32", trainer={"tensor": 2}), on_gpu=True)
+    assert in_tensor.momentary.weights_bytes == 0
+
+
+def test_8_bit_moments_take_a_quarter_and_on_a_cpu_an_update_takes_more(model: Path) -> None:
+    eight = config_for(model, "float32", optimizer={"states": "8bit"})
+    needs = read_needs(eight, on_gpu=True)
+    assert needs.trainer.device_bytes == 8 * PARAMETERS + int(2.03125 * PARAMETERS)
+    assert needs.checkpoint_bytes == 4 * PARAMETERS + int(2.03125 * PARAMETERS)
+    assert needs.momentary.update_bytes == 0
+    assert read_needs(eight, on_gpu=False).momentary.update_bytes == 56 * LARGEST
 
 
 def test_a_reference_model_is_counted(model: Path) -> None:

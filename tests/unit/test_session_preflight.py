@@ -117,6 +117,17 @@ def test_preflight_refuses_a_step_whose_trajectories_cannot_be_held(model: Path,
         preflight(config_for(model, batch={"prompts": 2**31 - 1, "group_size": 1000}), tmp_path)
 
 
+def test_8_bit_moments_need_their_library_and_one_rank(model: Path, tmp_path: Path, monkeypatch) -> None:
+    eight = {"states": "8bit"}
+    for installed, sections, said in (
+        (None, {}, "needs torchao, which is not installed"),
+        ("here", {"trainer": {"shard": 2}}, "is for a trainer of one rank, and this one has 2"),
+    ):
+        monkeypatch.setattr(preflight_module, "find_spec", lambda name, found=installed: found)
+        with pytest.raises(ConfigError, match=rf"`optimizer.states` \(\"8bit\"\) {said}"):
+            preflight(config_for(model, optimizer=eight, **sections), tmp_path)
+
+
 def test_preflight_refuses_tokens_that_the_model_does_not_have(model: Path, tmp_path: Path) -> None:
     (model / "config.json").write_text(json.dumps({**MODEL, "vocab_size": 50}))
     for key in ("stop_token_ids", "banned_token_ids", "allowed_token_ids"):

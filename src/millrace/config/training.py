@@ -102,3 +102,6 @@ class Optimizer(Section):
     """Optimizer steps over which the learning rate rises linearly."""
     grad_clip: float | None = Field(default=1.0, ge=1e-6, le=1e6)
     """Largest global gradient norm. `"none"`: no clipping."""
+    states: Literal["float32", "8bit"] = "float32"
+    """AdamW's moments: 8 bytes a parameter, or 2 with `"8bit"` (extra `millrace[torchao]`, one rank). Master
+    weights and gradients stay float32."""

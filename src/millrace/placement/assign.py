@@ -58,6 +58,13 @@ class Placement:
         return self.relay_slots * self.needs.weights_bytes
 
     @property
+    def rank_peak_bytes(self) -> int:
+        """What each rank of the trainer holds at most where it computes, beside Python and torch."""
+        kept = self.needs.trainer
+        each = kept.device_bytes if self.device == "cuda" else kept.host_bytes // self.trainer.ranks
+        return each + self.needs.momentary.trainer_bytes
+
+    @property
     def processes_bytes(self) -> int:
         """Host memory of trainer and replicas, without what they share."""
         return processes_bytes(self.needs, len(self.replicas))

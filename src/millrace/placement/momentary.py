@@ -3,7 +3,10 @@
     trainer   a micro-batch: of each token and layer 28 H + size (4 I + 5 (Q + K)) bytes are kept for the
               gradient, with `model.recompute` 4 H of each layer and all of one. Then `CHUNKS` chunks of
               logits and two copies of the output projection in float32. `trainer.sequence` divides tokens,
-              `trainer.tensor` I, Q, K and the projection
+              `trainer.tensor` I, Q, K and the projection. Products in bfloat16 keep a copy of a layer's
+              matrices. Ranks that divide weights put together in float32 what is in no layer, and a layer
+              `GATHERED` times. If that is more, an update: with 8-bit moments on a CPU, `UPDATE_BYTES` for
+              each number of the largest tensor
     replica   the larger of a decode step's sampling and a prefill chunk (rows, and the scores of one KV head
               with all keys). Sampling takes 20 bytes a slot and token of the vocabulary, 48 where min-p,
               top-k or top-p cut it, and 6 more where penalties or banned tokens edit it
@@ -24,30 +27,37 @@ CHUNK_BYTES = 64 << 20
 CHUNKS = 3
 SAMPLING_BYTES, CUT_BYTES, EDIT_BYTES = 20, 48, 6
 SCORE_BYTES = 12
+UPDATE_BYTES = 56
+"""torchao's update of 8-bit moments, not compiled."""
+GATHERED = 3
+"""Layers: the one that computes, the next one, and a gradient."""
 
 
 @dataclass(frozen=True)
 class Momentary:
     """Bytes. `micro_batch_tokens` is a rank's part of the largest micro-batch; one token of it takes
-    `token_bytes`."""
+    `token_bytes`. `weights_bytes`: weights put together or rounded while it computes."""
 
     micro_batch_tokens: int = 0
     token_bytes: int = 0
     logits_bytes: int = 0
     replica_bytes: int = 0
+    weights_bytes: int = 0
+    update_bytes: int = 0
 
     @property
     def trainer_bytes(self) -> int:
-        return self.micro_batch_tokens * self.token_bytes + self.logits_bytes
+        gradient = self.micro_batch_tokens * self.token_bytes + self.logits_bytes + self.weights_bytes
+        return max(gradient, self.update_bytes)
 
     def tokens_that_fit(self, room: float) -> int:
         """The largest micro-batch for which `room` bytes are enough."""
-        return max(0, int((room - self.logits_bytes) // max(1, self.token_bytes)))
+        return max(0, int((room - self.logits_bytes - self.weights_bytes) // max(1, self.token_bytes)))
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Numbers of a model: widths are of all heads together."""
+    """Numbers of a model. Weights are counted: of the largest layer, in no layer, of the largest tensor."""
 
     layers: int
     hidden: int
@@ -56,20 +66,34 @@ class Shape:
     query_heads: int
     kv_heads: int
     head_dim: int
+    layer_weights: int = 0
+    other_weights: int = 0
+    largest_weight: int = 0
 
 
-def estimate(config: Config, shape: Shape, size: int) -> Momentary:
+def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -> Momentary:
     """`size`: bytes of a number that is computed with."""
     longest = config.rollout.max_sequence_tokens
     tokens = min(config.trajectories_per_step * longest, max(config.batch.token_budget, longest))
     parts = config.trainer.tensor
+    eager = config.optimizer.states == "8bit" and not on_gpu
     return Momentary(
         micro_batch_tokens=-(-tokens // config.trainer.sequence),
         token_bytes=_token_bytes(shape, size, parts, recompute=config.model.recompute),
         logits_bytes=CHUNKS * max(CHUNK_BYTES, 4 * shape.vocabulary)
         + 8 * shape.vocabulary * shape.hidden // parts,
         replica_bytes=max(_sampling_bytes(config, shape), _prefill_bytes(config, shape, size)),
+        weights_bytes=_weights_bytes(config, shape, size) // parts,
+        update_bytes=UPDATE_BYTES * shape.largest_weight // config.trainer.ranks if eager else 0,
     )
+
+
+def _weights_bytes(config: Config, shape: Shape, size: int) -> int:
+    layers = 1 if config.model.recompute else shape.layers
+    rounded = size * layers * shape.layer_weights if size < 4 else 0
+    if config.trainer.shard * config.trainer.sequence == 1:
+        return rounded
+    return rounded + 4 * (GATHERED * shape.layer_weights + shape.other_weights)
 
 
 def _token_bytes(shape: Shape, size: int, parts: int, *, recompute: bool) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,8 @@ from millrace.placement.momentary import Momentary, Shape, estimate
 from millrace.placement.number_format import computing_dtype
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
-TRAINER_BYTES = 16  # float32 per parameter: master weight, gradient, two Adam moments
-COPY_BYTES = 4  # float32 per parameter: of a reference model, and of weights rounded as published
-CHECKPOINT_BYTES = 12  # master weight and the two moments
+COPY_BYTES = 4  # float32 per parameter: master weight, gradient, reference, weights rounded as published
+MOMENTS_BYTES = {"float32": 8.0, "8bit": 2 * (1 + 4 / 256)}  # both of AdamW's, with the scale of each block
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,11 @@ class Needs:
 def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     """What each worker keeps, beside what it needs for a moment.
 
-        trainer   16 bytes a parameter (4 more for a reference, 4 more for rounded weights where bfloat16 is
-                  computed in float32), and for publishing one version on the host, unless that is the
-                  master weights themselves (float32 on a CPU)
+        trainer   16 bytes a parameter (10 with 8-bit moments, 4 more for a reference), and for publishing one
+                  version on the host, unless that is the master weights themselves (float32 on a CPU). In
+                  bfloat16, 4 bytes for each weight that is rounded for a step (all where bfloat16 is computed
+                  in float32, else those in no layer), and 4 on the host for a checkpoint of them. The rest of
+                  a checkpoint is written from where it lies
         replica   2 versions (served and standby) + slots * max_sequence_tokens * KV of a token, in the format
                   that is computed in. Where that is another than the published one, or a GPU's, a published
                   version more on the host, where weights land, and the largest tensor, to be digested.
@@ -65,24 +68,26 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     directory = Path(config.model.path)
     size = DTYPE_BYTES[config.model.dtype]
     tensors = tensor_elements(directory)
-    parameters = sum(tensors)
+    parameters = sum(tensors.values())
     weights = parameters * size
     computing = DTYPE_BYTES[computing_dtype(config.model.dtype, on_gpu=on_gpu)]
     model, parts = read_model_config(directory), config.rollout.tensor
-    _check_division(_shape(model, 0), parts, "`rollout.tensor`")
-    _check_ranks(_shape(model, 0), config.trainer)
+    shape = _shape(model, tensors)
+    _check_division(shape, parts, "`rollout.tensor`")
+    _check_ranks(shape, config.trainer)
     kv_token = parts * kv_token_bytes(model, computing, parts)
     kv_replica = kv_token * config.rollout.slots * config.rollout.max_sequence_tokens
-    copies = _has_reference(config) + (computing != size)
-    states = parameters * (TRAINER_BYTES + COPY_BYTES * copies)
-    published = 0 if config.model.dtype == "float32" and not on_gpu else weights
+    rounded = 0 if size == 4 else parameters if computing == 4 else shape.other_weights
+    moments = int(parameters * MOMENTS_BYTES[config.optimizer.states])
+    states = COPY_BYTES * (parameters * (2 + _has_reference(config)) + rounded) + moments
+    staged = COPY_BYTES * rounded + (weights if on_gpu or size != 4 else 0)
     replica = 2 * parameters * computing + kv_replica
-    landing = weights + max(tensors, default=0) * size if on_gpu or computing != size else 0
+    landing = weights + shape.largest_weight * size if on_gpu or computing != size else 0
     if on_gpu:
-        trainer = MemoryNeed(-(-states // config.trainer.ranks), published)
+        trainer = MemoryNeed(-(-states // config.trainer.ranks), staged)
         replica_memory = MemoryNeed(-(-replica // parts), landing)
     else:
-        trainer, replica_memory = MemoryNeed(0, states + published), MemoryNeed(0, replica + landing)
+        trainer, replica_memory = MemoryNeed(0, states + staged), MemoryNeed(0, replica + landing)
     if config.rollout.servers:
         replica_memory = MemoryNeed(0, 0)
     return Needs(
@@ -92,8 +97,8 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
         kv_replica_bytes=kv_replica,
         trainer=trainer,
         replica=replica_memory,
-        checkpoint_bytes=parameters * CHECKPOINT_BYTES,
-        momentary=estimate(config, _shape(model, max(tensors, default=0)), computing),
+        checkpoint_bytes=parameters * COPY_BYTES + moments,
+        momentary=estimate(config, shape, computing, on_gpu=on_gpu),
     )
 
 
@@ -102,18 +107,18 @@ def _has_reference(config: Config) -> bool:
     return config.algorithm.kind == "grpo" and config.algorithm.kl > 0
 
 
-def tensor_elements(directory: Path) -> list[int]:
+def tensor_elements(directory: Path) -> dict[str, int]:
     """Elements of each tensor, from the headers of the safetensors files."""
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise DataError(f"{directory} has no *.safetensors file")
-    return [elements for file in files for elements in _elements(file)]
+    return {name: elements for file in files for name, elements in _elements(file).items()}
 
 
-def _elements(path: Path) -> list[int]:
+def _elements(path: Path) -> dict[str, int]:
     try:
         with safe_open(path, framework="numpy") as file:
-            return [math.prod(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118
+            return {name: math.prod(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path} is not a safetensors file: {error}") from error
 
@@ -126,7 +131,7 @@ def read_model_config(directory: Path) -> dict[str, Any]:
 def kv_token_bytes(model: dict[str, Any], size: int, parts: int = 1) -> int:
     """Keys and values of one token in all layers, on one of `parts` devices. Raises: DataError: `model` is
     not of a decoder."""
-    shape = _shape(model, 0)
+    shape = _shape(model, {})
     return 2 * shape.layers * max(1, shape.kv_heads // parts) * shape.head_dim * size
 
 
@@ -155,8 +160,12 @@ def _check_division(shape: Shape, parts: int, key: str) -> None:
         )
 
 
-def _shape(model: dict[str, Any], largest: int) -> Shape:
-    """`largest`: elements of the largest tensor, taken for the embedding where no vocabulary is named."""
+def _shape(model: dict[str, Any], tensors: dict[str, int]) -> Shape:
+    """The largest tensor is taken for the embedding where no vocabulary is named."""
+    layers, largest = Counter[str](), max(tensors.values(), default=0)
+    for name, elements in tensors.items():
+        layers["".join(re.findall(r"\.layers\.\d+\.", name))] += elements
+    other = layers.pop("", 0)
     heads, hidden = _count(model, "num_attention_heads"), _count(model, "hidden_size")
     return Shape(
         layers=_count(model, "num_hidden_layers"),
@@ -166,6 +175,9 @@ def _shape(model: dict[str, Any], largest: int) -> Shape:
         query_heads=heads,
         kv_heads=_count(model, "num_key_value_heads", heads),
         head_dim=_count(model, "head_dim", hidden // heads),
+        layer_weights=max(layers.values(), default=0),
+        other_weights=other,
+        largest_weight=largest,
     )
 
 

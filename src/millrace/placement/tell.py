@@ -32,6 +32,7 @@ def table(placement: Placement) -> dict[str, str]:
             f"{moment.micro_batch_tokens:,} tokens: about {size(moment.trainer_bytes)} more, at most"
             + (", in each rank" if ranks > 1 else "")
         ),
+        "a rank of the trainer, at most": f"{size(placement.rank_peak_bytes)}, beside Python and torch",
         "a step of a replica": f"about {size(moment.replica_bytes)} more, at most",
         "the relay, shared memory": (
             f"{placement.relay_slots} versions of {size(needs.weights_bytes)} = {size(placement.relay_bytes)}"

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -42,6 +43,7 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     if missing:
         raise ConfigError("\n".join(missing))
     refuse_unable(config)
+    _check_states(config)
     check_model(config)
     placed = place(config)
     if not (config.schedule.kind == "function" and is_carried(config.schedule.path)):
@@ -81,6 +83,24 @@ def _disk_problem(config: Config, needs: Needs, run_path: Path) -> str:
         f"{existing} has {size(free)} free, but {count} checkpoints and the exported model need "
         f"{size(needed)}.\n  Choose another --run-dir, or lower `checkpoints.keep` ({checkpoints.keep})"
     )
+
+
+def _check_states(config: Config) -> None:
+    """Raises: ConfigError: 8-bit moments lack their library, or the trainer has several ranks."""
+    if config.optimizer.states == "float32":
+        return
+    if find_spec("torchao") is None:
+        raise ConfigError(
+            '`optimizer.states` ("8bit") needs torchao, which is not installed here.\n'
+            "  Install it (pip install 'millrace[torchao]'), or leave the key at float32"
+        )
+    if config.trainer.ranks > 1:
+        raise ConfigError(
+            f'`optimizer.states` ("8bit") is for a trainer of one rank, and this one has '
+            f"{config.trainer.ranks}: another number of ranks could not read its checkpoints.\n"
+            "  Leave it at float32, which the ranks divide, or set `trainer.shard`, `trainer.tensor` and "
+            "`trainer.sequence` to 1"
+        )
 
 
 def _check_python(rollout: Rollout) -> None:

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from millrace.config.training import Optimizer
 from millrace.core.errors import DataError, TrainingError
 from millrace.placement.device import torch_device
+from millrace.trainer.adamw import make_adamw
 from millrace.trainer.directories import atomic_directory
 from millrace.trainer.export import save_model
 from millrace.trainer.gradients import clip_gradients, grad_norm
@@ -31,7 +32,6 @@ from millrace.trainer.model import (
     row_logprobs,
 )
 from millrace.trainer.packing import Branch, Row, Tree, pack
-from millrace.trainer.trainer import make_adamw
 
 WARMUP_FRACTION = 0.05  # of the steps
 GRAD_CLIP = 1.0

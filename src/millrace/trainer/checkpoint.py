@@ -28,6 +28,7 @@ import xxhash
 
 from millrace.core.errors import DataError, boundary
 from millrace.core.types import CheckpointInfo
+from millrace.trainer.adamw import put_together, taken_apart
 from millrace.trainer.directories import all_or_none, atomic_directory
 from millrace.trainer.mesh import ALONE, Ranks
 from millrace.trainer.model import named_weights, not_finite, rounded_weights
@@ -253,7 +254,7 @@ def _optimizer_tensors(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
     return {
         f"{key}/{name}": value
         for name, parameter in trainer.model.named_parameters()
-        for key, value in trainer.optimizer.state[parameter].items()
+        for key, value in taken_apart(trainer.optimizer.state[parameter]).items()
     }
 
 
@@ -266,6 +267,8 @@ def _restore_optimizer(trainer: PolicyTrainer, files: list[Path]) -> None:
         like = of if saved.shape == of.shape else torch.empty(saved.shape, device=of.device)
         trainer.optimizer.state[of][key] = torch.zeros_like(like, dtype=saved.dtype, requires_grad=False)
     read(files, parts(_optimizer_tensors(trainer), copies=True))
+    for state in trainer.optimizer.state.values():
+        put_together(state)
 
 
 def _generators() -> dict[str, torch.Tensor]:

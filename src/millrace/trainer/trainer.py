@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from millrace.config.training import Optimizer
 from millrace.core.columns import TokenColumns
 from millrace.core.errors import TrainingError, WeightsError, writing
 from millrace.core.types import Batch, StepResult
+from millrace.trainer.adamw import make_adamw
 from millrace.trainer.flat_batch import FlatBatch, flatten
 from millrace.trainer.gradients import clip_gradients, grad_norm
 from millrace.trainer.mesh import ALONE, Ranks
@@ -56,17 +56,6 @@ class Gradient:
     trained_tokens: int
     num_rows: int
     forwarded_tokens: int
-
-
-def make_adamw(parameters: Iterable[torch.nn.Parameter], config: Optimizer) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        parameters,
-        lr=config.lr,
-        betas=config.betas,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
 
 
 class PolicyTrainer:
@@ -195,7 +184,7 @@ class PolicyTrainer:
         config = self.settings.optimizer
         lr = config.lr * min(1.0, (self.version + 1) / max(config.warmup_steps, 1))
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr if isinstance(group["lr"], float) else torch.tensor(lr)
         self.optimizer.step()
         if broken := not_finite(named_weights(self.model), self.ranks):
             raise WeightsError(f"the weights {broken[:4]} are not finite after it")
