@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
+from millrace.config.schema import Config
 from millrace.trainer.arithmetic import arithmetic
 
-CPU = torch.device("cpu")
+
+def told(budget: int = 8192, recompute: bool = False, shard: int = 1) -> str:
+    config = Config.model_validate(
+        {
+            "model": {"path": "m", "recompute": recompute},
+            "task": {"kind": "gym", "name": "gcd"},
+            "reward": {"kind": "gym"},
+            "batch": {"token_budget": budget},
+            "trainer": {"shard": shard},
+        }
+    )
+    return arithmetic(torch.device("cpu"), config)
 
 
 @pytest.mark.parametrize("variable", ["ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"])
 def test_a_limit_on_instructions_is_told(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(variable, raising=False)
-    assert f"{variable}=" not in arithmetic(CPU, 8192, False)
+    assert f"{variable}=" not in told()
     monkeypatch.setenv(variable, "avx2")
-    assert f"{variable}=avx2" in arithmetic(CPU, 8192, False)
+    assert f"{variable}=avx2" in told()
 
 
-def test_packing_and_recomputation_are_told() -> None:
-    assert len({arithmetic(CPU, budget, again) for budget in (64, 128) for again in (False, True)}) == 4
+def test_packing_recomputation_and_ranks_are_told() -> None:
+    assert len({told(*chosen) for chosen in product((64, 128), (False, True), (1, 2, 4))}) == 12
+    assert "trainer" not in told(shard=1)

@@ -8,13 +8,14 @@ import torch
 from torch.backends import cpu
 
 from millrace import __version__
+from millrace.config.schema import Config
 from millrace.placement.number_format import cpu_model
 
 
-def arithmetic(device: torch.device, token_budget: int, recompute: bool) -> str:
+def arithmetic(device: torch.device, config: Config) -> str:
     """In words; empty on a GPU, where sums whose order is left to chance differ in their last bits.
 
-    Packing (`token_budget`) and threads decide the order of sums, the CPU and torch the kernels.
+    Packing (`token_budget`), ranks and threads decide the order of sums, the CPU and torch the kernels.
     """
     if device.type != "cpu":
         return ""
@@ -23,8 +24,9 @@ def arithmetic(device: torch.device, token_budget: int, recompute: bool) -> str:
         f"torch {torch.__version__}",
         f"{cpu_model()} ({cpu.get_cpu_capability()})",
         f"{torch.get_num_threads()} threads",
-        f"batch.token_budget {token_budget}",
-        f"model.recompute {recompute}",
+        f"batch.token_budget {config.batch.token_budget}",
+        f"model.recompute {config.model.recompute}",
+        *(f"trainer.{key} {value}" for key, value in config.trainer if value > 1),
         *(f"{name}={value}" for name, value in sorted(os.environ.items()) if name in _DECIDE),
     )
     return ", ".join(parts)

@@ -22,7 +22,7 @@ class PublishBuffers:
 
     def __init__(self, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
         self._weights = dict(weights)
-        self._host = {name: _host_copy(tensor.detach(), dtype) for name, tensor in weights.items()}
+        self._host = {name: _host_copy(_whole(tensor), dtype) for name, tensor in weights.items()}
         self._buffers = [
             NamedBuffer(
                 name,
@@ -46,10 +46,16 @@ class PublishBuffers:
     def fill(self) -> list[NamedBuffer]:
         """Bring the buffers up to the current weights. They stay valid until the next step."""
         for name, tensor in self._weights.items():
-            source = tensor.detach()
+            source = _whole(tensor)
             if source.data_ptr() != self._host[name].data_ptr():
                 self._host[name].copy_(source)
         return self._buffers
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Of one that ranks divide, every rank gets all: a collective call."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _host_copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

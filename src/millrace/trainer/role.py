@@ -6,6 +6,7 @@ Commands run one after another in a thread, so that the worker answers heartbeat
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -42,8 +43,9 @@ from millrace.placement.device import computes, computing_dtype, torch_device
 from millrace.trainer.arithmetic import arithmetic
 from millrace.trainer.blame import blame
 from millrace.trainer.checkpoint import Saver, load_checkpoint, prune_checkpoints
-from millrace.trainer.directories import atomic_directory, sweep
+from millrace.trainer.directories import all_or_none, atomic_directory, sweep
 from millrace.trainer.export import save_model
+from millrace.trainer.mesh import ALONE, Ranks, local
 from millrace.trainer.model import (
     load_model,
     named_weights,
@@ -59,7 +61,8 @@ CHECKPOINTS = "checkpoints"  # beside the exported model, in the run directory
 
 
 class TorchTrainer:
-    """`core.protocols.Trainer` on one process.
+    """`core.protocols.Trainer`, or one rank of several (`[trainer]`). Every rank gets the same commands, in
+    the same order. RANK and MILLRACE_RENDEZVOUS in the environment say which it is, and where the others are.
 
     `config`: a whole configuration as plain data. `open_writer`: "package.module:function", called with
     an `Endpoint`, returns a `WeightsWriter`. `device` and `device_share`: see `placement.device`.
@@ -75,6 +78,7 @@ class TorchTrainer:
     ) -> None:
         self._device = device, device_share
         self._config = Config.model_validate(config)
+        self._ranks = join(self._config, self._device)
         self._run_dir = Path(run_dir)
         self._open_writer = find_object(open_writer, "`open_writer`")[0]
         self._turn = asyncio.Lock()
@@ -106,7 +110,8 @@ class TorchTrainer:
             raise WorkerError("the trainer has no weights yet: `load` must come first")
         info = await asyncio.to_thread(self._saver.saved)
         directory, keep = Path(info.path).parent, self._config.checkpoints.keep
-        await asyncio.to_thread(lambda: prune_checkpoints(directory, newest=info.version, keep=keep))
+        if self._ranks.rank == 0:
+            await asyncio.to_thread(lambda: prune_checkpoints(directory, newest=info.version, keep=keep))
         return info
 
     async def export(self, directory: str) -> None:
@@ -127,16 +132,17 @@ class TorchTrainer:
         self._trainer = self._saver = self._buffers = None  # free the old weights before the new ones
         self._last = self._published = None
         self._tokenizer = self._tokenizer or read_tokenizer(self._config.model.path)
-        for directory in (self._run_dir, self._run_dir / CHECKPOINTS):
-            sweep(directory)
+        with all_or_none(self._ranks):
+            for directory in (self._run_dir, self._run_dir / CHECKPOINTS) if self._ranks.rank == 0 else ():
+                sweep(directory)
         device = torch_device(*self._device)
-        trainer = _policy_trainer(self._config, device)
+        trainer = _policy_trainer(self._config, device, self._ranks)
         if checkpoint is not None:
-            load_checkpoint(trainer, checkpoint)
-        self._trainer, self._saver = trainer, Saver(trainer.optimizer)
+            load_checkpoint(trainer, checkpoint, self._ranks)
+        self._trainer, self._saver = trainer, Saver(trainer.optimizer, self._ranks)
         self._buffers = PublishBuffers(named_weights(trainer.model), _dtype(self._config))
         told = computes(_dtype(self._config), trainer.settings.dtype)
-        rounding = arithmetic(device, self._config.batch.token_budget, self._config.model.recompute)
+        rounding = arithmetic(device, self._config)
         return TrainerState(trainer.version, self._buffers.slot_bytes, told, rounding)
 
     def _step(self, batch: Batch) -> StepResult | StepRejected:
@@ -165,9 +171,12 @@ class TorchTrainer:
             earlier, published = self._published
             if (earlier, published.version) == (endpoint, trainer.version):
                 return published  # a repeat: writing again would cost the readers a slot
-        writer = self._writer_to(endpoint)
         began = time.perf_counter()
-        digest = writer.write(trainer.version, buffers.fill())
+        filled = buffers.fill()
+        if self._ranks.rank == 0:
+            digest = self._writer_to(endpoint).write(trainer.version, filled)
+        else:
+            digest = digest_buffers(filled)
         published = Published(
             version=trainer.version,
             digest=digest,
@@ -190,7 +199,8 @@ class TorchTrainer:
     def _checkpoint(self, directory: str) -> None:
         trainer, saver = self._ready(), self._saver
         assert saver is not None
-        self._refuse_changed(trainer.version)
+        with all_or_none(self._ranks):
+            self._refuse_changed(trainer.version)
         saver.begin(trainer, directory)
 
     def _refuse_changed(self, version: int) -> None:
@@ -210,9 +220,10 @@ class TorchTrainer:
 
     def _export(self, directory: str) -> None:
         trainer = self._ready()
-        with atomic_directory(Path(directory), marker="config.json") as path:
-            save_model(trainer.model, self._tokenizer, path, _dtype(self._config))
-            model_version.write(path, trainer.version)
+        with atomic_directory(Path(directory), marker="config.json", ranks=self._ranks) as path:
+            save_model(trainer.model, self._tokenizer, path, _dtype(self._config), self._ranks)
+            if self._ranks.rank == 0:
+                model_version.write(path, trainer.version)
 
     def _ready(self) -> PolicyTrainer:
         if self._trainer is None:
@@ -220,12 +231,25 @@ class TorchTrainer:
         return self._trainer
 
 
-def _policy_trainer(config: Config, device: torch.device) -> PolicyTrainer:
+def join(config: Config, device: tuple[str, float]) -> Ranks:
+    """This process among the ranks of `config`, once it has met the others.
+
+    Raises: WorkerError: the others do not come.
+    """
+    asked = config.trainer
+    if asked.ranks == 1:
+        return ALONE
+    ranks = Ranks(asked.shard, asked.tensor, asked.sequence, int(os.environ["RANK"]))
+    ranks.join(os.environ["MILLRACE_RENDEZVOUS"], torch_device(*device))
+    return ranks
+
+
+def _policy_trainer(config: Config, device: torch.device, ranks: Ranks) -> PolicyTrainer:
     algorithm = build(config.algorithm)
-    model = load_model(config.model.path, device)
+    model = load_model(config.model.path, device, ranks)
     if config.model.recompute:
         recompute_layers(model)
-    reference = _reference(config, device) if algorithm.needs_reference else None
+    reference = _reference(config, device, ranks) if algorithm.needs_reference else None
     settings = StepSettings(
         optimizer=config.optimizer,
         token_budget=config.batch.token_budget,
@@ -234,14 +258,14 @@ def _policy_trainer(config: Config, device: torch.device) -> PolicyTrainer:
         dtype=computing_dtype(_dtype(config), device),
         published=_dtype(config),
     )
-    return PolicyTrainer(model, algorithm, settings, reference=reference)
+    return PolicyTrainer(model, algorithm, settings, reference=reference, ranks=ranks)
 
 
-def _reference(config: Config, device: torch.device) -> PreTrainedModel:
+def _reference(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedModel:
     """Version 0 as replicas have it."""
-    model = load_model(config.model.path, device)
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(_dtype(config)).float()
+    model = load_model(config.model.path, device, ranks)
+    for weight in map(local, model.parameters()):
+        weight.copy_(weight.to(_dtype(config)))
     return model
 
 

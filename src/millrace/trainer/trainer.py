@@ -100,7 +100,7 @@ class PolicyTrainer:
             self._clip(norm)
             lr = self._apply()
         except (TrainingError, WeightsError) as error:
-            saved = save_rejected(batch, quarantine)
+            saved = "rank 0 saves it" if self.ranks.rank else save_rejected(batch, quarantine)
             raise type(error)(f"step {batch.version} -> {batch.version + 1}: {error}; {saved}") from None
         finally:
             self.optimizer.zero_grad(set_to_none=False)
