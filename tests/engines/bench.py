@@ -41,8 +41,13 @@ from millrace.weights.ring import open_reader, open_writer
 VOCAB, END = 128, 1
 ALPHABET = "".join(map(chr, range(0x100, 0x100 + VOCAB - 5)))  # beside five special tokens
 STEPS_MAX = 20_000
-TOLERANCE = 1e-4
 LAYER_TYPES = ["sliding_attention", "full_attention"]
+
+# What the engine under test computes on and in: `--device` and `--dtype`.
+DEVICE, DTYPE = "cpu", torch.float32
+TOLERANCE = 1e-4  # in nats, of a log-prob
+TOLERANCES = {("cpu", torch.float32): TOLERANCE, ("cuda", torch.float32): 5e-4}
+TOLERANCE_BFLOAT16 = 0.3
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -93,6 +98,7 @@ def make_model(name: str, seed: int) -> PreTrainedModel:
                 parameter.add_(0.3 * torch.randn_like(parameter))
             else:
                 parameter.mul_(2.0)
+            parameter.copy_(parameter.to(DTYPE))
     return model
 
 
@@ -119,7 +125,12 @@ class Bench:
         make_model(model, 0).save_pretrained(directory)
         make_character_tokenizer(directory, ALPHABET)
         sizes = {"slots": 8, "max_sequence_tokens": 256, "prefill_chunk": 64}
-        self.options = EngineOptions(model_path=str(directory), device="cpu", **(sizes | options))
+        self.options = EngineOptions(
+            model_path=str(directory),
+            device=DEVICE,
+            dtype=str(DTYPE).removeprefix("torch."),
+            **(sizes | options),
+        )
         self.engine = self.open_engine(kind)
         self.models: dict[int, PreTrainedModel] = {}
         self.digests: dict[int, str] = {}
@@ -171,7 +182,7 @@ class Bench:
 
     @staticmethod
     def _buffers(model: PreTrainedModel) -> PublishBuffers:
-        return PublishBuffers(named_weights(model), torch.float32)
+        return PublishBuffers(named_weights(model), DTYPE)
 
     # ------------------------------------------------------------ work
 

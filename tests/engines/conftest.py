@@ -1,14 +1,16 @@
 """One suite for every engine: `pytest tests/engines --engine NAME`, NAME as in `rollout.engine`.
 
 Without a name: our own. Then the simulated engine, too, keeps the promises that have nothing to do with what
-is computed: the tests without the mark `computed`.
+is computed: the tests without the mark `computed`. `--device cuda` and `--dtype bfloat16` say what computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import bench as tested
 import pytest
+import torch
 from bench import Bench, OpenBench
 from servers import Servers
 
@@ -21,6 +23,8 @@ MakeBench = Callable[..., Bench]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--engine", choices=list(ENGINES), help="which engine tests/engines tests")
+    parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="what it computes on")
+    parser.addoption("--dtype", choices=["float32", "bfloat16"], default="float32", help="of weights")
     parser.addoption("--tensor", type=int, default=1, help="devices that share an engine's model")
 
 
@@ -29,6 +33,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "stepwise: only an engine that computes in its steps alone can show it"
     )
+    tested.DEVICE = config.getoption("--device", "cpu")
+    tested.DTYPE = getattr(torch, config.getoption("--dtype", "float32"))
+    key = (tested.DEVICE, tested.DTYPE)
+    tested.TOLERANCE = tested.TOLERANCES.get(key, tested.TOLERANCE_BFLOAT16)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -56,6 +56,11 @@ class Kernel:
             out.baddbmm_(weights[..., start:stop], v_BLD[:, start:stop])
         return out
 
+    @property
+    def plain(self) -> bool:
+        """Whether another code may compute the scores, and sum in its own order."""
+        return self.cap is None and not self.exact
+
     def num_keys(self, length: int) -> int:
         """What is computed over for a sequence of `length`."""
         bucket = BLOCK if self.exact else BUCKET

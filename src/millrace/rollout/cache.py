@@ -61,9 +61,12 @@ class KVCache:
     def copy(self, source: int, target: int, length: int) -> None:
         """Make the first `length` positions of `target` those of `source`."""
         assert self.lengths[target] == 0 and length <= self.lengths[source], (source, target, length)
+        self._copy_numbers(source, target, length)
+        self.lengths[target] = length
+
+    def _copy_numbers(self, source: int, target: int, length: int) -> None:
         self.keys[:, target, ..., :length] = self.keys[:, source, ..., :length]
         self.values[:, target, :, :length] = self.values[:, source, :, :length]
-        self.lengths[target] = length
 
     def extend(self, slot: int, count: int) -> None:
         """Declare `count` more positions of `slot` valid."""

@@ -15,6 +15,7 @@ from millrace.rollout.attention import DecodeAttention, Kernel
 from millrace.rollout.cache import KVCache
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.edits import Edits
+from millrace.rollout.flash import RecordedSteps
 from millrace.rollout.noise import Noise
 from millrace.rollout.sampler import Sampler
 
@@ -27,8 +28,9 @@ class DecodeBatch:
 
     Attributes:
         continuations  of the ready slots, in their order
-        tokens     (M,) the last token of each slot; M = `pad` of the number of slots
+        tokens     (M,) the last token of each slot; M = `pad` of the number of slots, or as `recorded` pads
         positions  (M,) its position
+        attention  None: `recorded` steps have their own
         rows       the ready slots, or None if these are all of [0, count)
     """
 
@@ -41,16 +43,22 @@ class DecodeBatch:
         pad: Callable[[int], int],
         kernel: Kernel,
         vocab: int,
+        recorded: RecordedSteps | None = None,
     ) -> None:
         self.slots, self.count = list(ready), ready[-1] + 1
         self.continuations = [running[slot] for slot in ready]
         works = [continuation.work for continuation in self.continuations]
         positions, padding = cache.lengths[: self.count], [0] * (pad(self.count) - self.count)
         device = cache.values.device
-        self.attention = DecodeAttention(cache, positions, kernel)
         last = [continuation.tokens[-1] for continuation in running[: self.count]]
-        self.tokens = torch.tensor(last + padding, device=device)
-        self.positions = torch.tensor(positions + padding, device=device)
+        self.attention: DecodeAttention | None = None
+        if recorded is not None:
+            self.tokens, self.positions, self._steps_left = recorded.place(last, positions)
+        else:
+            self.attention = DecodeAttention(cache, positions, kernel)
+            self._steps_left = self.attention.num_steps
+            self.tokens = torch.tensor(last + padding, device=device)
+            self.positions = torch.tensor(positions + padding, device=device)
         self.rows = None if len(ready) == self.count else torch.tensor(self.slots, device=device)
         samplings, edits = [work.sampling for work in works], None
         if any(sampling.edits for sampling in samplings):
@@ -59,18 +67,20 @@ class DecodeBatch:
         self._sampler = Sampler(samplings, device, edits)
         noise = Noise([work.seed for work in works], [work.trajectory_id for work in works])
         lengths = [continuation.completion_length for continuation in self.continuations]
-        self._uniforms = torch.from_numpy(noise.uniforms(lengths, self.attention.num_steps).T).to(device)
+        self._uniforms = torch.from_numpy(noise.uniforms(lengths, self._steps_left).T).to(device)
 
     def sample(self, logits: Tensor) -> tuple[Tensor, Tensor, list[Row | None]]:
         """The next token of each continuation, its log-prob, and what is likely if any asks. `logits`: of the
         ready slots."""
-        return self._sampler(logits, self._uniforms[-self.attention.num_steps])
+        return self._sampler(logits, self._uniforms[-self._steps_left])
 
     def advance(self, tokens: Tensor) -> bool:
         """Go on to the next position with `tokens`, one for every slot; False if another batch must
         take over."""
         assert self.rows is None, self.slots
-        self.attention.advance()
+        self._steps_left -= 1
+        if self.attention is not None:
+            self.attention.advance()
         self.tokens[: self.count] = tokens
         self.positions[: self.count] += 1
-        return self.attention.num_steps > 0
+        return self._steps_left > 0

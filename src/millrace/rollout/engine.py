@@ -23,13 +23,15 @@ from millrace.core.likely import Row
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
 from millrace.placement.device import computes, computing_dtype, torch_device
+from millrace.placement.gpu import aside, has_flash
 from millrace.rollout.architecture import Architecture
 from millrace.rollout.attention import Kernel, PrefillAttention, Segment
 from millrace.rollout.cache import KVCache
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.decode import DecodeBatch
 from millrace.rollout.exact import check_attention, exact_products, one_thread
-from millrace.rollout.forward import ForwardPass
+from millrace.rollout.flash import PADDED, FlashCache, RecordedSteps, flash_prefill
+from millrace.rollout.forward import Attention, ForwardPass
 from millrace.rollout.intake import Intake
 from millrace.rollout.parameters import Parameters
 from millrace.rollout.protocol import EngineOptions
@@ -67,7 +69,8 @@ class TorchEngine(Queues):
         self._active = Parameters(architecture, computing, device)
         self._standby = Parameters(architecture, computing, device)
         lands = device.type == "cpu" and computing == dtype  # a pull writes what is computed with
-        self._landing = None if lands else Parameters(architecture, dtype, torch.device("cpu"))
+        pinned = device.type == "cuda"
+        self._landing = None if lands else Parameters(architecture, dtype, torch.device("cpu"), pinned=pinned)
         self._settled = False  # the standby set has what landed
         self._kernel = Kernel(architecture.scale, architecture.cap, architecture.windows, options.exact)
         num_positions = self._kernel.num_keys(options.max_sequence_tokens)
@@ -79,14 +82,20 @@ class TorchEngine(Queues):
             num_positions,
             architecture.head_dim,
         )
-        self._cache = KVCache(shape, computing, device)
+        flash = has_flash(device, computing, architecture.head_dim) and self._kernel.plain
+        self._cache = (FlashCache if flash else KVCache)(shape, computing, device)
+        self._recorded: RecordedSteps | None = None
+        if isinstance(self._cache, FlashCache):
+            self._forward.products = PADDED
+            self._recorded = RecordedSteps(self._forward, self._cache, self._kernel, architecture)
         if options.exact:
             rows = max(options.slots, options.prefill_chunk)
             self._forward.products = exact_products(self._forward, self._active, options.slots, rows)
             group = architecture.num_heads // architecture.num_kv_heads
             check_attention(self._cache, self._kernel, group=group)
         exactness = f"exact, {self._forward.products} on one thread" if options.exact else "not exact"
-        self.computes = f"{computes(dtype, computing)}; {exactness}"
+        recorded = "; decode steps are recorded" if flash and not architecture.routed else ""
+        self.computes = f"{computes(dtype, computing)}; {exactness}{recorded}"
         self._running: list[Continuation] = []  # index = slot
         self._batch: DecodeBatch | None = None  # of the last step, if it still holds
         self._generated = self._prefilled = self._steps_since_swap = 0
@@ -132,10 +141,12 @@ class TorchEngine(Queues):
     def digest_standby(self) -> str:
         """Digest of the tensors that the next `swap` will serve, where they will be computed with.
 
-        Steps may go on meanwhile in another thread: they do not touch the standby set.
+        Steps may go on meanwhile in another thread: they do not touch the standby set, and on a GPU they
+        do not wait for this.
         """
-        self._settle()
-        return digest_buffers(self._standby.buffers(self._dtype))
+        with aside(self._device):
+            self._settle()
+            return digest_buffers(self._standby.buffers(self._dtype))
 
     def _settle(self) -> None:
         if self._landing is not None and not self._settled:
@@ -182,12 +193,17 @@ class TorchEngine(Queues):
         if segments:
             tokens = [t for s in segments for t in self._running[s.slot].tokens[s.start : s.start + s.count]]
             positions = [p for s in segments for p in range(s.start, s.start + s.count)]
-            attention = PrefillAttention(self._cache, segments, self._kernel)
+            attention = self._prefill_attention(segments)
             self._forward.hidden(self._active, self._padded(tokens), self._padded(positions), attention)
             for segment in segments:
                 self._cache.extend(segment.slot, segment.count)
             self._prefilled += len(tokens)
         self._share(leaders)
+
+    def _prefill_attention(self, segments: list[Segment]) -> Attention:
+        if isinstance(self._cache, FlashCache):
+            return flash_prefill(self._cache, segments, self._kernel)
+        return PrefillAttention(self._cache, segments, self._kernel)
 
     def _plan_prefill(self, leaders: dict[tuple, int]) -> list[Segment]:
         """Up to `prefill_chunk` positions, first slots first. Followers wait for their leader."""
@@ -222,24 +238,42 @@ class TorchEngine(Queues):
         batch = self._batch or self._decode_batch()
         if batch is None:
             return
-        hidden = self._forward.hidden(self._active, batch.tokens, batch.positions, batch.attention)
-        logits = self._forward.logits(self._active, hidden, batch.count)
+        logits = self._logits(batch)
         if batch.rows is not None:
             logits = logits[batch.rows]
-        self._refuse_non_finite(batch.continuations, logits)
+        sums = logits.sum(dim=-1)  # NaN and infinities survive a sum
         tokens, logprobs, likely = batch.sample(logits)
         complete = len(batch.slots) == len(self._running)
         self._batch = batch if complete else None  # the others have to be prefilled
-        self._note(batch, tokens.tolist(), logprobs.tolist(), likely)
+        # All is read at once: each reading waits for the device.
+        read = torch.stack([tokens.double(), logprobs.double(), sums.double()]).tolist()
+        self._refuse_non_finite(batch.continuations, read[2])
+        self._note(batch, [int(token) for token in read[0]], read[1], likely)
         if self._batch is not None and not batch.advance(tokens):
             self._batch = None
+
+    def _logits(self, batch: DecodeBatch) -> torch.Tensor:
+        """Of the batch's slots, those between the ready ones included."""
+        if self._recorded is not None:
+            return self._recorded.logits(self._active, len(batch.tokens))[: batch.count]
+        assert batch.attention is not None
+        hidden = self._forward.hidden(self._active, batch.tokens, batch.positions, batch.attention)
+        return self._forward.logits(self._active, hidden, batch.count)
 
     def _decode_batch(self) -> DecodeBatch | None:
         ready = [slot for slot in range(len(self._running)) if self._ready(slot)]
         if not ready:
             return None
         pad = self._forward.products.rows
-        return DecodeBatch(self._running, ready, self._cache, pad=pad, kernel=self._kernel, vocab=self._vocab)
+        return DecodeBatch(
+            self._running,
+            ready,
+            self._cache,
+            pad=pad,
+            kernel=self._kernel,
+            vocab=self._vocab,
+            recorded=self._recorded,
+        )
 
     def _note(
         self, batch: DecodeBatch, tokens: list[int], logprobs: list[float], likely: list[Row | None]
@@ -256,11 +290,13 @@ class TorchEngine(Queues):
                 continuation = self._vacate(slot)
                 self._finished[continuation.work.trajectory_id] = continuation
 
-    def _refuse_non_finite(self, continuations: list[Continuation], logits: torch.Tensor) -> None:
-        if not math.isfinite(logits.sum().item()):  # NaN and infinities survive a sum
-            finite = logits.isfinite().all(dim=-1)
+    def _refuse_non_finite(self, continuations: list[Continuation], sums: list[float]) -> None:
+        """`sums`: of each one's logits."""
+        if not math.isfinite(sum(sums)):
             bad = [
-                s.work.trajectory_id for s, ok in zip(continuations, finite.tolist(), strict=True) if not ok
+                s.work.trajectory_id
+                for s, total in zip(continuations, sums, strict=True)
+                if not math.isfinite(total)
             ]
             raise WeightsError(
                 f"version {self.version} gives logits that are not finite for trajectories {bad[:8]} "

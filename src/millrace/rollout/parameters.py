@@ -48,9 +48,13 @@ class Layer:
 
 
 class Parameters:
-    """Weights of `architecture` in `dtype` on `device`, uninitialised until loaded or pulled into."""
+    """Weights of `architecture` in `dtype` on `device`, uninitialised until loaded or pulled into.
+    `pinned`: in host memory that a GPU copies from by itself."""
 
-    def __init__(self, architecture: Architecture, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, architecture: Architecture, dtype: torch.dtype, device: torch.device, *, pinned: bool = False
+    ) -> None:
+        self._pinned = pinned
         self._shapes, self._dtype, self._device = architecture.shapes, dtype, device
         views: dict[str, Tensor] = {}
         self._views = views
@@ -141,7 +145,8 @@ class Parameters:
     def _allocate(self, *names: str) -> Tensor:
         """One tensor with the named ones one under another, and a view of each."""
         rows = [self._shapes[name][0] for name in names]
-        fused = torch.zeros((sum(rows), *self._shapes[names[0]][1:]), dtype=self._dtype, device=self._device)
+        shape = (sum(rows), *self._shapes[names[0]][1:])
+        fused = torch.zeros(shape, dtype=self._dtype, device=self._device, pin_memory=self._pinned)
         for name, view in zip(names, fused.split(rows), strict=True):
             self._views[name] = view
         return fused

@@ -11,12 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 
 from millrace.core.likely import Row
 from millrace.core.types import Sampling
 from millrace.rollout.edits import Edits
 
 Tensor = torch.Tensor
+
+WHOLE, PART = 16_384, 128
+"""A vocabulary of more tokens is drawn from in parts of so many. Those of Qwen and Llama are multiples."""
+BELOW_ONE = 1 - 2.0**-52
 
 
 class Sampler:
@@ -55,9 +60,7 @@ class Sampler:
             logits_NV = logits_NV.index_copy(0, self._cut, self._truncation(logits_NV[self._cut]))
         logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
         # Not `logprobs_NV.exp()`: what rounds a number there depends on where in memory it lies.
-        cumulative_NV = logits_NV.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
-        thresholds = uniforms_N[:, None] * cumulative_NV[:, -1:]
-        tokens_N = torch.searchsorted(cumulative_NV, thresholds, right=True)[:, 0]
+        tokens_N = draw(logits_NV.softmax(dim=-1), uniforms_N)
         if self._greedy is not None:
             tokens_N = torch.where(self._greedy, logits_NV.argmax(dim=-1), tokens_N)
         # A row of NaN finds no token; it is the caller's to refuse.
@@ -71,6 +74,28 @@ class Sampler:
             return [None] * len(logprobs_NV)
         logprobs_NK, tokens_NK = logprobs_NV.topk(self._num_likely)
         return list(zip(tokens_NK.tolist(), logprobs_NK.tolist(), strict=True))
+
+
+def draw(probs_NV: Tensor, uniforms_N: Tensor) -> Tensor:
+    """Invert the cumulative distribution at one float64 number in [0, 1) a row. (N,) indices; V or more for a
+    row of NaN. Probability 0 is never drawn.
+
+    Sums are in float64. Those of a large vocabulary are too much to write: first a part of it is drawn by the
+    sums of parts, then a token of the part.
+    """
+    if probs_NV.shape[1] <= WHOLE:
+        cumulative_NV = probs_NV.cumsum(dim=-1, dtype=torch.float64)
+        thresholds = uniforms_N[:, None] * cumulative_NV[:, -1:]
+        return torch.searchsorted(cumulative_NV, thresholds, right=True)[:, 0]
+    missing = -probs_NV.shape[1] % PART
+    parts = (F.pad(probs_NV, (0, missing)) if missing else probs_NV).unflatten(1, (-1, PART))
+    sums = parts.sum(dim=-1, dtype=torch.float64)
+    cumulative = sums.cumsum(dim=-1)
+    thresholds = uniforms_N[:, None] * cumulative[:, -1:]
+    part_N1 = torch.searchsorted(cumulative, thresholds, right=True).clamp(max=sums.shape[1] - 1)
+    inside = parts[torch.arange(len(parts), device=parts.device), part_N1[:, 0]]
+    left = (thresholds - (cumulative - sums).gather(1, part_N1)) / sums.gather(1, part_N1)
+    return part_N1[:, 0] * PART + draw(inside, left[:, 0].clamp(0.0, BELOW_ONE))
 
 
 class _Truncation:

@@ -22,6 +22,7 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from millrace.trainer.packing import Stretch
+from millrace.trainer.ragged import Ragged, arrange, attend_ragged
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -45,13 +46,14 @@ class Block:
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
     """The blocks of a row, the same blocks for layers with a window, and where each of the row's tokens lies
-    in their concatenated outputs. `group`: of ranks that hold a part of the row's tokens each; None: this one
-    holds all."""
+    in their concatenated outputs. Or `ragged`, and no block: one call without padding. `group`: of ranks that
+    hold a part of the row's tokens each; None: this one holds all."""
 
     blocks: tuple[Block, ...]
     windowed: tuple[Block, ...]
     outputs_T: torch.Tensor
     group: ProcessGroup | None = None
+    ragged: Ragged | None = None
 
 
 def plan(
@@ -60,9 +62,12 @@ def plan(
     *,
     window: int | None = None,
     group: ProcessGroup | None = None,
+    ragged: bool = False,
 ) -> RowBlocks:
     """Arrange the stretches of a row, which cover it completely, into blocks on `device`. `window`: of the
-    layers that have one."""
+    layers that have one. `ragged`: into one call, if `ragged.serves` the model."""
+    if ragged:
+        return RowBlocks((), (), torch.empty(0), group, arrange(stretches, device))
     blocks, windowed = [], []
     outputs, offset = np.zeros(sum(stretch.length for stretch in stretches), dtype=np.int64), 0
     for members in _buckets(stretches):
@@ -160,10 +165,27 @@ def packed_attention(
         from millrace.trainer.exchange import heads_apart, tokens_apart
 
         query, key, value = (heads_apart(x, packed.group) for x in (query, key, value))
+    if packed.ragged is not None:
+        attended = attend_ragged(query, key, value, packed.ragged, scaling=scaling, window=sliding_window)
+    else:
+        blocks = packed.blocks if sliding_window is None else packed.windowed
+        attended = _attend_blocks(query, key, value, blocks, packed.outputs_T, scaling, softcap)
+    return attended if packed.group is None else tokens_apart(attended, packed.group), None
+
+
+def _attend_blocks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    blocks: Sequence[Block],
+    outputs_T: torch.Tensor,
+    scaling: float,
+    softcap: float | None,
+) -> torch.Tensor:
     _, heads, tokens, dim = query.shape
     query_T, key_T, value_T = (_rows(x) for x in (query, key, value))
     outputs = []
-    for block in packed.blocks if sliding_window is None else packed.windowed:
+    for block in blocks:
         query_R = _gather(query_T, block.queries_RQ, dim)
         key_R, value_R = (_gather(x_T, block.keys_RK, dim) for x_T in (key_T, value_T))
         if softcap is not None:
@@ -180,8 +202,7 @@ def packed_attention(
             )
         outputs.append(out.transpose(1, 2).reshape(-1, heads * dim))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    attended = embedding(packed.outputs_T, joined).view(1, tokens, heads, dim)
-    return attended if packed.group is None else tokens_apart(attended, packed.group), None
+    return embedding(outputs_T, joined).view(1, tokens, heads, dim)
 
 
 def _capped_attention(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,10 +19,12 @@ from transformers.utils import logging
 
 from millrace.core.errors import DataError, boundary
 from millrace.core.supported import TRAINER, refuse_unsupported
+from millrace.placement.gpu import on
 from millrace.trainer.attention import NAME, plan
 from millrace.trainer.logprobs import token_logprobs
 from millrace.trainer.mesh import ALONE, Ranks, local
 from millrace.trainer.packing import Row
+from millrace.trainer.ragged import serves
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
                    "chat_template*", "generation_config.json")  # fmt: skip
@@ -145,7 +146,7 @@ def row_logprobs(
     pairs_P, pair_N = np.unique(row.sources_N * vocabulary + row.targets_N, return_inverse=True)
     forward = getattr(model, "pair_logprobs", partial(_pair_logprobs, model))
     logprobs_P, entropies_P = forward(row, *np.divmod(pairs_P, vocabulary), temperature, dtype)
-    index_N = torch.from_numpy(pair_N).to(model.device)
+    index_N = on(model.device, pair_N)
     # `embedding`, because its backward sums repeats in a fixed order on every device.
     return embedding(index_N, logprobs_P[:, None])[:, 0], entropies_P[index_N]
 
@@ -160,10 +161,7 @@ def _pair_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Everything that reads weights."""
     device, ranks = model.device, getattr(model, "ranks", ALONE)
-
-    def put(array: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
-
+    put = partial(on, device)
     with compute_dtype(device, dtype):
         hidden_1TH = model.base_model(
             input_ids=put(row.tokens_T)[None],
@@ -174,6 +172,7 @@ def _pair_logprobs(
                 device,
                 window=getattr(model.config, "sliding_window", None),
                 group=ranks.group("sequence"),
+                ragged=serves(device, dtype, model.config),
             ),
         ).last_hidden_state
     head = model.get_output_embeddings().weight
@@ -217,8 +216,8 @@ def not_finite(weights: Mapping[str, torch.Tensor], ranks: Ranks = ALONE) -> lis
     """Names of the tensors that hold a NaN or an infinity, on any rank: with several, a collective call.
     A sum shows either, and costs no memory."""
     own = {name: local(weight) for name, weight in weights.items()}
-    sums = {name: weight.sum() for name, weight in own.items()}
-    suspects = [name for name, total in sums.items() if not math.isfinite(total.item())]
+    finite = torch.stack([weight.sum().double() for weight in own.values()]).isfinite().tolist()
+    suspects = [name for name, is_finite in zip(own, finite, strict=True) if not is_finite]
     broken = [name for name in suspects if not own[name].isfinite().all()]  # a sum can also overflow
     found = {name for names in ranks.gather(broken) for name in names}
     return [name for name in weights if name in found]

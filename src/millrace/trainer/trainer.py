@@ -22,6 +22,7 @@ from millrace.config.training import Optimizer
 from millrace.core.columns import TokenColumns
 from millrace.core.errors import TrainingError, WeightsError, writing
 from millrace.core.types import Batch, StepResult
+from millrace.placement.gpu import on
 from millrace.trainer.adamw import make_adamw
 from millrace.trainer.flat_batch import FlatBatch, flatten
 from millrace.trainer.gradients import clip_gradients, grad_norm
@@ -152,7 +153,7 @@ class PolicyTrainer:
         settings, device = self.settings, self.model.device
 
         def pick(values_C: NDArray[Any]) -> torch.Tensor:
-            return torch.from_numpy(values_C[row.flat_N]).to(device)
+            return on(device, values_C[row.flat_N])
 
         def forward(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
             return row_logprobs(model, row, temperature=settings.temperature, dtype=settings.dtype)

@@ -1,0 +1,67 @@
+"""`scripts/gpu-check` meets a GPU seldom, so here it is rehearsed: the same script on the CPU, tiny sizes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu-check"
+
+
+def gpu_check(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, SCRIPT, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | variables, check=False)
+
+
+@pytest.mark.timeout(1800)
+def test_a_rehearsal_passes_and_every_part_has_its_figures(tmp_path):
+    out = tmp_path / "gpu.json"
+    chosen = ["machine", "tests", "trainer-0.6B", "weights", "trl"]
+    done = gpu_check("--rehearse", "--only", *chosen, "--out", out)
+    result = json.loads(out.read_text())
+    assert done.returncode == 0 and result["passed"], done.stderr
+    assert list(result["parts"]) == chosen and result["rehearsal"]
+    tests, weights = result["parts"]["tests"], result["parts"]["weights"]["weights"]
+    assert tests["tests"] == tests["skipped"] > 0 and "no GPU" in tests["skipped_because"][0]
+    assert weights["stall_s"] > 0 and weights["swap_s"] > 0
+    rows = result["parts"]["trainer-0.6B"]["trainer-0.6B"]["rows"]
+    assert all(row["mfu"] > 0 for row in rows.values())
+
+
+def test_a_part_that_fails_has_its_error_in_the_file_and_the_next_one_runs(tmp_path):
+    out = tmp_path / "gpu.json"
+    (tmp_path / "transformers.py").write_text("raise ImportError('a broken transformers')")
+    done = gpu_check("--rehearse", "--only", "machine", "trl", "--out", out, PYTHONPATH=str(tmp_path))
+    result = json.loads(out.read_text())
+    assert done.returncode == 1 and not result["passed"]
+    assert [part["passed"] for part in result["parts"].values()] == [False, False]
+    assert all("a broken transformers" in part["error"] for part in result["parts"].values())
+
+
+def test_what_the_machine_lacks_is_named_and_taken_from_wheels(tmp_path):
+    """An interpreter without site-packages lacks everything."""
+    with zipfile.ZipFile(tmp_path / "msgspec-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("msgspec/__init__.py", "")
+    out = tmp_path / "gpu.json"
+    command = [
+        sys.executable,
+        "-S",
+        SCRIPT,
+        "--rehearse",
+        "--only",
+        "machine",
+        "--wheels",
+        tmp_path,
+        "--out",
+        out,
+    ]
+    subprocess.run(command, capture_output=True, check=False, env=os.environ | {"PYTHONPATH": ""})
+    result = json.loads(out.read_text())
+    assert result["carried"] == ["msgspec"]
+    assert "pydantic" in result["missing"] and "msgspec" not in result["missing"]

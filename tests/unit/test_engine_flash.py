@@ -1,0 +1,116 @@
+"""The engine with the attention and the recorded steps that it has on a GPU, against its way on a CPU."""
+
+from __future__ import annotations
+
+import flash_double
+import pytest
+import torch
+from engine_models import CONFIGS, make_engine, make_model, make_work, prompt_of, run, weights_into
+
+from millrace.core.types import Sampling
+from millrace.placement.gpu import has_flash
+from millrace.rollout import flash
+from millrace.rollout.architecture import architecture_of
+from millrace.rollout.cache import KVCache
+from millrace.rollout.sampler import PART, WHOLE, draw
+
+SERVED = [name for name, config in CONFIGS.items() if architecture_of(config).cap is None]
+
+
+def works():
+    """More than slots, of several lengths, two of them one group; they end at different times."""
+    settings = [Sampling(max_tokens=5 + 7 * i, logprobs=2 * (i % 2), ignore_eos=True) for i in range(9)]
+    lengths = (1, 2, 17, 64, 90, 3, 30, 30, 5)
+    return [make_work(i, prompt_of(i, n), s) for i, (n, s) in enumerate(zip(lengths, settings, strict=True))]
+
+
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("slots", [3, 11])
+def test_it_generates_what_the_other_way_generates(name, slots, monkeypatch):
+    model = make_model(name, scale=1.5)
+    expected = run(make_engine(model, slots=slots, prefill_chunk=24), works())
+    flash_double.install(monkeypatch)
+    engine = make_engine(model, slots=slots, prefill_chunk=24)
+    assert isinstance(engine._cache, flash.FlashCache)
+    assert ("recorded" in engine.computes) != bool(architecture_of(CONFIGS[name]).routed)
+    found = run(engine, works())
+    for trajectory_id, (tokens, logprobs, _) in expected.items():
+        assert found[trajectory_id][0] == tokens
+        assert (torch.tensor(found[trajectory_id][1]) - torch.tensor(logprobs)).abs().max() < 2e-5
+
+
+def test_few_numbers_of_rows_are_recorded_and_both_sets_of_weights(monkeypatch):
+    flash_double.install(monkeypatch)
+    model, made = make_model(), []
+    monkeypatch.setattr(flash, "recorded", lambda step, pool: made.append(step) or step)
+    engine = make_engine(model, slots=20)
+    for version in (0, 1, 2):
+        works = [make_work(20 * version + i, prompt_of(i, 9), Sampling(max_tokens=2 + i)) for i in range(20)]
+        run(engine, works)
+        weights_into(engine, model)
+        engine.swap(version + 1)
+    keys = [(id(step.args[0]), step.args[1]) for step in made]
+    assert len(keys) == len(set(keys)) and {rows for _, rows in keys} == {8, 16, 20}
+    assert len({weights for weights, _ in keys}) == 2
+
+
+def test_a_padded_slot_that_waits_for_its_prompt_keeps_what_it_has(monkeypatch):
+    """Its row is computed too, and writes behind its last valid position."""
+    flash_double.install(monkeypatch)
+    model = make_model(scale=1.5)
+    short, long = (
+        make_work(0, prompt_of(0, 4), Sampling(max_tokens=60)),
+        make_work(1, prompt_of(1, 80), Sampling(max_tokens=9)),
+    )
+    alone = run(make_engine(model, slots=4, prefill_chunk=8), [long])[1]
+    beside = run(make_engine(model, slots=4, prefill_chunk=8), [short, long])[1]
+    assert alone[0] == beside[0]
+
+
+@pytest.mark.parametrize("vocab", [WHOLE + 1, WHOLE + PART, 20_000])
+def test_a_large_vocabulary_is_drawn_from_as_its_cumulative_distribution_says(vocab):
+    generator = torch.Generator().manual_seed(0)
+    probs = (4 * torch.randn((64, vocab), generator=generator)).softmax(-1)
+    probs[:, ::3] = 0  # masked
+    uniforms = torch.rand(64, generator=generator, dtype=torch.float64)
+    uniforms[:2] = torch.tensor([0.0, 1 - 2.0**-52], dtype=torch.float64)
+    tokens = draw(probs, uniforms)
+    probs = probs.double() / probs.sum(-1, keepdim=True, dtype=torch.float64)
+    upper = probs.cumsum(-1)
+    chosen = upper.gather(1, tokens[:, None])[:, 0]
+    each = probs.gather(1, tokens[:, None])[:, 0]
+    assert (each > 0).all()
+    assert (uniforms <= chosen + 1e-9).all() and (uniforms >= chosen - each - 1e-9).all()
+
+
+def test_of_a_large_vocabulary_a_row_is_drawn_alike_alone_and_among_others():
+    probs = (4 * torch.randn((16, WHOLE + 77), generator=torch.Generator().manual_seed(1))).softmax(-1)
+    uniforms = torch.rand(16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    whole = draw(probs, uniforms)
+    assert torch.equal(whole, torch.cat([draw(probs[i : i + 1], uniforms[i : i + 1]) for i in range(16)]))
+
+
+def test_a_row_of_nan_finds_no_token():
+    probs = torch.full((1, WHOLE + 1), torch.nan)
+    assert draw(probs, torch.tensor([0.5], dtype=torch.float64)).item() >= WHOLE
+
+
+def test_a_copied_slot_is_the_same_in_both_caches():
+    shape, numbers = (2, 3, 2, 16, 8), torch.randn(2, 16, 2, 8)
+    caches = [kind(shape, torch.float32, torch.device("cpu")) for kind in (KVCache, flash.FlashCache)]
+    for cache in caches:
+        cache.allocate()
+        cache.allocate()
+        cache.extend(0, 5)
+    caches[0].values[:, 0] = numbers.transpose(1, 2)
+    caches[1].values[:, 0] = numbers
+    for cache in caches:
+        cache.copy(0, 1, 5)
+    assert torch.equal(caches[0].values[:, 1].transpose(1, 2)[:, :5], caches[1].values[:, 1, :5])
+    assert caches[1].lengths == [5, 5] and not caches[1].values[:, 1, 5:].any()
+
+
+def test_only_a_gpu_in_16_bits_has_it():
+    assert not has_flash(torch.device("cpu"), torch.bfloat16, 128)
+    assert not has_flash(torch.device("cuda"), torch.float32, 128)
+    assert not has_flash(torch.device("cuda"), torch.bfloat16, 18)
