@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import bench as tested
 import pytest
 import torch
-from bench import Bench, OpenBench
+from bench import MODELS, Bench, OpenBench
 from servers import Servers
 
 from millrace.rollout.engines import ENGINES
@@ -52,6 +52,16 @@ def _skip_unless_stepwise(request: pytest.FixtureRequest) -> None:
     """A server goes on between two steps: what a test wants to meet in its middle has often ended."""
     if request.node.get_closest_marker("stepwise") and request.config.getoption("--engine", None) == "server":
         pytest.skip("a server goes on between two steps")
+
+
+@pytest.fixture(autouse=True)
+def _skip_unless_it_runs(request: pytest.FixtureRequest) -> None:
+    """A family that an engine is not said to run is refused before a run starts."""
+    model = getattr(request.node, "callspec", None) and request.node.callspec.params.get("model")
+    if model:
+        family, runs = MODELS[model].model_type, request.getfixturevalue("can").models
+        if runs is not None and family not in runs.families:
+            pytest.skip(f"{runs.computer} does not run {family}")
 
 
 @pytest.fixture(scope="session")
