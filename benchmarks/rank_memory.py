@@ -75,24 +75,26 @@ def configuration(model: Path, case: str, ranks: int) -> dict[str, Any]:
     return whole
 
 
-async def work(config: dict[str, Any], directory: Path) -> None:
+def make_batch(version: int) -> Any:
     from millrace.core.columns import TokenColumns
     from millrace.core.types import Batch, TrainGroup, TrainSequence
-    from millrace.trainer.role import TorchTrainer
 
-    def sequence(index: int, version: int) -> TrainSequence:
+    def sequence(index: int) -> TrainSequence:
         tokens = [(7 * index + 3 * i) % SIZE["vocab_size"] for i in range(SEQUENCE - PROMPT)]
         columns = TokenColumns.of(tokens, [-1.0] * len(tokens), version)
         return TrainSequence(index, columns, index % 2, truncated=False)
 
+    groups = [TrainGroup(g, [1] * PROMPT, [sequence(g * GROUP + i) for i in range(GROUP)]) for g in range(2)]
+    return Batch(version, groups)
+
+
+async def work(config: dict[str, Any], directory: Path) -> None:
+    from millrace.trainer.role import TorchTrainer
+
     role = TorchTrainer(config, str(directory / "run"), "millrace.weights.ring:open_writer", "cpu")
     await role.load(None)
     for version in range(2):
-        groups = [
-            TrainGroup(g, [1] * PROMPT, [sequence(g * GROUP + i, version) for i in range(GROUP)])
-            for g in range(2)
-        ]
-        await role.step(Batch(version, groups))
+        await role.step(make_batch(version))
     await role.checkpoint(str(directory / "checkpoints"))
     await role.saved()
     await role.export(str(directory / "exported"))
@@ -110,8 +112,13 @@ def one_rank(config: dict[str, Any], directory: Path) -> None:
 
 def peaks(config: dict[str, Any], ranks: int) -> list[int]:
     """Bytes, of each rank."""
+    return [int(told) for told in run_ranks(__file__, config, ranks)]
+
+
+def run_ranks(script: str, config: dict[str, Any], ranks: int, *more: str) -> list[str]:
+    """The last line of each of the processes `script --rank CONFIG DIRECTORY MORE`, which are one trainer."""
     with tempfile.TemporaryDirectory() as place:
-        command = [sys.executable, __file__, "--rank", json.dumps(config), place]
+        command = [sys.executable, script, "--rank", json.dumps(config), place, *more]
         shared = {"WORLD_SIZE": str(ranks), "MILLRACE_RENDEZVOUS": f"file://{place}/rendezvous"}
         started = [
             subprocess.Popen(
@@ -131,7 +138,7 @@ def peaks(config: dict[str, Any], ranks: int) -> list[int]:
                 process.kill()
     if any(process.returncode for process in started):
         raise SystemExit(f"a rank of {ranks} failed")
-    return [int(lines.split()[-1]) for lines in told]
+    return [lines.splitlines()[-1] for lines in told]
 
 
 def said(config: dict[str, Any]) -> tuple[int, int]:
