@@ -27,6 +27,8 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.core.errors import DataError
 from millrace.core.supported import TORCH_ENGINE, TRAINER, VLLM
+from millrace.core.types import Sampling
+from millrace.evaluation.generate import generate
 from millrace.rollout.architecture import architecture_of
 from millrace.rollout.forward import ACTIVATIONS
 from millrace.rollout.load import end_ids, load_engine
@@ -78,6 +80,19 @@ def test_the_table_in_the_documents_says_who_runs_which_family():
     rows = re.findall(r"^\| [^|]+ \| `(\w+)` \| (yes|no) \| (yes|no) \| (yes|no) \|$", text, re.MULTILINE)
     for column, supported in enumerate((TRAINER, TORCH_ENGINE, VLLM), start=1):
         assert sorted(row[0] for row in rows if row[column] == "yes") == sorted(supported.families)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "mistral", "phi3", "qwen3_moe"])
+def test_a_warm_started_model_is_a_directory_that_transformers_and_the_torch_engine_read_alike(
+    name, tmp_path
+):
+    save_tiny_model(tmp_path / "model", name)
+    sft(tmp_path / "model", [([1], [2, 3])], out_dir=tmp_path / "out", steps=2, lr=1e-3, batch_tokens=64)
+    engine = load_engine(str(tmp_path / "out"), device="cpu", slots=2, max_sequence_tokens=32)
+    [[ours]] = generate(engine, [[5, 6]], Sampling(max_tokens=20, temperature=0, ignore_eos=True))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    logits = model(torch.tensor([[5, 6, *ours.tokens]])).logits[0, 1:-1]
+    assert logits.argmax(-1).tolist() == ours.tokens
 
 
 def test_the_torch_engine_computes_every_activation_that_it_says():
