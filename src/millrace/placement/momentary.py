@@ -1,7 +1,9 @@
 """What workers need for a moment beside what they keep: activations and logits. Estimates, at most.
 
     trainer   a micro-batch: of each token and layer 28 H + size (4 I + 5 (Q + K)) bytes are kept for the
-              gradient, with `model.recompute` 4 H of each layer and all of one. Then `CHUNKS` chunks of
+              gradient, with `model.recompute` 4 H of each layer and all of one. Norms after a layer's
+              parts add 25 H, and E experts a token 12 E H. Where scores are capped, each query head adds 10
+              bytes for every token that it may see. Then `CHUNKS` chunks of
               logits and two copies of the output projection in float32. `trainer.sequence` divides tokens,
               `trainer.tensor` I, Q, K and the projection. Products in bfloat16 keep a copy of a layer's
               matrices. Ranks that divide weights put together in float32 what is in no layer, and a layer
@@ -12,7 +14,7 @@
               top-k or top-p cut it, and 6 more where penalties or banned tokens edit it
 
 H hidden, I intermediate, Q and K the widths of all query and all key heads; `size` bytes of the format that
-is computed in. A token's bytes are within 20 % of what torch saves for Llama, Qwen2 and Qwen3.
+is computed in. A token's bytes are within 20 % of what torch saves; with caps they are for long sequences.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ class Momentary:
 
 @dataclass(frozen=True)
 class Shape:
-    """Numbers of a model. Weights are counted: of the largest layer, in no layer, of the largest tensor."""
+    """Numbers of a model. Weights are counted: of the largest layer, in no layer, of the largest tensor.
+    `routed`: experts that a token goes to."""
 
     layers: int
     hidden: int
@@ -69,6 +72,9 @@ class Shape:
     layer_weights: int = 0
     other_weights: int = 0
     largest_weight: int = 0
+    routed: int = 0
+    norms_after: bool = False
+    capped: bool = False
 
 
 def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -> Momentary:
@@ -79,7 +85,7 @@ def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -
     eager = config.optimizer.states == "8bit" and not on_gpu
     return Momentary(
         micro_batch_tokens=-(-tokens // config.trainer.sequence),
-        token_bytes=_token_bytes(shape, size, parts, recompute=config.model.recompute),
+        token_bytes=_token_bytes(shape, size, parts, longest, recompute=config.model.recompute),
         logits_bytes=CHUNKS * max(CHUNK_BYTES, 4 * shape.vocabulary)
         + 8 * shape.vocabulary * shape.hidden // parts,
         replica_bytes=max(_sampling_bytes(config, shape), _prefill_bytes(config, shape, size)),
@@ -96,9 +102,12 @@ def _weights_bytes(config: Config, shape: Shape, size: int) -> int:
     return rounded + 4 * (GATHERED * shape.layer_weights + shape.other_weights)
 
 
-def _token_bytes(shape: Shape, size: int, parts: int, *, recompute: bool) -> int:
+def _token_bytes(shape: Shape, size: int, parts: int, longest: int, *, recompute: bool) -> int:
     heads = (shape.query_heads + shape.kv_heads) * shape.head_dim
-    layer = 28 * shape.hidden + size * (4 * shape.intermediate + 5 * heads) // parts
+    layer = (28 + 25 * shape.norms_after + 12 * shape.routed) * shape.hidden
+    layer += (
+        size * (4 * shape.intermediate + 5 * heads) + shape.capped * 10 * shape.query_heads * longest
+    ) // parts
     return 4 * shape.hidden * shape.layers + layer if recompute else shape.layers * layer
 
 

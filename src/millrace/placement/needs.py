@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from millrace.config.schema import Config
 from millrace.config.training import Trainer
 from millrace.core.errors import ConfigError, DataError, boundary
+from millrace.core.supported import GEMMA
 from millrace.placement.momentary import Momentary, Shape, estimate
 from millrace.placement.number_format import computing_dtype
 
@@ -178,6 +179,9 @@ def _shape(model: dict[str, Any], tensors: dict[str, int]) -> Shape:
         layer_weights=max(layers.values(), default=0),
         other_weights=other,
         largest_weight=largest,
+        routed=model.get("num_experts_per_tok") or 0,
+        norms_after=model.get("model_type") in GEMMA,
+        capped=bool(model.get("attn_logit_softcapping")),
     )
 
 
