@@ -144,22 +144,19 @@ class ChildRun:
         self.counts[event.kind] += 1
         fields = event.fields
         if event.kind == "worker_started":
-            self._take_in_worker(fields["name"], fields["role"], fields["pid"])
+            self._take_in_worker(fields["name"], fields["role"], fields.get("pids") or [fields["pid"]])
         elif event.kind == "step":
             self.version = max(self.version, fields["version"])
         if event.kind != "report":
             self.events.append(event)
 
-    def _take_in_worker(self, name: str, role: str, pid: int) -> None:
-        earlier = [known for known in self._workers if known.partition(".")[0] == name]
-        for known in earlier:
+    def _take_in_worker(self, name: str, role: str, pids: list[int]) -> None:
+        for known in [known for known in self._workers if known.partition(".")[0] == name]:
             del self._workers[known]
-        self._workers[name] = (role, pid)
-        if _title(pid) == f"{name}.0":
-            titles = {one: _title(one) for one in self.processes() if one != pid}
-            ranks = {title: one for one, title in titles.items() if title.rpartition(".")[0] == name}
-            self._workers |= {title: (role, one) for title, one in ranks.items()}
-            self.ranks |= {pid, *ranks.values()}
+        for rank, pid in enumerate(pids):
+            self._workers[f"{name}.{rank}" if rank else name] = (role, pid)
+        if len(pids) > 1:
+            self.ranks.update(pids)
 
 
 def _title(pid: int) -> str:

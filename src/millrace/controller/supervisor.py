@@ -121,8 +121,10 @@ class Supervisor:
             )
         self._epochs[spec.name] = handle.epoch
         fields = {"role": spec.role, "name": spec.name, "epoch": handle.epoch}
-        pid = getattr(handle, "pid", None)
-        self._events.emit("worker_started", **fields, pid=pid, spawn_s=clock.now() - started)
+        told = {"pid": getattr(handle, "pid", None)}
+        if hasattr(handle, "pids"):
+            told["pids"] = handle.pids
+        self._events.emit("worker_started", **fields, **told, spawn_s=clock.now() - started)
         if died_at is not None:
             self._events.emit("worker_recovered", **fields, recovery_s=clock.now() - died_at)
         try:

@@ -62,6 +62,11 @@ class GangHandle:
         return self.members[0].pid
 
     @property
+    def pids(self) -> list[int | None]:
+        """Of every rank."""
+        return [member.pid for member in self.members]
+
+    @property
     def suspended(self) -> bool:
         """Whether somebody has stopped one of its processes."""
         return any(member.suspended for member in self.members)

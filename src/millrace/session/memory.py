@@ -14,17 +14,18 @@ EVERY_S = 10.0
 
 class MemoryTeller:
     """A sink. With a report or a step, at most every `EVERY_S`, it reads one small file of the kernel for
-    each worker that is up. Shared pages, like those of torch, count for each process that maps them."""
+    each process of a worker that is up. Shared pages, like those of torch, count for each process that maps
+    them."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
-        self._pids = {"controller": os.getpid()}
+        self._pids = {"controller": [os.getpid()]}
         self._told_s = float("-inf")
 
     def __call__(self, event: Event) -> None:
         match event.kind:
             case "worker_started" if event.fields["pid"] is not None:
-                self._pids[event.fields["name"]] = event.fields["pid"]
+                self._pids[event.fields["name"]] = event.fields.get("pids") or [event.fields["pid"]]
             case "worker_died":
                 self._pids.pop(event.fields["name"], None)
             case "report" | "step" if event.time_s >= self._told_s + EVERY_S:
@@ -33,9 +34,9 @@ class MemoryTeller:
 
     def _tell(self) -> None:
         held = {}
-        for name, pid in self._pids.items():
+        for name, pids in self._pids.items():
             with suppress(OSError):  # it has just ended
-                held[name] = resident_bytes(pid)
+                held[name] = sum(map(resident_bytes, pids))
         self._events.emit("memory", resident_bytes=held, available_bytes=available_bytes())
 
 
