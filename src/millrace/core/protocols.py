@@ -7,11 +7,11 @@ The controller knows these shapes and no concrete class. Methods of a role are c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
-from millrace.core.digest import NamedBuffer
+from millrace.core.digest import Filling, NamedBuffer, NamedPiece, TensorSpec
 from millrace.core.placement import HERE, Place
 from millrace.core.types import (
     Accounting,
@@ -166,12 +166,26 @@ class Environment(Protocol):
 
 
 class WeightsWriter(Protocol):
-    """Writes whole versions into a relay's slots. One writer per relay."""
+    """Writes versions into a relay's slots: whole ones, or as one of a trainer's processes its own blocks.
+    One trainer per relay."""
 
     def write(self, version: int, tensors: Sequence[NamedBuffer]) -> str:
         """Copy `tensors` into the oldest slot and return their digest, taken of them, not of the copy.
 
         Readers of that slot see it torn, never mixed."""
+
+    def begin(self, version: int, manifest: Sequence[TensorSpec]) -> Filling:
+        """By one process: take the oldest slot for these tensors. It is unreadable until `end`."""
+
+    def fill(
+        self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]
+    ) -> list[NamedPiece]:
+        """By each process: copy its own blocks there. Their digests are taken of them, not of the copy."""
+
+    def end(self, filling: Filling, manifest: Sequence[TensorSpec], written: Iterable[NamedPiece]) -> str:
+        """By the process that began, once all have filled: the digest of the version, made of its pieces.
+
+        Raises: WeightsError: the pieces are not exactly the tensors, or another trainer took the slot."""
 
     def close(self) -> None: ...
 

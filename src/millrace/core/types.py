@@ -264,14 +264,14 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 class Published(msgspec.Struct, frozen=True):
     version: int
-    digest: str  # of the source tensors, taken by the trainer
+    digest: str  # of the source tensors, taken by the trainer, of the pieces that its processes hold
     weights_bytes: int
     stall_s: float  # what the trainer waited for: the copy and its digest
 
 
 class Staged(msgspec.Struct, frozen=True):
     version: int
-    digest: str  # of the bytes the relay holds
+    digest: str  # of the bytes the relay holds, of whole tensors
     held: list[int]  # complete versions, oldest first
     stage_s: float
 

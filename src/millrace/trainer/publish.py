@@ -1,12 +1,20 @@
-"""The current weights as bytes, ready to be copied into a relay's slot."""
+"""The current weights as bytes, and how the ranks of a trainer bring them into a relay's slot."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import TypeVar, cast
 
 import torch
 
-from millrace.core.digest import NamedBuffer
+from millrace.core.digest import Filling, NamedBuffer, lay_out, version_digest
+from millrace.core.errors import MillraceError, WorkerError
+from millrace.core.protocols import WeightsWriter
+from millrace.trainer.mesh import ALONE, Ranks
+from millrace.trainer.parts import parts
+
+T = TypeVar("T")
 
 MANIFEST_BYTES = 4096  # room in a slot beside the tensors ...
 MANIFEST_BYTES_PER_TENSOR = 256  # ... and for each tensor's name, shape, digest and alignment
@@ -14,48 +22,96 @@ PAGE_BYTES = 4096
 
 
 class PublishBuffers:
-    """Preallocated host copies of the weights in the published dtype.
+    """Preallocated host copies of this rank's parts of the weights, in the published dtype.
 
-    A weight that is on the CPU in that dtype already is published from where it lies. Fresh pages are
+    A part that is on the CPU in that dtype already is published from where it lies. Fresh pages are
     ten times slower than warm ones, so nothing is allocated per version.
+
+    Attributes:
+        manifest  where the whole weights lie in a slot
     """
 
     def __init__(self, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
-        self._weights = dict(weights)
-        self._host = {name: _host_copy(_whole(tensor), dtype) for name, tensor in weights.items()}
+        told = str(dtype).removeprefix("torch.")
+        self.manifest = lay_out(
+            (name, told, tuple(weight.shape), weight.numel() * dtype.itemsize)
+            for name, weight in weights.items()
+        )
+        self._parts = [(part, _host_copy(part.block, dtype)) for part in parts(weights)]
         self._buffers = [
             NamedBuffer(
-                name,
-                str(dtype).removeprefix("torch."),
+                part.name,
+                told,
                 tuple(host.shape),
                 host.view(-1).view(torch.uint8).numpy(),
+                None if host.shape == part.shape else part.start,
             )
-            for name, host in self._host.items()
+            for part, host in self._parts
         ]
 
     @property
     def weights_bytes(self) -> int:
-        return sum(buffer.data.nbytes for buffer in self._buffers)
+        """Of one version, whoever holds it."""
+        return sum(spec.num_bytes for spec in self.manifest)
 
     @property
     def slot_bytes(self) -> int:
         """What one version needs in a slot, its manifest included: whole pages."""
-        needed = self.weights_bytes + MANIFEST_BYTES + MANIFEST_BYTES_PER_TENSOR * len(self._buffers)
+        needed = self.weights_bytes + MANIFEST_BYTES + MANIFEST_BYTES_PER_TENSOR * len(self.manifest)
         return -(-needed // PAGE_BYTES) * PAGE_BYTES
 
     def fill(self) -> list[NamedBuffer]:
         """Bring the buffers up to the current weights. They stay valid until the next step."""
-        for name, tensor in self._weights.items():
-            source = _whole(tensor)
-            if source.data_ptr() != self._host[name].data_ptr():
-                self._host[name].copy_(source)
+        for part, host in self._parts:
+            if part.block.data_ptr() != host.data_ptr():
+                host.copy_(part.block)
         return self._buffers
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Of one that ranks divide, every rank gets all: a collective call."""
-    tensor = tensor.detach()
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+def publish(
+    opened: Callable[[], WeightsWriter], version: int, buffers: PublishBuffers, ranks: Ranks = ALONE
+) -> tuple[str, str]:
+    """Write this rank's buffers and no others'. The first rank begins the version, and ends it after all.
+
+    Only digests go from rank to rank. Where one rank fails all fail, so that none waits for another.
+
+    Returns: digests (of the version, of this rank's buffers).
+    """
+    if ranks.world == 1:
+        digest = opened().write(version, buffers.fill())
+        return digest, digest
+    first, manifest = ranks.rank == 0, buffers.manifest
+
+    def begin() -> Filling | None:
+        writer = opened()
+        return writer.begin(version, manifest) if first else None
+
+    filling = agreed(ranks, begin)[0]
+    assert filling is not None, version
+    blocks = buffers.fill()
+    written = agreed(ranks, lambda: opened().fill(filling, manifest, blocks))
+    digests = agreed(ranks, lambda: opened().end(filling, manifest, chain(*written)) if first else "")
+    mine = zip(blocks, written[ranks.rank], strict=True)
+    return digests[0], version_digest((b.name, b.dtype, b.shape, piece.digest) for b, (_, piece) in mine)
+
+
+def agreed(ranks: Ranks, work: Callable[[], T]) -> list[T]:
+    """What `work` answers on every rank: small values. Its error on one rank is raised on all.
+
+    A collective call: every rank makes it.
+    """
+    fault: tuple[type[MillraceError], str] | None = None
+    answer: T | None = None
+    try:
+        answer = work()
+    except MillraceError as error:
+        fault = type(error), str(error)
+    except Exception as error:
+        fault = WorkerError, f"rank {ranks.rank}: {type(error).__name__}: {error}"
+    told = ranks.gather((answer, fault))
+    for kind, text in (fault for _, fault in told if fault is not None):
+        raise kind(text)
+    return [cast(T, answer) for answer, _ in told]
 
 
 def _host_copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

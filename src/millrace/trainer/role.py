@@ -52,7 +52,7 @@ from millrace.trainer.model import (
     read_tokenizer,
     recompute_layers,
 )
-from millrace.trainer.publish import PublishBuffers
+from millrace.trainer.publish import PublishBuffers, publish
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 T = TypeVar("T")
@@ -89,6 +89,7 @@ class TorchTrainer:
         self._tokenizer: dict[str, bytes] = {}
         self._last: StepResult | None = None
         self._published: tuple[Endpoint, Published] | None = None
+        self._held = ""  # the digest of what this process held of the published version
 
     async def load(self, checkpoint: str | None) -> TrainerState:
         return await self._run(lambda: self._load(checkpoint), "the model and its optimizer")
@@ -172,11 +173,7 @@ class TorchTrainer:
             if (earlier, published.version) == (endpoint, trainer.version):
                 return published  # a repeat: writing again would cost the readers a slot
         began = time.perf_counter()
-        filled = buffers.fill()
-        if self._ranks.rank == 0:
-            digest = self._writer_to(endpoint).write(trainer.version, filled)
-        else:
-            digest = digest_buffers(filled)
+        digest, self._held = publish(lambda: self._writer_to(endpoint), trainer.version, buffers, self._ranks)
         published = Published(
             version=trainer.version,
             digest=digest,
@@ -210,7 +207,7 @@ class TorchTrainer:
         """
         if self._published is None or self._buffers is None or self._published[1].version != version:
             return
-        due, found = self._published[1].digest, digest_buffers(self._buffers.fill())
+        due, found = self._held, digest_buffers(self._buffers.fill())
         if found != due:
             self._trainer = None  # nothing may be trained, published or saved of it
             raise DigestMismatchError(

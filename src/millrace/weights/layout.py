@@ -6,7 +6,7 @@
 
 A record has two halves in cache lines of their own, so that no field has two writers:
 
-    writer's half    sequence, version, manifest bytes       (the trainer)
+    writer's half    sequence, version, manifest bytes       (the trainer's first process)
     relay's half     staged sequence, digest                 (the relay)
 
 **Seqlock.** `sequence` is odd while a slot is being written and grows with every write, so it names one
@@ -38,7 +38,7 @@ from millrace.core.errors import UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint
 
 MAGIC = b"MLLRACEW"
-FORMAT = 1
+FORMAT = 2
 PAGE = mmap.PAGESIZE
 MANIFEST_BYTES = 4 << 20  # address space only: pages of it that no manifest reaches are never allocated
 TOUCH_BYTES = 64 << 20

@@ -1,15 +1,28 @@
-"""Manifests: which tensors a slot holds and where, and whether a reader expects exactly those."""
+"""Manifests: which tensors a slot holds, where and in which pieces, and whether a reader expects those."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from millrace.core.digest import NamedBuffer, TensorSpec, tensor_digest, version_digest
+from millrace.core.digest import (
+    NamedBuffer,
+    TensorSpec,
+    block_digest,
+    lay_out,
+    published_digest,
+    tensor_digest,
+    version_digest,
+)
 from millrace.core.errors import TornVersionError, WeightsError
 from millrace.weights.layout import Bytes, Memory
+
+Shape = tuple[int, ...]
 
 
 def bytes_of(tensor: NamedBuffer) -> Bytes:
@@ -25,12 +38,41 @@ def bytes_of(tensor: NamedBuffer) -> Bytes:
 
 def make_manifest(tensors: Sequence[NamedBuffer]) -> list[TensorSpec]:
     """Lay the tensors out one after the other."""
-    manifest, offset = [], 0
-    for tensor in tensors:
-        num_bytes = len(bytes_of(tensor))
-        manifest.append(TensorSpec(tensor.name, tensor.dtype, tuple(tensor.shape), offset, num_bytes))
-        offset += num_bytes
-    return manifest
+    return lay_out((t.name, t.dtype, t.shape, len(bytes_of(t))) for t in tensors)
+
+
+def placed(data: Bytes, spec: TensorSpec, start: Sequence[int], shape: Sequence[int]) -> Bytes:
+    """The bytes of a block of a tensor, where they lie in a slot: a view, of any strides."""
+    whole = data[spec.offset : spec.offset + spec.num_bytes]
+    if tuple(shape) == spec.shape:
+        return whole
+    width = spec.num_bytes // math.prod(spec.shape)
+    rows = whole.reshape(*spec.shape[:-1], spec.shape[-1] * width)
+    *above, last = (slice(begin, begin + size) for begin, size in zip(start, shape, strict=True))
+    return rows[(*above, slice(last.start * width, last.stop * width))]
+
+
+def exact(spec: TensorSpec) -> bool:
+    """Whether each value of the tensor is in exactly one of its pieces."""
+    return _exact(spec.shape, spec.num_bytes, tuple((piece.start, piece.shape) for piece in spec.pieces))
+
+
+@lru_cache(1 << 14)
+def _exact(shape: Shape, num_bytes: int, blocks: tuple[tuple[Shape, Shape], ...]) -> bool:
+    if [size for _, size in blocks] == [shape]:
+        return not any(blocks[0][0])
+    if not math.prod(shape) or not num_bytes or num_bytes % math.prod(shape):
+        return not blocks and not math.prod(shape)
+    if any(not len(start) == len(size) == len(shape) for start, size in blocks):
+        return False
+    ends = [tuple(map(sum, zip(*block, strict=True))) for block in blocks]
+    corners = [start for start, _ in blocks] + ends
+    cuts = [sorted({0, size, *line}) for size, *line in zip(shape, *corners, strict=True)]
+    times = np.zeros([len(line) - 1 for line in cuts])
+    for (start, _), end in zip(blocks, ends, strict=True):
+        lines = zip(cuts, start, end, strict=True)
+        times[tuple(slice(line.index(first), line.index(last)) for line, first, last in lines)] += 1
+    return all(line[-1] == size for line, size in zip(cuts, shape, strict=True)) and bool((times == 1).all())
 
 
 def read_manifest(memory: Memory, slot: int, sequence: int) -> list[TensorSpec]:
@@ -48,6 +90,8 @@ def read_manifest(memory: Memory, slot: int, sequence: int) -> list[TensorSpec]:
                 f"the manifest in slot {slot} is damaged: `{spec.name}` lies at {spec.offset} with "
                 f"{spec.num_bytes} bytes, the slot has {memory.slot_bytes}"
             )
+        if not exact(spec):
+            raise WeightsError(f"the manifest in slot {slot} is damaged: `{spec.name}` is not its pieces")
     return manifest
 
 
@@ -61,12 +105,19 @@ def check_sequence(memory: Memory, slot: int, sequence: int) -> None:
         )
 
 
-def digest_slot(memory: Memory, slot: int, manifest: Sequence[TensorSpec]) -> str:
-    """The version digest of the bytes in the slot."""
-    data = memory.data[slot]
-    return version_digest(
-        (t.name, t.dtype, t.shape, tensor_digest(data[t.offset : t.offset + t.num_bytes])) for t in manifest
-    )
+def digest_slot(memory: Memory, slot: int, manifest: Sequence[TensorSpec]) -> tuple[str, str]:
+    """Version digests of what is in the slot: (of tensors, as readers take it; of pieces, as writers did)."""
+    data, tensors, pieced = memory.data[slot], [], []
+    for spec in manifest:
+        whole = tensor_digest(data[spec.offset : spec.offset + spec.num_bytes])
+        tensors.append((spec.name, spec.dtype, spec.shape, whole))
+        found = [
+            whole if piece.shape == spec.shape else block_digest(placed(data, spec, piece.start, piece.shape))
+            for piece in spec.pieces
+        ]
+        pieces = (replace(piece, digest=digest) for piece, digest in zip(spec.pieces, found, strict=True))
+        pieced.append(replace(spec, pieces=tuple(pieces)))
+    return version_digest(tensors), published_digest(pieced)
 
 
 def compare(version: int, held: Sequence[NamedBuffer], into: Sequence[NamedBuffer]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 
+from millrace.core.digest import published_digest
 from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint, Staged
 from millrace.weights.layout import Memory, create
@@ -48,6 +49,9 @@ class Relay:
     async def stage(self, version: int, digest: str) -> Staged:
         """Digest what the trainer wrote and, if it equals the trainer's own `digest`, make it readable.
 
+        `digest` is of the pieces that the trainer's processes wrote. The one that is returned is of whole
+        tensors, as replicas take it. A trainer of one process writes whole tensors: the two are the same.
+
         Staging a staged version again confirms it without reading it again.
 
         Raises:
@@ -58,8 +62,8 @@ class Relay:
         started = time.perf_counter()
         async with self._lock:
             memory = self._opened()
-            await asyncio.to_thread(self._stage, memory, version, digest)
-            return Staged(version, digest, memory.held(), time.perf_counter() - started)
+            read = await asyncio.to_thread(self._stage, memory, version, digest)
+            return Staged(version, read, memory.held(), time.perf_counter() - started)
 
     def _opened(self) -> Memory:
         if self._memory is None:
@@ -79,12 +83,13 @@ class Relay:
         memory.fill()
         self._memory = memory
 
-    def _stage(self, memory: Memory, version: int, digest: str) -> None:
+    def _stage(self, memory: Memory, version: int, digest: str) -> str:
         slot, sequence = self._find(memory, version)
+        manifest = read_manifest(memory, slot, sequence)
         if memory.complete(slot):
-            found = memory.digest(slot)
+            read, found = memory.digest(slot), published_digest(manifest)
         else:
-            found = digest_slot(memory, slot, read_manifest(memory, slot, sequence))
+            read, found = digest_slot(memory, slot, manifest)
         check_sequence(memory, slot, sequence)
         if found != digest:
             raise DigestMismatchError(
@@ -92,8 +97,9 @@ class Relay:
                 f"trainer's have {digest}: the bytes changed between the trainer and here. Stop the run and "
                 "check the host's memory; the last checkpoint is not affected."
             )
-        memory.records["digest"][slot] = digest.encode()
+        memory.records["digest"][slot] = read.encode()
         memory.records["staged"][slot] = sequence
+        return read
 
     def _find(self, memory: Memory, version: int) -> tuple[int, int]:
         for slot in range(memory.slots):

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from millrace.core.digest import NamedBuffer, TensorSpec, tensor_digest, version_digest
-from millrace.core.errors import UnknownVersionError, WeightsError
+from millrace.core.digest import (
+    Filling,
+    NamedBuffer,
+    NamedPiece,
+    Piece,
+    TensorSpec,
+    published_digest,
+    tensor_digest,
+)
+from millrace.core.errors import TornVersionError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint
 from millrace.weights.layout import MANIFEST_BYTES, Memory, attach
-from millrace.weights.manifest import bytes_of, check_sequence, compare, make_manifest, read_manifest
+from millrace.weights.manifest import (
+    bytes_of,
+    check_sequence,
+    compare,
+    exact,
+    make_manifest,
+    placed,
+    read_manifest,
+)
 
 
 def open_writer(endpoint: Endpoint) -> RingWriter:
@@ -27,7 +44,13 @@ def open_reader(endpoint: Endpoint) -> RingReader:
 
 
 class RingWriter:
-    """Writes versions. One writer at a time: a trainer that is respawned opens it anew."""
+    """Writes versions. One trainer at a time: one that is respawned opens the ring anew.
+
+    A trainer of several processes has a writer in each. One begins, all fill, and the same one ends when all
+    have answered. Until then the sequence is odd. Where one dies, the slot stays unreadable until a later
+    `begin` takes it and makes the sequence another. With that `fill` and `end` refuse who is left of the
+    earlier processes.
+    """
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -47,38 +70,82 @@ class RingWriter:
             WeightsError: the version does not fit, or a buffer is not contiguous bytes.
         """
         manifest = make_manifest(tensors)
+        filling = self.begin(version, manifest)
+        return self.end(filling, manifest, self.fill(filling, manifest, tensors))
+
+    def begin(self, version: int, manifest: Sequence[TensorSpec]) -> Filling:
+        """Choose a slot, as `write` does, for the tensors of `manifest`. Raises WeightsError: no room."""
         encoded = msgspec.msgpack.encode(manifest)
         self._check_room(version, sum(spec.num_bytes for spec in manifest), len(encoded))
         self._drop_above(version)
         slot = self._choose(version)
-        self._begin(slot)
-        digests = self._copy(slot, manifest, tensors)
-        self._memory.manifests[slot][: len(encoded)] = np.frombuffer(encoded, np.uint8)
-        self._end(slot, version, len(encoded))
-        return version_digest((t.name, t.dtype, t.shape, d) for t, d in zip(tensors, digests, strict=True))
+        return Filling(version, slot, self._begin(slot))
 
-    def close(self) -> None:
-        """Let go of the mapping. Idempotent."""
-        self._helper.shutdown()
-        self._memory.close()
+    def fill(
+        self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]
+    ) -> list[NamedPiece]:
+        """Copy this process's blocks to their places, each while it is in the cache, where it was digested.
 
-    def _copy(self, slot: int, manifest: Sequence[TensorSpec], tensors: Sequence[NamedBuffer]) -> list[str]:
-        """Copy and digest, each tensor while it is in the cache, on two threads: both let go of the GIL."""
-        data, digests = self._memory.data[slot], [""] * len(tensors)
-        left = iter(range(len(tensors)))
+        Two threads share the blocks: both let go of the GIL.
+
+        Returns: the pieces that they are, with digests taken of them here, not of the copy.
+        Raises: WeightsError: not bytes. TornVersionError: another writer has taken the slot.
+        """
+        specs, data = {spec.name: spec for spec in manifest}, self._memory.data[filling.slot]
+        pieces, left = dict[int, NamedPiece](), iter(enumerate(blocks))
 
         def work() -> None:
-            for index in left:
-                spec, source = manifest[index], bytes_of(tensors[index])
-                digests[index] = tensor_digest(source)
-                np.copyto(data[spec.offset : spec.offset + spec.num_bytes], source)
+            for index, block in left:
+                self._hold(filling)
+                source, start = bytes_of(block), block.start or (0,) * len(block.shape)
+                place = placed(data, specs[block.name], start, block.shape)
+                pieces[index] = block.name, Piece(start, tuple(block.shape), tensor_digest(source))
+                np.copyto(place, source.reshape(place.shape))
 
         other = self._helper.submit(work)
         try:
             work()
         finally:
             other.result()
-        return digests
+        self._hold(filling)
+        return [pieces[index] for index in range(len(blocks))]
+
+    def end(self, filling: Filling, manifest: Sequence[TensorSpec], written: Iterable[NamedPiece]) -> str:
+        """The version is whole: `written` are the pieces of all processes.
+
+        Returns: the version digest of these pieces.
+        Raises: WeightsError: they are not exactly the tensors of `manifest`. TornVersionError: as `fill`.
+        """
+        pieces = dict[str, list[Piece]]()
+        for name, piece in written:
+            pieces.setdefault(name, []).append(piece)
+        whole = [replace(spec, pieces=tuple(pieces.get(spec.name, ()))) for spec in manifest]
+        if faults := [f"`{spec.name}` {list(spec.shape)}" for spec in whole if not exact(spec)]:
+            raise WeightsError(
+                f"version {filling.version} is not whole: what its processes wrote is not exactly "
+                f"{', '.join(faults[:4])} ({len(faults)} of {len(whole)} tensors). Each value must "
+                "be in a part of one rank"
+            )
+        encoded = msgspec.msgpack.encode(whole)
+        self._check_room(filling.version, 0, len(encoded))
+        self._hold(filling)
+        self._memory.manifests[filling.slot][: len(encoded)] = np.frombuffer(encoded, np.uint8)
+        self._end(filling.slot, filling.version, len(encoded))
+        return published_digest(whole)
+
+    def close(self) -> None:
+        """Let go of the mapping. Idempotent."""
+        self._helper.shutdown()
+        self._memory.close()
+
+    def _hold(self, filling: Filling) -> None:
+        """Raise TornVersionError unless the slot is still this filling's."""
+        now = self._memory.sequence(filling.slot)
+        if now != filling.sequence:
+            raise TornVersionError(
+                f"slot {filling.slot} was taken while version {filling.version} was written into it: its "
+                f"sequence was {filling.sequence} and is {now}. Another trainer publishes into this ring"
+            )
 
     def _choose(self, version: int) -> int:
         memory = self._memory
@@ -95,10 +162,11 @@ class RingWriter:
             if self._memory.written(slot) and self._memory.version(slot) > version:
                 self._begin(slot)
 
-    def _begin(self, slot: int) -> None:
+    def _begin(self, slot: int) -> int:
         """Make the sequence odd and new: what the slot holds is unreadable from here on."""
         sequence = self._memory.sequence(slot)
         self._memory.records["sequence"][slot] = sequence + 1 + sequence % 2
+        return self._memory.sequence(slot)
 
     def _end(self, slot: int, version: int, manifest_bytes: int) -> None:
         records = self._memory.records

@@ -1,0 +1,132 @@
+"""The ranks of a sharded and tensor parallel model publish it without a rank that holds the whole."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+from multiprocessing.connection import Connection
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from millrace.core.digest import NamedBuffer, digest_buffers
+from millrace.core.errors import MillraceError, UnknownVersionError
+from millrace.core.types import Endpoint
+from millrace.trainer.mesh import Ranks
+from millrace.trainer.parts import parts
+from millrace.trainer.publish import PublishBuffers, publish
+from millrace.weights.relay import Relay
+from millrace.weights.ring import open_reader, open_writer
+
+SPAWN = multiprocessing.get_context("spawn")
+DEADLINE_S = 120.0
+WIDTH, INNER = 7, 12  # rows that no number of ranks divides, columns that two do
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(WIDTH, INNER), nn.ReLU(), nn.Linear(INNER, WIDTH), nn.LayerNorm(WIDTH))
+    return layers
+
+
+def divided(ranks: Ranks) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = ranks.mesh
+    assert mesh is not None
+    whole = parallelize_module(model(), mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return fully_shard(whole, mesh=mesh["shard"])
+
+
+def one_rank(endpoint: Endpoint, rank: int, rendezvous: str, pipe: Connection) -> None:
+    ranks = Ranks(shard=2, tensor=2, rank=rank)
+    ranks.join(rendezvous, torch.device("cpu"))
+    trained = divided(ranks)
+    weights = trained.state_dict()
+    buffers = PublishBuffers(weights, torch.bfloat16)
+    writer = open_writer(endpoint)
+    told = []
+    for version in (0, 1):
+        if version:
+            optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+            trained(torch.ones(3, WIDTH)).square().sum().backward()
+            optimizer.step()
+        digest, mine = publish(lambda: writer, version, buffers, ranks)
+        assert mine == digest_buffers(buffers.fill())
+        whole = {name: weight.full_tensor().bfloat16() for name, weight in weights.items()}
+        assert not version or not torch.equal(whole["2.weight"], model().state_dict()["2.weight"].bfloat16())
+        told.append((version, digest, buffers.slot_bytes, digest_buffers(as_bytes(whole))))
+        ranks.gather(None)
+
+    def lost() -> object:
+        if rank == 2:
+            raise UnknownVersionError("the relay is gone")
+        return writer
+
+    try:
+        publish(lost, 2, buffers, ranks)  # type: ignore[arg-type]
+    except MillraceError as error:
+        told.append((type(error), str(error)))
+    held = sum(part.block.numel() for part in parts(weights))
+    pipe.send((told, held))
+    pipe.recv()
+    os._exit(0)
+
+
+def as_bytes(weights: dict[str, torch.Tensor]) -> list[NamedBuffer]:
+    return [
+        NamedBuffer(
+            name, "bfloat16", tuple(weight.shape), weight.contiguous().view(-1).view(torch.uint8).numpy()
+        )
+        for name, weight in weights.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """What the four ranks say, and what the relay and a replica say of the same versions."""
+    relay = Relay("relay", 3)
+    slot_bytes = PublishBuffers(model().state_dict(), torch.bfloat16).slot_bytes
+    endpoint = asyncio.run(relay.open(slot_bytes))
+    rendezvous, pipes = f"file://{tmp_path_factory.mktemp('ranks') / 'meet'}", []
+    for rank in range(4):
+        ours, theirs = SPAWN.Pipe()
+        SPAWN.Process(target=one_rank, args=(endpoint, rank, rendezvous, theirs), daemon=True).start()
+        theirs.close()
+        pipes.append(ours)
+    assert all(pipe.poll(DEADLINE_S) for pipe in pipes)
+    answers = [pipe.recv() for pipe in pipes]
+    yield relay, endpoint, slot_bytes, answers
+    for pipe in pipes:
+        pipe.send(None)
+
+
+def test_ranks_publish_what_the_whole_model_is(published):
+    relay, endpoint, slot_bytes, answers = published
+    first = answers[0][0]
+    for version, digest, needed, whole in first[:2]:
+        staged = asyncio.run(relay.stage(version, digest))
+        into = as_bytes(
+            {n: torch.zeros(w.shape, dtype=torch.bfloat16) for n, w in model().state_dict().items()}
+        )
+        assert open_reader(endpoint).read(version, into) == staged.digest == whole == digest_buffers(into)
+        assert needed == slot_bytes
+    assert all(told[:2] == first[:2] for told, _ in answers)
+    assert np.any(first[0][3] != first[1][3])
+
+
+def test_every_rank_holds_its_share_alone(published):
+    *_, answers = published
+    total = sum(weight.numel() for weight in model().state_dict().values())
+    held = [values for _, values in answers]
+    assert sum(held) == total
+    assert max(held) < total / 2, held
+
+
+def test_an_error_on_one_rank_is_raised_on_all(published):
+    *_, answers = published
+    assert [told[2] for told, _ in answers] == [(UnknownVersionError, "the relay is gone")] * 4
