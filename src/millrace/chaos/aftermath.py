@@ -48,13 +48,13 @@ def check_ledger(ledger: Path, config: Config) -> list[Check]:
 
 
 def check_served(events: Iterable[Event]) -> Check:
-    """Every digest that a replica served is one that the trainer published for that version."""
+    """Every digest that a replica served is one that was published or staged for that version."""
     published: set[tuple[int, str]] = set()
     served: set[tuple[int, str]] = set()
     for event in events:
-        if event.kind in ("published", "pulled"):
+        if event.kind in ("published", "staged", "pulled"):
             pair = (event.fields["version"], event.fields["digest"])
-            (published if event.kind == "published" else served).add(pair)
+            (served if event.kind == "pulled" else published).add(pair)
     foreign = sorted(served - published)
     return Check("served what was published", not foreign, f"{len(served)} served, foreign: {foreign[:3]}")
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from millrace.core.errors import DigestMismatchError
-from millrace.core.types import Published, Served, VersionRecord
+from millrace.core.types import Published, Served, Staged, VersionRecord
 
 VERSIONS_REMEMBERED = 256  # far more than any relay holds
 
@@ -46,7 +46,8 @@ class Lineage:
     def __init__(self) -> None:
         self._digests: OrderedDict[int, set[str]] = OrderedDict()
 
-    def published(self, published: Published) -> None:
+    def published(self, published: Published | Staged) -> None:
+        """Several ranks of a trainer digest pieces. The relay compares these, and digests the tensors."""
         self._digests.setdefault(published.version, set()).add(published.digest)
         self._digests.move_to_end(published.version)
         while len(self._digests) > VERSIONS_REMEMBERED:

@@ -46,6 +46,7 @@ class RelaySession:
             # again. `run.published` gets either when it is whole.
             run.events.emit("stage_missed", version=item.version, reason=str(error))
             return
+        run.lineage.published(staged)
         run.state.relay_holds(staged.held)
         run.waits.progress(handle.name)
         run.events.emit("staged", version=staged.version, digest=staged.digest, stage_s=staged.stage_s)

@@ -82,7 +82,8 @@ def _nothing_lost(run: RunDirectory, summary: dict[str, Any]) -> Check:
 
 def _digests_equal(events: list[Event]) -> Check:
     """What every replica served is what the trainer published, version by version."""
-    published = {e.fields["version"]: e.fields["digest"] for e in events if e.kind == "published"}
+    kinds = ("published", "staged")  # of several ranks' pieces, then of the tensors that they make
+    published = {e.fields["version"]: e.fields["digest"] for e in events if e.kind in kinds}
     served = [(e.fields["version"], e.fields["digest"]) for e in events if e.kind == "pulled"]
     equal = sum(published.get(version) == digest for version, digest in served)
     return Check("digests equal", bool(served) and equal == len(served), f"{equal} of {len(served)} swaps")

@@ -49,11 +49,12 @@ def _local_parts(name: str, weight: Any, copies: bool) -> list[Part]:
 
     Raises: WeightsError: the rank's values are a summand of the weight, or their shape is not as placed.
     """
-    shape, coordinate = tuple(weight.shape), weight.device_mesh.get_coordinate()
-    if coordinate is None:
-        return []  # this rank is not in the mesh
+    shape, mesh = tuple(weight.shape), weight.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or not (copies or 0 in mesh.mesh):
+        return []  # this rank is not in the mesh, or the mesh is one of several equal ones: the first answers
     held = [torch.arange(size) for size in shape]  # per dimension: which indices are here
-    for place, index, count in zip(weight.placements, coordinate, weight.device_mesh.shape, strict=True):
+    for place, index, count in zip(weight.placements, coordinate, mesh.shape, strict=True):
         if place.is_partial():
             raise WeightsError(f"`{name}` is placed as {place}: a sum over ranks cannot be taken apart")
         if place.is_replicate():

@@ -71,7 +71,7 @@ class Evidence:
                 self.by_version = {v: s for v, s in self.by_version.items() if v <= fields["version"]}
             case "step":
                 self.by_version[fields["version"]] = _step(fields)
-            case "published":
+            case "published" | "staged":
                 self.published.setdefault(fields["version"], set()).add(fields["digest"])
             case "pulled":
                 self.pulls.append(SwapSeen(fields["replica"], fields["version"], fields["digest"]))
