@@ -48,8 +48,8 @@ def test_a_rank_killed_in_the_middle_changes_nothing_about_the_result(
     assert death.fields["name"] == "trainer" and "rank 1: killed by signal 9" in death.fields["cause"]
     accounting = summary(run)["accounting"]
     assert accounting["trained"] == accounting["admitted"] == 64
-    published = {e.fields["version"]: e.fields["digest"] for e in events(run, "published")}
-    assert all(published[e.fields["version"]] == e.fields["digest"] for e in events(run, "pulled"))
+    staged = {e.fields["version"]: e.fields["digest"] for e in events(run, "staged")}
+    assert all(staged[e.fields["version"]] == e.fields["digest"] for e in events(run, "pulled"))
     assert not events(run, "replay_differs")
     assert weights(run) == weights(undisturbed)
 
