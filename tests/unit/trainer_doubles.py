@@ -170,7 +170,7 @@ def make_trainer(
 
 
 def save_checkpoint(trainer: PolicyTrainer, directory: Path) -> Path:
-    saver = Saver(trainer.optimizer)
+    saver = Saver(trainer.optimizer, trainer.ranks)
     saver.begin(trainer, directory)
     return Path(saver.saved().path)
 

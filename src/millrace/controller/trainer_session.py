@@ -259,18 +259,21 @@ class TrainerSession:
         """Begin to save the trainer, which is at `version`, unless that is saved already."""
         if self._checkpointed == version:
             return
+        began_s = clock.now()
         await self._saved()
+        waited_s = clock.now() - began_s
         with self._run.waits.waiting("trainer", "its checkpoint", bounded=True):
             await self._call(handle, "checkpoint", self._checkpoints)
         self._checkpointed = version
-        self._saving = saving.create_task(self._commit_checkpoint(handle), name="checkpoint")
+        self._saving = saving.create_task(self._commit_checkpoint(handle, waited_s), name="checkpoint")
 
-    async def _commit_checkpoint(self, handle: Handle) -> None:
+    async def _commit_checkpoint(self, handle: Handle, waited_s: float) -> None:
+        """`waited_s`: for the checkpoint before, which training waited for too."""
         run = self._run
         with run.waits.waiting("checkpoint", "its files", bounded=True):
             info: CheckpointInfo = await self._call(handle, "saved")
         run.ledger.commit_checkpoint(info)
-        run.events.emit("checkpoint", **asdict(info))
+        run.events.emit("checkpoint", **asdict(info) | {"stall_s": info.stall_s + waited_s})
 
     async def _saved(self) -> None:
         """Wait until no checkpoint is under way. One that fails ends the session."""

@@ -90,6 +90,8 @@ class Saver:
         self.wait()
         self._began_s, self._waits_since_s = time.perf_counter(), None
         target = Path(directory) / _name(trainer.version)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # the thread has a stream of its own
         files, blocks = _state(trainer, self._ranks)
         blocks = self._without_rounded(trainer, blocks)
         self._written.clear()
@@ -154,6 +156,7 @@ class Saver:
 
 def load_checkpoint(trainer: PolicyTrainer, path: str | Path, ranks: Ranks = ALONE) -> None:
     """Restore weights, optimizer, version and generators into `trainer`, whoever held which block before.
+    All `ranks` of the trainer do it together.
 
     Raises:
         DataError: it is incomplete or damaged, holds a weight that is not finite, or belongs to another
@@ -163,11 +166,10 @@ def load_checkpoint(trainer: PolicyTrainer, path: str | Path, ranks: Ranks = ALO
     version, files = verified(path, ranks)
     with boundary("trainer", f"load the checkpoint {path}", DataError):
         refuse_another_model(named_weights(trainer.model), files["model"], path)
-        own = parts(named_weights(trainer.model), copies=True)
-        read(files["model"], own)
+        read(files["model"], parts(named_weights(trainer.model), copies=True))
         _restore_optimizer(trainer, files["optimizer"])
         _restore_generators(files["rng"], ranks)
-    if broken := not_finite({part.name: part.block for part in own}):
+    if broken := not_finite(named_weights(trainer.model), ranks):
         raise DataError(f"{path} holds weights that are not finite: {broken[:5]}.\n{_EARLIER}")
     trainer.version = version
 
@@ -254,7 +256,7 @@ def _optimizer_tensors(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
     return {
         f"{key}/{name}": value
         for name, parameter in trainer.model.named_parameters()
-        for key, value in taken_apart(trainer.optimizer.state[parameter]).items()
+        for key, value in sorted(taken_apart(trainer.optimizer.state[parameter]).items())
     }
 
 

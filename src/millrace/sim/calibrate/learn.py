@@ -132,7 +132,7 @@ def _costs(events: Sequence[Event], config: Config, prompt_tokens: float, *, cal
         train_per_token_s=train_token_s,
         publish_s=max(0.0, mean(list(_publish_s(events))) - call_s),
         stage_s=mean([e.fields["stage_s"] for e in events if e.kind == "staged"]),
-        snapshot_s=mean([e.fields["stall_s"] for e in events if e.kind == "checkpoint"]),
+        snapshot_s=mean([e.fields.get("stall_s", 0.0) for e in events if e.kind == "checkpoint"]),
         save_s=mean([e.fields["save_s"] for e in events if e.kind == "checkpoint"]),
         score_s=_score_s(events, config.reward.workers),
         weights_bytes=published[-1]["weights_bytes"],
