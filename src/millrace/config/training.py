@@ -32,6 +32,10 @@ class Trainer(Section):
     sequence: int = Field(default=1, ge=1, le=64)
     """Ranks among which the tokens of each row are divided (Ulysses), for long sequences."""
 
+    offload: bool = False
+    """Weights, gradients and optimizer lie in the host's memory, and the CPU makes the update. A GPU holds
+    what it computes with. Without a GPU this saves nothing."""
+
     @property
     def ranks(self) -> int:
         return self.shard * self.tensor * self.sequence

@@ -6,9 +6,9 @@
               bytes for every token that it may see. Then `CHUNKS` chunks of
               logits and two copies of the output projection in float32. `trainer.sequence` divides tokens,
               `trainer.tensor` I, Q, K and the projection. Products in bfloat16 keep a copy of a layer's
-              matrices. Ranks that divide weights put together in float32 what is in no layer, and a layer
-              `GATHERED` times. If that is more, an update: with 8-bit moments on a CPU, `UPDATE_BYTES` for
-              each number of the largest tensor
+              matrices. Where weights are divided or offloaded, what is in no layer is put together in
+              float32, and a layer `GATHERED` times. If that is more, an update: with 8-bit moments on a CPU,
+              `UPDATE_BYTES` for each number of the largest tensor
     replica   the larger of a decode step's sampling and a prefill chunk (rows, and the scores of one KV head
               with all keys). Sampling takes 20 bytes a slot and token of the vocabulary, 48 where min-p,
               top-k or top-p cut it, and 6 more where penalties or banned tokens edit it
@@ -97,7 +97,8 @@ def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -
 def _weights_bytes(config: Config, shape: Shape, size: int) -> int:
     layers = 1 if config.model.recompute else shape.layers
     rounded = size * layers * shape.layer_weights if size < 4 else 0
-    if config.trainer.shard * config.trainer.sequence == 1:
+    trainer = config.trainer
+    if trainer.shard * trainer.sequence == 1 and not trainer.offload:
         return rounded
     return rounded + 4 * (GATHERED * shape.layer_weights + shape.other_weights)
 

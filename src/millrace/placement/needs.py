@@ -61,7 +61,7 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
                   Each of `rollout.tensor` GPUs has an equal part of weights and KV, of KV at least one head.
                   Nothing where servers generate
 
-    Ranks of the trainer divide all of what it keeps.
+    Ranks of the trainer divide all of what it keeps. With `trainer.offload` all of it is on the host.
 
     Raises: DataError: the model directory cannot be read. ConfigError: `rollout.tensor`, `trainer.tensor` or
     `trainer.sequence` does not divide it.
@@ -81,14 +81,14 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     rounded = 0 if size == 4 else parameters if computing == 4 else shape.other_weights
     moments = int(parameters * MOMENTS_BYTES[config.optimizer.states])
     states = COPY_BYTES * (parameters * (2 + _has_reference(config)) + rounded) + moments
-    staged = COPY_BYTES * rounded + (weights if on_gpu or size != 4 else 0)
+    hosted = not on_gpu or config.trainer.offload
+    staged = COPY_BYTES * rounded + (weights if not hosted or size != 4 else 0)
     replica = 2 * parameters * computing + kv_replica
     landing = weights + shape.largest_weight * size if on_gpu or computing != size else 0
-    if on_gpu:
-        trainer = MemoryNeed(-(-states // config.trainer.ranks), staged)
-        replica_memory = MemoryNeed(-(-replica // parts), landing)
-    else:
-        trainer, replica_memory = MemoryNeed(0, states + staged), MemoryNeed(0, replica + landing)
+    each = 0 if hosted else -(-states // config.trainer.ranks)
+    trainer = MemoryNeed(each, staged + (states if hosted else 0))
+    on_device = MemoryNeed(-(-replica // parts), landing)
+    replica_memory = on_device if on_gpu else MemoryNeed(0, replica + landing)
     if config.rollout.servers:
         replica_memory = MemoryNeed(0, 0)
     return Needs(

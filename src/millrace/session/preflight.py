@@ -101,6 +101,11 @@ def _check_states(config: Config) -> None:
             "  Leave it at float32, which the ranks divide, or set `trainer.shard`, `trainer.tensor` and "
             "`trainer.sequence` to 1"
         )
+    if config.trainer.offload:
+        raise ConfigError(
+            '`optimizer.states` ("8bit") cannot be offloaded: CPUs update 8-bit moments 150 times slower.\n'
+            "  Leave it at float32, or set `trainer.offload` to false"
+        )
 
 
 def _check_python(rollout: Rollout) -> None:

@@ -15,7 +15,13 @@ from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.distributed import DistributedConfig
@@ -72,9 +78,11 @@ def divide(model: PreTrainedModel, ranks: Ranks, forward: Forward) -> PreTrained
     model.tie_weights()
     if (group := ranks.group("tensor")) is not None:
         _divide_matrices(model, mesh["tensor"], group)
-    if mesh["weights"].size() > 1:
+    if mesh["weights"].size() > 1 or ranks.offload:
+        pinned = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+        where = pinned if ranks.offload else OffloadPolicy()
         for module in (*model.base_model.layers, model):
-            fully_shard(module, mesh=mesh["weights"])
+            fully_shard(module, mesh=mesh["weights"], offload_policy=where)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
@@ -29,11 +30,17 @@ class Ranks:
     tensor: int = 1
     sequence: int = 1
     rank: int = 0
+    offload: bool = False  # weights lie on the host while a GPU computes; one process is then a mesh of one
     talks_in: Any = None  # a group of torch.distributed; None: the one of all
 
     @property
     def world(self) -> int:
         return self.shard * self.tensor * self.sequence
+
+    @property
+    def alone(self) -> bool:
+        """This process holds whole weights where it computes, and starts no group."""
+        return self.world == 1 and not self.offload
 
     @property
     def tensor_index(self) -> int:
@@ -48,23 +55,27 @@ class Ranks:
     def shard_index(self) -> int:
         return self.rank // (self.tensor * self.sequence)
 
-    def join(self, rendezvous: str, device: torch.device) -> None:
-        """Meet the other ranks at `rendezvous` (`file://` or `tcp://`). Ranks talk by gloo about what lies on
-        the CPU, by NCCL about what lies on a GPU. Nothing is done where this process is alone.
+    def join(self, rendezvous: str | None, device: torch.device) -> None:
+        """Meet the other ranks at `rendezvous` (`file://` or `tcp://`; None: there are none). Ranks talk by
+        gloo about what lies on the CPU, by NCCL about what lies on a GPU. Nothing is done where this process
+        is alone.
 
         Raises: WorkerError: the others do not come, or are not as many.
         """
-        if self.world == 1:
+        if self.alone:
             return
         from torch import distributed
 
         cuda = device.type == "cuda"
+        if rendezvous is None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody is to reach it
         if cuda:
             torch.cuda.set_device(device)
         with boundary("trainer", f"rank {self.rank} of {self.world}: meet at {rendezvous}", WorkerError):
             distributed.init_process_group(
                 "cpu:gloo,cuda:nccl" if cuda else "gloo",
                 init_method=rendezvous,
+                store=None if rendezvous else distributed.HashStore(),
                 rank=self.rank,
                 world_size=self.world,
                 timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
@@ -75,14 +86,14 @@ class Ranks:
     def mesh(self) -> DeviceMesh | None:
         """Dimensions "shard", "sequence", "tensor". None: this process is alone."""
         names = "shard", "sequence", "tensor"
-        return _mesh((self.shard, self.sequence, self.tensor), names) if self.world > 1 else None
+        return _mesh((self.shard, self.sequence, self.tensor), names) if not self.alone else None
 
     @property
     def weights_mesh(self) -> DeviceMesh | None:
         """Dimensions "weights" and "tensor": how weights are divided. Ranks that share a row's tokens hold
         different weights."""
         shape = self.shard * self.sequence, self.tensor
-        return _mesh(shape, ("weights", "tensor")) if self.world > 1 else None
+        return _mesh(shape, ("weights", "tensor")) if not self.alone else None
 
     def group(self, name: str) -> ProcessGroup | None:
         """This rank's neighbours in a dimension of `mesh`. None: it has none."""

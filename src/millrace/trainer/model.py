@@ -42,7 +42,7 @@ def load_model(path: str | Path, device: torch.device, ranks: Ranks = ALONE) -> 
         raise DataError(f"`model.path` ({path}) is not a model directory: it has no config.json")
     config = _check_known(Path(path))
     load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
-    if ranks.world > 1:
+    if not ranks.alone:
         from millrace.trainer.divided import load_divided
 
         load = partial(load_divided, config=config, ranks=ranks, forward=_pair_logprobs)
@@ -56,7 +56,11 @@ def load_model(path: str | Path, device: torch.device, ranks: Ranks = ALONE) -> 
             output_loading_info=True,
         )
     _check_whole(model, loaded, path, ranks)
-    return model.to(device).eval()
+    model.to("cpu" if ranks.offload else device)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
+    return model.eval()
 
 
 def _check_known(path: Path) -> PretrainedConfig:
@@ -146,7 +150,7 @@ def row_logprobs(
     pairs_P, pair_N = np.unique(row.sources_N * vocabulary + row.targets_N, return_inverse=True)
     forward = getattr(model, "pair_logprobs", partial(_pair_logprobs, model))
     logprobs_P, entropies_P = forward(row, *np.divmod(pairs_P, vocabulary), temperature, dtype)
-    index_N = on(model.device, pair_N)
+    index_N = on(logprobs_P.device, pair_N)
     # `embedding`, because its backward sums repeats in a fixed order on every device.
     return embedding(index_N, logprobs_P[:, None])[:, 0], entropies_P[index_N]
 

@@ -45,7 +45,7 @@ from millrace.trainer.blame import blame
 from millrace.trainer.checkpoint import Saver, load_checkpoint, prune_checkpoints
 from millrace.trainer.directories import all_or_none, atomic_directory, sweep
 from millrace.trainer.export import save_model
-from millrace.trainer.mesh import ALONE, Ranks, local
+from millrace.trainer.mesh import Ranks, local
 from millrace.trainer.model import (
     load_model,
     named_weights,
@@ -233,11 +233,11 @@ def join(config: Config, device: tuple[str, float]) -> Ranks:
 
     Raises: WorkerError: the others do not come.
     """
-    asked = config.trainer
-    if asked.ranks == 1:
-        return ALONE
-    ranks = Ranks(asked.shard, asked.tensor, asked.sequence, int(os.environ["RANK"]))
-    ranks.join(os.environ["MILLRACE_RENDEZVOUS"], torch_device(*device))
+    asked, several = config.trainer, config.trainer.ranks > 1
+    rank, rendezvous = (os.environ[key] if several else "0" for key in ("RANK", "MILLRACE_RENDEZVOUS"))
+    ranks = Ranks(asked.shard, asked.tensor, asked.sequence, int(rank), asked.offload)
+    if not ranks.alone:
+        ranks.join(rendezvous if several else None, torch_device(*device))
     return ranks
 
 

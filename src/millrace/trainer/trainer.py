@@ -82,7 +82,9 @@ class PolicyTrainer:
         self.version = 0
         self._reference = reference
         self.optimizer = make_adamw(model.parameters(), settings.optimizer)
-        for parameter in model.parameters():  # allocated once: made anew in every step, it would lie
+        for parameter in (
+            model.parameters() if not ranks.offload else ()
+        ):  # allocated once: made anew in every step, it would lie
             parameter.grad = torch.zeros_like(parameter)  # scattered among activations and hold their pages
 
     def step(self, batch: Batch, *, quarantine: Path) -> StepResult:
@@ -104,7 +106,7 @@ class PolicyTrainer:
             saved = "rank 0 saves it" if self.ranks.rank else save_rejected(batch, quarantine)
             raise type(error)(f"step {batch.version} -> {batch.version + 1}: {error}; {saved}") from None
         finally:
-            self.optimizer.zero_grad(set_to_none=False)
+            self.optimizer.zero_grad(set_to_none=self.ranks.offload)  # a copy to the host cannot add
         metrics = gradient.statistics.metrics() | gradient.statistics.swap_gap() | batch_metrics(batch)
         metrics |= {"loss": gradient.loss, "grad_norm": norm, "lr": lr}
         metrics |= {
@@ -150,10 +152,10 @@ class PolicyTrainer:
 
     def _backward(self, row: Row, flat: FlatBatch, statistics: TokenStatistics) -> torch.Tensor:
         """Add the gradient of one row and return its share of the loss."""
-        settings, device = self.settings, self.model.device
+        settings = self.settings
 
         def pick(values_C: NDArray[Any]) -> torch.Tensor:
-            return on(device, values_C[row.flat_N])
+            return on(current_N.device, values_C[row.flat_N])
 
         def forward(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
             return row_logprobs(model, row, temperature=settings.temperature, dtype=settings.dtype)
