@@ -166,6 +166,15 @@ def test_ranks_put_a_layer_together_while_it_computes(model: Path) -> None:
     assert in_tensor.momentary.weights_bytes == 0
 
 
+def test_an_offloaded_trainer_keeps_nothing_on_its_gpu_and_publishes_from_its_masters(model: Path) -> None:
+    save_file({"model.layers.0.x": np.zeros(40, np.float32)}, model / "model-3.safetensors")
+    needs = read_needs(config_for(model, "float32", trainer={"offload": True}), on_gpu=True)
+    assert needs.trainer == MemoryNeed(0, 16 * (PARAMETERS + 40))
+    assert needs.momentary.weights_bytes == 4 * (PARAMETERS + 3 * 40)
+    rounded = read_needs(config_for(model, "bfloat16", trainer={"offload": True}), on_gpu=True)
+    assert rounded.trainer == MemoryNeed(0, 18 * (PARAMETERS + 40) + 8 * PARAMETERS)
+
+
 def test_8_bit_moments_take_a_quarter_and_on_a_cpu_an_update_takes_more(model: Path) -> None:
     eight = config_for(model, "float32", optimizer={"states": "8bit"})
     needs = read_needs(eight, on_gpu=True)

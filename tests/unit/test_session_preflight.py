@@ -122,6 +122,7 @@ def test_8_bit_moments_need_their_library_and_one_rank(model: Path, tmp_path: Pa
     for installed, sections, said in (
         (None, {}, "needs torchao, which is not installed"),
         ("here", {"trainer": {"shard": 2}}, "is for a trainer of one rank, and this one has 2"),
+        ("here", {"trainer": {"offload": True}}, "cannot be offloaded"),
     ):
         monkeypatch.setattr(preflight_module, "find_spec", lambda name, found=installed: found)
         with pytest.raises(ConfigError, match=rf"`optimizer.states` \(\"8bit\"\) {said}"):

@@ -3,12 +3,12 @@
     trainer   a micro-batch: of each token and layer 28 H + size (4 I + 5 (Q + K)) bytes are kept for the
               gradient, with `model.recompute` 4 H of each layer and all of one. Norms after a layer's
               parts add 25 H, and E experts a token 12 E H. Where scores are capped, each query head adds 10
-              bytes for every token that it may see. Then `CHUNKS` chunks of
-              logits and two copies of the output projection in float32. `trainer.sequence` divides tokens,
-              `trainer.tensor` I, Q, K and the projection. Products in bfloat16 keep a copy of a layer's
-              matrices. Where weights are divided or offloaded, what is in no layer is put together in
-              float32, and a layer `GATHERED` times. If that is more, an update: with 8-bit moments on a CPU,
-              `UPDATE_BYTES` for each number of the largest tensor
+              bytes for every token that it may see. Then `CHUNKS` chunks of logits and two copies of the
+              output projection in float32. `trainer.sequence` divides tokens, `trainer.tensor` I, Q, K and
+              the projection. Products in bfloat16 keep a copy of a layer's matrices. Where weights are
+              divided or offloaded, what is in no layer is put together in float32, and a layer `GATHERED`
+              times. If that is more, an update: with 8-bit moments on a CPU, `UPDATE_BYTES` for each number
+              of the largest tensor
     replica   the larger of a decode step's sampling and a prefill chunk (rows, and the scores of one KV head
               with all keys). Sampling takes 20 bytes a slot and token of the vocabulary, 48 where min-p,
               top-k or top-p cut it, and 6 more where penalties or banned tokens edit it
