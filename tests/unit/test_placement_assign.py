@@ -9,7 +9,7 @@ import pytest
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host
-from millrace.placement.assign import CONTEXT_BYTES, Placement, assign, devices_of
+from millrace.placement.assign import CONTEXT_BYTES, LIBRARIES_BYTES, Placement, assign, devices_of
 from millrace.placement.momentary import Momentary
 from millrace.placement.needs import MemoryNeed, Needs
 from millrace.placement.tell import table, warnings
@@ -84,12 +84,18 @@ def test_on_two_gpus_the_trainer_keeps_one_and_replicas_share_the_other() -> Non
 
 def test_on_one_gpu_replicas_get_what_they_keep_and_a_tenth_and_the_trainer_the_rest() -> None:
     placement = assign(config_for(2), host(1), ON_GPU)
-    each = (5 * GB * 1.1 + CONTEXT_BYTES) / (80 * GB)
+    each = (5 * GB * 1.1 + LIBRARIES_BYTES + CONTEXT_BYTES) / (80 * GB)
     assert [place.share for place in placement.replicas] == pytest.approx([each, each])
     assert placement.trainer.share == pytest.approx(1 - 2 * each)
     assert (
-        "the trainer 85% (8.0 GB), replica-0 8% (5.0 GB), replica-1 8% (5.0 GB)" in table(placement)["GPU 0"]
+        "the trainer 84% (8.0 GB), replica-0 8% (5.0 GB), replica-1 8% (5.0 GB)" in table(placement)["GPU 0"]
     )
+
+
+def test_a_tiny_model_too_leaves_room_for_the_workspaces_of_libraries() -> None:
+    tiny = replace(ON_GPU, replica=MemoryNeed(2_000_000, 1_000_000), trainer=MemoryNeed(8_000_000, 1_000_000))
+    replica = assign(config_for(2), host(1), tiny).replicas[0]
+    assert replica.share * 80 * GB - CONTEXT_BYTES - 2_000_000 >= 400_000_000
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 5, 8])

@@ -23,11 +23,11 @@ from transformers import (
 from millrace.config.schema import Config
 from millrace.core.placement import Gpu, Host
 from millrace.placement.assign import assign
-from millrace.placement.momentary import CHUNK_BYTES, Momentary, Shape, estimate
+from millrace.placement.momentary import CHUNK_BYTES, GPU_CHUNK_BYTES, Momentary, Shape, estimate
 from millrace.placement.needs import MemoryNeed, Needs
 from millrace.placement.tell import table, warnings
 from millrace.trainer.attention import NAME
-from millrace.trainer.logprobs import CHUNK_LOGITS
+from millrace.trainer.logprobs import CHUNK_LOGITS, GPU_CHUNK_LOGITS
 from millrace.trainer.model import recompute_layers, row_logprobs
 from millrace.trainer.packing import Branch, Tree, pack
 
@@ -107,7 +107,7 @@ def test_with_recompute_hardly_more_than_a_layers_input_is_kept() -> None:
 
 
 def test_the_trainers_chunk_of_logits_is_the_one_that_is_counted() -> None:
-    assert CHUNK_LOGITS * 4 == CHUNK_BYTES
+    assert (CHUNK_LOGITS * 4, GPU_CHUNK_LOGITS * 4) == (CHUNK_BYTES, GPU_CHUNK_BYTES)
 
 
 def test_a_micro_batch_is_the_budget_or_a_longer_sequence_and_never_more_than_the_step() -> None:
@@ -161,7 +161,7 @@ def test_on_a_gpu_trainer_and_replicas_are_told_apart() -> None:
 
 def test_on_one_gpu_a_replica_gets_what_its_steps_need() -> None:
     host = Host("host", 16, 100 * GB, 100 * GB, (Gpu(0, "large", 100 * GB, 100 * GB),))
-    assert assign(config_for(), host, ON_GPU).replicas[0].share == pytest.approx((5 + 1 + 0.5) / 100)
+    assert assign(config_for(), host, ON_GPU).replicas[0].share == pytest.approx((5 + 1 + 0.5 + 0.5) / 100)
 
 
 def test_what_edits_or_cuts_logits_takes_more_of_a_replica() -> None:

@@ -26,6 +26,9 @@ from millrace.placement.needs import MemoryNeed, Needs
 
 CONTEXT_BYTES = 500_000_000
 """Of a GPU, what CUDA takes for each process that opens it (an H100 with torch 2.x: 0.4 to 0.6 GB)."""
+LIBRARIES_BYTES = 500_000_000
+"""Of a replica's share, for what does not grow with the model: workspaces of cuBLAS (32 MiB a stream on an
+H100), recorded decode steps, whole blocks of torch's allocator."""
 WORKSPACE = 1.1
 """A replica's memory over what it keeps, at least; more where its steps need more for a moment."""
 SHARED_FRACTION = 0.5
@@ -142,7 +145,7 @@ def _share(worker: int, gpus: Sequence[tuple[int, ...]], gpu: Gpu, needs: Needs)
     if 0 not in together:
         return 1 / len(together)
     kept = needs.replica.device_bytes
-    working = max(kept * WORKSPACE, kept + needs.momentary.replica_bytes)
+    working = max(kept * WORKSPACE, kept + needs.momentary.replica_bytes) + LIBRARIES_BYTES
     each = min(1.0, (working + CONTEXT_BYTES) / gpu.memory_bytes)
     return each if worker else max(0.0, 1 - each * (len(together) - 1))
 

@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from millrace.config.schema import Config
 from millrace.core.types import Sampling
 
-CHUNK_BYTES = 64 << 20
-"""Logits that the trainer computes at once, in float32 (`trainer.logprobs`)."""
+CHUNK_BYTES, GPU_CHUNK_BYTES = 64 << 20, 512 << 20
+"""Logits that the trainer computes at once, in float32 (`trainer.logprobs`). On a GPU a chunk of few tokens
+would cost more for the gradient of the whole projection than for its own logits."""
 CHUNKS = 3
 SAMPLING_BYTES, CUT_BYTES, EDIT_BYTES = 20, 48, 6
 SCORE_BYTES = 12
@@ -86,7 +87,7 @@ def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -
     return Momentary(
         micro_batch_tokens=-(-tokens // config.trainer.sequence),
         token_bytes=_token_bytes(shape, size, parts, longest, recompute=config.model.recompute),
-        logits_bytes=CHUNKS * max(CHUNK_BYTES, 4 * shape.vocabulary)
+        logits_bytes=CHUNKS * max(GPU_CHUNK_BYTES if on_gpu else CHUNK_BYTES, 4 * shape.vocabulary)
         + 8 * shape.vocabulary * shape.hidden // parts,
         replica_bytes=max(_sampling_bytes(config, shape), _prefill_bytes(config, shape, size)),
         weights_bytes=_weights_bytes(config, shape, size) // parts,

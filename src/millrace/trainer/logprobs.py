@@ -17,7 +17,7 @@ import torch
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-CHUNK_LOGITS = 1 << 24  # logits computed at once: 64 MiB in float32
+CHUNK_LOGITS, GPU_CHUNK_LOGITS = 1 << 24, 1 << 27  # logits computed at once: 64 and 512 MiB in float32
 
 
 def token_logprobs(
@@ -90,7 +90,7 @@ class _TokenLogprobs(torch.autograd.Function):
         group: ProcessGroup | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         cast = weight.to(hidden.dtype)
-        rows = max(1, CHUNK_LOGITS // weight.shape[0])
+        rows = max(1, (GPU_CHUNK_LOGITS if weight.is_cuda else CHUNK_LOGITS) // weight.shape[0])
         held, own = _held(targets, weight)
         found = []
         for part, wanted in zip(hidden.split(rows), held.split(rows), strict=True):
