@@ -100,7 +100,7 @@ def flash_prefill(cache: FlashCache, segments: Sequence[Segment], kernel: Kernel
         cache,
         kernel,
         query_ends=put([0, *(s.count for s in segments)]).cumsum(0, dtype=torch.int32),
-        key_starts=put([*starts, 0]),
+        key_starts=put([*starts, cache.num_slots * cache.num_positions]),
         used_R=put([s.start + s.count for s in segments]),
         rows_M=put(rows, dtype=torch.int64),
         longest_query=max(s.count for s in segments),
