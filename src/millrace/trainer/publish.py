@@ -64,7 +64,9 @@ class PublishBuffers:
         """Bring the buffers up to the current weights. They stay valid until the next step."""
         for part, host in self._parts:
             if part.block.data_ptr() != host.data_ptr():
-                host.copy_(part.block)
+                host.copy_(part.block, non_blocking=part.block.is_cuda)  # all in line, waited for once
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
         return self._buffers
 
 
