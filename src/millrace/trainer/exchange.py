@@ -17,18 +17,6 @@ from torch import distributed
 from torch.distributed import ProcessGroup
 
 
-def same(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    """`x`, which is the same on every rank. Each computes a part of what follows, so gradients are summed."""
-    result: torch.Tensor = _Same.apply(x, group)
-    return result
-
-
-def total(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    """The sum of every rank's `x`. What follows is the same on every rank, and so is the gradient."""
-    result: torch.Tensor = _Total.apply(x, group)
-    return result
-
-
 def heads_apart(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     """(1, H, t, D) -> (1, h, T, D): all tokens of some heads."""
     _, _, tokens, dim = x.shape
@@ -44,6 +32,8 @@ def tokens_apart(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
 
 
 class _Same(torch.autograd.Function):
+    """`x`, which is the same on every rank. Each computes a part of what follows, so gradients are summed."""
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
         ctx.group = group
@@ -55,6 +45,8 @@ class _Same(torch.autograd.Function):
 
 
 class _Total(torch.autograd.Function):
+    """The sum of every rank's `x`. What follows is the same on every rank, and so is the gradient."""
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
         return _sum(x, group)
@@ -75,6 +67,9 @@ class _Swap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _swap(grads[0], ctx.group), None
+
+
+same, total = _Same.apply, _Total.apply
 
 
 def _sum(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
