@@ -102,6 +102,8 @@ def agreed(ranks: Ranks, work: Callable[[], T]) -> list[T]:
 
     A collective call: every rank makes it.
     """
+    if ranks.world == 1:
+        return [work()]
     fault: tuple[type[MillraceError], str] | None = None
     answer: T | None = None
     try:

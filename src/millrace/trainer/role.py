@@ -43,7 +43,7 @@ from millrace.placement.device import computes, computing_dtype, torch_device
 from millrace.trainer.arithmetic import arithmetic
 from millrace.trainer.blame import blame
 from millrace.trainer.checkpoint import Saver, load_checkpoint, prune_checkpoints
-from millrace.trainer.directories import all_or_none, atomic_directory, sweep
+from millrace.trainer.directories import atomic_directory, sweep
 from millrace.trainer.export import save_model
 from millrace.trainer.mesh import Ranks, local
 from millrace.trainer.model import (
@@ -52,7 +52,7 @@ from millrace.trainer.model import (
     read_tokenizer,
     recompute_layers,
 )
-from millrace.trainer.publish import PublishBuffers, publish
+from millrace.trainer.publish import PublishBuffers, agreed, publish
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 T = TypeVar("T")
@@ -133,9 +133,7 @@ class TorchTrainer:
         self._trainer = self._saver = self._buffers = None  # free the old weights before the new ones
         self._last = self._published = None
         self._tokenizer = self._tokenizer or read_tokenizer(self._config.model.path)
-        with all_or_none(self._ranks):
-            for directory in (self._run_dir, self._run_dir / CHECKPOINTS) if self._ranks.rank == 0 else ():
-                sweep(directory)
+        agreed(self._ranks, self._sweep)
         device = torch_device(*self._device)
         trainer = _policy_trainer(self._config, device, self._ranks)
         if checkpoint is not None:
@@ -145,6 +143,11 @@ class TorchTrainer:
         told = computes(_dtype(self._config), trainer.settings.dtype)
         rounding = arithmetic(device, self._config)
         return TrainerState(trainer.version, self._buffers.slot_bytes, told, rounding)
+
+    def _sweep(self) -> None:
+        """By one rank; the others begin to write after it."""
+        for directory in (self._run_dir, self._run_dir / CHECKPOINTS) if self._ranks.rank == 0 else ():
+            sweep(directory)
 
     def _step(self, batch: Batch) -> StepResult | StepRejected:
         trainer = self._ready()
@@ -196,8 +199,7 @@ class TorchTrainer:
     def _checkpoint(self, directory: str) -> None:
         trainer, saver = self._ready(), self._saver
         assert saver is not None
-        with all_or_none(self._ranks):
-            self._refuse_changed(trainer.version)
+        agreed(self._ranks, lambda: self._refuse_changed(trainer.version))
         saver.begin(trainer, directory)
 
     def _refuse_changed(self, version: int) -> None:
