@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -33,16 +33,7 @@ from millrace.trainer.directories import all_or_none, atomic_directory
 from millrace.trainer.mesh import ALONE, Ranks
 from millrace.trainer.model import named_weights, not_finite, rounded_weights
 from millrace.trainer.parts import Part, parts
-from millrace.trainer.tensor_files import (
-    TensorFile,
-    file_names,
-    fill,
-    lay_out,
-    make,
-    read,
-    stored,
-    whole_parts,
-)
+from millrace.trainer.tensor_files import TensorFile, copy_into, file_names, fill, lay_out, make, open_tensors
 from millrace.trainer.trainer import PolicyTrainer
 
 FORMAT = 1
@@ -165,10 +156,12 @@ def load_checkpoint(trainer: PolicyTrainer, path: str | Path, ranks: Ranks = ALO
     path = Path(path)
     version, files = verified(path, ranks)
     with boundary("trainer", f"load the checkpoint {path}", DataError):
-        refuse_another_model(named_weights(trainer.model), files["model"], path)
-        read(files["model"], parts(named_weights(trainer.model), copies=True))
-        _restore_optimizer(trainer, files["optimizer"])
-        _restore_generators(files["rng"], ranks)
+        saved = {kind: open_tensors(files[kind]) for kind in KINDS}
+        weights = named_weights(trainer.model)
+        refuse_another_model(weights, saved["model"], path)
+        copy_into(parts(weights, copies=True), saved["model"])
+        _restore_optimizer(trainer, saved["optimizer"])
+        _restore_generators(saved["rng"], ranks)
     if broken := not_finite(named_weights(trainer.model), ranks):
         raise DataError(f"{path} holds weights that are not finite: {broken[:5]}.\n{_EARLIER}")
     trainer.version = version
@@ -233,11 +226,12 @@ def _read_manifest(path: Path) -> _Manifest:
     return manifest
 
 
-def refuse_another_model(model: Mapping[str, torch.Tensor], files: Iterable[Path], path: Path) -> None:
-    """Raises: DataError: `files` have not exactly the tensors of `model`."""
-    saved, present = stored(files), dict(model)
-    wrong = sorted(saved.keys() ^ present.keys())
-    wrong += sorted(n for n in saved.keys() & present.keys() if saved[n].shape != present[n].shape)
+def refuse_another_model(
+    model: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], path: Path
+) -> None:
+    """Raises: DataError: what is saved in `path` are not exactly the tensors of `model`."""
+    wrong = sorted(saved.keys() ^ model.keys())
+    wrong += sorted(n for n in saved.keys() & model.keys() if saved[n].shape != model[n].shape)
     if wrong:
         raise DataError(f"{path} is of another model: tensors {wrong[:5]} are missing, left over or reshaped")
 
@@ -260,15 +254,15 @@ def _optimizer_tensors(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
     }
 
 
-def _restore_optimizer(trainer: PolicyTrainer, files: list[Path]) -> None:
+def _restore_optimizer(trainer: PolicyTrainer, tensors: Mapping[str, torch.Tensor]) -> None:
     parameters = dict(trainer.model.named_parameters())
     trainer.optimizer.state.clear()
-    for key_and_name, saved in stored(files).items():
+    for key_and_name, saved in tensors.items():
         key, name = key_and_name.split("/", 1)
         of = parameters[name]
         like = of if saved.shape == of.shape else torch.empty(saved.shape, device=of.device)
         trainer.optimizer.state[of][key] = torch.zeros_like(like, dtype=saved.dtype, requires_grad=False)
-    read(files, parts(_optimizer_tensors(trainer), copies=True))
+    copy_into(parts(_optimizer_tensors(trainer), copies=True), tensors)
     for state in trainer.optimizer.state.values():
         put_together(state)
 
@@ -280,12 +274,11 @@ def _generators() -> dict[str, torch.Tensor]:
     return states
 
 
-def _restore_generators(files: list[Path], ranks: Ranks) -> None:
+def _restore_generators(saved: Mapping[str, torch.Tensor], ranks: Ranks) -> None:
     """A rank that was not there before has those of the first."""
-    saved = {part.name: part.block for part in whole_parts(files)}
     for name, restore in (("cpu", torch.set_rng_state), ("cuda", torch.cuda.set_rng_state)):
         if name in saved and (name == "cpu" or torch.cuda.is_available()):
-            restore(saved.get(_of_rank(name, ranks.rank), saved[name]))
+            restore(saved.get(_of_rank(name, ranks.rank), saved[name]).clone())
 
 
 def _of_rank(name: str, rank: int) -> str:

@@ -16,7 +16,7 @@ from millrace.trainer.directories import all_or_none, atomic_directory
 from millrace.trainer.mesh import ALONE, Ranks
 from millrace.trainer.model import named_weights, read_tokenizer
 from millrace.trainer.parts import Part, parts
-from millrace.trainer.tensor_files import Pieces, fill, index, lay_out, make, whole_parts
+from millrace.trainer.tensor_files import Pieces, fill, index, lay_out, make, open_tensors
 
 
 def save_model(
@@ -38,10 +38,10 @@ def export_checkpoint(checkpoint: Path, out: Path, *, model_path: str, dtype: st
     _, files = verified(checkpoint)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path))
-    refuse_another_model(named_weights(model), files["model"], checkpoint)
-    blocks, tokenizer = list(whole_parts(files["model"])), read_tokenizer(model_path)
+    saved, tokenizer = open_tensors(files["model"]), read_tokenizer(model_path)
+    refuse_another_model(named_weights(model), saved, checkpoint)
     with atomic_directory(out, marker="config.json") as directory:
-        _write(model, blocks, tokenizer, directory, dtype=getattr(torch, dtype))
+        _write(model, parts(saved), tokenizer, directory, dtype=getattr(torch, dtype))
 
 
 def _write(

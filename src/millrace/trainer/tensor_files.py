@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,42 +161,19 @@ def _write_all(descriptor: int, data: memoryview, place: int) -> None:
         data, place = data[written:], place + written
 
 
-def stored(paths: Iterable[Path]) -> dict[str, torch.Tensor]:
-    """What the files hold, without values: tensors on the device `meta`."""
-    dtypes = {name: dtype for dtype, name in NAMES.items()}
-    found = {}
+def open_tensors(paths: Iterable[Path]) -> dict[str, torch.Tensor]:
+    """What the files hold, where it lies in them: no memory is taken."""
+    found: dict[str, torch.Tensor] = {}
     for path in paths:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                entry = file.get_slice(name)
-                shape, dtype = entry.get_shape(), dtypes[entry.get_dtype()]
-                found[name] = torch.empty(shape, dtype=dtype, device="meta")
+            found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     return found
 
 
-def read(paths: Iterable[Path], parts: Iterable[Part]) -> None:
-    """Copy what the files hold into the blocks of `parts`, wherever these begin and end."""
-    wanted: dict[str, list[Part]] = {}
-    for part in parts:
-        wanted.setdefault(part.name, []).append(part)
-    for path in paths:
-        with safe_open(path, framework="pt") as file, torch.no_grad():
-            for name in wanted.keys() & set(file.keys()):
-                for part in wanted[name]:
-                    part.block.copy_(_sliced(file, part))
-
-
-def _sliced(file: safe_open, part: Part) -> torch.Tensor:
-    if not part.shape:
-        return file.get_tensor(part.name)
-    ends = zip(part.start, part.block.shape, strict=True)
-    return file.get_slice(part.name)[tuple(slice(start, start + size) for start, size in ends)]
-
-
-def whole_parts(paths: Iterable[Path]) -> Iterator[Part]:
-    """Every tensor of the files, one after another. They lie in the files: no memory is taken."""
-    for path in paths:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                tensor = file.get_tensor(name)
-                yield Part(name, tuple(tensor.shape), (0,) * tensor.ndim, tensor)
+def copy_into(parts: Iterable[Part], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Fill the blocks of `parts` from whole tensors, wherever the blocks begin and end."""
+    with torch.no_grad():
+        for part in parts:
+            sizes = zip(part.start, part.block.shape, strict=True)
+            held = tuple(slice(start, start + size) for start, size in sizes)
+            part.block.copy_(tensors[part.name][held])
