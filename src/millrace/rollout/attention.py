@@ -41,16 +41,18 @@ class Kernel:
     windows: tuple[int | None, ...]
     exact: bool
 
-    def __call__(self, q_BGD: Tensor, k_BDL: Tensor, v_BLD: Tensor, bias_B1L: Tensor) -> Tensor:
-        """softmax(scores + bias) v for B independent queries."""
+    def __call__(
+        self, q_BGD: Tensor, k_BDL: Tensor, v_BLD: Tensor, bias_B1L: Tensor, out_BGD: Tensor | None = None
+    ) -> Tensor:
+        """softmax(scores + bias) v for B independent queries, written to `out_BGD` if given."""
         if self.cap is None:
             scores = torch.baddbmm(bias_B1L, q_BGD, k_BDL, alpha=self.scale)
         else:
             scores = torch.bmm(q_BGD, k_BDL).mul_(self.scale / self.cap).tanh_().mul_(self.cap).add_(bias_B1L)
         weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v_BLD.dtype)
         if not self.exact:
-            return torch.bmm(weights, v_BLD)
-        out = torch.bmm(weights[..., :BLOCK], v_BLD[:, :BLOCK])
+            return torch.bmm(weights, v_BLD, out=out_BGD)
+        out = torch.bmm(weights[..., :BLOCK], v_BLD[:, :BLOCK], out=out_BGD)
         for start in range(BLOCK, v_BLD.shape[1], BLOCK):
             stop = start + BLOCK
             out.baddbmm_(weights[..., start:stop], v_BLD[:, start:stop])
@@ -86,7 +88,7 @@ class DecodeAttention:
     """
 
     def __init__(self, cache: KVCache, positions: Sequence[int], kernel: Kernel) -> None:
-        self._cache, self._count, self._kernel = cache, len(positions), kernel
+        self._count, self._kernel = len(positions), kernel
         device, (kv_heads, head_dim) = cache.values.device, (cache.values.shape[2], cache.values.shape[4])
         self._num_keys = kernel.num_keys(max(positions) + 1)
         self.num_steps = self._num_keys - max(positions)
@@ -98,20 +100,24 @@ class DecodeAttention:
         self._key_index = features * cache.num_positions + positions_R.repeat_interleave(head_dim)
         self._bias_index = rows * self._num_keys + positions_R
         self._biases = kernel.biases(positions_R, self._num_keys, cache.values.dtype)
+        self._layers = [
+            (
+                keys.view(-1),
+                values.view(-1, head_dim),
+                keys[: self._count].flatten(0, 1)[..., : self._num_keys],
+                values[: self._count].flatten(0, 1)[:, : self._num_keys],
+            )
+            for keys, values in zip(cache.keys, cache.values, strict=True)
+        ]
 
     def __call__(self, layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor) -> None:
-        count, num_keys = self._count, self._num_keys
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        kv_heads, head_dim = k_MKD.shape[1:]
-        keys.view(-1).put_(self._key_index, k_MKD[:count])
-        values.view(-1, head_dim).index_copy_(0, self._value_index, v_MKD[:count].reshape(-1, head_dim))
-        out = self._kernel(
-            q_MHD[:count].reshape(count * kv_heads, -1, head_dim),
-            keys[:count].flatten(0, 1)[..., :num_keys],
-            values[:count].flatten(0, 1)[:, :num_keys],
-            self._biases[self._kernel.windows[layer]],
-        )
-        out_MHD[:count] = out.view(count, -1, head_dim)
+        count, (kv_heads, head_dim) = self._count, k_MKD.shape[1:]
+        all_keys, all_values, k_BDL, v_BLD = self._layers[layer]
+        all_keys.put_(self._key_index, k_MKD[:count])
+        all_values.index_copy_(0, self._value_index, v_MKD[:count].reshape(-1, head_dim))
+        q_BGD = q_MHD[:count].reshape(count * kv_heads, -1, head_dim)
+        bias = self._biases[self._kernel.windows[layer]]
+        self._kernel(q_BGD, k_BDL, v_BLD, bias, out_MHD[:count].view(q_BGD.shape))
 
     def advance(self) -> None:
         self.num_steps -= 1
