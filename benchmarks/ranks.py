@@ -2,9 +2,9 @@
 
     python benchmarks/ranks.py [--ranks 2] [--json]
 
-Each rank is a process with the trainer's role and a Qwen3 of 108 M parameters (`rank_memory.py`). Alone and
-divided, it accumulates the gradient of a batch, makes two steps of full micro-batches, publishes, saves a
-checkpoint and exports. Times are the least of seven.
+Each rank is a process with the trainer's role and a Qwen3 of 108 M parameters. Alone and divided, it
+accumulates the gradient of a batch, publishes and exports. Times are the least of seven. The memory of steps
+and of `--dry-run` is measured by `rank_memory.py`, in processes of its own.
 
 gradient_error_max      largest |g - g1| / |g1| of a tensor's gradient (norms), g1 that of one process
 rank_peak_over_share    a rank's peak over its share of the states (16 bytes a parameter) and what one process
@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 from common import report, say, table
 from memory import imports, resident
-from rank_memory import STATE_BYTES, configuration, make_batch, make_model, run_ranks, said
+from rank_memory import configuration, make_batch, make_model, measure, run_ranks, said
 
 COPIES = 7
 SLOT_SPARE = 1 << 20
@@ -46,12 +46,6 @@ async def measured(config: dict[str, Any], directory: Path, kept: Path, endpoint
     role = TorchTrainer(config, str(directory / "run"), "millrace.weights.ring:open_writer", "cpu")
     await role.load(None)
     found = {"gradient_error": gradient_error(role._ready(), kept)}
-    reset_peak()
-    for version in range(2):
-        await role.step(make_batch(version))
-    await role.checkpoint(str(directory / "checkpoints"))
-    await role.saved()
-    found["peak"] = resident("VmHWM") - before
     stalls = []
     for _ in range(COPIES):
         role._published = None  # a repeat writes nothing
@@ -120,7 +114,7 @@ def compare(ranks: int) -> dict[str, Any]:
         for count in (1, ranks):
             say(f"{count} ranks")
             config = configuration(Path(place), "plain", count)
-            due, parameters = said(config)
+            _, parameters = said(config)
             relay = Relay("relay", slots=2)
             endpoint = asyncio.run(relay.open(4 * parameters + SLOT_SPARE))
             kept = str(Path(place) / "gradient.safetensors")
@@ -129,19 +123,17 @@ def compare(ranks: int) -> dict[str, Any]:
             worst = {name: max(one[name] for one in each) for name in each[0]}
             rows[str(count)] = {
                 **worst,
-                "said": due,
-                "share": parameters * STATE_BYTES / count,
                 "publish_over_copy": max(one["stall_s"] / one["copy_s"] for one in each),
             }
-    alone, divided = rows["1"], rows[str(ranks)]
-    beside = alone["peak"] - alone["share"]
+    memory, divided = measure(["plain"], [1, ranks]), rows[str(ranks)]
     return {
         "rows": rows,
+        "memory": memory["rows"],
         "gradient_error_max": divided["gradient_error"],
-        "rank_peak_over_share": divided["peak"] / (divided["share"] + beside),
+        "rank_peak_over_share": memory["rank_peak_over_share"],
         "publish_over_copy": divided["publish_over_copy"],
         "export_peak_over_share": divided["export_over_share"],
-        "dry_run_error": max(abs(row["said"] - row["peak"]) / row["peak"] for row in rows.values()),
+        "dry_run_error": memory["dry_run_error"],
     }
 
 
@@ -159,6 +151,7 @@ def main() -> None:
         return
     result = compare(options.ranks)
     table(result["rows"], first="ranks")
+    table(result["memory"])
     report(result, as_json=options.json)
 
 
