@@ -31,7 +31,9 @@ from millrace.core.errors import DataError
 from millrace.trainer.exchange import same, total
 from millrace.trainer.mesh import Ranks
 
-COLUMNS, ROWS, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"  # as transformers names them
+# As transformers names them.
+COLUMNS, ROWS, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"
+VOCABULARY = "embedding_rowwise"  # divided here whether a plan says so or not
 
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -49,7 +51,8 @@ def load_divided(path: str, config: Any, ranks: Ranks, forward: Forward, **optio
 
     names = {"maybe_distribute_model": staticmethod(divide_empty), "__module__": kind.__module__}
     dividing: Any = type(kind.__name__, (kind,), names)
-    loaded = dividing.from_pretrained(path, distributed_config=DistributedConfig(), **options)
+    whole = DistributedConfig(tp_size=1, fsdp_size=1, pp_size=1)
+    loaded = dividing.from_pretrained(path, distributed_config=whole, **options)
     del loaded[0].config.distributed_config  # transformers would save it
     return loaded
 
@@ -62,7 +65,7 @@ def _refuse(config: Any, ranks: Ranks) -> None:
                 f"`trainer.tensor` ({ranks.tensor}) times `trainer.sequence` ({ranks.sequence}) must divide "
                 f"the model's `{key}` ({getattr(config, key)}).\n  Use `trainer.shard` for the other ranks"
             )
-    styles = set((config.base_model_tp_plan or {}).values()) - {COLUMNS, ROWS, PARTIAL}
+    styles = set((config.base_model_tp_plan or {}).values()) - {COLUMNS, ROWS, PARTIAL, VOCABULARY}
     if ranks.tensor > 1 and (styles or not config.base_model_tp_plan):
         raise DataError(
             f"`trainer.tensor` ({ranks.tensor}): {config.model_type} models are not divided in that way "
