@@ -91,10 +91,7 @@ WAYS: dict[str, Way] = {
     "in bfloat16": lambda path, ranks: gradient(
         trainer_of(path, ranks, published=BF16, dtype=BF16), batch_of()
     ),
-    "against a reference": lambda path, ranks: gradient(
-        trainer_of(path, ranks, algorithm=GRPO(kl=0.5), reference=load_model(f"{path}-other", CPU, ranks)),
-        batch_of(),
-    ),
+    "against a reference": lambda path, ranks: against_a_reference(path, ranks),
     "weights after three steps": lambda path, ranks: three_steps(path, ranks)[0],
     "in float64": lambda path, ranks: gradient(  # the last: norms stay exact
         in_double(trainer_of(path, ranks, dtype=torch.float64)), batch_of()
@@ -127,6 +124,14 @@ def errors(rank: int, rendezvous: str, shapes: list[Shape], paths: dict[str, Pat
                 result = compute(path, ranks)
                 if due is not None:
                     found[way, family, str(shape)] = error(result, due)
+    return found
+
+
+def against_a_reference(path: Path, ranks: Ranks) -> torch.Tensor:
+    reference = load_model(f"{path}-other", CPU, ranks)
+    found = gradient(trainer_of(path, ranks, algorithm=GRPO(kl=0.5), reference=reference), batch_of())
+    embedding = reference.get_input_embeddings().weight
+    assert ranks.world == 1 or hasattr(embedding, "placements"), "the reference was not divided again"
     return found
 
 

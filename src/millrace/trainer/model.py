@@ -150,6 +150,8 @@ def row_logprobs(
     pairs_P, pair_N = np.unique(row.sources_N * vocabulary + row.targets_N, return_inverse=True)
     forward = getattr(model, "pair_logprobs", partial(_pair_logprobs, model))
     logprobs_P, entropies_P = forward(row, *np.divmod(pairs_P, vocabulary), temperature, dtype)
+    if not logprobs_P.requires_grad and hasattr(model, "reshard"):
+        model.reshard()  # no backward pass comes to divide it again
     index_N = on(logprobs_P.device, pair_N)
     # `embedding`, because its backward sums repeats in a fixed order on every device.
     return embedding(index_N, logprobs_P[:, None])[:, 0], entropies_P[index_N]
