@@ -1,0 +1,136 @@
+"""What publishing stops each rank of a trainer for, against a plain copy of the rank's own bytes.
+
+    python benchmarks/publish.py [--megabytes 200] [--ranks 1 2 4] [--rounds 9] [--json]
+
+Each rank is a process with its share of 200 bfloat16 matrices: rows, as sharding leaves them, or columns, as
+tensor parallelism leaves some. In a round all ranks copy their blocks between warm pages, then all publish,
+and this process stages the version. The least of all rounds, of the slowest rank.
+
+stall   a rank's `publish`: digests, copies into the slot, and three exchanges of small messages
+copy    the same blocks, copied into memory of the rank's own
+stage   the relay digests the slot, by blocks and by tensors, and makes it readable
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import report, say, table
+
+from millrace.core.types import Endpoint
+from millrace.weights.relay import Relay
+
+TENSORS, WIDTH = 200, 1024
+DEADLINE_S = 300.0
+
+
+def weights(rows: int, dim: int, ranks: Any) -> dict[str, Any]:
+    """As this rank holds them: no rank makes a whole one."""
+    import torch
+    from torch.distributed.tensor import DTensor, Shard
+
+    made: dict[str, Any] = {}
+    for index in range(TENSORS):
+        shape = [rows, WIDTH]
+        shape[dim] //= ranks.world
+        values = torch.randn(shape).bfloat16()
+        placed = (
+            values if ranks.world == 1 else DTensor.from_local(values, ranks.weights_mesh, [Shard(dim)] * 2)
+        )
+        made[f"layers.{index}.weight"] = placed
+    return made
+
+
+def one_rank(
+    endpoint: Endpoint, rank: int, world: int, rows: int, dim: int, meet: str, pipe: Connection
+) -> None:
+    import torch
+
+    from millrace.trainer.mesh import Ranks
+    from millrace.trainer.publish import PublishBuffers, publish
+    from millrace.weights.ring import open_writer
+
+    ranks = Ranks(shard=world, rank=rank)
+    ranks.join(meet, torch.device("cpu"))
+    torch.manual_seed(rank)
+    buffers, writer = PublishBuffers(weights(rows, dim, ranks), torch.bfloat16), open_writer(endpoint)
+    sources = [buffer.data for buffer in buffers.fill()]
+    targets = [np.ones_like(source) for source in sources]
+    pipe.send(sum(source.nbytes for source in sources))
+    while (version := pipe.recv()) is not None:
+        ranks.gather(None)
+        began = time.perf_counter()
+        for source, target in zip(sources, targets, strict=True):
+            np.copyto(target, source)
+        copied = time.perf_counter()
+        ranks.gather(None)
+        started = time.perf_counter()
+        digest, _ = publish(lambda: writer, version, buffers, ranks)
+        pipe.send((digest, copied - began, time.perf_counter() - started))
+    os._exit(0)  # gloo's threads outlive what they talk about
+
+
+def measure(world: int, dim: int, megabytes: int, rounds: int) -> dict[str, float]:
+    rows = megabytes * 10**6 // (TENSORS * WIDTH * 2) // 8 * 8
+    relay, context, pipes = Relay("relay", 3), multiprocessing.get_context("spawn"), []
+    endpoint = asyncio.run(relay.open(TENSORS * rows * WIDTH * 2))
+    with tempfile.TemporaryDirectory() as place:
+        for rank in range(world):
+            ours, theirs = context.Pipe()
+            told = (endpoint, rank, world, rows, dim, f"file://{Path(place) / 'meet'}", theirs)
+            context.Process(target=one_rank, args=told, daemon=True).start()
+            pipes.append(ours)
+        share = max(answer(pipe) for pipe in pipes)
+        taken = [one_round(relay, version, pipes) for version in range(1, rounds + 4)][3:]
+        for pipe in pipes:
+            pipe.send(None)
+    least = {name: min(one[name] for one in taken) for name in taken[0]}
+    return {"share_mb": share / 1e6, **least, "stall_over_copy": least["stall"] / least["copy"]}
+
+
+def one_round(relay: Relay, version: int, pipes: list[Connection]) -> dict[str, float]:
+    for pipe in pipes:
+        pipe.send(version)
+    answers = [answer(pipe) for pipe in pipes]
+    began = time.perf_counter()
+    asyncio.run(relay.stage(version, answers[0][0]))
+    stage_s = time.perf_counter() - began
+    copy_s, stall_s = (max(one[index] for one in answers) for index in (1, 2))
+    return {"copy": copy_s, "stall": stall_s, "stage": stage_s}
+
+
+def answer(pipe: Connection) -> Any:
+    assert pipe.poll(DEADLINE_S), f"a rank said nothing for {DEADLINE_S} s"
+    return pipe.recv()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--megabytes", type=int, default=200)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    options = parser.parse_args()
+    rows = {}
+    for world in options.ranks:
+        for dim, blocks in enumerate(("rows", "columns")):
+            say(f"{world} ranks, {blocks}")
+            rows[f"{world}, {blocks}"] = measure(world, dim, options.megabytes, options.rounds)
+    table(rows, first="ranks")
+    worst = max(row["stall_over_copy"] for name, row in rows.items() if "rows" in name)
+    report({"publish_over_copy": worst, "rows": rows}, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
