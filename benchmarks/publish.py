@@ -8,6 +8,7 @@ and this process stages the version. The least of all rounds, of the slowest ran
 
 stall   a rank's `publish`: digests, copies into the slot, and three exchanges of small messages
 copy    the same blocks, copied into memory of the rank's own
+cpu     the same in CPU seconds of both threads, which tell more on a machine that does other work
 stage   the relay digests the slot, by blocks and by tensors, and makes it readable
 """
 
@@ -68,15 +69,20 @@ def one_rank(
     pipe.send(sum(source.nbytes for source in sources))
     while (version := pipe.recv()) is not None:
         ranks.gather(None)
-        began = time.perf_counter()
+        began = now()
         for source, target in zip(sources, targets, strict=True):
             np.copyto(target, source)
-        copied = time.perf_counter()
+        copied = now() - began
         ranks.gather(None)
-        started = time.perf_counter()
+        started = now()
         digest, _ = publish(lambda: writer, version, buffers, ranks)
-        pipe.send((digest, copied - began, time.perf_counter() - started))
+        pipe.send((digest, *copied, *(now() - started)))
     os._exit(0)  # gloo's threads outlive what they talk about
+
+
+def now() -> Any:
+    """Seconds, and CPU seconds of this process: all its threads."""
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def measure(world: int, dim: int, megabytes: int, rounds: int) -> dict[str, float]:
@@ -94,7 +100,8 @@ def measure(world: int, dim: int, megabytes: int, rounds: int) -> dict[str, floa
         for pipe in pipes:
             pipe.send(None)
     least = {name: min(one[name] for one in taken) for name in taken[0]}
-    return {"share_mb": share / 1e6, **least, "stall_over_copy": least["stall"] / least["copy"]}
+    over = {f"stall_over_copy{kind}": least[f"stall{kind}"] / least[f"copy{kind}"] for kind in ("", "_cpu")}
+    return {"share_mb": share / 1e6, **least, **over}
 
 
 def one_round(relay: Relay, version: int, pipes: list[Connection]) -> dict[str, float]:
@@ -104,8 +111,9 @@ def one_round(relay: Relay, version: int, pipes: list[Connection]) -> dict[str, 
     began = time.perf_counter()
     asyncio.run(relay.stage(version, answers[0][0]))
     stage_s = time.perf_counter() - began
-    copy_s, stall_s = (max(one[index] for one in answers) for index in (1, 2))
-    return {"copy": copy_s, "stall": stall_s, "stage": stage_s}
+    names = ("copy", "copy_cpu", "stall", "stall_cpu")
+    slowest = {name: float(max(one[index] for one in answers)) for index, name in enumerate(names, 1)}
+    return {**slowest, "stage": stage_s}
 
 
 def answer(pipe: Connection) -> Any:

@@ -29,6 +29,7 @@ class PublishBuffers:
 
     Attributes:
         manifest  where the whole weights lie in a slot
+        blocks    this rank's, as bytes: `fill` brings them up to the current weights
     """
 
     def __init__(self, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
@@ -38,7 +39,7 @@ class PublishBuffers:
             for name, weight in weights.items()
         )
         self._parts = [(part, _host_copy(part.block, dtype)) for part in parts(weights)]
-        self._buffers = [
+        self.blocks = [
             NamedBuffer(
                 part.name,
                 told,
@@ -61,13 +62,13 @@ class PublishBuffers:
         return -(-needed // PAGE_BYTES) * PAGE_BYTES
 
     def fill(self) -> list[NamedBuffer]:
-        """Bring the buffers up to the current weights. They stay valid until the next step."""
+        """The blocks of the current weights. They stay valid until the next step."""
         for part, host in self._parts:
             if part.block.data_ptr() != host.data_ptr():
                 host.copy_(part.block, non_blocking=part.block.is_cuda)  # all in line, waited for once
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
-        return self._buffers
+        return self.blocks
 
 
 def publish(
@@ -90,10 +91,9 @@ def publish(
 
     filling = agreed(ranks, begin)[0]
     assert filling is not None, version
-    blocks = buffers.fill()
-    written = agreed(ranks, lambda: opened().fill(filling, manifest, blocks))
+    written = agreed(ranks, lambda: opened().fill(filling, manifest, buffers.fill()))
     digests = agreed(ranks, lambda: opened().end(filling, manifest, chain(*written)) if first else "")
-    mine = zip(blocks, written[ranks.rank], strict=True)
+    mine = zip(buffers.blocks, written[ranks.rank], strict=True)
     return digests[0], version_digest((b.name, b.dtype, b.shape, piece.digest) for b, (_, piece) in mine)
 
 
