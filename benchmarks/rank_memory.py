@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import os
 import subprocess
@@ -23,6 +24,8 @@ from typing import Any
 
 from common import ENVIRONMENT, report, say, table
 from memory import imports, resident
+
+from millrace.runtime.launcher import DEFAULTS
 
 SIZE = {
     "vocab_size": 32768,
@@ -37,6 +40,7 @@ SIZE = {
     "eos_token_id": None,
 }
 PROMPT, SEQUENCE, GROUP = 32, 256, 2
+ROW = PROMPT + GROUP * (SEQUENCE - PROMPT - 1)  # tokens of a group: what follows the last is not forwarded
 STATE_BYTES = 16
 CASES: dict[str, dict[str, dict[str, Any]]] = {
     "plain": {},
@@ -66,7 +70,7 @@ def configuration(model: Path, case: str, ranks: int) -> dict[str, Any]:
         "reward": {"kind": "gym"},
         "optimizer": {"lr": 1e-4},
         "trainer": {"shard": ranks},
-        "batch": {"prompts": 2, "group_size": GROUP, "token_budget": GROUP * SEQUENCE},
+        "batch": {"prompts": 2, "group_size": GROUP, "token_budget": ROW},
         "rollout": {"max_sequence_tokens": SEQUENCE, "replicas": 1, "slots": 1},
         "sampling": {"max_tokens": SEQUENCE - PROMPT},
     }
@@ -103,6 +107,7 @@ async def work(config: dict[str, Any], directory: Path) -> None:
 def one_rank(config: dict[str, Any], directory: Path) -> None:
     """In a process of its own: prints its peak."""
     imports()
+    importlib.import_module("millrace.trainer.divided")
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     asyncio.run(work(config, directory))
@@ -124,6 +129,7 @@ def run_ranks(script: str, config: dict[str, Any], ranks: int, *more: str) -> li
             subprocess.Popen(
                 command,
                 env=ENVIRONMENT
+                | DEFAULTS
                 | ({} if ranks == 1 else shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
                 | {"GLOO_SOCKET_IFNAME": "lo"},
                 stdout=subprocess.PIPE,

@@ -161,7 +161,7 @@ def test_ranks_put_a_layer_together_while_it_computes(model: Path) -> None:
     save_file({"model.layers.0.x": np.zeros(40, np.float32)}, model / "model-3.safetensors")
     both = read_needs(config_for(model, "float32", trainer={"shard": 2}), on_gpu=True)
     assert both.trainer.device_bytes == 8 * (PARAMETERS + 40)
-    assert both.momentary.weights_bytes == 4 * (PARAMETERS + 3 * 40)
+    assert both.momentary.weights_bytes == 4 * (PARAMETERS + 2 * 40)
     in_tensor = read_needs(config_for(model, "float32", trainer={"tensor": 2}), on_gpu=True)
     assert in_tensor.momentary.weights_bytes == 0
 
@@ -170,7 +170,7 @@ def test_an_offloaded_trainer_keeps_nothing_on_its_gpu_and_publishes_from_its_ma
     save_file({"model.layers.0.x": np.zeros(40, np.float32)}, model / "model-3.safetensors")
     needs = read_needs(config_for(model, "float32", trainer={"offload": True}), on_gpu=True)
     assert needs.trainer == MemoryNeed(0, 16 * (PARAMETERS + 40))
-    assert needs.momentary.weights_bytes == 4 * (PARAMETERS + 3 * 40)
+    assert needs.momentary.weights_bytes == 4 * (PARAMETERS + 2 * 40)
     rounded = read_needs(config_for(model, "bfloat16", trainer={"offload": True}), on_gpu=True)
     assert rounded.trainer == MemoryNeed(0, 18 * (PARAMETERS + 40) + 8 * PARAMETERS)
 

@@ -6,9 +6,9 @@
               bytes for every token that it may see. Then `CHUNKS` chunks of logits and two copies of the
               output projection in float32. `trainer.sequence` divides tokens, `trainer.tensor` I, Q, K and
               the projection. Products in bfloat16 keep a copy of a layer's matrices. Where weights are
-              divided or offloaded, what is in no layer is put together in float32, and a layer `GATHERED`
-              times. If that is more, an update: with 8-bit moments on a CPU, `UPDATE_BYTES` for each number
-              of the largest tensor
+              divided or offloaded, what is in no layer is put together in float32, and `GATHERED` layers.
+              If that is more, an update: with 8-bit moments on a CPU, `UPDATE_BYTES` for each number of the
+              largest tensor
     replica   the larger of a decode step's sampling and a prefill chunk (rows, and the scores of one KV head
               with all keys). Sampling takes 20 bytes a slot and token of the vocabulary, 48 where min-p,
               top-k or top-p cut it, and 6 more where penalties or banned tokens edit it
@@ -32,8 +32,8 @@ SAMPLING_BYTES, CUT_BYTES, EDIT_BYTES = 20, 48, 6
 SCORE_BYTES = 12
 UPDATE_BYTES = 56
 """torchao's update of 8-bit moments, not compiled."""
-GATHERED = 3
-"""Layers: the one that computes, the next one, and a gradient."""
+GATHERED = 2
+"""Layers: the one that computes, and the next one or a gradient."""
 
 
 @dataclass(frozen=True)

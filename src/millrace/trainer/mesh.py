@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+M_MMAP_THRESHOLD = -3  # of glibc
+GIVEN_BACK = M_MMAP_THRESHOLD, 1 << 20
+"""Tensors from this size on get pages of their own. Whole weights come and go with every layer, and would
+leave a heap full of holes."""
 COLLECTIVE_TIMEOUT_S = 1800.0  # the longest that ranks of one step lie apart; a dead rank is seen at once
 
 
@@ -71,6 +76,8 @@ class Ranks:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody is to reach it
         if cuda:
             torch.cuda.set_device(device)
+        else:
+            ctypes.CDLL(None).mallopt(*GIVEN_BACK)
         with boundary("trainer", f"rank {self.rank} of {self.world}: meet at {rendezvous}", WorkerError):
             distributed.init_process_group(
                 "cpu:gloo,cuda:nccl" if cuda else "gloo",
