@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,14 @@ def test_a_part_that_fails_has_its_error_in_the_file_and_the_next_one_runs(tmp_p
     assert done.returncode == 1 and not result["passed"]
     assert [part["passed"] for part in result["parts"].values()] == [False, False]
     assert all("a broken transformers" in part["error"] for part in result["parts"].values())
+
+
+def test_a_part_that_crashes_after_its_first_figure_has_not_passed(tmp_path):
+    script = SourceFileLoader("gpu_check", str(SCRIPT)).load_module()
+    killed = "import os; print('{\"passed\": true}', flush=True); os.kill(os.getpid(), 9)"
+    part = script.Part("engine", ["-c", killed], 60, script.last_json)
+    entry = script.run(part, dict(os.environ), tmp_path / "part", 60)
+    assert not entry["passed"] and "exit status -9" in entry["error"]
 
 
 def test_what_the_machine_lacks_is_named_and_taken_from_wheels(tmp_path):

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millrace.core.digest import Filling, NamedBuffer, TensorSpec, digest_buffers
+from millrace.core.digest import Filling, NamedBuffer, Piece, TensorSpec, digest_buffers
 from millrace.core.errors import DigestMismatchError, TornVersionError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint
-from millrace.weights.manifest import make_manifest
+from millrace.weights.manifest import exact, make_manifest
 from millrace.weights.relay import Relay
 from millrace.weights.ring import RingWriter, open_reader, open_writer
 
@@ -227,6 +227,13 @@ def test_blocks_that_are_not_exactly_the_weights_are_no_version(host, fault):
     with pytest.raises(WeightsError, match=r"version 1 is not whole.*`rows` \[7, 6\] \(1 of 6 tensors\)"):
         write_alone(open_writer(host.endpoint), 1, wrong)
     assert host.reader.held() == []
+
+
+def test_a_piece_that_begins_before_its_tensor_is_no_part_of_it():
+    def cut(start: int, size: int) -> bool:
+        return exact(TensorSpec("rows", "float32", (4,), 0, 16, (Piece((start,), (size,), ""),)))
+
+    assert cut(0, 4) and not cut(-1, 5) and not cut(0, 5)
 
 
 def test_a_change_in_the_slot_of_any_block_is_found_when_it_is_staged(host):

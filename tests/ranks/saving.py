@@ -72,8 +72,8 @@ def die_in_a_save(rank: int, rendezvous: str, shape: Shape, model: Path, out: Pa
     return repr(told.value)
 
 
-def fail_in_a_save(rank: int, rendezvous: str, shape: Shape, model: Path, out: Path) -> str:
-    """The disk of rank 1 is full. What each rank is told."""
+def fail_in_a_save(rank: int, rendezvous: str, shape: Shape, model: Path, out: Path, where: str) -> str:
+    """The disk of rank 1 is full. What each rank is told. `where`: the function that finds out."""
     (ranks,) = meet(rank, rendezvous, [shape])
     trainer = trainer_of(model, ranks)
 
@@ -81,7 +81,7 @@ def fail_in_a_save(rank: int, rendezvous: str, shape: Shape, model: Path, out: P
         raise OSError(28, "No space left on device")
 
     if rank == 1:
-        checkpoint.fill = full
+        setattr(checkpoint, where, full)
     with pytest.raises(Exception) as told:
         save_checkpoint(trainer, out)
     return repr(told.value)

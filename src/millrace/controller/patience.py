@@ -57,18 +57,24 @@ class Patience:
             return self._limit_s
         return min(self._limit_s, max(FLOOR_S, FACTOR * longest_s))
 
-    async def call(self, handle: Handle, method: str, *args: Any) -> Any:
-        """`handle.call` with the deadline of `method`. Raises: as `handle.call`."""
+    async def call(self, handle: Handle, method: str, *args: Any, waits: bool = False) -> Any:
+        """`handle.call` with the deadline of `method`. `waits`: it may wait for something else that its
+        worker does. So it has all of the limit, and does not tell how long others take.
+
+        Raises: as `handle.call`.
+        """
         calls, call = self._incarnation(handle).calls, _Call(method, clock.now())
         calls.append(call)
+        timeout_s = self._limit_s if waits else self.deadline_s(method)
         try:
-            answer = await handle.call(method, *args, timeout_s=self.deadline_s(method))
+            answer = await handle.call(method, *args, timeout_s=timeout_s)
         except DeadlineExceeded:
             self._longest_s.pop(method, None)
             raise
         finally:
             calls.remove(call)
-        self._longest_s[method] = max(self._longest_s.get(method, 0.0), clock.now() - call.started_s)
+        if not waits:
+            self._longest_s[method] = max(self._longest_s.get(method, 0.0), clock.now() - call.started_s)
         return answer
 
     def heard(self, handle: Handle, vitals: Vitals, asked_s: float) -> None:

@@ -167,7 +167,8 @@ class TrainerSession:
 
     async def _step(self, handle: Handle, batch: Batch) -> StepResult | StepRejected:
         with self._run.waits.waiting("trainer", f"its step from version {batch.version}", bounded=True):
-            result: StepResult | StepRejected = await self._call(handle, "step", batch)
+            saving = self._saving is not None and not self._saving.done()  # the update waits for its files
+            result: StepResult | StepRejected = await self._call(handle, "step", batch, waits=saving)
         self._run.waits.progress(handle.name)
         return result
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from millrace.placement.gpu import on
 from millrace.trainer.packing import Stretch
 from millrace.trainer.ragged import Ragged, arrange, attend_ragged
 
@@ -80,7 +81,7 @@ def plan(
             rows = slice(stretch.start, stretch.start + stretch.length)
             outputs[rows] = np.arange(offset, offset + stretch.length)
             offset += width
-    return RowBlocks(tuple(blocks), tuple(windowed), torch.from_numpy(outputs).to(device), group)
+    return RowBlocks(tuple(blocks), tuple(windowed), on(device, outputs), group)
 
 
 def _buckets(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
@@ -113,9 +114,9 @@ def _block(stretches: Sequence[Stretch], device: torch.device, window: int | Non
         row[: len(stretch.prefix_P)] = stretch.prefix_P
     mask = _mask(prefix_length_R, width, window)
     return Block(
-        torch.from_numpy(queries).to(device),
-        torch.from_numpy(np.concatenate([prefixes, queries], axis=1)).to(device),
-        None if mask is None else torch.from_numpy(mask[:, None]).to(device),
+        on(device, queries),
+        on(device, np.concatenate([prefixes, queries], axis=1)),
+        None if mask is None else on(device, mask[:, None]),
     )
 
 

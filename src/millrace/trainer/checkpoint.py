@@ -29,8 +29,8 @@ import xxhash
 from millrace.core.errors import DataError, boundary
 from millrace.core.types import CheckpointInfo
 from millrace.trainer.adamw import put_together, taken_apart
-from millrace.trainer.directories import all_or_none, atomic_directory
-from millrace.trainer.mesh import ALONE, Ranks
+from millrace.trainer.directories import atomic_directory
+from millrace.trainer.mesh import ALONE, Ranks, agreed, all_or_none
 from millrace.trainer.model import named_weights, not_finite, rounded_weights
 from millrace.trainer.parts import Part, parts
 from millrace.trainer.tensor_files import TensorFile, copy_into, file_names, fill, lay_out, make, open_tensors
@@ -76,10 +76,13 @@ class Saver:
         self._waits_since_s: float | None = None
         optimizer.register_step_pre_hook(lambda *_: self._await_written())
 
-    def begin(self, trainer: PolicyTrainer, directory: str | Path) -> None:
-        """Save the present state of `trainer` as `directory`/v{version:08d}. It may go on at once."""
+    def begin(self, trainer: PolicyTrainer, directory: str | Path, began_s: float | None = None) -> None:
+        """Save the present state of `trainer` as `directory`/v{version:08d}. It may go on at once.
+
+        `began_s`: since when the trainer waits for this, by `time.perf_counter`; None: since now.
+        """
         self.wait()
-        self._began_s, self._waits_since_s = time.perf_counter(), None
+        self._began_s, self._waits_since_s = began_s or time.perf_counter(), None
         target = Path(directory) / _name(trainer.version)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # the thread has a stream of its own
@@ -126,8 +129,9 @@ class Saver:
                 with all_or_none(ranks):
                     fill(path, files, blocks)
                 self._release()
-                shared = {file.name: _describe(path / file.name) for file in files[ranks.rank :: ranks.world]}
-                described = {name: file for part in ranks.gather(shared) for name, file in part.items()}
+                own = [path / file.name for file in files[ranks.rank :: ranks.world]]
+                shared = agreed(ranks, lambda: {file.name: _describe(file) for file in own})
+                described = {name: file for part in shared for name, file in part.items()}
                 if ranks.rank == 0:
                     manifest = _Manifest(FORMAT, version, dict(sorted(described.items())))
                     (path / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))

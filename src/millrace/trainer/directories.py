@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from millrace.core.errors import DataError, StorageError, writing
-from millrace.trainer.mesh import ALONE, Ranks
+from millrace.core.errors import DataError, writing
+from millrace.trainer.mesh import ALONE, Ranks, all_or_none
 
 
 @contextmanager
@@ -24,8 +24,8 @@ def atomic_directory(target: Path, *, marker: str, ranks: Ranks = ALONE) -> Iter
 
     Raises:
         DataError: `target` holds something else, which is left alone.
-        StorageError: the disk is full, read-only or failing, here or of another rank; an older `target` is
-            left as it was.
+        StorageError: the disk is full, read-only or failing, here or of another rank. Then, as with any
+            other error of a rank, an older `target` is left as it was.
     """
     building, first = target.with_name(f".{target.name}.building"), ranks.rank == 0
     try:
@@ -45,21 +45,6 @@ def atomic_directory(target: Path, *, marker: str, ranks: Ranks = ALONE) -> Iter
     finally:
         if first:
             shutil.rmtree(building, ignore_errors=True)
-
-
-@contextmanager
-def all_or_none(ranks: Ranks) -> Iterator[None]:
-    """What fails on one rank fails on all: none waits for one that has given up."""
-    mine: Exception | None = None
-    try:
-        yield
-    except Exception as error:
-        mine = error
-    told = ranks.gather(None if mine is None else f"{type(mine).__name__}: {mine}")
-    if mine is not None:
-        raise mine
-    if failed := [f"rank {rank}: {error}" for rank, error in enumerate(told) if error is not None]:
-        raise StorageError("; ".join(failed))
 
 
 def _refuse_another_kind(target: Path, marker: str) -> None:

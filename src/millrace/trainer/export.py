@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from millrace.core.errors import DataError
 from millrace.trainer.checkpoint import refuse_another_model, verified
-from millrace.trainer.directories import all_or_none, atomic_directory
-from millrace.trainer.mesh import ALONE, Ranks
+from millrace.trainer.directories import atomic_directory
+from millrace.trainer.mesh import ALONE, Ranks, all_or_none
 from millrace.trainer.model import named_weights, read_tokenizer
 from millrace.trainer.parts import Part, parts
 from millrace.trainer.tensor_files import Pieces, fill, index, lay_out, make, open_tensors

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from millrace.core.errors import WorkerError, boundary
+from millrace.core.errors import MillraceError, StorageError, WorkerError, boundary
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
+Fault = tuple[type[MillraceError], str]
 
 M_MMAP_THRESHOLD = -3  # of glibc
 GIVEN_BACK = M_MMAP_THRESHOLD, 1 << 20
@@ -128,6 +131,49 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+@contextmanager
+def all_or_none(ranks: Ranks) -> Iterator[None]:
+    """What fails on one rank fails on all, as the error that it is: none waits for one that has given up.
+
+    A collective call: every rank makes it.
+    """
+    mine: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        mine = error
+    _settle(ranks.gather(_fault(ranks, mine)), mine)
+
+
+def agreed(ranks: Ranks, work: Callable[[], T]) -> list[T]:
+    """What `work` answers on every rank: small values. Fails, and is called, as `all_or_none`."""
+    answer: T | None = None
+    mine: Exception | None = None
+    try:
+        answer = work()
+    except Exception as error:
+        mine = error
+    told = ranks.gather((answer, _fault(ranks, mine)))
+    _settle([fault for _, fault in told], mine)
+    return [cast(T, answer) for answer, _ in told]
+
+
+def _fault(ranks: Ranks, error: Exception | None) -> Fault | None:
+    if error is None:
+        return None
+    if isinstance(error, MillraceError):
+        return type(error), str(error)
+    kind = StorageError if isinstance(error, OSError) else WorkerError
+    return kind, f"rank {ranks.rank}: {type(error).__name__}: {error}"
+
+
+def _settle(faults: Iterable[Fault | None], mine: Exception | None) -> None:
+    if mine is not None:
+        raise mine
+    for kind, text in filter(None, faults):
+        raise kind(text)
 
 
 @cache

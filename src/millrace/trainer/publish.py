@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import TypeVar, cast
 
 import torch
 
 from millrace.core.digest import Filling, NamedBuffer, lay_out, version_digest
-from millrace.core.errors import MillraceError, WorkerError
 from millrace.core.protocols import WeightsWriter
-from millrace.trainer.mesh import ALONE, Ranks
+from millrace.trainer.mesh import ALONE, Ranks, agreed
 from millrace.trainer.parts import parts
-
-T = TypeVar("T")
 
 MANIFEST_BYTES = 4096  # room in a slot beside the tensors ...
 MANIFEST_BYTES_PER_TENSOR = 256  # ... and for each tensor's name, shape, digest and alignment
@@ -95,27 +91,6 @@ def publish(
     digests = agreed(ranks, lambda: opened().end(filling, manifest, chain(*written)) if first else "")
     mine = zip(buffers.blocks, written[ranks.rank], strict=True)
     return digests[0], version_digest((b.name, b.dtype, b.shape, piece.digest) for b, (_, piece) in mine)
-
-
-def agreed(ranks: Ranks, work: Callable[[], T]) -> list[T]:
-    """What `work` answers on every rank: small values. Its error on one rank is raised on all.
-
-    A collective call: every rank makes it.
-    """
-    if ranks.world == 1:
-        return [work()]
-    fault: tuple[type[MillraceError], str] | None = None
-    answer: T | None = None
-    try:
-        answer = work()
-    except MillraceError as error:
-        fault = type(error), str(error)
-    except Exception as error:
-        fault = WorkerError, f"rank {ranks.rank}: {type(error).__name__}: {error}"
-    told = ranks.gather((answer, fault))
-    for kind, text in (fault for _, fault in told if fault is not None):
-        raise kind(text)
-    return [cast(T, answer) for answer, _ in told]
 
 
 def _host_copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -45,14 +45,14 @@ from millrace.trainer.blame import blame
 from millrace.trainer.checkpoint import Saver, load_checkpoint, prune_checkpoints
 from millrace.trainer.directories import atomic_directory, sweep
 from millrace.trainer.export import save_model
-from millrace.trainer.mesh import Ranks, local
+from millrace.trainer.mesh import Ranks, agreed, local
 from millrace.trainer.model import (
     load_model,
     named_weights,
     read_tokenizer,
     recompute_layers,
 )
-from millrace.trainer.publish import PublishBuffers, agreed, publish
+from millrace.trainer.publish import PublishBuffers, publish
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 T = TypeVar("T")
@@ -197,10 +197,10 @@ class TorchTrainer:
         return self._writer[1]
 
     def _checkpoint(self, directory: str) -> None:
-        trainer, saver = self._ready(), self._saver
+        trainer, saver, began_s = self._ready(), self._saver, time.perf_counter()
         assert saver is not None
         agreed(self._ranks, lambda: self._refuse_changed(trainer.version))
-        saver.begin(trainer, directory)
+        saver.begin(trainer, directory, began_s)
 
     def _refuse_changed(self, version: int) -> None:
         """What is saved must be what replicas were given as this version, in the dtype that they have it in.

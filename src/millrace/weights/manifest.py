@@ -72,7 +72,9 @@ def _exact(shape: Shape, num_bytes: int, blocks: tuple[tuple[Shape, Shape], ...]
     for (start, _), end in zip(blocks, ends, strict=True):
         lines = zip(cuts, start, end, strict=True)
         times[tuple(slice(line.index(first), line.index(last)) for line, first, last in lines)] += 1
-    return all(line[-1] == size for line, size in zip(cuts, shape, strict=True)) and bool((times == 1).all())
+    return all(line[0] == 0 and line[-1] == size for line, size in zip(cuts, shape, strict=True)) and bool(
+        (times == 1).all()
+    )
 
 
 def read_manifest(memory: Memory, slot: int, sequence: int) -> list[TensorSpec]:
