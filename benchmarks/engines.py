@@ -59,7 +59,7 @@ class Published:
         model = AutoModelForCausalLM.from_pretrained(directory)
         self._buffers = PublishBuffers(named_weights(model), torch.float32)
         self._relay, self._next = Relay("relay", slots=3), 0
-        self.endpoint = asyncio.run(self._relay.open(self._buffers.slot_bytes))
+        self.endpoint = asyncio.run(self._relay.open(self._buffers.weights_bytes))
         self._writer = open_writer(self.endpoint)
 
     def publish(self) -> int:

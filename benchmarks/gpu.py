@@ -365,7 +365,7 @@ def weights_part(sizes: Sizes, note: Callable[[Figures], None]) -> None:
     buffers = PublishBuffers(named_weights(model), torch.bfloat16)
     engine = random_engine(config, sizes, slots=min(32, max(sizes.counts)))
     relay = Relay("relay", slots=2)
-    endpoint = asyncio.run(relay.open(buffers.slot_bytes))
+    endpoint = asyncio.run(relay.open(buffers.weights_bytes))
     writer, reader = open_writer(endpoint), open_reader(endpoint)
     engine.submit(works(sizes, min(32, max(sizes.counts)), 0, 5_000))
     taken: list[Figures] = []

@@ -84,7 +84,7 @@ class Served:
         options = EngineOptions(model_path=directory, device="cpu", slots=2, dtype=dtype)
         self.engine, self._relay, self._next = open_engine(options), Relay("relay", slots=2), 0
         self._dtype, self._buffers = dtype, PublishBuffers
-        slot_bytes = self._filled(dict(model.named_parameters())).slot_bytes
+        slot_bytes = self._filled(dict(model.named_parameters())).weights_bytes
         endpoint = asyncio.run(self._relay.open(slot_bytes))
         self._writer, self._reader = open_writer(endpoint), open_reader(endpoint)
 

@@ -135,7 +135,7 @@ class Bench:
         self.models: dict[int, PreTrainedModel] = {}
         self.digests: dict[int, str] = {}
         self.relay, buffers = Relay("relay", slots=3), self._buffers(make_model(model, 0))
-        self.endpoint = asyncio.run(self.relay.open(buffers.slot_bytes))
+        self.endpoint = asyncio.run(self.relay.open(buffers.weights_bytes))
         self._writer, self.reader = open_writer(self.endpoint), open_reader(self.endpoint)
         self._ids, self.played = itertools.count(), dict[int, Played]()
         self.used = self.closed = False

@@ -59,7 +59,7 @@ def one_rank(endpoint: Endpoint, rank: int, rendezvous: str, pipe: Connection) -
         assert mine == digest_buffers(buffers.fill())
         whole = {name: weight.full_tensor().bfloat16() for name, weight in weights.items()}
         assert not version or not torch.equal(whole["2.weight"], model().state_dict()["2.weight"].bfloat16())
-        told.append((version, digest, buffers.slot_bytes, digest_buffers(as_bytes(whole))))
+        told.append((version, digest, buffers.weights_bytes, digest_buffers(as_bytes(whole))))
         ranks.gather(None)
 
     def lost() -> object:
@@ -90,7 +90,7 @@ def as_bytes(weights: dict[str, torch.Tensor]) -> list[NamedBuffer]:
 def published(tmp_path_factory):
     """What the four ranks say, and what the relay and a replica say of the same versions."""
     relay = Relay("relay", 3)
-    slot_bytes = PublishBuffers(model().state_dict(), torch.bfloat16).slot_bytes
+    slot_bytes = PublishBuffers(model().state_dict(), torch.bfloat16).weights_bytes
     endpoint = asyncio.run(relay.open(slot_bytes))
     rendezvous, pipes = f"file://{tmp_path_factory.mktemp('ranks') / 'meet'}", []
     for rank in range(4):

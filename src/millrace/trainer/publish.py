@@ -12,10 +12,6 @@ from millrace.core.protocols import WeightsWriter
 from millrace.trainer.mesh import ALONE, Ranks, agreed
 from millrace.trainer.parts import parts
 
-MANIFEST_BYTES = 4096  # room in a slot beside the tensors ...
-MANIFEST_BYTES_PER_TENSOR = 256  # ... and for each tensor's name, shape, digest and alignment
-PAGE_BYTES = 4096
-
 
 class PublishBuffers:
     """Preallocated host copies of this rank's parts of the weights, in the published dtype.
@@ -48,14 +44,8 @@ class PublishBuffers:
 
     @property
     def weights_bytes(self) -> int:
-        """Of one version, whoever holds it."""
+        """Of one version, whoever holds it: what a slot must have. Manifests have room of their own."""
         return sum(spec.num_bytes for spec in self.manifest)
-
-    @property
-    def slot_bytes(self) -> int:
-        """What one version needs in a slot, its manifest included: whole pages."""
-        needed = self.weights_bytes + MANIFEST_BYTES + MANIFEST_BYTES_PER_TENSOR * len(self.manifest)
-        return -(-needed // PAGE_BYTES) * PAGE_BYTES
 
     def fill(self) -> list[NamedBuffer]:
         """The blocks of the current weights. They stay valid until the next step."""

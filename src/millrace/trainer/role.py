@@ -142,7 +142,7 @@ class TorchTrainer:
         self._buffers = PublishBuffers(named_weights(trainer.model), _dtype(self._config))
         told = computes(_dtype(self._config), trainer.settings.dtype)
         rounding = arithmetic(device, self._config)
-        return TrainerState(trainer.version, self._buffers.slot_bytes, told, rounding)
+        return TrainerState(trainer.version, self._buffers.weights_bytes, told, rounding)
 
     def _sweep(self) -> None:
         """By one rank; the others begin to write after it."""

@@ -82,10 +82,9 @@ class PolicyTrainer:
         self.version = 0
         self._reference = reference
         self.optimizer = make_adamw(model.parameters(), settings.optimizer)
-        for parameter in (
-            model.parameters() if not ranks.offload else ()
-        ):  # allocated once: made anew in every step, it would lie
-            parameter.grad = torch.zeros_like(parameter)  # scattered among activations and hold their pages
+        if not ranks.offload:
+            for parameter in model.parameters():  # allocated once: made anew in every step, it would lie
+                parameter.grad = torch.zeros_like(parameter)  # scattered among activations, and hold pages
 
     def step(self, batch: Batch, *, quarantine: Path) -> StepResult:
         """Apply one optimizer step.
