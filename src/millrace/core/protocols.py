@@ -147,6 +147,14 @@ class Relay(Protocol):
         """Digest what the trainer wrote and, if equal to `digest`, make it pullable.
         Raises: UnknownVersionError, DigestMismatchError."""
 
+    async def fetch(self, version: int, digest: str, sources: list[str]) -> Staged:
+        """Get `version`, published with `digest`, from the first relay of `sources` that answers, and make it
+        pullable. Sources are addresses, the preferred one first; they may still be receiving it themselves.
+
+        It asks for what it lacks: a repeat with other sources goes on where the last one stopped.
+        Raises: UnknownVersionError (no source has it, or will have it), DigestMismatchError,
+        WeightsError (no source answers)."""
+
 
 class Environment(Protocol):
     """Turns group ids into prompts and completions into scores. Any worker can serve any group."""

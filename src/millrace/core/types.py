@@ -254,12 +254,16 @@ class StepRejected(msgspec.Struct, frozen=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where a host's weight slots are: a path that any process of this run on the host can open."""
+    """Where a host's weight slots are: a path that any process of this run on the host can open.
+
+    `address`: where their relay serves the relays of other hosts, as HOST:PORT; empty: nowhere.
+    """
 
     kind: str
     path: str
     slots: int
     slot_bytes: int
+    address: str = ""
 
 
 class Published(msgspec.Struct, frozen=True):

@@ -19,12 +19,15 @@ class Relay:
     Args:
         name: shown in errors.
         slots: versions held at the same time, at least 2: one readable, one being written.
+        address: of this host, where it listens for the relays of other hosts; empty: nowhere.
+        secret: of the run, which the relays prove to each other.
     """
 
-    def __init__(self, name: str, slots: int) -> None:
+    def __init__(self, name: str, slots: int, *, address: str = "", secret: str = "") -> None:
         if slots < 2:
             raise ConfigError(f"`weights.slots` ({slots}) must be at least 2: one is read, one is written")
         self._name, self._slots = name, slots
+        self._address, self._secret = address, secret
         self._lock = asyncio.Lock()
         self._fd = -1
         self._memory: Memory | None = None
