@@ -43,7 +43,7 @@ lint: $(STAMP)
 # Decisions and mathematics; then what runs processes of its own.
 test: lint
 	$(BIN)/pytest -n 2 tests/tidy tests/unit tests/simulation tests/gpu
-	$(BIN)/pytest -n 2 --dist worksteal tests/process tests/ranks tests/engines tests/chaos tests/learning
+	$(BIN)/pytest -n 2 --dist worksteal tests/process tests/ranks tests/netns tests/engines tests/chaos tests/learning
 
 test-vllm: $(STAMP) $(VLLM)/.installed
 	PYTHONPATH=src $(VLLM)/bin/python -m pytest -n 2 tests/engines --engine vllm
