@@ -22,6 +22,7 @@ from millrace.core.errors import (
 )
 from millrace.core.types import Endpoint, Staged
 from millrace.weights import ring
+from millrace.weights.manifest import make_manifest
 from millrace.weights.relay import Relay
 from millrace.weights.ring import RingReader, RingWriter, open_reader, open_writer
 
@@ -215,7 +216,7 @@ def test_a_late_confirmation_of_an_overwritten_filling_confirms_nothing(host):
 
 def test_a_writer_killed_in_the_middle_leaves_nothing_readable_and_its_slot_is_used_again(host):
     host.publish(1, model(1))
-    host.writer._begin(host.writer._choose(2))
+    host.writer.begin(2, make_manifest(model(2)))
     assert host.reader.held() == [1]
     host.writer = open_writer(host.endpoint)
     host.publish(2, model(2))

@@ -11,6 +11,7 @@ from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersio
 from millrace.core.types import Endpoint, Staged
 from millrace.weights.layout import Memory, create
 from millrace.weights.manifest import check_sequence, digest_slot, read_manifest
+from millrace.weights.slots import confirm
 
 
 class Relay:
@@ -100,8 +101,7 @@ class Relay:
                 f"trainer's have {digest}: the bytes changed between the trainer and here. Stop the run and "
                 "check the host's memory; the last checkpoint is not affected."
             )
-        memory.records["digest"][slot] = read.encode()
-        memory.records["staged"][slot] = sequence
+        confirm(memory, slot, sequence, read)
         return read
 
     def _find(self, memory: Memory, version: int) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from millrace.core.digest import (
 )
 from millrace.core.errors import TornVersionError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint
-from millrace.weights.layout import MANIFEST_BYTES, Memory, attach
+from millrace.weights.layout import Memory, attach
 from millrace.weights.manifest import (
     bytes_of,
     check_sequence,
@@ -31,6 +31,7 @@ from millrace.weights.manifest import (
     placed,
     read_manifest,
 )
+from millrace.weights.slots import check_room, fill_in, take_slot
 
 
 def open_writer(endpoint: Endpoint) -> RingWriter:
@@ -60,10 +61,6 @@ class RingWriter:
     def write(self, version: int, tensors: Sequence[NamedBuffer]) -> str:
         """Copy `tensors` into a slot; nobody can read it until the relay has staged it.
 
-        The slot is the one that holds this version already, else an unused one, else the oldest that is not
-        the newest staged version. Versions above `version` are dropped first. They come from steps that were
-        undone when the trainer went back to a checkpoint.
-
         Returns:
             The version digest of `tensors` as they are here, not of the copy: what is staged is held to it.
         Raises:
@@ -74,12 +71,10 @@ class RingWriter:
         return self.end(filling, manifest, self.fill(filling, manifest, tensors))
 
     def begin(self, version: int, manifest: Sequence[TensorSpec]) -> Filling:
-        """Choose a slot, as `write` does, for the tensors of `manifest`. Raises WeightsError: no room."""
+        """Choose a slot, as `slots` says, for the tensors of `manifest`. Raises WeightsError: no room."""
         encoded = msgspec.msgpack.encode(manifest)
-        self._check_room(version, sum(spec.num_bytes for spec in manifest), len(encoded))
-        self._drop_above(version)
-        slot = self._choose(version)
-        return Filling(version, slot, self._begin(slot))
+        check_room(self._memory, version, sum(spec.num_bytes for spec in manifest), len(encoded))
+        return Filling(version, *take_slot(self._memory, version))
 
     def fill(
         self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]
@@ -127,10 +122,9 @@ class RingWriter:
                 "be in a part of one rank"
             )
         encoded = msgspec.msgpack.encode(whole)
-        self._check_room(filling.version, 0, len(encoded))
+        check_room(self._memory, filling.version, 0, len(encoded))
         self._hold(filling)
-        self._memory.manifests[filling.slot][: len(encoded)] = np.frombuffer(encoded, np.uint8)
-        self._end(filling.slot, filling.version, len(encoded))
+        fill_in(self._memory, filling.slot, filling.version, encoded)
         return published_digest(whole)
 
     def close(self) -> None:
@@ -145,46 +139,6 @@ class RingWriter:
             raise TornVersionError(
                 f"slot {filling.slot} was taken while version {filling.version} was written into it: its "
                 f"sequence was {filling.sequence} and is {now}. Another trainer publishes into this ring"
-            )
-
-    def _choose(self, version: int) -> int:
-        memory = self._memory
-        newest = max(memory.held(), default=-1)
-
-        def rank(slot: int) -> tuple[bool, bool, bool, int]:
-            used, held = memory.written(slot), memory.version(slot)
-            return (not used or held != version, used, memory.complete(slot) and held == newest, held)
-
-        return min(range(memory.slots), key=rank)
-
-    def _drop_above(self, version: int) -> None:
-        for slot in range(self._memory.slots):
-            if self._memory.written(slot) and self._memory.version(slot) > version:
-                self._begin(slot)
-
-    def _begin(self, slot: int) -> int:
-        """Make the sequence odd and new: what the slot holds is unreadable from here on."""
-        sequence = self._memory.sequence(slot)
-        self._memory.records["sequence"][slot] = sequence + 1 + sequence % 2
-        return self._memory.sequence(slot)
-
-    def _end(self, slot: int, version: int, manifest_bytes: int) -> None:
-        records = self._memory.records
-        records["version"][slot] = version
-        records["manifest_bytes"][slot] = manifest_bytes
-        records["sequence"][slot] += 1
-
-    def _check_room(self, version: int, data_bytes: int, manifest_bytes: int) -> None:
-        room = self._memory.slot_bytes
-        if data_bytes > room:
-            raise WeightsError(
-                f"version {version} has {data_bytes} bytes, a slot has {room}: "
-                "open the relay with the `slot_bytes` of the trainer's state"
-            )
-        if manifest_bytes > MANIFEST_BYTES:
-            raise WeightsError(
-                f"the manifest of version {version} has {manifest_bytes} bytes, {MANIFEST_BYTES} fit: "
-                "publish fewer, larger tensors"
             )
 
 

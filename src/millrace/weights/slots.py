@@ -1,0 +1,68 @@
+"""Which slot a version is written into, and the sequence number round its writing. See `layout`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from millrace.core.errors import WeightsError
+from millrace.weights.layout import MANIFEST_BYTES, Memory
+
+
+def take_slot(memory: Memory, version: int) -> tuple[int, int]:
+    """Begin to write `version`: (slot, sequence). What the slot held is unreadable from here on.
+
+    Versions above `version` are dropped first. They come from steps that were undone when the trainer went
+    back to a checkpoint.
+    """
+    for slot in range(memory.slots):
+        if memory.written(slot) and memory.version(slot) > version:
+            _begin(memory, slot)
+    slot = _choose(memory, version)
+    return slot, _begin(memory, slot)
+
+
+def fill_in(memory: Memory, slot: int, version: int, encoded: bytes) -> None:
+    """The version is whole: give it its encoded manifest, and make the sequence even."""
+    memory.manifests[slot][: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    memory.records["version"][slot] = version
+    memory.records["manifest_bytes"][slot] = len(encoded)
+    memory.records["sequence"][slot] += 1
+
+
+def confirm(memory: Memory, slot: int, sequence: int, digest: str) -> None:
+    """Make a filling readable. Only the relay, once it has digested it."""
+    memory.records["digest"][slot] = digest.encode()
+    memory.records["staged"][slot] = sequence
+
+
+def check_room(memory: Memory, version: int, data_bytes: int, manifest_bytes: int) -> None:
+    """Raise WeightsError if a slot has no room for that much."""
+    if data_bytes > memory.slot_bytes:
+        raise WeightsError(
+            f"version {version} has {data_bytes} bytes, a slot has {memory.slot_bytes}: "
+            "open the relay with the `slot_bytes` of the trainer's state"
+        )
+    if manifest_bytes > MANIFEST_BYTES:
+        raise WeightsError(
+            f"the manifest of version {version} has {manifest_bytes} bytes, {MANIFEST_BYTES} fit: "
+            "publish fewer, larger tensors"
+        )
+
+
+def _choose(memory: Memory, version: int) -> int:
+    """The slot that holds this version already, else an unused one, else the oldest that is not the newest
+    staged version."""
+    newest = max(memory.held(), default=-1)
+
+    def rank(slot: int) -> tuple[bool, bool, bool, int]:
+        used, held = memory.written(slot), memory.version(slot)
+        return (not used or held != version, used, memory.complete(slot) and held == newest, held)
+
+    return min(range(memory.slots), key=rank)
+
+
+def _begin(memory: Memory, slot: int) -> int:
+    """Make the sequence odd and new."""
+    sequence = memory.sequence(slot)
+    memory.records["sequence"][slot] = sequence + 1 + sequence % 2
+    return memory.sequence(slot)
