@@ -1,4 +1,4 @@
-"""An algorithm of your own: an advantage, a per-token objective, a normalisation. Nothing else.
+"""An algorithm of your own: an advantage, an objective, a normalisation. Nothing else.
 
     python examples/algorithm.py
     millrace train CONFIG --set algorithm.kind=function --set algorithm.path=examples/algorithm.py:CISPO
@@ -28,16 +28,17 @@ from millrace.trainer.trainer import PolicyTrainer, StepSettings
 CAP = 2.0
 
 
-# 1. The objective: elementwise, one loss per token. `xp` is torch here and could be jax.numpy. The
-#    gradient of what you return is the gradient of the algorithm. `fixed_N` is the current log-prob as a
-#    constant: use it wherever the paper writes sg[...] or `detach`.
+# 1. The objective: one loss per token. `xp` is torch here and could be jax.numpy. The gradient of what you
+#    return is the gradient of the algorithm. `fixed_N` is the current log-prob as a constant: use it
+#    wherever the paper writes sg[...] or `detach`. What a whole sequence has in common comes from
+#    `logprobs.sequences.mean(...)` and `.total(...)`: nothing else may combine tokens.
 def cispo_objective(xp, logprobs: TokenLogprobs, advantages_N):
     weight_N = xp.clip(xp.exp(logprobs.fixed_N - logprobs.behavior_N), 0.0, CAP)
     return -weight_N * advantages_N * logprobs.current_N
 
 
-# 2. The algorithm: `advantages` maps the rewards of one group to its advantages; `normalize` says what a
-#    token counts for ("token": every token of the batch the same).
+# 2. The algorithm: `advantages` maps a `Group` (rewards, lengths, which are truncated) to its advantages;
+#    `normalize` says what a token counts for ("token": every token of the batch the same).
 CISPO = Algorithm(
     advantages=leave_one_out_advantages,
     objective=cispo_objective,

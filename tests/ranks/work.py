@@ -14,7 +14,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
-from trainer_doubles import make_batch, make_trainer
+from trainer_doubles import make_batch, make_trainer, whole_sequences
 
 from millrace.config.training import GRPO, Optimizer
 from millrace.core.errors import MillraceError
@@ -92,7 +92,13 @@ WAYS: dict[str, Way] = {
         trainer_of(path, ranks, published=BF16, dtype=BF16), batch_of()
     ),
     "against a reference": lambda path, ranks: against_a_reference(path, ranks),
+    "by sequence": lambda path, ranks: gradient(
+        trainer_of(path, ranks, algorithm=whole_sequences()), batch_of()
+    ),
     "weights after three steps": lambda path, ranks: three_steps(path, ranks)[0],
+    "by sequence in float64": lambda path, ranks: gradient(
+        in_double(trainer_of(path, ranks, algorithm=whole_sequences(), dtype=torch.float64)), batch_of()
+    ),
     "in float64": lambda path, ranks: gradient(  # the last: norms stay exact
         in_double(trainer_of(path, ranks, dtype=torch.float64)), batch_of()
     ),

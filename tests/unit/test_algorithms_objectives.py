@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.algorithms import TokenLogprobs, build
+from millrace.algorithms import Group, TokenLogprobs, build
 from millrace.algorithms.aipo import aipo_objective
 from millrace.algorithms.grpo import grpo_objective
 from millrace.algorithms.kl import kl_k3
@@ -135,5 +135,5 @@ def test_only_a_kl_penalty_needs_a_reference():
 
 def test_dr_grpo_neither_scales_by_the_deviation_nor_by_length():
     algorithm = build(DrGRPO())
-    assert algorithm.advantages([4, 0, 0, 0]).tolist() == [3, -1, -1, -1]
+    assert algorithm.advantages(Group.of([4, 0, 0, 0])).tolist() == [3, -1, -1, -1]
     assert algorithm.normalize == "max_tokens"

@@ -6,9 +6,16 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from trainer_doubles import make_batch, make_trainer, sequence_logprobs, tiny_model, weights_of
+from trainer_doubles import (
+    make_batch,
+    make_trainer,
+    sequence_logprobs,
+    tiny_model,
+    weights_of,
+    whole_sequences,
+)
 
-from millrace.algorithms import build
+from millrace.algorithms import Algorithm, build
 from millrace.config.training import AIPO, GRPO, DrGRPO, Optimizer
 from millrace.core.columns import TokenColumns
 from millrace.core.errors import DataError, TrainingError, WeightsError
@@ -32,14 +39,14 @@ def gradient(trainer, batch):
     return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
 
 
-ALGORITHMS = [GRPO(), GRPO(normalize="sequence", kl=0.1), DrGRPO(), AIPO()]
+ALGORITHMS = [GRPO(), GRPO(normalize="sequence", kl=0.1), DrGRPO(), AIPO(), whole_sequences()]
 
 
 def with_logprobs(columns, logprobs):
     return TokenColumns.of(columns.tokens, logprobs, columns.versions())
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=["grpo", "grpo-kl", "dr_grpo", "aipo"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=["grpo", "grpo-kl", "dr_grpo", "aipo", "by sequence"])
 def test_the_token_budget_changes_no_gradient(algorithm):
     needs_reference = getattr(algorithm, "kl", 0) > 0
     batch, found = make_batch(version=1, groups=6), []
@@ -49,6 +56,66 @@ def test_the_token_budget_changes_no_gradient(algorithm):
     assert found[0].abs().max() > 1e-4
     for other in found[1:]:
         assert (other - found[0]).abs().max() < 1e-6
+
+
+def test_what_is_not_to_be_trained_is_masked_and_stays_in_its_group():
+    batch, algorithm = make_batch(version=1), whole_sequences()
+    masked = [
+        msgspec.structs.replace(
+            group,
+            sequences=[
+                msgspec.structs.replace(s, mask=[False] * len(s.columns)) if s.truncated else s
+                for s in group.sequences
+            ],
+        )
+        for group in batch.groups
+    ]
+    assert any(s.truncated for group in batch.groups for s in group.sequences)
+    one = gradient(make_trainer(algorithm), batch)
+    assert torch.equal(one, gradient(make_trainer(algorithm), Batch(1, masked)))
+
+
+def test_a_batch_of_which_nothing_is_kept_is_refused_and_changes_nothing(tmp_path):
+    batch = make_batch()
+    groups = [
+        msgspec.structs.replace(
+            g, sequences=[msgspec.structs.replace(s, truncated=True) for s in g.sequences]
+        )
+        for g in batch.groups
+    ]
+    trainer = make_trainer(whole_sequences())
+    with pytest.raises(TrainingError, match="keeps no trajectory of the batch"):
+        trainer.step(Batch(0, groups), quarantine=tmp_path)
+    assert trainer.version == 0
+
+
+def test_an_own_advantage_that_reads_no_group_is_told_what_it_is_given():
+    algorithm = Algorithm(
+        advantages=lambda rewards: rewards - rewards.mean(), objective=ALGORITHMS[-1].objective
+    )
+    with pytest.raises(DataError, match="the rewards are its `rewards_G`"):
+        make_trainer(algorithm).accumulate(make_batch())
+
+
+def test_an_advantage_may_be_one_for_each_token():
+    def by_token(group):
+        return [np.linspace(-1, 1, length) for length in group.lengths_G]
+
+    def spread(xp, logprobs, advantages_N):
+        return -advantages_N * logprobs.current_N
+
+    batch = make_batch(version=1)
+    plain = tiny_model(attention="eager")
+    total = torch.zeros(())
+    for group in batch.groups:
+        for s in group.sequences:
+            logprobs = sequence_logprobs(plain, group.prompt, s.columns.tokens.tolist())
+            total = total - (torch.linspace(-1, 1, len(s.mask)) * logprobs * torch.tensor(s.mask)).sum()
+    count = sum(sum(s.mask) for group in batch.groups for s in group.sequences)
+    (total / count).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in plain.parameters()])
+    found = gradient(make_trainer(Algorithm(advantages=by_token, objective=spread)), batch)
+    assert (found - expected).abs().max() < 1e-6
 
 
 def test_recomputed_layers_give_the_same_gradient():

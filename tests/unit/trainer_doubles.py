@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from millrace.algorithms import build
+from millrace.algorithms import Algorithm, TokenLogprobs, build
 from millrace.config.training import GRPO, Optimizer
 from millrace.core.columns import TokenColumns
 from millrace.core.digest import NamedBuffer, digest_buffers
@@ -162,10 +162,27 @@ def make_trainer(
     }
     return PolicyTrainer(
         model or tiny_model(),
-        build(algorithm or GRPO()),
+        algorithm if isinstance(algorithm, Algorithm) else build(algorithm or GRPO()),
         StepSettings(**settings | changes),
         reference=tiny_model(seed=1) if reference is True else reference or None,
         ranks=ranks,
+    )
+
+
+def by_sequence(xp: Any, logprobs: TokenLogprobs, advantages_N: Any) -> Any:
+    """A loss weighted by what the tokens of a sequence have in common."""
+    ratio_N = logprobs.fixed_N - logprobs.behavior_N
+    mean_N, total_N = logprobs.sequences.mean(ratio_N), logprobs.sequences.total(ratio_N)
+    return -xp.exp(mean_N) * xp.clip(total_N, -2.0, 2.0) * advantages_N * logprobs.current_N
+
+
+def whole_sequences(**changes: Any) -> Algorithm:
+    """An algorithm that combines the tokens of a sequence, and trains on what is not truncated."""
+    return Algorithm(
+        advantages=build(GRPO()).advantages,
+        objective=by_sequence,
+        trained=lambda group: ~group.truncated_G,
+        **changes,
     )
 
 

@@ -1,6 +1,7 @@
-"""Advantages and per-token objectives: pure functions, written once for torch and JAX."""
+"""Advantages and objectives: pure functions, written once for torch and JAX."""
 
 from millrace.algorithms.build import Algorithm, build
-from millrace.algorithms.logprobs import Namespace, TokenLogprobs
+from millrace.algorithms.group import Group
+from millrace.algorithms.logprobs import Namespace, Sequences, TokenLogprobs
 
-__all__ = ["Algorithm", "Namespace", "TokenLogprobs", "build"]
+__all__ = ["Algorithm", "Group", "Namespace", "Sequences", "TokenLogprobs", "build"]

@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from numpy.typing import ArrayLike, NDArray
+import numpy as np
+from numpy.typing import NDArray
 
 from millrace.algorithms.advantages import group_advantages
 from millrace.algorithms.aipo import aipo_objective
+from millrace.algorithms.group import Group
 from millrace.algorithms.grpo import grpo_objective
 from millrace.config import training
 from millrace.config.objects import load_object
 from millrace.config.training import AIPO, GRPO, DrGRPO, FunctionAlgorithm
 from millrace.core.errors import ConfigError
 
+Advantages = NDArray[Any] | Sequence[NDArray[Any]]
 Normalize = Literal["sequence", "token", "max_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """What a trainer needs to know. Masking, weighting and reduction are the trainer's.
+    """What a trainer needs to know. Masking, weighting, packing and reduction are the trainer's.
 
-    advantages       (G,) rewards of one group -> (G,) advantages
-    objective        (xp, TokenLogprobs, advantages) -> per-token loss
+    advantages       a `Group` -> (G,) advantages, or for each trajectory one for each of its tokens
+    objective        (xp, TokenLogprobs, advantages_N) -> (N,) loss of each token. Tokens are combined by
+                     `TokenLogprobs.sequences` alone: a micro-batch may hold any of them
     normalize        the weight of a token: see `millrace.trainer.reduction`
-    weight_cap       where the importance weight is truncated; None: it is not used
+    weight_cap       where the importance weight is truncated, for the metrics; None: nowhere
     needs_reference  the objective looks at `reference_N`
+    trained          a `Group` -> (G,) which of its trajectories are trained; None: all. The others are
+                     masked, and count nowhere but in the group that `advantages` is given
     """
 
-    advantages: Callable[[ArrayLike], NDArray[Any]]
+    advantages: Callable[[Group], Advantages]
     objective: Callable[..., Any]
-    normalize: Normalize
-    weight_cap: float | None
-    needs_reference: bool
+    normalize: Normalize = "token"
+    weight_cap: float | None = None
+    needs_reference: bool = False
+    trained: Callable[[Group], NDArray[np.bool_]] | None = None
 
 
 def build(config: training.Algorithm) -> Algorithm:

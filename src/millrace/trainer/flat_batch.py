@@ -3,7 +3,8 @@
 Everything a token needs beside its log-probs is settled here, for the whole batch at once: its
 advantage, its weight in the loss, its staleness. How the tokens are packed later cannot change them.
 
-Shape suffixes: C = completion tokens of the batch, in order of groups and sequences, trained or not.
+Shape suffixes: C = completion tokens of the batch, in order of groups and sequences, trained or not;
+S = sequences of the batch; G = those of one group.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.algorithms import Algorithm
-from millrace.core.errors import DataError
+from millrace.algorithms import Algorithm, Group
+from millrace.core.errors import DataError, TrainingError
 from millrace.core.types import Batch, TrainSequence
 from millrace.trainer.packing import Branch, Tree
 from millrace.trainer.reduction import token_weights
@@ -24,37 +25,68 @@ from millrace.trainer.reduction import token_weights
 class FlatBatch:
     trees: list[Tree]
     behavior_C: NDArray[np.float32]
-    advantages_C: NDArray[np.float32]
-    weights_C: NDArray[np.float32]
+    advantages_C: NDArray[np.float64]
+    weights_C: NDArray[np.float64]
     staleness_C: NDArray[np.int64]
     after_swap_C: NDArray[np.bool_]  # sampled after its replica went on to another version
+    sequence_C: NDArray[np.int64]  # index of its sequence
+    trained_S: NDArray[np.int64]  # trained tokens of a sequence
     num_trained: int
 
 
 def flatten(batch: Batch, algorithm: Algorithm, *, max_tokens: int) -> FlatBatch:
     """Raises DataError: no trained token at all, a mask of another length than its tokens, a token from
-    the future, a log-prob that is not finite, or what `Algorithm.advantages` refuses."""
+    the future, a log-prob that is not finite, or what is no group or no advantage.
+    TrainingError: tokens that could be trained, and `Algorithm.trained` keeps none of them."""
     sequences = [sequence for group in batch.groups for sequence in group.sequences]
     for sequence in sequences:
         _check(sequence, batch.version)
     masks = [_mask(sequence) for sequence in sequences]
-    num_trained = int(sum(mask.sum() for mask in masks))
-    if num_trained == 0:
+    if not any(mask.any() for mask in masks):
         raise DataError(f"the batch of version {batch.version} has no token to train on: every mask is empty")
-    rewards = [np.asarray([s.reward for s in group.sequences]) for group in batch.groups]
-    with np.errstate(over="ignore"):  # of an absurd reward; the loss shows it
-        advantages = np.concatenate([algorithm.advantages(g) for g in rewards]).astype(np.float32)
+    advantages, masks = _judged(batch, algorithm, masks)
+    trained_S = np.asarray([mask.sum() for mask in masks])
+    if not trained_S.any():
+        raise TrainingError("the algorithm keeps no trajectory of the batch to train on")
     weights = token_weights(masks, algorithm.normalize, max_tokens=max_tokens)
     lengths = [len(mask) for mask in masks]
     return FlatBatch(
         trees=_trees(batch, masks),
         behavior_C=np.concatenate([np.asarray(s.columns.logprobs) for s in sequences]),
-        advantages_C=np.repeat(advantages, lengths),
-        weights_C=np.concatenate(weights).astype(np.float32),
+        advantages_C=np.concatenate(advantages),
+        weights_C=np.concatenate(weights),
         staleness_C=batch.version - np.concatenate([_versions(s) for s in sequences]),
         after_swap_C=np.concatenate([_versions(s) != s.columns.version_first for s in sequences]),
-        num_trained=num_trained,
+        sequence_C=np.repeat(np.arange(len(masks)), lengths),
+        trained_S=trained_S,
+        num_trained=int(trained_S.sum()),
     )
+
+
+def _judged(
+    batch: Batch, algorithm: Algorithm, masks: list[NDArray[np.bool_]]
+) -> tuple[list[NDArray[np.float64]], list[NDArray[np.bool_]]]:
+    """Of every sequence the advantages of its tokens, and its mask without what is not to be trained."""
+    advantages, kept, remaining = [], [], iter(masks)
+    for group in batch.groups:
+        own = [next(remaining) for _ in group.sequences]
+        judged = Group.of([s.reward for s in group.sequences], own, [s.truncated for s in group.sequences])
+        advantages += _by_token(algorithm, judged, group.group_id)
+        trains_G = np.ones(len(own), bool) if algorithm.trained is None else algorithm.trained(judged)
+        kept += [mask & trains for mask, trains in zip(own, trains_G, strict=True)]
+    return advantages, kept
+
+
+def _by_token(algorithm: Algorithm, group: Group, group_id: int) -> list[NDArray[np.float64]]:
+    try:
+        with np.errstate(over="ignore"):  # of an absurd reward; the loss shows it
+            found = algorithm.advantages(group)
+    except (AttributeError, TypeError) as error:
+        raise DataError(
+            f"`Algorithm.advantages` failed for group {group_id}: {type(error).__name__}: {error}.\n"
+            "  It is given a millrace.algorithms.Group: the rewards are its `rewards_G`"
+        ) from error
+    return [np.broadcast_to(np.asarray(a, float), n) for a, n in zip(found, group.lengths_G, strict=True)]
 
 
 def _trees(batch: Batch, masks: list[NDArray[np.bool_]]) -> list[Tree]:

@@ -30,6 +30,7 @@ from millrace.trainer.mesh import ALONE, Ranks
 from millrace.trainer.metrics import TokenStatistics, batch_metrics
 from millrace.trainer.model import named_weights, not_finite, row_logprobs, served_weights
 from millrace.trainer.packing import Row, pack
+from millrace.trainer.sequences import RowSequences
 from millrace.trainer.shares import own_rows
 
 SAVED_MAX = 8  # rejected batches that a run directory keeps, the first ones
@@ -154,7 +155,7 @@ class PolicyTrainer:
         settings = self.settings
 
         def pick(values_C: NDArray[Any]) -> torch.Tensor:
-            return on(current_N.device, values_C[row.flat_N])
+            return on(current_N.device, values_C[row.flat_N]).to(current_N.dtype)
 
         def forward(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
             return row_logprobs(model, row, temperature=settings.temperature, dtype=settings.dtype)
@@ -165,7 +166,12 @@ class PolicyTrainer:
                 reference_N, _ = forward(self._reference)
         current_N, entropy_N = forward(self.model)
         fixed_N = current_N.detach()
-        logprobs = TokenLogprobs(current_N, fixed_N, pick(flat.behavior_C), fixed_N, reference_N)
+        sequences = RowSequences(
+            flat.sequence_C[row.flat_N], flat.trained_S, current_N.device, self.ranks.group("sequence")
+        )
+        logprobs = TokenLogprobs(
+            current_N, fixed_N, pick(flat.behavior_C), fixed_N, reference_N, sequences, entropy_N
+        )
         objective_N = self.algorithm.objective(torch, logprobs, pick(flat.advantages_C))
         loss = (objective_N * pick(flat.weights_C)).sum()
         loss.backward()

@@ -1,0 +1,57 @@
+"""What an advantage may look at: one group. Shape suffix: G = trajectories of one group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from millrace.core.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Trajectories of one prompt, compared with each other. Plain numpy, in order of the batch.
+
+    rewards_G    one return per trajectory, unitless
+    lengths_G    tokens of the completion, observed ones too
+    trained_G    of these, tokens that the policy sampled and that are trained
+    truncated_G  cut by a budget
+    turns_G      stretches of sampled tokens: 1 without an environment that answers
+    """
+
+    rewards_G: NDArray[np.float64]
+    lengths_G: NDArray[np.int64]
+    trained_G: NDArray[np.int64]
+    truncated_G: NDArray[np.bool_]
+    turns_G: NDArray[np.int64]
+
+    @staticmethod
+    def of(
+        rewards: ArrayLike, masks: Sequence[ArrayLike] | None = None, truncated: ArrayLike = False
+    ) -> Group:
+        """`masks`: of each completion, which tokens are trained; None: one trained token each.
+
+        Raises: DataError: rewards that are not one finite number per trajectory.
+        """
+        rewards_G = np.asarray(rewards, dtype=np.float64)
+        if rewards_G.ndim != 1 or rewards_G.size < 2:
+            raise DataError(
+                f"a group needs at least 2 rewards in one row to compare, got shape {rewards_G.shape}"
+            )
+        if not np.isfinite(rewards_G).all():
+            raise DataError(f"rewards of a group must be finite, got {rewards_G.tolist()}")
+        every = [np.asarray(mask, dtype=bool) for mask in masks or [[True]] * rewards_G.size]
+        return Group(
+            rewards_G,
+            lengths_G=np.asarray([mask.size for mask in every]),
+            trained_G=np.asarray([mask.sum() for mask in every]),
+            truncated_G=np.broadcast_to(np.asarray(truncated, dtype=bool), rewards_G.shape),
+            turns_G=np.asarray([_num_stretches(mask) for mask in every]),
+        )
+
+
+def _num_stretches(mask: NDArray[np.bool_]) -> int:
+    return int(np.count_nonzero(mask[1:] & ~mask[:-1]) + bool(mask[:1].any()))
