@@ -37,7 +37,8 @@ from common import report, say, table
 from players import Troupe
 
 from millrace.config.schema import Config
-from millrace.controller.controller import Controller, Fleet
+from millrace.controller.controller import Controller
+from millrace.controller.fleet import Fleet
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock
 from millrace.core.events import Event, Events
@@ -79,7 +80,7 @@ def fleet(rate: float, median: float, relay_slots: int) -> Fleet:
     played = {"prompt_tokens": PROMPT_TOKENS}
     return Fleet(
         trainer=WorkerSpec("trainer", "trainer", "players:PlayedTrainer", {"step_s": STEP_S}),
-        relay=WorkerSpec("relay", "relay", "players:PlayedRelay", {"slots": relay_slots}),
+        relays=(WorkerSpec("relay", "relay", "players:PlayedRelay", {"slots": relay_slots}),),
         replicas=tuple(
             WorkerSpec("replica", f"replica-{i}", "players:PlayedReplica", {"index": i / REPLICAS, **each})
             for i in range(REPLICAS)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from millrace.controller.relays import Relays
 from millrace.controller.state import RunState
 from millrace.controller.trajectories import RunNumbers
 from millrace.core.columns import TokenColumns, token_array
+from millrace.core.placement import THIS_HOST
 from millrace.core.types import Finish, Progress, Prompt, Sampling, Scored, State
 
 NUMBERS = RunNumbers(
@@ -21,6 +23,11 @@ NUMBERS = RunNumbers(
 )
 
 
+def run_state(numbers: RunNumbers, replicas: list[str]) -> RunState:
+    """On one host."""
+    return RunState(numbers, dict.fromkeys(replicas, THIS_HOST), Relays([THIS_HOST], heads=[THIS_HOST]))
+
+
 def complete(state: RunState, trajectory_id: int) -> None:
     part = Progress(trajectory_id, 1, 0, TokenColumns.of([5], [-1.0], 0), Finish.STOP)
     state.progress("replica-0", [part])
@@ -28,7 +35,7 @@ def complete(state: RunState, trajectory_id: int) -> None:
 
 
 def test_a_group_that_ends_while_two_of_it_are_scored_leaves_nothing_to_train() -> None:
-    state = RunState(NUMBERS, ["replica-0"])
+    state = run_state(NUMBERS, ["replica-0"])
     state.replicas.up("replica-0", 1)
     state.replicas.served("replica-0", 0)
     state.admit(Prompt(0, "row-0", token_array([1, 2]), "text"), "replica-0", now_s=0.0)
@@ -41,7 +48,7 @@ def test_a_group_that_ends_while_two_of_it_are_scored_leaves_nothing_to_train() 
 
 
 def test_only_what_was_decoding_is_charged_for_the_death_of_a_replica() -> None:
-    state = RunState(replace(NUMBERS, slots=2, attempts=2), ["a"])
+    state = run_state(replace(NUMBERS, slots=2, attempts=2), ["a"])
     poisoned = []
     for epoch in (1, 2):
         state.replicas.up("a", epoch)
@@ -55,7 +62,7 @@ def test_only_what_was_decoding_is_charged_for_the_death_of_a_replica() -> None:
 
 
 def test_a_destination_of_two_moves_is_busy_until_both_have_ended() -> None:
-    state = RunState(NUMBERS, ["a", "b", "c"])
+    state = run_state(NUMBERS, ["a", "b", "c"])
     for name in "abc":
         state.replicas.up(name, 1)
     state.replicas.begin_move("a", ["c"])
@@ -67,7 +74,7 @@ def test_a_destination_of_two_moves_is_busy_until_both_have_ended() -> None:
 
 
 def test_a_destination_that_died_meanwhile_is_none_any_more() -> None:
-    state = RunState(NUMBERS, ["a", "b", "c"])
+    state = run_state(NUMBERS, ["a", "b", "c"])
     for name in "abc":
         state.replicas.up(name, 1)
     state.replicas.begin_move("a", ["b", "c"])

@@ -57,8 +57,8 @@ def test_roles_are_given_devices_shares_and_a_python(
         assert replica.spawn_s_max > config.supervision.spawn_timeout_s > fleet.trainer.spawn_s_max
         options = replica.kwargs["options"]
         assert (options.device, options.device_share) == ("cuda", 0.5)
-    assert fleet.relay.place.variables["CUDA_VISIBLE_DEVICES"] == ""
-    assert fleet.relay.kwargs["slots"] == 7
+    assert fleet.relays[0].place.variables["CUDA_VISIBLE_DEVICES"] == ""
+    assert fleet.relays[0].kwargs["slots"] == 7
 
 
 def test_each_server_has_a_replica_that_needs_no_device(

@@ -8,11 +8,13 @@ from collections.abc import Iterable
 
 from millrace.config.schema import Config
 from millrace.controller.environment_pool import EnvironmentPool
+from millrace.controller.fleet import Fleet
 from millrace.controller.lineage import Lineage
 from millrace.controller.orders import Abort, Mailbox, Submit
 from millrace.controller.pace import Pace
 from millrace.controller.patience import Patience
 from millrace.controller.pulse import Pulse, Waits
+from millrace.controller.relays import Relays
 from millrace.controller.state import RunState
 from millrace.controller.trajectories import RunNumbers
 from millrace.core import clock
@@ -39,7 +41,7 @@ class RunContext:
         self,
         config: Config,
         *,
-        replicas: Iterable[str],
+        fleet: Fleet,
         ledger: Ledger,
         schedule: Schedule,
         events: Events,
@@ -49,11 +51,12 @@ class RunContext:
         self.pace = pace
         self.pulse, self.waits = Pulse(), Waits()
         self.patience = Patience(config.supervision.step_timeout_s)
-        self.mailboxes = {name: Mailbox() for name in replicas}
-        self.state = RunState(_numbers(config), self.mailboxes)
-        self.endpoint: Endpoint | None = None  # of the relay that is up
-        self.published: deque[Published] = deque()  # written into its slots, not yet staged
-        self.to_stage = Pulse()  # for the relay alone: `pulse` fires with every completion
+        self.mailboxes = {spec.name: Mailbox() for spec in fleet.replicas}
+        self.trainer_host = fleet.trainer.place.host
+        relays = Relays([spec.place.host for spec in fleet.relays], heads=(self.trainer_host,))
+        self.state = RunState(_numbers(config), fleet.hosts, relays)
+        self.published: deque[Published] = deque()  # written into the head's slots, not yet staged
+        self.to_relays = Pulse()  # for relays alone: `pulse` fires with every completion
         self.lineage = Lineage()
         self._computes: dict[str, str] = {}
         self.stopping = False
@@ -74,6 +77,10 @@ class RunContext:
         )
         for group in recovered.groups:
             self.request_scores(self.state.adopt(group, birth=recovered.version))
+
+    def endpoint(self, host: str) -> Endpoint | None:
+        """Of the relay of `host`; None: it is not up."""
+        return self.state.relays[host].endpoint
 
     def computes(self, name: str, told: str) -> None:
         """What worker `name` says of its arithmetic, when that is news."""

@@ -4,7 +4,7 @@ decide       on any news: the schedule's decisions and safeguards     decide.py
 replica      one per replica: its reports in, its orders out          replica_session.py
 environment  one per reward worker: prompts and scores                environment_pool.py
 trainer      replay, then take, step, commit, publish, checkpoint; ends the run   trainer_session.py
-relay        opens the slots, stages what the trainer published       relay_session.py
+relay        one per host: stages what the trainer published, or gets it from another relay   relay_session.py
 flush        hands what changed to the ledger
 watch        ends a run that makes no progress and says who waits for whom
 """
@@ -15,11 +15,12 @@ import asyncio
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from millrace.config.schema import Config
 from millrace.controller.context import RunContext
 from millrace.controller.decide import Decisions
+from millrace.controller.fleet import Fleet
 from millrace.controller.pace import PACE, Pace
 from millrace.controller.relay_session import RelaySession
 from millrace.controller.replica_session import ReplicaSession
@@ -35,16 +36,6 @@ from millrace.schedule.schedule import Schedule
 COLLECT_AFTER = 100_000  # objects; Python's own number is 700
 INTERRUPTED = "interrupted by the user"
 QUIET_S = 20.0  # without progress: the first notice of who waits for whom; each doubles the next
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """The workers of a run."""
-
-    trainer: WorkerSpec
-    relay: WorkerSpec
-    replicas: tuple[WorkerSpec, ...]
-    environments: tuple[WorkerSpec, ...]
 
 
 class Controller:
@@ -70,10 +61,9 @@ class Controller:
         pace: Pace = PACE,
     ) -> None:
         self._fleet, self._on_stall = fleet, on_stall
-        names = [spec.name for spec in fleet.replicas]
         self._run = RunContext(
             config,
-            replicas=names,
+            fleet=fleet,
             ledger=ledger,
             schedule=schedule,
             events=events,
@@ -125,7 +115,7 @@ class Controller:
         self._run.events.emit("run_ended", ok=ok, reason=reason, took_s=took_s, accounting=accounting)
 
     def _announce(self) -> None:
-        run = self._run
+        run, several = self._run, len(self._fleet.relays) > 1
         run.events.emit(
             "run_started",
             steps=run.config.steps,
@@ -134,14 +124,14 @@ class Controller:
             batch_groups=run.config.batch.prompts,
             replicas=list(run.mailboxes),
             resumed_version=run.resumed_version,
+            **({"hosts": self._fleet.hosts} if several else {}),
         )
 
     async def _run_loops(self) -> None:
         keep, fleet, run = self._supervisor.keep, self._fleet, self._run
-        relay = RelaySession(run, self._trainer.slot_bytes)
         async with asyncio.TaskGroup() as group:
             loops = [
-                group.create_task(keep(fleet.relay, relay.run), name="relay"),
+                *(group.create_task(keep(s, self._relay(s).run), name=s.name) for s in fleet.relays),
                 *(
                     group.create_task(keep(s, run.pool.session, run.pool.is_scoring), name=s.name)
                     for s in fleet.environments
@@ -157,6 +147,9 @@ class Controller:
             await keep(fleet.trainer, self._trainer.run)
             for loop in loops:
                 loop.cancel()
+
+    def _relay(self, spec: WorkerSpec) -> RelaySession:
+        return RelaySession(spec.place.host, self._run, self._trainer.slot_bytes)
 
     async def _flush(self) -> None:
         while True:

@@ -45,13 +45,21 @@ class Lineage:
 
     def __init__(self) -> None:
         self._digests: OrderedDict[int, set[str]] = OrderedDict()
+        self._published: dict[int, str] = {}  # the last one that the trainer took itself
 
     def published(self, published: Published | Staged) -> None:
         """Several ranks of a trainer digest pieces. The relay compares these, and digests the tensors."""
         self._digests.setdefault(published.version, set()).add(published.digest)
         self._digests.move_to_end(published.version)
+        if isinstance(published, Published):
+            self._published[published.version] = published.digest
         while len(self._digests) > VERSIONS_REMEMBERED:
-            self._digests.popitem(last=False)
+            version, _ = self._digests.popitem(last=False)
+            self._published.pop(version, None)
+
+    def digest(self, version: int) -> str:
+        """As the trainer took it when it published `version` last."""
+        return self._published[version]
 
     def check_served(self, replica: str, asked: int, served: Served) -> None:
         """What a replica says after a pull of version `asked`.

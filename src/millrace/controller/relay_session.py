@@ -1,45 +1,59 @@
-"""The relay's session: open the slots, then stage what the trainer published."""
+"""A relay's session: open the slots, then stage what the trainer published, or get it from other relays."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from millrace.controller.chain import Fetch
 from millrace.controller.context import RunContext
-from millrace.core.errors import TornVersionError, UnknownVersionError
+from millrace.core.errors import DigestMismatchError, TornVersionError, UnknownVersionError, WeightsError
 from millrace.core.protocols import Handle
 from millrace.core.types import Staged
 
-TICK_S = 1.0
+TICK_S = 1.0  # between two looks of a relay that nobody woke, and between two tries to get a version
 
 
 class RelaySession:
-    """Consumes `run.published`; produces pullable versions. When the relay dies its slots are no longer
-    offered; a new one gets the current version from the trainer again."""
+    """Of the relay of one host. It makes versions pullable there: the head's from `run.published`, those of
+    the others from the relays before them in the chain. When the relay dies its slots are no longer offered.
+    A new head gets the current version from the trainer again, another relay gets the newest from others."""
 
-    def __init__(self, run: RunContext, slot_bytes: Callable[[], Awaitable[int]]) -> None:
-        self._run, self._slot_bytes = run, slot_bytes
+    def __init__(self, host: str, run: RunContext, slot_bytes: Callable[[], Awaitable[int]]) -> None:
+        self._host, self._run, self._slot_bytes = host, run, slot_bytes
+        self._head = run.state.relays[host].head
         self._call = run.patience.call
 
     async def run(self, handle: Handle) -> None:
         run = self._run
-        run.endpoint = await self._call(handle, "open", await self._slot_bytes())
-        run.pulse.fire()
+        run.state.relays.up(self._host, await self._call(handle, "open", await self._slot_bytes()))
+        self._tell()
         try:
             while True:
-                if run.published:
-                    await self._stage(handle)
-                else:
-                    await run.to_stage.wait(timeout_s=TICK_S)
+                if not await self._serve(handle):
+                    await run.to_relays.wait(timeout_s=TICK_S)
         finally:
-            run.endpoint = None
-            run.state.relay_holds(())
-            run.published.clear()
-            run.pulse.fire()
+            run.state.relays.down(self._host)
+            if self._head:
+                run.published.clear()
+            self._tell()
+
+    async def _serve(self, handle: Handle) -> bool:
+        """Get one version to this host. Whether it may look for another at once."""
+        if self._head and self._run.published:
+            await self._stage(handle)
+            return True
+        fetch = self._run.state.next_fetch(self._host)
+        return fetch is not None and await self._fetch(handle, fetch)
+
+    def _tell(self) -> None:
+        """What hosts hold has changed: for decisions, and for the relays after this one."""
+        self._run.pulse.fire()
+        self._run.to_relays.fire()
 
     async def _stage(self, handle: Handle) -> None:
         run, item = self._run, self._run.published.popleft()
         try:
-            with run.waits.waiting("relay", f"the digest of version {item.version}", bounded=True):
+            with run.waits.waiting(handle.name, f"the digest of version {item.version}", bounded=True):
                 staged: Staged = await self._call(handle, "stage", item.version, item.digest)
         except (UnknownVersionError, TornVersionError) as error:
             # The slot was overwritten: by a newer version, or by a new trainer that publishes this version
@@ -47,7 +61,38 @@ class RelaySession:
             run.events.emit("stage_missed", version=item.version, reason=str(error))
             return
         run.lineage.published(staged)
-        run.state.relay_holds(staged.held)
+        run.state.relays.staged(staged.version, staged.digest)
+        run.state.relay_holds(self._host, staged.held)
         run.waits.progress(handle.name)
         run.events.emit("staged", version=staged.version, digest=staged.digest, stage_s=staged.stage_s)
-        run.pulse.fire()
+        self._tell()
+
+    async def _fetch(self, handle: Handle, fetch: Fetch) -> bool:
+        """Whether it got it. A source that dies is the relay's to replace by the next of `fetch`."""
+        run, relay = self._run, self._run.state.relays[self._host]
+        what = f"version {fetch.version} from {' or '.join(fetch.sources)}"
+        try:
+            with run.waits.waiting(handle.name, what, bounded=True):
+                digest = run.lineage.digest(fetch.version)
+                got: Staged = await self._call(handle, "fetch", fetch.version, digest, list(fetch.sources))
+        except DigestMismatchError:
+            raise
+        except WeightsError as error:
+            relay.failing = True
+            run.events.emit("fetch_missed", host=self._host, version=fetch.version, reason=str(error))
+            run.pulse.fire()
+            return False
+        relay.failing = False
+        run.state.relay_holds(self._host, got.held)
+        run.waits.progress(handle.name)
+        run.events.emit(
+            "fetched",
+            host=self._host,
+            version=got.version,
+            digest=got.digest,
+            source=got.source,
+            received_bytes=got.received_bytes,
+            fetch_s=got.stage_s,
+        )
+        self._tell()
+        return True

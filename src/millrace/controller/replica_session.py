@@ -129,11 +129,12 @@ class ReplicaSession:
         if order.discard:
             for trajectory in await self._release(handle):
                 run.restart(trajectory, f"{self.name} goes to version {order.version}")
+        endpoint = run.endpoint(run.state.replicas[self.name].host)
         try:
-            if run.endpoint is None:
-                return  # the relay is gone; the next decision waits for the new one
+            if endpoint is None:
+                return  # its host's relay is gone; the next decision waits for the new one
             with run.waits.waiting(self.name, f"version {order.version}", bounded=True):
-                served: Served = await run.patience.call(handle, "pull", order.version, run.endpoint)
+                served: Served = await run.patience.call(handle, "pull", order.version, endpoint)
         except (UnknownVersionError, TornVersionError):
             return  # overwritten meanwhile; the next decision asks for the newest
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from millrace.core.placement import THIS_HOST
 from millrace.core.types import ReplicaLoad, Trajectory
 from millrace.schedule.view import ReplicaView
 
@@ -16,6 +17,7 @@ class ReplicaRecord:
     name: str
     slots: int
     kv_capacity_tokens: int
+    host: str = THIS_HOST
     epoch: int = 0
     alive: bool = False
     version: int = -1
@@ -30,7 +32,8 @@ class ReplicaRecord:
     def busy(self) -> bool:
         return self.pulling >= 0 or bool(self.moves)
 
-    def view(self) -> ReplicaView:
+    def view(self, held: tuple[int, ...] | None = None, coming: int = -1) -> ReplicaView:
+        """`held` and `coming`: of its host, where there are several."""
         leased = len(self.leased)
         return ReplicaView(
             replica_id=self.name,
@@ -45,6 +48,8 @@ class ReplicaRecord:
             kv_capacity_tokens=self.load.kv_capacity_tokens or self.kv_capacity_tokens,
             steps_since_swap=self.load.steps_since_swap,
             groups_since_swap=self.groups_since_swap,
+            held=held,
+            coming=coming,
         )
 
 

@@ -5,48 +5,62 @@ Synchronous and pure of I/O: the shell tells what happened, and nobody else chan
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from millrace.controller.chain import Fetch
 from millrace.controller.groups import make_batch
+from millrace.controller.relays import Relays
 from millrace.controller.replicas import ReplicaRecord, Replicas
 from millrace.controller.trajectories import RunNumbers, Trajectories
 from millrace.core.types import Batch, Report, Trajectory
-from millrace.schedule.view import View
+from millrace.schedule.view import ReplicaView, View
 
 
 class RunState(Trajectories):
-    """The live part of a run: its trajectories, its replicas, its versions."""
+    """The live part of a run: its trajectories, its replicas, its versions.
 
-    def __init__(self, numbers: RunNumbers, replicas: Iterable[str]) -> None:
+    `replicas` has their hosts by name."""
+
+    def __init__(self, numbers: RunNumbers, replicas: Mapping[str, str], relays: Relays) -> None:
         kv = numbers.slots * numbers.max_sequence_tokens
-        records = Replicas((name, ReplicaRecord(name, numbers.slots, kv)) for name in replicas)
+        records = Replicas(
+            (name, ReplicaRecord(name, numbers.slots, kv, host)) for name, host in replicas.items()
+        )
         super().__init__(numbers, records)
         self.reached = -1  # the highest group id ever trained
         self.version = 0  # of the last committed step
         self.taken: tuple[int, ...] = ()  # groups of the step under way; kept until it is committed
-        self.newest = -1
-        self.held: tuple[int, ...] = ()
+        self.relays = relays
         self.quarantined: set[str] = set()
 
     def view(self) -> View:
         """The run as decisions see it."""
-        orphans = {version for t in self.queued.values() for version, _ in t.columns.runs[-1:]}
         version, taken, numbers = self.version + bool(self.taken), frozenset(self.taken), self.numbers
         return View(
             version=version,
-            newest=self.newest,
-            held=self.held,
+            newest=self.relays.newest,
+            held=self.relays.held({record.host for record in self.replicas.values()}),
             steps_left=numbers.steps - version,
             batch_groups=numbers.batch_groups,
             group_size=numbers.group_size,
             max_sequence_tokens=numbers.max_sequence_tokens,
             groups=tuple([record.view for i, record in self.groups.items() if i not in taken]),
-            replicas=tuple([record.view() for record in self.replicas.values() if record.alive]),
-            orphans=tuple(sorted(orphans)),
+            replicas=tuple([self._seen(record) for record in self.replicas.values() if record.alive]),
+            orphans=tuple(sorted(self.orphans)),
             reached=max(self.reached, max(self.taken, default=-1)),
             group_steps=self.measured.group_steps,
             staleness=self.measured.staleness,
         )
+
+    @property
+    def orphans(self) -> set[int]:
+        """Versions of the partial tokens of lost trajectories."""
+        return {version for t in self.queued.values() for version, _ in t.columns.runs[-1:]}
+
+    def _seen(self, record: ReplicaRecord) -> ReplicaView:
+        if len(self.relays) == 1:
+            return record.view()
+        return record.view(self.relays[record.host].held, self.relays.coming(record.host))
 
     def resume(self, version: int, reached: int, quarantined: Iterable[str]) -> None:
         """The position found in the ledger."""
@@ -67,10 +81,13 @@ class RunState(Trajectories):
         """Never draw this row again."""
         self.quarantined.add(row_id)
 
-    def relay_holds(self, versions: Iterable[int]) -> None:
-        """What replicas can pull from now on; nothing while there is no relay."""
-        self.held = tuple(versions)
-        self.newest = max(self.held, default=-1)
+    def relay_holds(self, host: str, versions: Iterable[int]) -> None:
+        """What replicas on `host` can pull from now on."""
+        self.relays.holds(host, versions)
+
+    def next_fetch(self, host: str) -> Fetch | None:
+        """What the relay of `host` gets next from others; None: nothing."""
+        return self.relays.next_fetch(host, self.orphans)
 
     def take(self, group_ids: Iterable[int]) -> None:
         """These groups are the next batch; none: there is none yet."""

@@ -208,7 +208,7 @@ class TrainerSession:
     async def _publish(self, handle: Handle) -> None:
         """Publish the current version to the current relay, once. Staging is not waited for."""
         run = self._run
-        endpoint = run.endpoint
+        endpoint = run.endpoint(run.trainer_host)
         target = (endpoint, run.state.version)
         if endpoint is None or self._published_to == target:
             return
@@ -216,13 +216,13 @@ class TrainerSession:
             published: Published = await self._call(handle, "publish", endpoint)
         except UnknownVersionError:
             return await self._await_another_relay(endpoint)
-        if run.endpoint != endpoint:
+        if run.endpoint(run.trainer_host) != endpoint:
             return  # that relay died meanwhile, and its slots with it
         self._published_to = target
         self._hold_to_record(published)
         run.lineage.published(published)
         run.published.append(published)
-        run.to_stage.fire()
+        run.to_relays.fire()
         run.events.emit("published", **asdict(published))
         run.pulse.fire()
 
@@ -251,7 +251,7 @@ class TrainerSession:
         run = self._run
         with run.waits.waiting("trainer", f"a relay other than {endpoint.path}"):
             deadline_s = clock.now() + run.config.supervision.heartbeat_timeout_s
-            while run.endpoint == endpoint:
+            while run.endpoint(run.trainer_host) == endpoint:
                 if clock.now() > deadline_s:
                     raise DeadlineExceeded(f"the slots at {endpoint.path} are gone, yet their relay answers")
                 await run.pulse.wait(timeout_s=TICK_S)

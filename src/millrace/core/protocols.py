@@ -151,7 +151,8 @@ class Relay(Protocol):
         """Get `version`, published with `digest`, from the first relay of `sources` that answers, and make it
         pullable. Sources are addresses, the preferred one first; they may still be receiving it themselves.
 
-        It asks for what it lacks: a repeat with other sources goes on where the last one stopped.
+        It asks for what it lacks: a repeat with other sources goes on where the last one stopped. `Staged`
+        names the source and what was received.
         Raises: UnknownVersionError (no source has it, or will have it), DigestMismatchError,
         WeightsError (no source answers)."""
 

@@ -277,7 +277,9 @@ class Staged(msgspec.Struct, frozen=True):
     version: int
     digest: str  # of the bytes the relay holds, of whole tensors
     held: list[int]  # complete versions, oldest first
-    stage_s: float
+    stage_s: float  # until it was complete here
+    source: str = ""  # address of the relay that it came from; of the last, if there were several
+    received_bytes: int = 0  # over the network
 
 
 class Served(msgspec.Struct, frozen=True):

@@ -71,7 +71,7 @@ class KVRoom:
         if started:
             return self.round_groups - started
         begins = replica.groups_since_swap == 0 or replica.load == 0
-        return self.round_groups if begins and replica.version >= view.newest else 0
+        return self.round_groups if begins and replica.version >= view.newest_for(replica) else 0
 
     def describe(self) -> str:
         return f"while the replica has KV room, in rounds of {self.round_groups} groups under one version"
@@ -88,7 +88,7 @@ class WhileNewest:
     """
 
     def room(self, view: View, replica: ReplicaView) -> int:
-        if replica.version < view.newest:
+        if replica.version < view.newest_for(replica):
             return 0
         wanted = replica.slots + view.group_size // 2
         by_slots = _groups_to_fill(wanted - replica.load, view.group_size)

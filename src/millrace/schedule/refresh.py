@@ -1,7 +1,7 @@
 """Refresh: when does a replica take newer weights?
 
-A rule here is asked only about replicas that serve something older than the newest version and are
-not busy. First pulls and the recovery of lost trajectories are the same for all rules: see `Schedule`.
+A rule here is asked only about replicas that serve something older than the newest version of their host and
+are not busy. First pulls and the recovery of lost trajectories are the same for all rules: see `Schedule`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Refresh(Protocol):
         """Do trajectories in flight restart from their prompts (else they go on under the new weights)?"""
 
     def due(self, view: View, replica: ReplicaView) -> bool:
-        """Shall `replica` take `view.newest` now?"""
+        """Shall `replica` take `view.newest_for(replica)` now?"""
 
     def describe(self) -> str:
         """One line for people."""
@@ -89,7 +89,7 @@ class BeyondReload:
     discards = True
 
     def due(self, view: View, replica: ReplicaView) -> bool:
-        return replica.load == 0 or view.newest - replica.version > self.reload_staleness
+        return replica.load == 0 or view.newest_for(replica) - replica.version > self.reload_staleness
 
     def describe(self) -> str:
         return f"when empty, or more than {self.reload_staleness} versions behind, discarding partials"

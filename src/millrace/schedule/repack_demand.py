@@ -41,7 +41,7 @@ class OnDemand:
     def moves(self, view: View) -> list[RepackOrder]:
         room = groups_room(view, self.ahead.staleness_max, self.ahead.groups_max(view))
         wanted = replicas_wanted(view, room)
-        behind = [replica for replica in view.replicas if replica.serving and replica.version < view.newest]
+        behind = [r for r in view.replicas if r.serving and r.version < view.newest_for(r)]
         return plan_demand(behind, [self._limit(view, replica) for replica in behind], wanted=wanted)
 
     def _limit(self, view: View, replica: ReplicaView) -> int:
@@ -63,7 +63,7 @@ class OnDemand:
 def replicas_wanted(view: View, room: int) -> int:
     """Replicas to empty so that `room` new groups can start. Replicas on the newest weights, or pulling them,
     can take groups already and are not counted."""
-    ready = [r for r in view.replicas if r.version_next >= view.newest or r.load == 0]
+    ready = [r for r in view.replicas if r.version_next >= view.newest_for(r) or r.load == 0]
     free = sum(max(0, replica.slots - replica.load) for replica in ready) // view.group_size
     slots = max((replica.slots for replica in view.replicas), default=1)
     return max(0, -(-(room - free) * view.group_size // slots))

@@ -110,11 +110,13 @@ class Schedule:
         for replica in sorted(view.replicas, key=lambda r: r.version >= 0):
             if replica.busy:
                 continue
-            if missing and replica.load == 0:
-                orders.append(RefreshOrder(replica.replica_id, missing.pop(0)))
-            elif view.newest > replica.version and self._takes_newest(view, replica, resumable):
+            rescue = [version for version in missing if version in view.held_by(replica)]
+            if rescue and replica.load == 0:
+                missing.remove(rescue[0])
+                orders.append(RefreshOrder(replica.replica_id, rescue[0]))
+            elif view.newest_for(replica) > replica.version and self._takes_newest(view, replica, resumable):
                 discard = self.refresh_rule.discards and replica.load > 0
-                orders.append(RefreshOrder(replica.replica_id, view.newest, discard))
+                orders.append(RefreshOrder(replica.replica_id, view.newest_for(replica), discard))
         return orders
 
     def repack(self, view: View) -> list[RepackOrder]:
@@ -168,8 +170,17 @@ class Schedule:
                 coming = orders.get(replica.replica_id, replica.version_next)
                 started = 0 if coming != replica.version else replica.groups_since_swap
                 replica = replace(replica, version=coming, busy=True, groups_since_swap=started)
+            elif self._awaits(view, replica):
+                replica = replace(replica, version=replica.coming, busy=True, groups_since_swap=0)
             replicas.append(replica)
         return [replica for replica in replicas if replica.version >= 0]
+
+    def _awaits(self, view: View, replica: ReplicaView) -> bool:
+        """It can start nothing before the version comes that its host is just getting."""
+        if replica.coming <= replica.version or replica.load > 0:
+            return False
+        bound = self.staleness_max
+        return replica.version < 0 or (bound is not None and view.version - replica.version > bound)
 
     def _takes_newest(self, view: View, replica: ReplicaView, resumable: list[int]) -> bool:
         if replica.version < 0:

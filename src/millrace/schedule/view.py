@@ -37,6 +37,8 @@ class ReplicaView(msgspec.Struct, frozen=True):
     kv_capacity_tokens: int = 1
     steps_since_swap: int = 0
     groups_since_swap: int = 0  # groups started here under the present version
+    held: tuple[int, ...] | None = None  # versions that its host holds, oldest first; None: `View.held`
+    coming: int = -1  # the version that its host is about to hold; -1: none
 
     @property
     def load(self) -> int:
@@ -69,8 +71,8 @@ class View(msgspec.Struct, frozen=True):
     """
 
     version: int
-    newest: int  # newest version a replica can pull; -1: none
-    held: tuple[int, ...]  # all versions the relay still holds, oldest first
+    newest: int  # newest version that any host holds; -1: none
+    held: tuple[int, ...]  # all versions that some replica can get, oldest first
     steps_left: int  # optimizer steps still to do
     batch_groups: int
     group_size: int
@@ -81,6 +83,14 @@ class View(msgspec.Struct, frozen=True):
     reached: int = -1  # the highest id of a group that was ever trained: how far the stream has come
     group_steps: float = 1.0  # steps that a trainer which never waits makes while a group is generated
     staleness: float | None = None  # mean of recently trained tokens; None: too little was trained
+
+    def held_by(self, replica: ReplicaView) -> tuple[int, ...]:
+        """What `replica` can pull: the versions of its host, oldest first."""
+        return self.held if replica.held is None else replica.held
+
+    def newest_for(self, replica: ReplicaView) -> int:
+        """The newest version that `replica` can pull; -1: none."""
+        return self.newest if replica.held is None else max(replica.held, default=-1)
 
 
 class RefreshOrder(msgspec.Struct, frozen=True):

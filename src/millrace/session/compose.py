@@ -14,7 +14,8 @@ from rich.console import Console
 
 from millrace.config.freeze import config_digest, recorded
 from millrace.config.schema import Config
-from millrace.controller.controller import Controller, Fleet, ended_by
+from millrace.controller.controller import Controller, ended_by
+from millrace.controller.fleet import Fleet
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock, model_version
 from millrace.core.errors import LedgerError, after
@@ -169,7 +170,7 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
         trainer=WorkerSpec(
             "trainer", "trainer", "millrace.trainer.role:TorchTrainer", trainer, placed.trainer
         ),
-        relay=WorkerSpec("relay", "relay", "millrace.weights.relay:Relay", relay, placed.relay),
+        relays=(WorkerSpec("relay", "relay", "millrace.weights.relay:Relay", relay, placed.relay),),
         replicas=tuple(
             WorkerSpec(
                 "replica",

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.config.schema import Config
-from millrace.controller.controller import Controller, Fleet
+from millrace.controller.controller import Controller
+from millrace.controller.fleet import Fleet
 from millrace.controller.pace import PACE, Pace
 from millrace.controller.state import RunState
 from millrace.controller.supervisor import WorkerSpec
@@ -237,8 +238,8 @@ def _fleet(scenario: Scenario, world: World) -> Fleet:
 
     return Fleet(
         trainer=spec("trainer", "trainer", "SimTrainer", {"world": world, "costs": costs}),
-        relay=spec(
-            "relay", "relay", "SimRelay", {"world": world, "slots": config.relay_slots, "costs": costs}
+        relays=(
+            spec("relay", "relay", "SimRelay", {"world": world, "slots": config.relay_slots, "costs": costs}),
         ),
         replicas=tuple(
             spec("replica", f"replica-{i}", "SimReplica", replica) for i in range(rollout.replicas)

@@ -1,0 +1,67 @@
+"""The chain that versions go down, from relay to relay: who asks whom for what. Pure.
+
+The heads are the relays of the trainer's hosts, into which it writes. Each of the others gets the newest
+version from the one before it, which forwards while it receives. If that one does not answer, it asks those
+before that one. A relay that is down is left out, so the chain closes around it.
+
+A head asks nobody: the trainer writes its current version into a new head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from millrace.core.types import Endpoint
+
+
+@dataclass(slots=True)
+class RelayRecord:
+    """One relay. `endpoint` None: it is not up. `held`: its complete versions, ascending. `failing`: the last
+    fetch got nothing."""
+
+    host: str
+    head: bool
+    endpoint: Endpoint | None = None
+    held: tuple[int, ...] = ()
+    failing: bool = False
+
+    @property
+    def newest(self) -> int:
+        """-1: none."""
+        return max(self.held, default=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """What a relay is to get, and the addresses that it asks, the preferred one first."""
+
+    version: int
+    sources: tuple[str, ...]
+
+
+def next_fetch(chain: Sequence[RelayRecord], host: str, orphans: Iterable[int] = ()) -> Fetch | None:
+    """What the relay of `host` gets next; None: it has everything, or nobody could give it.
+
+    The newest version comes first, then those that lost trajectories (`orphans`) need to go on. `chain` has
+    the heads first.
+    """
+    up = [relay for relay in chain if relay.endpoint is not None]
+    place = next((i for i, relay in enumerate(up) if relay.host == host), None)
+    if place is None or up[place].head:
+        return None
+    newest = max(relay.newest for relay in up)
+    for version in (newest, *sorted(orphans, reverse=True)):
+        if version >= 0 and version not in up[place].held:
+            asked = sources(up, place, version, coming=version == newest)
+            if asked:
+                return Fetch(version, asked)
+    return None
+
+
+def sources(up: Sequence[RelayRecord], place: int, version: int, *, coming: bool) -> tuple[str, ...]:
+    """Addresses at which the relay at `place` may ask for `version`: those before it, the nearest first, then
+    those after it. `coming`: the ones before it that are no heads have it or are just getting it."""
+    before = [relay for relay in up[:place][::-1] if version in relay.held or (coming and not relay.head)]
+    after = [relay for relay in up[place + 1 :] if version in relay.held]
+    return tuple(relay.endpoint.address for relay in (*before, *after) if relay.endpoint is not None)

@@ -1,0 +1,64 @@
+"""What the controller knows of its relays, one a host, and every transition of that."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from millrace.controller.chain import Fetch, RelayRecord, next_fetch
+from millrace.core.types import Endpoint
+
+
+class Relays(dict[str, RelayRecord]):
+    """Every relay of the run by host, up or not, in the order of the chain: the heads first."""
+
+    def __init__(self, hosts: Iterable[str], heads: Collection[str]) -> None:
+        ordered = sorted(hosts, key=lambda host: host not in heads)
+        super().__init__((host, RelayRecord(host, host in heads)) for host in ordered)
+        self.newest = -1
+        """The newest version that any host holds; -1: none."""
+        self._staged: dict[int, str] = {}
+
+    def up(self, host: str, endpoint: Endpoint) -> None:
+        """It is open and holds nothing yet."""
+        self[host].endpoint, self[host].failing = endpoint, False
+
+    def down(self, host: str) -> None:
+        """It is gone, and what it held with it."""
+        self[host].endpoint = None
+        self.holds(host, ())
+
+    def holds(self, host: str, versions: Iterable[int]) -> None:
+        """What replicas on `host` can pull from now on."""
+        self[host].held = tuple(versions)
+        self.newest = max((relay.newest for relay in self.values()), default=-1)
+
+    def staged(self, version: int, digest: str) -> None:
+        """At a head. With other weights than before (some devices repeat a step only up to rounding), hosts
+        after it do not count as having it any more."""
+        if self._staged.get(version, digest) != digest:
+            for relay in self.values():
+                if not relay.head:
+                    self.holds(relay.host, [held for held in relay.held if held != version])
+        held = {held for relay in self.values() for held in relay.held}
+        self._staged = {v: d for v, d in self._staged.items() if v in held} | {version: digest}
+
+    def held(self, hosts: Collection[str]) -> tuple[int, ...]:
+        """All versions that replicas on `hosts` can pull, now or after a fetch, ascending."""
+        if len(self) == 1:
+            (only,) = self.values()
+            return only.held
+        fetching = any(relay.endpoint is not None and not relay.head for relay in self.of(hosts))
+        found = self.values() if fetching else self.of(hosts)
+        return tuple(sorted({version for relay in found for version in relay.held}))
+
+    def of(self, hosts: Collection[str]) -> list[RelayRecord]:
+        return [relay for relay in self.values() if relay.host in hosts]
+
+    def coming(self, host: str) -> int:
+        """The version that the relay of `host` is about to have; -1: none."""
+        relay = self[host]
+        fetching = relay.endpoint is not None and not (relay.head or relay.failing)
+        return self.newest if fetching and relay.newest < self.newest else -1
+
+    def next_fetch(self, host: str, orphans: Iterable[int]) -> Fetch | None:
+        return next_fetch(list(self.values()), host, orphans)

@@ -1,0 +1,123 @@
+"""The chain: which relay asks which others for a version."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.controller.chain import Fetch, RelayRecord, next_fetch
+from millrace.controller.relays import Relays
+from millrace.core.types import Endpoint
+
+
+def relay(host: str, *held: int, head: bool = False, up: bool = True) -> RelayRecord:
+    endpoint = Endpoint("memfd", f"/{host}", 3, 8, address=f"{host}:1") if up else None
+    return RelayRecord(host, head, endpoint, held if up else ())
+
+
+def asked(chain: list[RelayRecord], host: str, *orphans: int) -> tuple[int, list[str]] | None:
+    fetch = next_fetch(chain, host, orphans)
+    return None if fetch is None else (fetch.version, [address.split(":")[0] for address in fetch.sources])
+
+
+def test_each_relay_asks_the_one_before_it_and_falls_back_on_the_earlier_ones() -> None:
+    chain = [relay("a", 3, 4, head=True), relay("b", 3), relay("c", 3), relay("d", 3)]
+    assert asked(chain, "a") is None
+    assert asked(chain, "b") == (4, ["a"])
+    assert asked(chain, "c") == (4, ["b", "a"]), "b is told at the same time, and forwards while it receives"
+    assert asked(chain, "d") == (4, ["c", "b", "a"])
+
+
+def test_the_chain_closes_around_a_dead_relay() -> None:
+    chain = [relay("a", 4, head=True), relay("b", up=False), relay("c", 3)]
+    assert asked(chain, "b") is None
+    assert asked(chain, "c") == (4, ["a"])
+
+
+def test_a_relay_gets_what_a_dead_or_new_head_has_not_from_those_after_it() -> None:
+    dead, new = relay("a", head=True, up=False), relay("a", head=True)
+    for head in (dead, new):
+        chain = [head, relay("b"), relay("c", 4), relay("d", 3, 4)]
+        assert asked(chain, "b") == (4, ["c", "d"])
+        assert asked(chain, "c") is None
+
+
+def test_a_head_asks_nobody_since_the_trainer_writes_into_it() -> None:
+    assert asked([relay("a", head=True), relay("b", 4)], "a", 3) is None
+
+
+def test_what_lost_trajectories_need_is_asked_for_after_the_newest_and_of_those_that_hold_it() -> None:
+    chain = [relay("a", 2, 4, head=True), relay("b", 4), relay("c", 3, 4), relay("d")]
+    assert asked(chain, "d", 2, 3) == (4, ["c", "b", "a"])
+    chain[3].held = (4,)
+    assert asked(chain, "d", 2, 3) == (3, ["c"])
+    chain[3].held = (3, 4)
+    assert asked(chain, "d", 2, 3) == (2, ["a"])
+    chain[3].held = (2, 3, 4)
+    assert asked(chain, "d", 2, 3) is None
+    assert asked(chain, "b", 1) is None, "nobody has it"
+
+
+def test_nothing_is_asked_for_before_there_is_a_version() -> None:
+    assert asked([relay("a", head=True), relay("b")], "b") is None
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 4))), min_size=2, max_size=6))
+def test_every_relay_that_is_up_gets_to_the_newest_version(found: list[tuple[bool, set[int]]]) -> None:
+    chain = [
+        relay(f"h{i}", *sorted(held), head=i == 0, up=up or i == 0) for i, (up, held) in enumerate(found)
+    ]
+    newest = max(one.newest for one in chain)
+    for one in chain:
+        fetch = next_fetch(chain, one.host)
+        if one.head or one.endpoint is None or newest < 0 or newest in one.held:
+            assert fetch is None
+        else:
+            own = one.endpoint.address
+            assert fetch is not None and fetch.version == newest
+            assert own not in fetch.sources and len(set(fetch.sources)) == len(fetch.sources)
+            assert any(newest in other.held for other in chain if _address(other) in fetch.sources)
+
+
+def _address(record: RelayRecord) -> str:
+    return record.endpoint.address if record.endpoint else ""
+
+
+@pytest.fixture
+def relays() -> Relays:
+    relays = Relays(["b", "a", "c"], heads=["a"])
+    for host in "abc":
+        relays.up(host, Endpoint("memfd", host, 3, 8, address=f"{host}:1"))
+    return relays
+
+
+def test_the_heads_are_first_in_the_chain(relays: Relays) -> None:
+    assert list(relays) == ["a", "b", "c"]
+
+
+def test_a_version_is_coming_to_a_host_that_has_it_not_yet_unless_its_relay_fails(relays: Relays) -> None:
+    relays.holds("a", [5])
+    assert [relays.coming(host) for host in "abc"] == [-1, 5, 5]
+    relays["b"].failing = True
+    relays.down("c")
+    assert [relays.coming(host) for host in "abc"] == [-1, -1, -1]
+
+
+def test_what_replicas_can_get_is_what_their_hosts_hold_or_can_fetch(relays: Relays) -> None:
+    relays.holds("a", [4, 5])
+    relays.holds("b", [3, 5])
+    assert relays.held({"a"}) == (4, 5), "a head fetches nothing"
+    assert relays.held({"b"}) == (3, 4, 5)
+    relays.down("b")
+    assert relays.held({"a", "b"}) == (4, 5) and relays.newest == 5
+
+
+def test_a_version_that_is_staged_with_other_weights_goes_down_the_chain_again(relays: Relays) -> None:
+    for host in "ab":
+        relays.holds(host, [5])
+    relays.staged(5, "first")
+    relays.staged(5, "first")
+    assert relays["b"].held == (5,)
+    relays.staged(5, "rounded otherwise")
+    assert relays.next_fetch("b", ()) == Fetch(5, ("a:1",))
