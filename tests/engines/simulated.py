@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from bench import Bench, Played
 
-from millrace.core.digest import digest_buffers
+from millrace.core.digest import digest_buffers, kind_of
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import Progress, ReplicaLoad, Work
 from millrace.rollout.protocol import Capabilities, Engine, EngineOptions
@@ -64,7 +64,7 @@ class SteppedEngine:
 
     def stage(self, version: int, reader: WeightsReader) -> tuple[str, str]:
         with reader.view(version) as (staged, pieces):
-            self._staged = digest_buffers(pieces)
+            self._staged = digest_buffers(pieces, kind_of(staged))
         return staged, self._staged
 
     def swap(self, version: int) -> None:

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from held_replica import hold
 from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint, Finish, Progress, Report, Sampling, Work
-from millrace.rollout import engine
+from millrace.rollout import parameters
 from millrace.rollout.protocol import EngineOptions
 from millrace.rollout.replica import EngineReplica
 
@@ -176,16 +176,16 @@ def test_decoding_goes_on_while_new_weights_are_digested(
     model_path: str, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded = threading.Event()
-    honest = engine.digest_buffers
+    honest = parameters.digest_buffers
 
-    def digest_once_decoded(buffers: Any) -> str:
+    def digest_once_decoded(buffers: Any, kind: str) -> str:
         assert decoded.wait(DEADLINE_S), "no token came while the digest was taken"
-        return honest(buffers)
+        return honest(buffers, kind)
 
     async def scenario() -> None:
         replica = make_replica(model_path)
         await replica.pull(0, endpoint)
-        monkeypatch.setattr(engine, "digest_buffers", digest_once_decoded)
+        monkeypatch.setattr(parameters, "digest_buffers", digest_once_decoded)
         replica._recheck_due_s = float("inf")  # a look at what is served would wait too, and decode nothing
         await replica.submit([work(0, 300)])
         pull = asyncio.create_task(replica.pull(1, endpoint))

@@ -17,7 +17,7 @@ from contextlib import nullcontext
 
 import torch
 
-from millrace.core.digest import NamedBuffer, digest_buffers
+from millrace.core.digest import XXH3, NamedBuffer, kind_of
 from millrace.core.errors import WeightsError
 from millrace.core.likely import Row
 from millrace.core.protocols import WeightsReader
@@ -72,6 +72,7 @@ class TorchEngine(Queues):
         pinned = device.type == "cuda"
         self._landing = None if lands else Parameters(architecture, dtype, torch.device("cpu"), pinned=pinned)
         self._settled = False  # the standby set has what landed
+        self._kinds = XXH3, XXH3  # of hash: of the digests of what is served, and of the standby set
         self._kernel = Kernel(architecture.scale, architecture.cap, architecture.windows, options.exact)
         num_positions = self._kernel.num_keys(options.max_sequence_tokens)
         self._forward = ForwardPass(architecture, num_positions, computing, device)
@@ -122,7 +123,8 @@ class TorchEngine(Queues):
         return self._active.buffers(self._dtype)
 
     def stage(self, version: int, reader: WeightsReader) -> tuple[str, str]:
-        return reader.read(version, self.standby_buffers()), self.digest_standby()
+        staged = reader.read(version, self.standby_buffers())
+        return staged, self.digest_standby(kind_of(staged))
 
     def standby_buffers(self) -> list[NamedBuffer]:
         """Writable bytes of the set of weights that the next `swap` will serve."""
@@ -135,10 +137,10 @@ class TorchEngine(Queues):
         (self._landing or self._standby).load(model_path)
 
     def digest(self) -> str:
-        return digest_buffers(self.buffers())
+        return self._active.digest(self._dtype, self._kinds[0])
 
     @torch.inference_mode()
-    def digest_standby(self) -> str:
+    def digest_standby(self, kind: str = XXH3) -> str:
         """Digest of the tensors that the next `swap` will serve, where they will be computed with.
 
         Steps may go on meanwhile in another thread: they do not touch the standby set, and on a GPU they
@@ -146,7 +148,9 @@ class TorchEngine(Queues):
         """
         with aside(self._device):
             self._settle()
-            return digest_buffers(self._standby.buffers(self._dtype))
+            digest = self._standby.digest(self._dtype, kind)
+        self._kinds = self._kinds[0], kind
+        return digest
 
     def _settle(self) -> None:
         if self._landing is not None and not self._settled:
@@ -158,6 +162,7 @@ class TorchEngine(Queues):
         """Exchange the two sets of weights. Keys and values that are kept are shared with nobody."""
         self._settle()
         self._active, self._standby = self._standby, self._active
+        self._kinds = self._kinds[::-1]
         self.version, self._steps_since_swap = version, 0
         self._batch = None
         for slot, continuation in enumerate(self._running):

@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from millrace.core.digest import NamedBuffer
+from millrace.core.digest import MULTILINEAR, XXH3, NamedBuffer, digest_buffers, version_digest
 from millrace.core.errors import DataError
+from millrace.placement.device_digest import digests_on, tensor_digests
 from millrace.rollout.architecture import Architecture
 
 Tensor = torch.Tensor
@@ -72,6 +73,16 @@ class Parameters:
         these are views: writing writes. Otherwise each is a copy, made when its turn comes."""
         wanted = dtype or self._dtype
         return (_as_buffer(name, tensor.to("cpu", wanted)) for name, tensor in self.named.items())
+
+    def digest(self, dtype: torch.dtype | None = None, kind: str = XXH3) -> str:
+        """Of the tensors as `buffers` gives them. A GPU computes that kind which is made for it by itself."""
+        if kind != MULTILINEAR or not digests_on(self._device):
+            return digest_buffers(self.buffers(dtype), kind)
+        wanted = dtype or self._dtype
+        digests = tensor_digests(tensor.to(wanted) for tensor in self.named.values())
+        told = str(wanted).removeprefix("torch.")
+        entries = zip(self.named.items(), digests, strict=True)
+        return version_digest(((n, told, tuple(t.shape), digest) for (n, t), digest in entries), kind)
 
     def load(self, model_path: str) -> None:
         """Fill every tensor from the safetensors files of a Hugging Face directory.

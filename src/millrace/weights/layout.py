@@ -38,7 +38,7 @@ from millrace.core.errors import UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint
 
 MAGIC = b"MLLRACEW"
-FORMAT = 2
+FORMAT = 3
 PAGE = mmap.PAGESIZE
 MANIFEST_BYTES = 4 << 20  # address space only: pages of it that no manifest reaches are never allocated
 TOUCH_BYTES = 64 << 20
@@ -47,7 +47,7 @@ HEADER = np.dtype([("magic", "S8"), ("format", "<u8"), ("slots", "<u8"), ("slot_
 RECORD = np.dtype(
     {
         "names": ["sequence", "version", "manifest_bytes", "staged", "digest"],
-        "formats": ["<u8", "<i8", "<u8", "<u8", "S32"],
+        "formats": ["<u8", "<i8", "<u8", "<u8", "S48"],
         "offsets": [0, 8, 16, 64, 72],
         "itemsize": 128,
     }

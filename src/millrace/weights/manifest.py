@@ -14,10 +14,12 @@ from millrace.core.digest import (
     NamedBuffer,
     TensorSpec,
     block_digest,
+    kind_of,
     lay_out,
     published_digest,
     tensor_digest,
     version_digest,
+    version_kind,
 )
 from millrace.core.errors import TornVersionError, WeightsError
 from millrace.weights.layout import Bytes, Memory
@@ -108,18 +110,21 @@ def check_sequence(memory: Memory, slot: int, sequence: int) -> None:
 
 
 def digest_slot(memory: Memory, slot: int, manifest: Sequence[TensorSpec]) -> tuple[str, str]:
-    """Version digests of what is in the slot: (of tensors, as readers take it; of pieces, as writers did)."""
-    data, tensors, pieced = memory.data[slot], [], []
+    """Version digests of what is in the slot: (of tensors, as readers take it; of pieces, as writers did).
+    The kind of hash is the writers'."""
+    data, kind, tensors, pieced = memory.data[slot], version_kind(manifest), [], []
     for spec in manifest:
-        whole = tensor_digest(data[spec.offset : spec.offset + spec.num_bytes])
+        whole = tensor_digest(data[spec.offset : spec.offset + spec.num_bytes], kind)
         tensors.append((spec.name, spec.dtype, spec.shape, whole))
         found = [
-            whole if piece.shape == spec.shape else block_digest(placed(data, spec, piece.start, piece.shape))
+            whole
+            if piece.shape == spec.shape and kind_of(piece.digest) == kind
+            else block_digest(placed(data, spec, piece.start, piece.shape), kind_of(piece.digest))
             for piece in spec.pieces
         ]
         pieces = (replace(piece, digest=digest) for piece, digest in zip(spec.pieces, found, strict=True))
         pieced.append(replace(spec, pieces=tuple(pieces)))
-    return version_digest(tensors), published_digest(pieced)
+    return version_digest(tensors, kind), published_digest(pieced)
 
 
 def compare(version: int, held: Sequence[NamedBuffer], into: Sequence[NamedBuffer]) -> None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from millrace.core.digest import digest_buffers
+from millrace.core.digest import digest_buffers, kind_of
 from millrace.core.errors import DigestMismatchError, WeightsError, WorkerError
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
@@ -97,7 +97,8 @@ class ServerEngine(Queues):
     def stage(self, version: int, reader: WeightsReader) -> tuple[str, str]:
         """Raises also StorageError: the file cannot be written."""
         with reader.view(version) as (staged, pieces):
-            digest, expected = digest_buffers(pieces), self._proof.expected(pieces)
+            digest = digest_buffers(pieces, kind_of(staged))
+            expected = self._proof.expected(pieces)
         self._staged = _Staged(version, self._handover.hold(version, staged, reader), digest, expected)
         return staged, digest
 

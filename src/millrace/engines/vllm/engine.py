@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from millrace.core.digest import digest_buffers
+from millrace.core.digest import digest_buffers, kind_of
 from millrace.core.errors import (
     DigestMismatchError,
     TornVersionError,
@@ -90,7 +90,8 @@ class VllmEngine(Queues):
         """Digest the bytes where they lie, and compute what they must give. Nothing is copied: `swap` reads
         them once more."""
         with reader.view(version) as (staged, pieces):
-            digest, expected = digest_buffers(pieces), self._proof.expected(pieces)
+            digest = digest_buffers(pieces, kind_of(staged))
+            expected = self._proof.expected(pieces)
         self._staged = _Staged(version, reader, digest, expected)
         return staged, digest
 
