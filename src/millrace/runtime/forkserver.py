@@ -56,7 +56,8 @@ class Setup(msgspec.Struct, tag=True):
 class Fork(msgspec.Struct, tag=True):
     """Make a worker. Comes with its socket, and a log file if `logs`.
 
-    `variables` are added to its environment. With `python` it is this interpreter's from its first line on.
+    `variables` are added to its environment. With `python` it is this interpreter's from its first line on,
+    run by the command `prefix` if there is one, which must become it by exec.
     """
 
     fork_id: int
@@ -66,6 +67,7 @@ class Fork(msgspec.Struct, tag=True):
     logs: bool
     variables: dict[str, str]
     python: str | None
+    prefix: tuple[str, ...] = ()
 
 
 class Forked(msgspec.Struct, tag=True):
@@ -210,16 +212,17 @@ def hear(control: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _become(python: str, command: Fork, fd: int) -> NoReturn:
-    """Run `spawned` in this process by another interpreter. The process stays what `_detach` made of it:
-    its group, its parent-death signal and its orphans outlast the change."""
+    """Run `spawned` in this process by another interpreter, under the command's prefix. The process stays
+    what `_detach` made of it: its group, its parent-death signal and its orphans outlast the change."""
     os.set_inheritable(fd, True)
     for number in process.ENDING:  # until the new program can say so itself
         signal.signal(number, signal.SIG_IGN)
-    arguments = [str(fd), command.name, str(command.epoch), str(command.silence_s_max or 0)]
+    worker = [python, SPAWNED, str(fd), command.name, str(command.epoch), str(command.silence_s_max or 0)]
+    arguments = [*command.prefix, *worker]
     try:
-        os.execv(python, [python, SPAWNED, *arguments])
+        os.execvp(arguments[0], arguments)
     except OSError as error:
-        sys.stderr.write(f"{python} cannot be started for {command.name}: {error.strerror}\n")
+        sys.stderr.write(f"{arguments[0]} cannot be started for {command.name}: {error.strerror}\n")
         raise SystemExit(process.UNSUITABLE_PYTHON) from error
 
 

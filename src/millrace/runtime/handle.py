@@ -95,14 +95,18 @@ class LocalHandle:
 
     # ------------------------------------------------------------ the runtime's part
 
-    async def start(self, place: Place, silence_s_max: float | None, log_fd: int | None) -> None:
+    async def start(
+        self, place: Place, silence_s_max: float | None, log_fd: int | None, prefix: tuple[str, ...] = ()
+    ) -> None:
         """Fork the process and connect to it. Raises: WorkerError, WorkerDied (of the forkserver)."""
         ours, theirs = socket.socketpair()
         with theirs:
             await self._loop.create_unix_connection(lambda: self._framing, sock=ours)
             self._connected = True
             fds = [theirs.fileno()] if log_fd is None else [theirs.fileno(), log_fd]
-            await self._launcher.fork(self, fds, epoch=self.epoch, silence_s_max=silence_s_max, place=place)
+            await self._launcher.fork(
+                self, fds, epoch=self.epoch, silence_s_max=silence_s_max, place=place, prefix=prefix
+            )
 
     async def construct(self, target: str, kwargs: Mapping[str, Any], answer_s: float | None) -> None:
         """Make the worker's object, however long that takes as long as the worker answers pings within

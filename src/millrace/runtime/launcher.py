@@ -80,9 +80,17 @@ class Launcher:
         self._loop.add_reader(self._pidfd, self._ended)
 
     async def fork(
-        self, owner: Owner, fds: Sequence[int], *, epoch: int, silence_s_max: float | None, place: Place
+        self,
+        owner: Owner,
+        fds: Sequence[int],
+        *,
+        epoch: int,
+        silence_s_max: float | None,
+        place: Place,
+        prefix: tuple[str, ...] = (),
     ) -> None:
-        """Fork a worker for `owner`, which gets `fds` (its socket, maybe a log file).
+        """Fork a worker for `owner`, which gets `fds` (its socket, maybe a log file). `prefix`: of the
+        command that starts its Python.
 
         Raises: WorkerError (a module of the preload cannot be imported), WorkerDied (the forkserver).
         """
@@ -98,6 +106,7 @@ class Launcher:
                 logs=len(fds) > 1,
                 variables=place.variables,
                 python=place.python,
+                prefix=prefix,
             )
             forkserver.tell(self._control, command, list(fds))
             self._owners[fork_id] = owner

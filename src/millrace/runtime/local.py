@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from millrace.core.errors import DeadlineExceeded, WorkerError
 from millrace.core.placement import HERE, THIS_HOST, Place
@@ -38,6 +41,10 @@ class LocalRuntime:
     ours goes). A worker that hears nothing for `silence_s_max` stops itself. A worker that does not answer
     for `answer_s` while it is made is killed (None: off).
 
+    `hosts` are logical hosts of this machine by name, beside `THIS_HOST`. Each has the prefix of the command
+    that starts a worker there, such as `ip netns exec NAME`. It must become that command by exec, and keep
+    open descriptors. Such a worker starts afresh, as one with `place.python` does. (): as on `THIS_HOST`.
+
     Epochs go on from the logs in `log_dir`: a worker of an earlier session is never taken for one of this.
 
     The first spawn starts the forkserver and binds the runtime to the running loop.
@@ -50,8 +57,10 @@ class LocalRuntime:
         log_dir: Path | None = None,
         silence_s_max: float | None = None,
         answer_s: float | None = None,
+        hosts: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         check_kernel()
+        self._hosts = {THIS_HOST: (), **{name: tuple(prefix) for name, prefix in (hosts or {}).items()}}
         self._preload, self._log_dir = preload, log_dir
         self._silence_s_max, self._answer_s = silence_s_max, answer_s
         self._epochs = _past_epochs(log_dir)  # of the newest incarnation, by `_file_name`
@@ -77,12 +86,12 @@ class LocalRuntime:
 
         async def begin(member: LocalHandle, place: Place) -> None:
             with self._log_file(member) as log_fd:
-                await member.start(place, self._silence_s_max, log_fd)
+                await member.start(place, self._silence_s_max, log_fd, self._hosts[place.host])
             if place.python is not None:
                 await member.call(PING, timeout_s=timeout_s)
             await member.construct(target, kwargs or {}, self._answer_s)
 
-        _check_place(name, place)
+        place = self._checked(name, place)
         handle = self._new_handle(name, place.ranks)
         try:
             async with asyncio.timeout(timeout_s) as limit:
@@ -96,6 +105,20 @@ class LocalRuntime:
                 raise late(name, handle.epoch, target, timeout_s) from None
             raise
         return handle
+
+    def _checked(self, name: str, place: Place) -> Place:
+        """`place`, with this Python started afresh where its host has a prefix. Raises: WorkerError."""
+        if place.host not in self._hosts:
+            known = ", ".join(map(repr, self._hosts))
+            raise WorkerError(f"cannot spawn {name} on {place.host!r}: this runtime's hosts are {known}")
+        if place.ranks < 1:
+            raise WorkerError(
+                f"cannot spawn {name} with {place.ranks} ranks: a worker is at least one process"
+            )
+        if not self._hosts[place.host] or place.python is not None:
+            return place
+        path = os.pathsep.join(filter(None, sys.path))
+        return replace(place, python=sys.executable, environ={"PYTHONPATH": path, **place.environ})
 
     def dump_stacks(self) -> None:
         """Have every worker write its stacks into its log."""
@@ -150,13 +173,6 @@ class LocalRuntime:
             bound_log(path)
         if not handle.dead.done():
             asyncio.get_running_loop().call_later(LOG_LOOK_S, self._look_at_log, handle, path)
-
-
-def _check_place(name: str, place: Place) -> None:
-    if place.host != THIS_HOST:
-        raise WorkerError(f"cannot spawn {name} on {place.host!r}: this runtime starts workers here only")
-    if place.ranks < 1:
-        raise WorkerError(f"cannot spawn {name} with {place.ranks} ranks: a worker is at least one process")
 
 
 def _file_name(name: str) -> str:
