@@ -42,6 +42,14 @@ class DigestMismatchError(WeightsError):
     """Weights differ from what was published. Fatal: the run must not go on with them."""
 
 
+class WrongBaseError(WeightsError):
+    """A delta was made against other bytes than those that are here. Another base, or none, helps."""
+
+
+class CorruptDeltaError(WeightsError):
+    """A delta is damaged: fetch it again, or what it leads to."""
+
+
 class WorkerError(MillraceError, RuntimeError):
     """Something went wrong with a worker process."""
 
