@@ -172,7 +172,7 @@ def random_engine(config: Qwen3Config, sizes: Sizes, *, slots: int) -> TorchEngi
     )
     engine = TorchEngine(architecture_of(config), options, eos_ids=(), decode=None)
     for buffer in engine.standby_buffers():
-        values = torch.from_numpy(buffer.data).view(torch.bfloat16)
+        values = torch.as_tensor(buffer.data).view(torch.bfloat16)
         if "norm" in buffer.name:
             values.fill_(1.0)
         else:  # one block of random numbers again and again: quick on a host

@@ -126,7 +126,7 @@ def weights_into(engine: TorchEngine, model: Any) -> None:
     """Write the model's parameters into the engine's standby buffers, as a pull does."""
     named = dict(model.named_parameters())
     for buffer in engine.standby_buffers():
-        buffer.data[:] = named[buffer.name].detach().view(-1).view(torch.uint8).numpy()
+        buffer.data[:] = named[buffer.name].detach().view(-1).view(torch.uint8)
 
 
 def make_exact_engine(model: Any, version: int = 0, **options: Any) -> TorchEngine:

@@ -7,7 +7,7 @@ The controller knows these shapes and no concrete class. Methods of a role are c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
@@ -191,6 +191,14 @@ class WeightsWriter(Protocol):
     ) -> list[NamedPiece]:
         """By each process: copy its own blocks there. Their digests are taken of them, not of the copy."""
 
+    def pin(self, register: Callable[[Any], Callable[[], None]]) -> None:
+        """As a reader's."""
+
+    def places(
+        self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]
+    ) -> list[Any]:
+        """In place of `fill`, for who copies and digests by itself: the bytes in the slot for each block."""
+
     def end(self, filling: Filling, manifest: Sequence[TensorSpec], written: Iterable[NamedPiece]) -> str:
         """By the process that began, once all have filled: the digest of the version, made of its pieces.
 
@@ -205,10 +213,19 @@ class WeightsReader(Protocol):
     def held(self) -> list[int]:
         """Complete versions, oldest first."""
 
-    def read(self, version: int, into: Sequence[NamedBuffer]) -> str:
+    def pin(self, register: Callable[[Any], Callable[[], None]]) -> None:
+        """Have the slots registered with a GPU by `register`, which returns what undoes it, until `close`."""
+
+    def read(
+        self,
+        version: int,
+        into: Sequence[NamedBuffer],
+        copy: Callable[[Sequence[NamedBuffer], Sequence[NamedBuffer]], None] | None = None,
+    ) -> str:
         """Copy every tensor into the writable buffers of `into` and return the staged digest.
 
-        Names, dtypes and shapes must agree exactly with the manifest.
+        Names, dtypes and shapes must agree exactly with the manifest. `copy` does it for buffers that are
+        not in this process's memory: from the tensors in the slot, until all are copied.
         Raises: UnknownVersionError, TornVersionError, WeightsError (a tensor missing, left over, or
         of another dtype or shape: all are named)."""
 

@@ -16,11 +16,6 @@ Tensor = torch.Tensor
 BAND = 1 << 13  # blocks at a time, 64 MiB: twice that is taken for products
 
 
-def digests_on(device: torch.device) -> bool:
-    """Whether tensors there are digested there. On a CPU XXH3 is several times as fast."""
-    return device.type != "cpu"
-
-
 class DeviceDigests:
     """Takes tensors, one after the other, and reads all their digests at once: so the device is waited for
     once. Between `take` and `read` nothing of a tensor is needed but what was taken."""

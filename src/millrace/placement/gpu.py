@@ -9,6 +9,11 @@ from typing import Any
 import torch
 
 
+def has_own_memory(device: torch.device) -> bool:
+    """Whether what is there is not in this process's memory: it is copied to and fro, and digested there."""
+    return device.type != "cpu"
+
+
 def has_flash(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     """Whether torch's flash attention computes such heads in `dtype` there: on GPUs from Ampere on."""
     fits = head_dim % 8 == 0 and head_dim <= 256 and dtype.itemsize == 2

@@ -56,8 +56,8 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
                   in float32, else those in no layer), and 4 on the host for a checkpoint of them. The rest of
                   a checkpoint is written from where it lies
         replica   2 versions (served and standby) + slots * max_sequence_tokens * KV of a token, in the format
-                  that is computed in. Where that is another than the published one, or a GPU's, a published
-                  version more on the host, where weights land, and the largest tensor, to be digested.
+                  that is computed in. Where that is another than the published one, a published version
+                  more, where weights land. There and on a GPU, the largest tensor on the host, to digest it.
                   Each of `rollout.tensor` GPUs has an equal part of weights and KV, of KV at least one head.
                   Nothing where servers generate
 
@@ -84,7 +84,8 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     hosted = not on_gpu or config.trainer.offload
     staged = COPY_BYTES * rounded + (weights if not hosted or size != 4 else 0)
     replica = 2 * parameters * computing + kv_replica
-    landing = weights + shape.largest_weight * size if on_gpu or computing != size else 0
+    landing = weights if computing != size else 0
+    landing += shape.largest_weight * size if on_gpu or computing != size else 0
     each = 0 if hosted else -(-states // config.trainer.ranks)
     trainer = MemoryNeed(each, staged + (states if hosted else 0))
     on_device = MemoryNeed(-(-replica // parts), landing)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 
@@ -23,7 +24,8 @@ from millrace.core.likely import Row
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
 from millrace.placement.device import computes, computing_dtype, torch_device
-from millrace.placement.gpu import aside, has_flash
+from millrace.placement.gpu import aside, has_flash, has_own_memory
+from millrace.placement.pinned import copied_there, pinned
 from millrace.rollout.architecture import Architecture
 from millrace.rollout.attention import Kernel, PrefillAttention, Segment
 from millrace.rollout.cache import KVCache
@@ -68,9 +70,8 @@ class TorchEngine(Queues):
         super().__init__(intake)
         self._active = Parameters(architecture, computing, device)
         self._standby = Parameters(architecture, computing, device)
-        lands = device.type == "cpu" and computing == dtype  # a pull writes what is computed with
-        pinned = device.type == "cuda"
-        self._landing = None if lands else Parameters(architecture, dtype, torch.device("cpu"), pinned=pinned)
+        straight = computing == dtype  # a pull writes what is computed with
+        self._landing = None if straight else Parameters(architecture, dtype, torch.device("cpu"))
         self._settled = False  # the standby set has what landed
         self._kinds = XXH3, XXH3  # of hash: of the digests of what is served, and of the standby set
         self._kernel = Kernel(architecture.scale, architecture.cap, architecture.windows, options.exact)
@@ -123,13 +124,21 @@ class TorchEngine(Queues):
         return self._active.buffers(self._dtype)
 
     def stage(self, version: int, reader: WeightsReader) -> tuple[str, str]:
-        staged = reader.read(version, self.standby_buffers())
+        staged = self._read(version, reader)
         return staged, self.digest_standby(kind_of(staged))
 
+    def _read(self, version: int, reader: WeightsReader) -> str:
+        """A GPU copies out of the slot by itself, beside what it computes."""
+        buffers = self.standby_buffers()
+        if not has_own_memory(self._device) or self._landing is not None:
+            return reader.read(version, buffers)
+        reader.pin(pinned)
+        return reader.read(version, buffers, partial(copied_there, self._device))
+
     def standby_buffers(self) -> list[NamedBuffer]:
-        """Writable bytes of the set of weights that the next `swap` will serve."""
+        """Writable bytes of the set of weights that the next `swap` will serve; on a GPU tensors there."""
         self._settled = False
-        return list((self._landing or self._standby).buffers())
+        return (self._landing or self._standby).places()
 
     def load_standby(self, model_path: str) -> None:
         """Fill the standby weights from the safetensors files of a Hugging Face directory."""

@@ -18,7 +18,8 @@ from safetensors import safe_open
 
 from millrace.core.digest import MULTILINEAR, XXH3, NamedBuffer, digest_buffers, version_digest
 from millrace.core.errors import DataError
-from millrace.placement.device_digest import digests_on, tensor_digests
+from millrace.placement.device_digest import tensor_digests
+from millrace.placement.gpu import has_own_memory
 from millrace.rollout.architecture import Architecture
 
 Tensor = torch.Tensor
@@ -49,13 +50,9 @@ class Layer:
 
 
 class Parameters:
-    """Weights of `architecture` in `dtype` on `device`, uninitialised until loaded or pulled into.
-    `pinned`: in host memory that a GPU copies from by itself."""
+    """Weights of `architecture` in `dtype` on `device`, uninitialised until loaded or pulled into."""
 
-    def __init__(
-        self, architecture: Architecture, dtype: torch.dtype, device: torch.device, *, pinned: bool = False
-    ) -> None:
-        self._pinned = pinned
+    def __init__(self, architecture: Architecture, dtype: torch.dtype, device: torch.device) -> None:
         self._shapes, self._dtype, self._device = architecture.shapes, dtype, device
         views: dict[str, Tensor] = {}
         self._views = views
@@ -74,9 +71,19 @@ class Parameters:
         wanted = dtype or self._dtype
         return (_as_buffer(name, tensor.to("cpu", wanted)) for name, tensor in self.named.items())
 
+    def places(self) -> list[NamedBuffer]:
+        """Every tensor as bytes where it is, to be written. On a GPU `data` is a tensor of uint8."""
+        if not has_own_memory(self._device):
+            return list(self.buffers())
+        told = str(self._dtype).removeprefix("torch.")
+        return [
+            NamedBuffer(name, told, tuple(tensor.shape), tensor.view(-1).view(torch.uint8))
+            for name, tensor in self.named.items()
+        ]
+
     def digest(self, dtype: torch.dtype | None = None, kind: str = XXH3) -> str:
         """Of the tensors as `buffers` gives them. A GPU computes that kind which is made for it by itself."""
-        if kind != MULTILINEAR or not digests_on(self._device):
+        if kind != MULTILINEAR or not has_own_memory(self._device):
             return digest_buffers(self.buffers(dtype), kind)
         wanted = dtype or self._dtype
         digests = tensor_digests(tensor.to(wanted) for tensor in self.named.values())
@@ -157,7 +164,7 @@ class Parameters:
         """One tensor with the named ones one under another, and a view of each."""
         rows = [self._shapes[name][0] for name in names]
         shape = (sum(rows), *self._shapes[names[0]][1:])
-        fused = torch.zeros(shape, dtype=self._dtype, device=self._device, pin_memory=self._pinned)
+        fused = torch.zeros(shape, dtype=self._dtype, device=self._device)
         for name, view in zip(names, fused.split(rows), strict=True):
             self._views[name] = view
         return fused

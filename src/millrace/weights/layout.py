@@ -30,6 +30,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +75,8 @@ class Memory:
         first = start - slots * MANIFEST_BYTES
         self.manifests = [whole[first + i * MANIFEST_BYTES :][:MANIFEST_BYTES] for i in range(slots)]
         self.data = [whole[start + i * stride :][:slot_bytes] for i in range(slots)]
+        self._area = whole[start : start + slots * stride]
+        self._unpin: Callable[[], None] | None = None
 
     def sequence(self, slot: int) -> int:
         return int(self.records["sequence"][slot])
@@ -106,8 +109,17 @@ class Memory:
             for start in range(0, len(data), TOUCH_BYTES):
                 data[start : start + TOUCH_BYTES] = 0
 
+    def pin(self, register: Callable[[Bytes], Callable[[], None]]) -> None:
+        """Have the data area registered with a GPU, once. `register` returns what undoes it, at `close`."""
+        if self._unpin is None:
+            self._unpin = register(self._area)
+
     def close(self) -> None:
         """Let go of the mapping: the ring looks empty from here on. Idempotent."""
+        unpin, self._unpin = self._unpin, None
+        if unpin is not None:
+            unpin()
+        self._area = self._area[:0].copy()
         self.slots, self.data, self.manifests = 0, [], []
         self.records = self.records[:0].copy()
 

@@ -136,7 +136,7 @@ def compare(version: int, held: Sequence[NamedBuffer], into: Sequence[NamedBuffe
     for name in published.keys() & expected.keys():
         theirs, ours = published[name], expected[name]
         there = (theirs.dtype, tuple(theirs.shape), len(theirs.data))
-        here = (ours.dtype, tuple(ours.shape), len(bytes_of(ours)))
+        here = (ours.dtype, tuple(ours.shape), ours.data.nbytes)
         if there != here:
             faults.append(f"`{name}` is published as {_describe(*there)}, expected as {_describe(*here)}")
     if not faults and [tensor.name for tensor in held] != [tensor.name for tensor in into]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -21,7 +21,7 @@ from millrace.core.digest import (
 )
 from millrace.core.errors import TornVersionError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint
-from millrace.weights.layout import Memory, attach
+from millrace.weights.layout import Bytes, Memory, attach
 from millrace.weights.manifest import (
     bytes_of,
     check_sequence,
@@ -32,6 +32,13 @@ from millrace.weights.manifest import (
     read_manifest,
 )
 from millrace.weights.slots import check_room, fill_in, take_slot
+
+Copy = Callable[[Sequence[NamedBuffer], Sequence[NamedBuffer]], None]
+
+
+def _copy(held: Sequence[NamedBuffer], into: Sequence[NamedBuffer]) -> None:
+    for source, target in zip(held, into, strict=True):
+        np.copyto(bytes_of(target), source.data)
 
 
 def open_writer(endpoint: Endpoint) -> RingWriter:
@@ -127,6 +134,24 @@ class RingWriter:
         fill_in(self._memory, filling.slot, filling.version, encoded)
         return published_digest(whole)
 
+    def pin(self, register: Callable[[Bytes], Callable[[], None]]) -> None:
+        """So that a GPU copies into the slots by itself. See `Memory.pin`."""
+        self._memory.pin(register)
+
+    def places(
+        self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]
+    ) -> list[Bytes]:
+        """In place of `fill`, for who copies by itself: where in the slot each block's bytes go.
+
+        A block of whole rows has a place in one piece. Raises: TornVersionError: as `fill`.
+        """
+        specs, data = {spec.name: spec for spec in manifest}, self._memory.data[filling.slot]
+        self._hold(filling)
+        return [
+            placed(data, specs[block.name], block.start or (0,) * len(block.shape), block.shape)
+            for block in blocks
+        ]
+
     def close(self) -> None:
         """Let go of the mapping. Idempotent."""
         self._helper.shutdown()
@@ -155,11 +180,16 @@ class RingReader:
         """Complete versions, oldest first."""
         return self._memory.held()
 
-    def read(self, version: int, into: Sequence[NamedBuffer]) -> str:
+    def pin(self, register: Callable[[Bytes], Callable[[], None]]) -> None:
+        """So that a GPU copies from the slots by itself. See `Memory.pin`."""
+        self._memory.pin(register)
+
+    def read(self, version: int, into: Sequence[NamedBuffer], copy: Copy | None = None) -> str:
         """Copy every tensor of `version` into the writable buffers of `into`, in the manifest's order.
 
         After an error the buffers hold anything: nothing may be computed from them. The copy lets go of
-        the GIL, so a thread can pull while another decodes.
+        the GIL, so a thread can pull while another decodes. `copy`: for buffers that are not in this memory.
+        It gets the tensors in the slot and `into`, and has copied all when it returns.
 
         Returns:
             The digest under which it was staged; compare it with one taken of the buffers.
@@ -170,8 +200,7 @@ class RingReader:
         """
         with self.view(version) as (digest, held):
             compare(version, held, into)
-            for source, target in zip(held, into, strict=True):
-                np.copyto(bytes_of(target), source.data)
+            (copy or _copy)(held, into)
         return digest
 
     @contextmanager

@@ -1,0 +1,62 @@
+"""Slots that a GPU copies to and from: registered with it where it has one, and with a double here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import device_double
+import numpy as np
+import pytest
+import torch
+
+from millrace.core.digest import NamedBuffer
+from millrace.placement import pinned
+from millrace.weights.relay import Relay
+from millrace.weights.ring import open_reader, open_writer
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    return device_double.runtime(monkeypatch)
+
+
+@pytest.fixture
+def endpoint():
+    endpoint = asyncio.run(Relay("relay", 3).open(5000))
+    yield endpoint
+    os.close(int(endpoint.path.rsplit("/", 1)[1]))
+
+
+def test_the_slots_are_registered_once_and_until_the_end(runtime, endpoint):
+    writer, reader = open_writer(endpoint), open_reader(endpoint)
+    for one in (writer, reader, writer):
+        one.pin(pinned.pinned)
+    sizes = sorted(runtime.registered.values())
+    assert sizes == [(3 * 8192, 0), (3 * 8192, pinned.READ_ONLY)]
+    assert all(address % 4096 == 0 for address in runtime.registered)
+    writer.close()
+    assert [flags for _, flags in runtime.registered.values()] == [pinned.READ_ONLY]
+    reader.close()
+    reader.close()
+    assert not runtime.registered and not runtime.forgotten
+
+
+def test_slots_that_cannot_be_registered_are_told_once_and_used_all_the_same(runtime, endpoint):
+    runtime.code, reader = 2, open_reader(endpoint)
+    with pytest.warns(UserWarning, match=r"24576 bytes .*\(CUDA error 2\).* locked memory") as told:
+        reader.pin(pinned.pinned)
+        reader.pin(pinned.pinned)
+    assert len(told) == 1 and runtime.forgotten == 1
+    assert reader.held() == []
+    reader.close()
+
+
+def test_bytes_that_are_only_read_are_copied_without_a_word():
+    source = np.arange(100, dtype=np.uint8)
+    source.flags.writeable = False
+    target = torch.zeros(100, dtype=torch.uint8)
+    buffers = [NamedBuffer("a", "uint8", (100,), data) for data in (source, target)]
+    none = [NamedBuffer("b", "uint8", (0,), data) for data in (source[:0], target[:0])]
+    pinned.copied_there(torch.device("cpu"), [buffers[0], none[0]], [buffers[1], none[1]])
+    assert torch.equal(target, torch.arange(100, dtype=torch.uint8))
