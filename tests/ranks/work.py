@@ -96,6 +96,9 @@ WAYS: dict[str, Way] = {
         trainer_of(path, ranks, algorithm=whole_sequences()), batch_of()
     ),
     "weights after three steps": lambda path, ranks: three_steps(path, ranks)[0],
+    "several steps a batch": lambda path, ranks: three_steps(
+        path, ranks, algorithm=GRPO(normalize="sequence"), minibatches=2, epochs=2
+    )[0],
     "by sequence in float64": lambda path, ranks: gradient(
         in_double(trainer_of(path, ranks, algorithm=whole_sequences(), dtype=torch.float64)), batch_of()
     ),
@@ -141,8 +144,8 @@ def against_a_reference(path: Path, ranks: Ranks) -> torch.Tensor:
     return found
 
 
-def three_steps(path: Path, ranks: Ranks) -> tuple[torch.Tensor, Any]:
-    trainer = trainer_of(path, ranks, optimizer=Optimizer(lr=1e-3, grad_clip=0.1))
+def three_steps(path: Path, ranks: Ranks, **changes: Any) -> tuple[torch.Tensor, Any]:
+    trainer = trainer_of(path, ranks, optimizer=Optimizer(lr=1e-3, grad_clip=0.1), **changes)
     with tempfile.TemporaryDirectory() as directory:
         results = [trainer.step(batch_of(version=v), quarantine=Path(directory)) for v in range(3)]
     return flat(trainer.model.parameters()), results[-1]

@@ -23,7 +23,7 @@ from millrace.core.types import Batch
 from millrace.trainer.flat_batch import flatten
 from millrace.trainer.model import recompute_layers, row_logprobs
 from millrace.trainer.packing import pack
-from millrace.trainer.trainer import SAVED_MAX, save_rejected
+from millrace.trainer.rejected import SAVED_MAX, save_rejected
 
 
 def replaced(batch, **changes):

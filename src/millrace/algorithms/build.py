@@ -20,6 +20,7 @@ from millrace.config.training import AIPO, GRPO, DrGRPO, FunctionAlgorithm
 from millrace.core.errors import ConfigError
 
 Advantages = NDArray[Any] | Sequence[NDArray[Any]]
+Proximal = Literal["recompute", "interpolate"]
 Normalize = Literal["sequence", "token", "max_tokens"]
 
 
@@ -35,6 +36,8 @@ class Algorithm:
     needs_reference  the objective looks at `reference_N`
     trained          a `Group` -> (G,) which of its trajectories are trained; None: all. The others are
                      masked, and count nowhere but in the group that `advantages` is given
+    proximal         where a batch gets several optimizer steps: "recompute", a forward pass at its beginning
+                     finds `proximal_N`; "interpolate", it lies between `behavior_N` and `fixed_N`
     """
 
     advantages: Callable[[Group], Advantages]
@@ -43,6 +46,7 @@ class Algorithm:
     weight_cap: float | None = None
     needs_reference: bool = False
     trained: Callable[[Group], NDArray[np.bool_]] | None = None
+    proximal: Proximal = "recompute"
 
 
 def build(config: training.Algorithm) -> Algorithm:

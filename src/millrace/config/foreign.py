@@ -59,6 +59,12 @@ FOREIGN = {
             "vllm_importance_sampling_clip_max vllm_importance_sampling_cap rollout_is_threshold "
             "tis_imp_ratio_cap is_correction_threshold tis_clip"
         ),
+        "batch.epochs": "ppo_epochs num_iterations update_epochs num_ppo_epochs",
+        "batch.minibatches": "steps_per_generation ppo_n_minibatches num_mini_batches num_minibatches",
+        "optimizer.kind": "optim optimizer_type",
+        "optimizer.decay": "lr_scheduler_type lr_scheduler warmup_style lr_decay_style scheduler_type",
+        "optimizer.decay_steps": "lr_decay_steps lr_decay_iters",
+        "optimizer.lr_end": "min_lr_ratio min_lr min_lr_rate",
         "optimizer.lr": "learning_rate actor_learning_rate",
         "optimizer.betas": "adam_beta1 adam_beta2 adam_betas beta1 beta2 betas1 betas2",
         "optimizer.eps": "adam_epsilon",

@@ -82,6 +82,16 @@ class Config(Section):
                 f"`sampling.max_tokens` ({self.sampling.max_tokens}) leaves no room for a prompt in "
                 f"`rollout.max_sequence_tokens` ({self.rollout.max_sequence_tokens})"
             )
+        if self.batch.minibatches > self.batch.prompts:
+            raise ValueError(
+                f"`batch.minibatches` ({self.batch.minibatches}) must be at most `batch.prompts` "
+                f"({self.batch.prompts}): a part has whole groups"
+            )
+        if self.optimizer.kind == "muon" and (self.trainer.ranks > 1 or self.trainer.offload):
+            raise ValueError(
+                '`optimizer.kind` ("muon") needs whole matrices: a trainer of one rank, not '
+                f"{self.trainer.ranks}, and without `trainer.offload`"
+            )
         if self.reward.kind == "gym" and self.task.kind != "gym":
             raise ValueError('`reward.kind` "gym" needs `task.kind` "gym": use "exact", "math" or "function"')
         if self.reward.kind in ("exact", "math") and self.task.kind != "gym" and self.task.answer is None:

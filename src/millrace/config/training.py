@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from millrace.config.section import COUNT_MAX, Count, CountOrZero, Decay, Section
 
@@ -43,11 +43,16 @@ class Trainer(Section):
 
 class BatchShape(Section):
     prompts: Count = 8
-    """Groups per optimizer step."""
+    """Groups per version."""
     group_size: int = Field(default=8, ge=2, le=COUNT_MAX)
     """Trajectories per group."""
     token_budget: int = Field(default=8192, ge=64, le=COUNT_MAX)
     """Tokens per packed micro-batch in the trainer. The budget changes speed and memory, never a gradient."""
+    minibatches: int = Field(default=1, ge=1, le=4096)
+    """Parts of a batch, of whole groups. Each gets an optimizer step of its own, and all together make one
+    version. With several steps the clip of an algorithm acts."""
+    epochs: int = Field(default=1, ge=1, le=100)
+    """How often a batch is gone through before the version is published."""
 
 
 class GRPO(Section):
@@ -94,18 +99,46 @@ Algorithm = Annotated[GRPO | DrGRPO | AIPO | FunctionAlgorithm, Field(discrimina
 
 
 class Optimizer(Section):
+    kind: Literal["adamw", "muon"] = "adamw"
+    """`"muon"`: for the matrices of the layers, with AdamW for the rest. One rank only."""
     lr: float = Field(default=1e-6, ge=0, le=1)
-    """Learning rate, constant after the warm-up. 0 trains nothing and is for measurements only."""
+    """Learning rate after the warm-up. 0 trains nothing and is for measurements only."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls after the warm-up, until version `decay_steps`."""
+    decay_steps: Count | None = None
+    """The version from which the rate is `lr` x `lr_end`. It is not `steps`, which may grow on a resume.
+    `"none"`: the rate stays."""
+    lr_end: float = Field(default=0.0, ge=0, le=1)
+    """The last learning rate, as a fraction of `lr`."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     """AdamW's decay of the first and of the second moment."""
     eps: float = Field(default=1e-8, ge=1e-30, le=1)
     """AdamW's epsilon."""
     weight_decay: float = Field(default=0.0, ge=0, le=1)
-    """Decoupled weight decay, on every parameter."""
+    """Decoupled weight decay, on matrices. Norms and biases have none."""
     warmup_steps: CountOrZero = 0
-    """Optimizer steps over which the learning rate rises linearly."""
+    """Versions over which the learning rate rises linearly."""
     grad_clip: float | None = Field(default=1.0, ge=1e-6, le=1e6)
     """Largest global gradient norm. `"none"`: no clipping."""
     states: Literal["float32", "8bit"] = "float32"
     """AdamW's moments: 8 bytes a parameter, or 2 with `"8bit"` (extra `millrace[torchao]`, one rank). Master
     weights and gradients stay float32."""
+
+    @model_validator(mode="after")
+    def _falls(self) -> Optimizer:
+        if (self.decay == "constant") != (self.decay_steps is None):
+            steps = '"none"' if self.decay_steps is None else self.decay_steps
+            raise ValueError(
+                f'`optimizer.decay` ("{self.decay}") and `optimizer.decay_steps` ({steps}) belong together.\n'
+                "  Set both, or neither"
+            )
+        if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
+            raise ValueError(
+                f"`optimizer.decay_steps` ({self.decay_steps}) must be more than `optimizer.warmup_steps` "
+                f"({self.warmup_steps}): the rate rises before it falls"
+            )
+        if self.kind == "muon" and self.states != "float32":
+            raise ValueError(
+                f'`optimizer.states` ("{self.states}") is for `optimizer.kind` "adamw", and it is "muon"'
+            )
+        return self

@@ -21,14 +21,23 @@ def make_adamw(parameters: Iterable[torch.nn.Parameter], config: Optimizer) -> t
     """
     held: list[Any] = list(parameters)
     options: dict[str, Any] = config.model_dump(include={"lr", "betas", "eps", "weight_decay"})
+    groups = _groups(held) if config.weight_decay else held
     if config.states == "float32":
-        return torch.optim.AdamW(held, **options, fused=True)
+        return torch.optim.AdamW(groups, **options, fused=True)
     with boundary("trainer", '`optimizer.states` ("8bit"): import torchao', ConfigError):
         from torchao.optim import AdamW8bit
-    optimizer: torch.optim.Optimizer = AdamW8bit(held, **options)
+    optimizer: torch.optim.Optimizer = AdamW8bit(groups, **options)
     if not held[0].is_cuda:  # to compile it for a CPU takes minutes
         optimizer.step = torch.compiler.set_stance("force_eager")(optimizer.step)  # type: ignore[method-assign]
     return optimizer
+
+
+def _groups(parameters: list[Any]) -> list[dict[str, Any]]:
+    """Norms and biases have no weight decay: it would pull scales to 0, and they are few."""
+    decayed = [parameter for parameter in parameters if parameter.ndim > 1]
+    others = [parameter for parameter in parameters if parameter.ndim <= 1]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
 def taken_apart(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:

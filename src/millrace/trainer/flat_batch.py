@@ -23,7 +23,9 @@ from millrace.trainer.reduction import token_weights
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
-    trees: list[Tree]
+    """`parts`: the trees of each optimizer step."""
+
+    parts: list[list[Tree]]
     behavior_C: NDArray[np.float32]
     advantages_C: NDArray[np.float64]
     weights_C: NDArray[np.float64]
@@ -31,11 +33,21 @@ class FlatBatch:
     after_swap_C: NDArray[np.bool_]  # sampled after its replica went on to another version
     sequence_C: NDArray[np.int64]  # index of its sequence
     trained_S: NDArray[np.int64]  # trained tokens of a sequence
+    proximal_C: NDArray[
+        np.float64
+    ]  # log-probs under the policy at the batch's beginning, once they are known
     num_trained: int
 
+    @property
+    def trees(self) -> list[Tree]:
+        """Of the whole batch."""
+        return [tree for part in self.parts for tree in part]
 
-def flatten(batch: Batch, algorithm: Algorithm, *, max_tokens: int) -> FlatBatch:
-    """Raises DataError: no trained token at all, a mask of another length than its tokens, a token from
+
+def flatten(batch: Batch, algorithm: Algorithm, *, max_tokens: int, minibatches: int = 1) -> FlatBatch:
+    """Groups stay whole and in order; each of `minibatches` parts has weights of its own.
+
+    Raises DataError: no trained token at all, a mask of another length than its tokens, a token from
     the future, a log-prob that is not finite, or what is no group or no advantage.
     TrainingError: tokens that could be trained, and `Algorithm.trained` keeps none of them."""
     sequences = [sequence for group in batch.groups for sequence in group.sequences]
@@ -48,19 +60,35 @@ def flatten(batch: Batch, algorithm: Algorithm, *, max_tokens: int) -> FlatBatch
     trained_S = np.asarray([mask.sum() for mask in masks])
     if not trained_S.any():
         raise TrainingError("the algorithm keeps no trajectory of the batch to train on")
-    weights = token_weights(masks, algorithm.normalize, max_tokens=max_tokens)
+    cuts = _cuts([len(group.sequences) for group in batch.groups], minibatches)
+    weights = [
+        weight
+        for _, own in cuts
+        for weight in token_weights(masks[own], algorithm.normalize, max_tokens=max_tokens)
+    ]
+    trees = _trees(batch, masks)
+    behavior_C = np.concatenate([np.asarray(s.columns.logprobs) for s in sequences])
     lengths = [len(mask) for mask in masks]
     return FlatBatch(
-        trees=_trees(batch, masks),
-        behavior_C=np.concatenate([np.asarray(s.columns.logprobs) for s in sequences]),
+        parts=[trees[groups] for groups, own in cuts if trained_S[own].any()],
+        behavior_C=behavior_C,
         advantages_C=np.concatenate(advantages),
         weights_C=np.concatenate(weights),
         staleness_C=batch.version - np.concatenate([_versions(s) for s in sequences]),
         after_swap_C=np.concatenate([_versions(s) != s.columns.version_first for s in sequences]),
         sequence_C=np.repeat(np.arange(len(masks)), lengths),
         trained_S=trained_S,
+        proximal_C=np.full(len(behavior_C), np.nan),
         num_trained=int(trained_S.sum()),
     )
+
+
+def _cuts(sizes: list[int], count: int) -> list[tuple[slice, slice]]:
+    """Groups in `count` parts as equal as can be, at most one each: which groups, and which sequences."""
+    count = min(count, len(sizes))
+    begins = [len(sizes) * i // count for i in range(count + 1)]
+    first = [sum(sizes[:begin]) for begin in begins]
+    return [(slice(begins[i], begins[i + 1]), slice(first[i], first[i + 1])) for i in range(count)]
 
 
 def _judged(

@@ -43,14 +43,16 @@ class TokenStatistics:
     def add(
         self,
         logprobs: TokenLogprobs,
+        before_N: torch.Tensor,
         entropy_N: torch.Tensor,
         staleness_N: NDArray[np.int64],
         after_swap_N: NDArray[np.bool_],
     ) -> None:
-        self._entropy.append(entropy_N)
-        self._log_ratio.append(logprobs.fixed_N - logprobs.behavior_N)
+        """`before_N`: log-probs under the weights at the batch's beginning."""
+        self._entropy.append(entropy_N.detach())
+        self._log_ratio.append(before_N - logprobs.behavior_N)
         if logprobs.reference_N is not None:
-            self._reference.append(logprobs.fixed_N - logprobs.reference_N)
+            self._reference.append(before_N - logprobs.reference_N)
         self._staleness.append(staleness_N)
         self._after_swap.append(after_swap_N)
 

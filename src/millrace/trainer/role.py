@@ -256,6 +256,8 @@ def _policy_trainer(config: Config, device: torch.device, ranks: Ranks) -> Polic
         temperature=config.sampling.temperature,
         dtype=computing_dtype(_dtype(config), device),
         published=_dtype(config),
+        minibatches=config.batch.minibatches,
+        epochs=config.batch.epochs,
     )
     return PolicyTrainer(model, algorithm, settings, reference=reference, ranks=ranks)
 

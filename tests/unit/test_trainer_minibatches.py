@@ -1,0 +1,165 @@
+"""Several optimizer steps for one batch: one anchor, one version, all or nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from trainer_doubles import make_batch, make_trainer, sequence_logprobs, tiny_model, weights_of
+
+from millrace.algorithms import build
+from millrace.algorithms.proximal import interpolated
+from millrace.config.training import GRPO, Optimizer
+from millrace.core.errors import TrainingError, WeightsError
+from millrace.core.types import Batch
+from millrace.trainer.flat_batch import flatten
+
+LR = Optimizer(lr=3e-3, grad_clip=None, eps=1e-5)  # so large an eps that rounding is not divided by itself
+
+
+def stepped(tmp_path, algorithm=None, batch=None, **changes):
+    trainer = make_trainer(algorithm, optimizer=LR, **changes)
+    result = trainer.step(batch or make_batch(groups=4), quarantine=tmp_path)
+    assert trainer.version == result.version == 1
+    return weights_of(trainer), result
+
+
+def apart(ones, others):
+    return max((one - other).abs().max().item() for one, other in zip(ones, others, strict=True))
+
+
+def logprobs_of(model, batch):
+    return [
+        sequence_logprobs(model, group.prompt, s.columns.tokens.tolist())
+        for group in batch.groups
+        for s in group.sequences
+    ]
+
+
+def plain_loss(batch, current, proximal):
+    """GRPO of one part of a batch, written out."""
+    rewards = np.concatenate(
+        [
+            (lambda r: (r - r.mean()) / (r.std() + 1e-6))(np.array([s.reward for s in group.sequences]))
+            for group in batch.groups
+        ]
+    )
+    sequences = [s for group in batch.groups for s in group.sequences]
+    total, count = torch.zeros(()), 0
+    for a, s, now, anchor in zip(rewards, sequences, current, proximal, strict=True):
+        u, mask = (now - anchor).exp(), torch.tensor(s.mask)
+        w = (anchor - torch.tensor(s.columns.logprobs.tolist())).exp().clamp(max=2.0)
+        total = total - (w * torch.minimum(u * a, u.clamp(0.8, 1.2) * a) * mask).sum()
+        count += int(mask.sum())
+    return total / count
+
+
+@pytest.mark.parametrize(("minibatches", "epochs"), [(2, 1), (1, 3), (2, 2)])
+def test_the_steps_are_those_of_a_plain_loop_with_one_anchor(minibatches, epochs, tmp_path):
+    batch = make_batch(groups=4)
+    found, result = stepped(tmp_path, batch=batch, minibatches=minibatches, epochs=epochs, token_budget=60)
+    plain = tiny_model(attention="eager")
+    adam = torch.optim.AdamW(plain.parameters(), lr=LR.lr, betas=LR.betas, eps=LR.eps, weight_decay=0)
+    size = len(batch.groups) // minibatches
+    parts = [Batch(0, batch.groups[i : i + size]) for i in range(0, len(batch.groups), size)]
+    with torch.no_grad():
+        anchors = [logprobs_of(plain, part) for part in parts]
+    for _ in range(epochs):
+        for part, anchor in zip(parts, anchors, strict=True):
+            adam.zero_grad()
+            plain_loss(part, logprobs_of(plain, part), anchor).backward()
+            adam.step()
+    assert apart(found, plain.parameters()) < 1e-5
+    assert result.metrics["updates"] == minibatches * epochs
+
+
+def test_the_clip_acts_from_the_second_step_on(tmp_path):
+    tight, wide = GRPO(clip_low=1e-3, clip_high=1e-3), GRPO(clip_low=0.9, clip_high=10.0)
+    one, other = (stepped(tmp_path, algorithm)[0] for algorithm in (tight, wide))
+    assert apart(one, other) == 0.0
+    one, other = (stepped(tmp_path, algorithm, epochs=2)[0] for algorithm in (tight, wide))
+    assert apart(one, other) > 1e-4
+
+
+def test_the_token_budget_changes_no_step(tmp_path):
+    whole, _ = stepped(tmp_path, minibatches=2, epochs=2)
+    rows, _ = stepped(tmp_path, minibatches=2, epochs=2, token_budget=40)
+    assert apart(whole, rows) < 1e-5
+
+
+def test_the_same_batch_and_weights_give_the_same_bits(tmp_path):
+    one, other = (stepped(tmp_path, minibatches=2, epochs=2) for _ in range(2))
+    assert apart(one[0], other[0]) == 0.0
+    assert one[1].metrics == other[1].metrics
+    assert one[1].logprob_gap == other[1].logprob_gap
+
+
+def test_what_is_told_of_a_batch_is_measured_before_its_first_update(tmp_path):
+    _, one = stepped(tmp_path)
+    _, several = stepped(tmp_path, minibatches=2, epochs=2)
+    for age, told in one.logprob_gap.items():
+        assert several.logprob_gap[age] == pytest.approx(told, rel=1e-4)
+    assert several.metrics["importance_max"] == pytest.approx(one.metrics["importance_max"], rel=1e-4)
+
+
+def failing(trainer, update):
+    """The gradient is not finite in that update."""
+    seen = []
+
+    def spoil(gradient):
+        seen.append(len(seen))
+        return gradient * (math.inf if len(seen) > update else 1.0)
+
+    trainer.model.get_input_embeddings().weight.register_hook(spoil)
+    return trainer
+
+
+def test_what_fails_before_the_first_update_changes_nothing(tmp_path):
+    trainer = failing(make_trainer(minibatches=2), 0)
+    before = weights_of(trainer)
+    with pytest.raises(TrainingError, match="step 0 -> 1: the gradient norm is"):
+        trainer.step(make_batch(), quarantine=tmp_path)
+    assert apart(before, weights_of(trainer)) == 0.0
+    assert trainer.version == 0
+
+
+def test_what_fails_after_an_update_loses_the_weights(tmp_path):
+    trainer = failing(make_trainer(minibatches=2), 1)
+    with pytest.raises(WeightsError, match=r"after 1 of its updates: the weights are lost"):
+        trainer.step(make_batch(), quarantine=tmp_path)
+    assert trainer.version == 0
+
+
+def test_each_part_has_whole_groups_and_weights_of_its_own():
+    batch = make_batch(groups=5)
+    flat = flatten(batch, build(GRPO()), max_tokens=24, minibatches=2)
+    assert [len(part) for part in flat.parts] == [2, 3]
+    first = sum(len(s.columns) for group in batch.groups[:2] for s in group.sequences)
+    assert flat.weights_C[:first].sum() == pytest.approx(1.0)
+    assert flat.weights_C[first:].sum() == pytest.approx(1.0)
+    assert len(flatten(batch, build(GRPO()), max_tokens=24, minibatches=9).parts) == 5
+
+
+def test_a_part_without_a_trained_token_makes_no_step(tmp_path):
+    batch = make_batch(groups=2)
+    masked = [msgspec.structs.replace(s, mask=[False] * len(s.columns)) for s in batch.groups[0].sequences]
+    batch = Batch(0, [msgspec.structs.replace(batch.groups[0], sequences=masked), batch.groups[1]])
+    assert stepped(tmp_path, batch=batch, minibatches=2)[1].metrics["updates"] == 1
+
+
+def test_an_interpolated_anchor_worked_by_hand():
+    # Half of the steps are made. A token of age 0: the policy that sampled; of age 1: two thirds of the way
+    found = interpolated(np.array([-1.0, -1.0]), np.array([-4.0, -4.0]), np.array([0.0, 1.0]), 0.5)
+    np.testing.assert_allclose(found, [-4.0, -2.0])
+
+
+def test_an_interpolated_anchor_needs_no_pass_and_makes_other_steps(tmp_path):
+    interpolating = replace(build(GRPO()), proximal="interpolate")
+    trainer = make_trainer(interpolating, optimizer=LR, epochs=2)
+    trainer._logprobs = None
+    trainer.step(make_batch(groups=4), quarantine=tmp_path)
+    assert apart(weights_of(trainer), stepped(tmp_path, epochs=2)[0]) > 1e-5

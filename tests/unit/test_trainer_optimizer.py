@@ -1,0 +1,89 @@
+"""The learning rate by version, weight decay by kind of parameter, and Muon."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pydantic import ValidationError
+from trainer_doubles import make_batch, make_trainer, save_checkpoint, weights_of
+
+from millrace.config.training import Optimizer
+from millrace.core.errors import ConfigError
+from millrace.trainer import optimizer
+from millrace.trainer.checkpoint import load_checkpoint
+from millrace.trainer.learning_rate import learning_rate
+
+MUON = Optimizer(kind="muon", lr=1e-3)
+
+
+def rates(config, count):
+    return [learning_rate(config, version) for version in range(count)]
+
+
+def test_a_linear_rate_worked_by_hand():
+    config = Optimizer(lr=0.8, warmup_steps=2, decay="linear", decay_steps=6, lr_end=0.5)
+    assert rates(config, 8) == pytest.approx([0.4, 0.8, 0.8, 0.7, 0.6, 0.5, 0.4, 0.4])
+
+
+def test_a_cosine_rate_worked_by_hand():
+    config = Optimizer(lr=1.0, decay="cosine", decay_steps=4)
+    root = 2**0.5
+    assert rates(config, 6) == pytest.approx([1.0, (2 + root) / 4, 0.5, (2 - root) / 4, 0.0, 0.0])
+
+
+def test_a_constant_rate_stays():
+    assert rates(Optimizer(lr=0.3, warmup_steps=3), 5) == pytest.approx([0.1, 0.2, 0.3, 0.3, 0.3])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"decay": "linear"},
+        {"decay_steps": 10},
+        {"decay": "cosine", "decay_steps": 5, "warmup_steps": 5},
+        {"kind": "muon", "states": "8bit"},
+    ],
+)
+def test_settings_that_do_not_belong_together_are_refused_by_name(changes):
+    with pytest.raises(ValidationError, match=r"`optimizer\.\w+` \("):
+        Optimizer(**changes)
+
+
+def test_norms_and_biases_have_no_weight_decay(tmp_path):
+    plain = make_trainer(optimizer=Optimizer(lr=1e-3))
+    decayed = make_trainer(optimizer=Optimizer(lr=1e-3, weight_decay=0.5))
+    for trainer in (plain, decayed):
+        trainer.step(make_batch(), quarantine=tmp_path)
+    for one, other in zip(weights_of(plain), weights_of(decayed), strict=True):
+        assert torch.equal(one, other) == (one.ndim == 1)
+
+
+def test_muon_moves_matrices_by_orthogonal_updates_and_adamw_the_rest(tmp_path):
+    adam, muon = (make_trainer(optimizer=config) for config in (Optimizer(lr=1e-3), MUON))
+    before = weights_of(muon)
+    for trainer in (adam, muon):
+        trainer.step(make_batch(), quarantine=tmp_path)
+    for (name, _), old, one, other in zip(
+        muon.model.named_parameters(), before, weights_of(adam), weights_of(muon), strict=True
+    ):
+        if ".layers." in name and old.ndim == 2:
+            sizes = torch.linalg.svdvals((other - old).float())
+            assert sizes.max() < 2 * sizes.median(), name
+        else:
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_a_checkpoint_of_muon_goes_on_as_without_it(tmp_path):
+    trainer, other = make_trainer(optimizer=MUON), make_trainer(optimizer=MUON)
+    trainer.step(make_batch(0), quarantine=tmp_path)
+    load_checkpoint(other, save_checkpoint(trainer, tmp_path))
+    for each in (trainer, other):
+        each.step(make_batch(1), quarantine=tmp_path)
+    for one, two in zip(weights_of(trainer), weights_of(other), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_a_torch_without_muon_is_refused_by_name(monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(ConfigError, match=r'`optimizer.kind` \("muon"\): torch .* has no torch.optim.Muon'):
+        optimizer.make_optimizer(make_trainer().model, MUON)
