@@ -152,7 +152,7 @@ def said(config: dict[str, Any]) -> tuple[int, int]:
     from millrace.config.schema import Config
     from millrace.session.compose import place
 
-    placed = place(Config.model_validate(config))
+    placed = place(Config.model_validate(config)).main
     return placed.rank_peak_bytes, placed.needs.num_parameters
 
 

@@ -17,6 +17,7 @@ from millrace.config.freeze import NOT_KEPT, record, restore
 from millrace.config.schema import Config
 from millrace.core.events import Event, Events
 from millrace.observe.sinks import open_sinks, refuse_unusable
+from millrace.placement.hosts import lay_out
 from millrace.placement.momentary import Momentary
 from millrace.placement.needs import MemoryNeed, Needs
 from millrace.session import compose
@@ -75,7 +76,7 @@ def test_a_run_that_is_resumed_without_the_url_warns_that_nobody_is_told(tmp_pat
 
 
 def test_no_worker_gets_the_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    placed = compose.assign(config_for(None), compose.read_host(), _needs())
+    placed = lay_out(config_for(None), [compose.read_host()], _needs())
     monkeypatch.setattr(compose, "place", lambda config: placed)
     fleet = compose.fleet(config_for("https://hooks.example.org/services/SECRET"), RunDirectory(tmp_path))
     assert "SECRET" not in repr(fleet)

@@ -12,7 +12,9 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from millrace.config.runtime import LocalHosts, RayCluster
 from millrace.config.schema import Config
+from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host
 from millrace.placement.assign import CONTEXT_BYTES
 from millrace.placement.device import torch_device
@@ -92,3 +94,28 @@ def test_a_share_of_a_gpu_bounds_what_torch_hands_out(monkeypatch: pytest.Monkey
     assert torch_device("cuda", 0.25).type == "cuda"
     assert torch_device("cuda").type == "cuda"
     assert bounds == [0.25 - CONTEXT_BYTES / (80 * GB)]
+
+
+def test_relays_of_several_hosts_get_an_address_and_one_secret_that_no_configuration_has(
+    tmp_path: Path, configured: Callable[[dict[str, Any]], Config]
+) -> None:
+    alone = compose.fleet(configured({}), RunDirectory(tmp_path))
+    assert [relay.name for relay in alone.relays] == ["relay"]
+    assert alone.relays[0].kwargs.keys() == {"name", "slots"}
+    config = configured({"replicas": 2}).model_copy(update={"runtime": LocalHosts(hosts=2)})
+    fleets = [compose.fleet(config, RunDirectory(tmp_path)) for _ in range(2)]
+    for fleet in fleets:
+        assert [relay.name for relay in fleet.relays] == ["relay-played", "relay-host-1"]
+        assert {relay.kwargs["address"] for relay in fleet.relays} == {"127.0.0.1"}
+        assert set(fleet.hosts.values()) <= {"played", "host-1"}
+    secrets = {relay.kwargs["secret"] for fleet in fleets for relay in fleet.relays}
+    assert len(secrets) == 2, "each session has its own"
+    assert not any(secret in repr(spec.kwargs["config"]) for secret in secrets for spec in fleet.environments)
+
+
+def test_a_runtime_that_is_not_there_is_refused_by_its_name(
+    configured: Callable[[dict[str, Any]], Config],
+) -> None:
+    config = configured({}).model_copy(update={"runtime": RayCluster(address="10.0.0.1:6379")})
+    with pytest.raises(ConfigError, match=r"runtime.kind.*ray"):
+        compose.place(config)

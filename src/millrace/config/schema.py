@@ -10,6 +10,7 @@ from pydantic import model_validator
 from millrace.config.environment import Reward, Task
 from millrace.config.generation import Rollout, SamplingConfig
 from millrace.config.operation import Checkpoints, Observe, Supervision, Weights
+from millrace.config.runtime import LocalHosts, Runtime
 from millrace.config.schedules import (
     RLAX,
     AReaL,
@@ -42,6 +43,7 @@ class Config(Section):
     schedule: Schedule = Millrace()
     rollout: Rollout = Rollout()
     weights: Weights = Weights()
+    runtime: Runtime = LocalHosts()
     supervision: Supervision = Supervision()
     checkpoints: Checkpoints = Checkpoints()
     observe: Observe = Observe()

@@ -57,6 +57,7 @@ class Host(msgspec.Struct, frozen=True):
 
     `memory_bytes` is the host's, or the control group's limit if that is less; shared memory is taken from
     it too (the relay's has no other limit: it is a memfd). `free_bytes` is what can be had at this moment.
+    `address`: where other hosts reach it; empty: there are none.
     """
 
     name: str
@@ -64,3 +65,4 @@ class Host(msgspec.Struct, frozen=True):
     memory_bytes: int
     free_bytes: int
     gpus: tuple[Gpu, ...] = ()
+    address: str = ""

@@ -17,7 +17,9 @@ host's memory has left once all processes have theirs, and never more than can b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
@@ -49,12 +51,20 @@ class Placement:
     replicas: tuple[Place, ...]
     relay_slots: int
     relay_slots_max: int
+    trains: bool = True
+
+    def at(self, name: str) -> Placement:
+        """With the host's name in every place."""
+        places = (self.trainer, self.relay, *self.replicas)
+        trainer, relay, *replicas = (msgspec.structs.replace(place, host=name) for place in places)
+        return replace(self, trainer=trainer, relay=relay, replicas=tuple(replicas))
 
     @property
     def workers(self) -> list[tuple[str, Place, MemoryNeed]]:
-        """Those that compute: the trainer first."""
+        """Those that compute: the trainer first, if it is here."""
         replicas = [(f"replica-{i}", place, self.needs.replica) for i, place in enumerate(self.replicas)]
-        return [("the trainer", self.trainer, self.needs.trainer), *replicas]
+        trainer = ("the trainer", self.trainer, self.needs.trainer)
+        return [trainer, *replicas] if self.trains else replicas
 
     @property
     def relay_bytes(self) -> int:
@@ -83,8 +93,8 @@ def uses_gpus(config: Config, host: Host) -> bool:
     return config.model.device != "cpu" and bool(host.gpus)
 
 
-def assign(config: Config, host: Host, needs: Needs) -> Placement:
-    """Places for all workers of `config` on `host`.
+def assign(config: Config, host: Host, needs: Needs, *, trains: bool = True) -> Placement:
+    """Places for all workers of `config` on `host`. Not `trains`: for its replicas and a relay alone.
 
     Raises: ConfigError: the host's memory, or a GPU's, is too small for what the run keeps there.
     """
@@ -92,7 +102,8 @@ def assign(config: Config, host: Host, needs: Needs) -> Placement:
     here = 0 if config.rollout.servers else replicas  # what a server computes with is not the run's
     gpus: list[tuple[int, ...]] = [()] * (replicas + 1)
     if on_gpu:
-        gpus[: here + 1] = devices_of(here, len(host.gpus), config.rollout.tensor, ranks=config.trainer.ranks)
+        on_them = config.trainer.ranks if trains else 0
+        gpus[: here + 1] = devices_of(here, len(host.gpus), config.rollout.tensor, ranks=on_them)
     places = []
     for worker, used in enumerate(gpus):
         python = config.rollout.python if worker else None
@@ -109,6 +120,7 @@ def assign(config: Config, host: Host, needs: Needs) -> Placement:
         replicas=tuple(places[1:]),
         relay_slots=relay_slots(config, host, needs),
         relay_slots_max=config.relay_slots,
+        trains=trains,
     )
     if on_gpu:
         _check_gpus(config, placement)

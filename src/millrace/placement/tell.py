@@ -7,8 +7,35 @@ from collections.abc import Iterator
 from millrace.config.schema import Config
 from millrace.core.placement import Gpu, Place
 from millrace.placement.assign import CONTEXT_BYTES, TIGHT, Placement, size
+from millrace.placement.hosts import Layout
 from millrace.placement.momentary import Momentary
 from millrace.placement.needs import MemoryNeed
+
+
+def tables(layout: Layout) -> dict[str, str]:
+    """`table`; with several hosts one for each, which begins with who is there."""
+    if len(layout.placements) == 1:
+        return table(layout.main)
+    rows = {}
+    for placed in layout.placements:
+        name, num = placed.host.name, len(placed.replicas)
+        there = f"{'the trainer, ' if placed.trains else ''}a relay, {num} replica{'' if num == 1 else 's'}"
+        rows[name] = there
+        rows |= {f"{name}: {key}": value for key, value in table(placed).items() if _concerns(placed, key)}
+    return rows
+
+
+def _concerns(placed: Placement, key: str) -> bool:
+    absent = () if placed.trains else ("the trainer", "a rank", "a micro-batch")
+    return not key.startswith((*absent, *(() if placed.replicas else ("a replica", "a step"))))
+
+
+def tight(layout: Layout, config: Config) -> Iterator[str]:
+    """The `warnings` of every host."""
+    several = len(layout.placements) > 1
+    for placed in layout.placements:
+        for warning in warnings(placed, config):
+            yield f"{placed.host.name}: {warning}" if several else warning
 
 
 def table(placement: Placement) -> dict[str, str]:

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
+from secrets import token_hex
 from typing import Any
 
 from msgspec.structs import replace
@@ -28,7 +29,8 @@ from millrace.observe.parts import parts
 from millrace.observe.readers import LostReaders
 from millrace.observe.sinks import open_sinks
 from millrace.observe.summary import Summary
-from millrace.placement.assign import Placement, assign, uses_gpus
+from millrace.placement.assign import Placement
+from millrace.placement.hosts import Layout, computes_on_gpus, lay_out
 from millrace.placement.inventory import read_host
 from millrace.placement.needs import read_needs
 from millrace.rollout.engines import ENGINES
@@ -37,6 +39,7 @@ from millrace.runtime.kernel import check_kernel
 from millrace.runtime.local import LocalRuntime
 from millrace.runtime.stacks import dump_stacks
 from millrace.schedule.presets import build
+from millrace.session import cluster
 from millrace.session.content import content_digests, refuse_other_content
 from millrace.session.examine import evidence_of
 from millrace.session.memory import MemoryTeller
@@ -146,18 +149,19 @@ def _refuse_newer_checkpoints(run: RunDirectory, ledger: SqliteLedger) -> None:
 
 
 def fleet(config: Config, run: RunDirectory) -> Fleet:
-    """The workers of a run on this host.
+    """The workers of a run.
 
-    Raises: ConfigError: they do not fit on it.
+    Raises: ConfigError: they do not fit on its hosts.
     """
-    placed = place(config)
+    layout = place(config)
+    placed = layout.main
     rollout, plain = config.rollout, recorded(config)
     replica: dict[str, Any] = {
         "engine": rollout.engine,
         "report_interval_s": rollout.report_interval_s,
         "open_reader": "millrace.weights.ring:open_reader",
     }
-    options, servers = engine_options(config, run, placed), rollout.servers or ("",) * len(placed.replicas)
+    options, servers = engine_options(config, run, placed), rollout.servers or ("",) * len(layout.replicas)
     trainer: dict[str, Any] = {
         "config": plain,
         "run_dir": str(run.path),
@@ -165,12 +169,11 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
         "device_share": placed.trainer.share,
         "open_writer": "millrace.weights.ring:open_writer",
     }
-    relay = {"name": "relay", "slots": placed.relay_slots}
     return Fleet(
         trainer=WorkerSpec(
             "trainer", "trainer", "millrace.trainer.role:TorchTrainer", trainer, placed.trainer
         ),
-        relays=(WorkerSpec("relay", "relay", "millrace.weights.relay:Relay", relay, placed.relay),),
+        relays=tuple(relays(layout)),
         replicas=tuple(
             WorkerSpec(
                 "replica",
@@ -184,7 +187,7 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
                 its_place,
                 ENGINES[rollout.engine].spawn_s_max,
             )
-            for i, (its_place, server) in enumerate(zip(placed.replicas, servers, strict=True))
+            for i, (its_place, server) in enumerate(zip(layout.replicas, servers, strict=True))
         ),
         environments=tuple(
             WorkerSpec(
@@ -192,10 +195,22 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
                 f"environment-{i}",
                 "millrace.environments.worker:EnvironmentWorker",
                 {"config": plain},
+                its_place,
             )
-            for i in range(config.reward.workers)
+            for i, its_place in enumerate(layout.environments)
         ),
     )
+
+
+def relays(layout: Layout) -> Iterator[WorkerSpec]:
+    """One for each host. Several of them know each other by a secret, a new one each time."""
+    several, secret = len(layout.placements) > 1, token_hex(32)
+    for placed in layout.placements:
+        name = f"relay-{placed.host.name}" if several else "relay"
+        kwargs: dict[str, Any] = {"name": name, "slots": placed.relay_slots}
+        if several:
+            kwargs |= {"address": placed.host.address, "secret": secret}
+        yield WorkerSpec("relay", name, "millrace.weights.relay:Relay", kwargs, placed.relay)
 
 
 def engine_options(config: Config, run: RunDirectory, placed: Placement) -> EngineOptions:
@@ -216,14 +231,14 @@ def engine_options(config: Config, run: RunDirectory, placed: Placement) -> Engi
     )
 
 
-def place(config: Config) -> Placement:
-    """Who runs where on this host.
+def place(config: Config) -> Layout:
+    """Who runs where.
 
     Raises: ConfigError: it does not fit. DataError: the model's files. WorkerError: no worker can run here.
     """
     check_kernel()
-    host = read_host()
-    return assign(config, host, read_needs(config, on_gpu=uses_gpus(config, host)))
+    hosts = cluster.hosts(config, read_host())
+    return lay_out(config, hosts, read_needs(config, on_gpu=computes_on_gpus(config, hosts)))
 
 
 @asynccontextmanager
@@ -231,7 +246,13 @@ async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRunt
     run.logs.mkdir(mode=0o700, exist_ok=True)
     timeout_s = config.supervision.heartbeat_timeout_s
     preload = (*PRELOAD, *filter(None, (_LIBRARY.get(config.task.kind), _LIBRARY.get(config.reward.kind))))
-    runtime = LocalRuntime(preload, log_dir=run.logs, silence_s_max=3 * timeout_s, answer_s=timeout_s)
+    runtime = LocalRuntime(
+        preload,
+        log_dir=run.logs,
+        silence_s_max=3 * timeout_s,
+        answer_s=timeout_s,
+        hosts=cluster.logical(config),
+    )
     try:
         yield runtime
     finally:

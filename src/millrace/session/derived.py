@@ -102,13 +102,13 @@ def _batch(config: Config) -> dict[str, str]:
 
 
 def _memory(config: Config) -> dict[str, str]:
-    placed = place(config)
-    needs = placed.needs
+    layout = place(config)
+    needs = layout.main.needs
     return {
         "parameters": f"{needs.num_parameters:,} in {Path(config.model.path).name}",
         "one version": size(needs.weights_bytes),
         "KV of a token": f"{needs.kv_token_bytes} bytes",
-        **tell.table(placed),
+        **tell.tables(layout),
         "a checkpoint on disk": size(needs.checkpoint_bytes),
     }
 

@@ -45,18 +45,19 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     refuse_unable(config)
     _check_states(config)
     check_model(config)
-    placed = place(config)
+    layout = place(config)
+    placed = layout.main
     if not (config.schedule.kind == "function" and is_carried(config.schedule.path)):
         build(config)  # a user's own schedule is loaded here, so an error in it is reported before the start
     disk = _disk_problem(config, placed.needs, run_path)
     if disk:
         raise ConfigError(disk)
-    _check_processes(config, placed.host.cores)
+    _check_processes(config, sum(part.host.cores for part in layout.placements))
     _check_step(config, placed.host.memory_bytes)
     _check_python(config.rollout)
     _check_servers(config, engine_options(config, RunDirectory(run_path), placed))
     refuse_unusable(config.observe)
-    return [*tell.warnings(placed, config), *_size_warnings(config, placed), *_thread_warnings(config)]
+    return [*tell.tight(layout, config), *_size_warnings(config, placed), *_thread_warnings(config)]
 
 
 def _file_problems(config: Config) -> Iterator[str]:

@@ -1,0 +1,29 @@
+"""`[runtime]`: on which hosts a run's workers run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from millrace.config.section import Section
+
+
+class LocalHosts(Section):
+    """Processes of this machine."""
+
+    kind: Literal["local"] = "local"
+    hosts: int = Field(default=1, ge=1, le=64)
+    """Number of logical hosts that the machine's memory and GPUs are divided among. Each has a relay of its
+    own. More than 1 shows on one machine what a cluster does; see docs/hosts.md."""
+
+
+class RayCluster(Section):
+    """A Ray cluster."""
+
+    kind: Literal["ray"] = "ray"
+    address: str
+    """Address of the cluster. It is never guessed from the environment."""
+
+
+Runtime = Annotated[LocalHosts | RayCluster, Field(discriminator="kind")]

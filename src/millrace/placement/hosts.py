@@ -1,0 +1,126 @@
+"""The decision over several hosts: who is on which. Pure. On each of them `assign` divides what it has.
+
+All ranks of the trainer are on the first host that has room for them. Replicas are spread: each goes to
+where the least of the room is taken. Room is what the trainer leaves of a host's GPUs, or of its cores where
+nobody has GPUs. Reward workers go round all hosts. A host with ranks or replicas has a relay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+
+import msgspec
+
+from millrace.config.schema import Config
+from millrace.core.errors import ConfigError
+from millrace.core.placement import HERE, Host, Place
+from millrace.placement.assign import Placement, assign, uses_gpus
+from millrace.placement.needs import MemoryNeed, Needs
+
+NOBODY = MemoryNeed(0, 0)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Everybody's place. `placements` are of the hosts that have a relay, the trainer's first."""
+
+    placements: tuple[Placement, ...]
+    replicas: tuple[Place, ...]
+    environments: tuple[Place, ...]
+
+    @property
+    def main(self) -> Placement:
+        """Of the trainer's host."""
+        return self.placements[0]
+
+
+def computes_on_gpus(config: Config, hosts: Sequence[Host]) -> bool:
+    """Raises: ConfigError: `model.device` asks for a GPU, and no host has one."""
+    return any(host.gpus and uses_gpus(config, host) for host in hosts) or uses_gpus(config, hosts[0])
+
+
+def lay_out(config: Config, hosts: Sequence[Host], needs: Needs) -> Layout:
+    """Places for all workers of `config` on `hosts`, the controller's first.
+
+    Raises: ConfigError: no host has room for the trainer, or one is too small for what is kept there.
+    """
+    on_gpu = computes_on_gpus(config, hosts)
+    main = trainer_host(config, hosts, on_gpu=on_gpu)
+    chosen = spread(config, hosts, main, on_gpu=on_gpu)
+    used = [main, *(i for i in range(len(hosts)) if i in chosen and i != main)]
+    placements = [
+        _part(config, hosts[index], needs, replicas=chosen.count(index), trains=index == main)
+        for index in used
+    ]
+    if len(hosts) > 1:
+        placements = [placed.at(placed.host.name) for placed in placements]
+    left = {index: iter(placed.replicas) for index, placed in zip(used, placements, strict=True)}
+    workers = islice(cycle(hosts), config.reward.workers)
+    return Layout(
+        placements=tuple(placements),
+        replicas=tuple(next(left[index]) for index in chosen),
+        environments=tuple(HERE if host is hosts[0] else Place(host=host.name) for host in workers),
+    )
+
+
+def trainer_host(config: Config, hosts: Sequence[Host], *, on_gpu: bool) -> int:
+    """The first that has a GPU for each rank; on CPUs the first. Raises: ConfigError: there is none."""
+    if not on_gpu or len(hosts) == 1:
+        return 0
+    ranks, gpus = config.trainer.ranks, [len(host.gpus) for host in hosts]
+    found = next((index for index, count in enumerate(gpus) if count >= ranks), None)
+    if found is None:
+        raise ConfigError(
+            f"the trainer has {ranks} ranks, each with a GPU of one host, and the hosts have {gpus} GPUs.\n"
+            f"  Lower `trainer.shard` x `trainer.tensor` x `trainer.sequence` to at most {max(gpus)}"
+        )
+    return found
+
+
+def spread(config: Config, hosts: Sequence[Host], main: int, *, on_gpu: bool) -> list[int]:
+    """The host of each replica, as a position in `hosts`."""
+    room = [_room(config, host, index == main, on_gpu=on_gpu) for index, host in enumerate(hosts)]
+    if not any(room):
+        room[main] = 1
+    taken, chosen = [0] * len(hosts), list[int]()
+    for _ in range(config.rollout.replicas):
+        best = min((i for i in range(len(hosts)) if room[i]), key=lambda i: ((taken[i] + 1) / room[i], i))
+        taken[best] += 1
+        chosen.append(best)
+    return chosen
+
+
+def _room(config: Config, host: Host, trains: bool, *, on_gpu: bool) -> int:
+    ranks = config.trainer.ranks if trains else 0
+    if on_gpu and not config.rollout.servers:
+        return max(0, len(host.gpus) - ranks) // config.rollout.tensor
+    return max(1, host.cores - ranks)
+
+
+def _part(config: Config, host: Host, needs: Needs, *, replicas: int, trains: bool) -> Placement:
+    """Of one host."""
+    rollout = config.rollout.model_copy(update={"replicas": replicas})
+    part = config.model_copy(update={"rollout": rollout})
+    return assign(part, host, needs if trains else replace(needs, trainer=NOBODY), trains=trains)
+
+
+def split(host: Host, count: int, address: str) -> tuple[Host, ...]:
+    """`count` logical hosts of one machine, which reach each other at `address`: each has an equal part of
+    its memory, and its GPUs and cores as evenly as they go."""
+    if count == 1:
+        return (host,)
+    names = [host.name, *(f"host-{number}" for number in range(1, count))]
+    return tuple(
+        msgspec.structs.replace(
+            host,
+            name=name,
+            cores=max(1, host.cores // count),
+            memory_bytes=host.memory_bytes // count,
+            free_bytes=host.free_bytes // count,
+            gpus=host.gpus[len(host.gpus) * i // count : len(host.gpus) * (i + 1) // count],
+            address=address,
+        )
+        for i, name in enumerate(names)
+    )

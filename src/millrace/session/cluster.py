@@ -1,0 +1,30 @@
+"""From `[runtime]` to the hosts of a run. Another kind of runtime begins here."""
+
+from __future__ import annotations
+
+from millrace.config.runtime import RayCluster
+from millrace.config.schema import Config
+from millrace.core.errors import ConfigError
+from millrace.core.placement import Host
+from millrace.placement.hosts import split
+
+LOOPBACK = "127.0.0.1"
+
+
+def hosts(config: Config, this: Host) -> tuple[Host, ...]:
+    """Where workers can run, the controller's own host first.
+
+    Raises: ConfigError: there is no such runtime.
+    """
+    if isinstance(config.runtime, RayCluster):
+        raise ConfigError(
+            '`runtime.kind` ("ray") is not there yet.\n  Set it to "local": processes of this machine'
+        )
+    return split(this, config.runtime.hosts, LOOPBACK)
+
+
+def logical(config: Config) -> dict[str, tuple[str, ...]]:
+    """Hosts that the local runtime plays beside its own, each with the prefix of its workers' commands."""
+    if isinstance(config.runtime, RayCluster):
+        return {}
+    return {f"host-{number}": () for number in range(1, config.runtime.hosts)}

@@ -1,0 +1,129 @@
+"""Who is on which of several hosts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from millrace.config.schema import Config
+from millrace.core.errors import ConfigError
+from millrace.core.placement import HERE, Gpu, Host
+from millrace.placement.assign import assign
+from millrace.placement.hosts import Layout, lay_out, split
+from millrace.placement.momentary import Momentary
+from millrace.placement.needs import MemoryNeed, Needs
+from millrace.placement.tell import table, tables, tight
+
+GB = 1_000_000_000
+ON_GPU = Needs(
+    num_parameters=500_000_000,
+    weights_bytes=GB,
+    kv_token_bytes=12_000,
+    kv_replica_bytes=3 * GB,
+    trainer=MemoryNeed(8 * GB, GB),
+    replica=MemoryNeed(5 * GB, 2 * GB),
+    checkpoint_bytes=6 * GB,
+    momentary=Momentary(),
+)
+ON_CPU = replace(ON_GPU, trainer=MemoryNeed(0, 9 * GB), replica=MemoryNeed(0, 7 * GB))
+
+
+def host(name: str, gpus: int = 0, cores: int = 8) -> Host:
+    listed = tuple(Gpu(i, "H100", 80 * GB, 80 * GB) for i in range(gpus))
+    return Host(name, cores, 400 * GB, 400 * GB, listed, address=f"10.0.0.{ord(name[0])}")
+
+
+def config_for(replicas: int, **sections: object) -> Config:
+    return Config.model_validate(
+        {
+            "model": {"path": "m"},
+            "task": {"kind": "gym", "name": "gcd"},
+            "reward": {"kind": "gym", "workers": 3},
+            "rollout": {"replicas": replicas},
+            **sections,
+        }
+    )
+
+
+def replicas_by_host(layout: Layout) -> dict[str, int]:
+    hosts = [place.host for place in layout.replicas]
+    return {name: hosts.count(name) for name in sorted(set(hosts))}
+
+
+def relays(layout: Layout) -> list[str]:
+    return [placed.relay.host for placed in layout.placements]
+
+
+def test_one_host_is_placed_as_by_itself() -> None:
+    for gpus, needs in ((0, ON_CPU), (1, ON_GPU), (4, ON_GPU)):
+        alone = assign(config_for(2), host("a", gpus), needs)
+        layout = lay_out(config_for(2), [host("a", gpus)], needs)
+        assert layout.main == alone and layout.replicas == alone.replicas
+        assert layout.environments == (HERE,) * 3
+        assert tables(layout) == table(alone)
+
+
+def test_the_trainer_is_packed_and_replicas_are_spread_over_what_it_leaves() -> None:
+    layout = lay_out(config_for(5, trainer={"shard": 2}), [host("a", 4), host("b", 4), host("c", 4)], ON_GPU)
+    assert (layout.main.trainer.host, layout.main.trainer.devices) == ("a", (0, 1))
+    assert replicas_by_host(layout) == {"a": 1, "b": 2, "c": 2}
+    assert relays(layout) == ["a", "b", "c"]
+    assert [place.host for place in layout.environments] == ["localhost", "b", "c"]
+    for name in "bc":
+        assert [place.devices for place in layout.replicas if place.host == name] == [(0,), (1,)]
+
+
+def test_the_trainer_goes_to_the_first_host_that_has_room_for_all_its_ranks() -> None:
+    layout = lay_out(config_for(2, trainer={"shard": 4}), [host("a"), host("b", 2), host("c", 4)], ON_GPU)
+    assert layout.main.trainer.host == "c"
+    assert replicas_by_host(layout) == {"b": 2}
+    assert relays(layout) == ["c", "b"], "a has neither"
+    with pytest.raises(ConfigError, match=r"8 ranks.*\[2, 4\] GPUs"):
+        lay_out(config_for(1, trainer={"shard": 8}), [host("a", 2), host("b", 4)], ON_GPU)
+
+
+def test_replicas_of_several_gpus_go_where_these_are_free() -> None:
+    config = config_for(2, rollout={"replicas": 2, "engine": "vllm", "tensor": 2})
+    layout = lay_out(config, [host("a", 2), host("b", 4)], ON_GPU)
+    assert replicas_by_host(layout) == {"b": 2}
+    assert [place.devices for place in layout.replicas] == [(0, 1), (2, 3)]
+
+
+def test_one_gpu_in_all_is_shared_where_it_is() -> None:
+    layout = lay_out(config_for(2), [host("a"), host("b", 1)], ON_GPU)
+    assert layout.main.trainer.host == "b" and replicas_by_host(layout) == {"b": 2}
+    assert 0 < layout.main.trainer.share < 1
+
+
+def test_without_gpus_the_second_of_two_replicas_is_on_the_other_host() -> None:
+    layout = lay_out(config_for(2), list(split(host("a", cores=2), 2, "127.0.0.1")), ON_CPU)
+    assert layout.main.trainer.host == "a"
+    assert replicas_by_host(layout) == {"a": 1, "host-1": 1}
+    assert {place.host for place in layout.environments} == {"localhost", "host-1"}
+
+
+def test_logical_hosts_divide_what_the_machine_has() -> None:
+    machine = host("a", 5, cores=9)
+    parts = split(machine, 2, "127.0.0.1")
+    assert [part.name for part in parts] == ["a", "host-1"]
+    assert [[gpu.index for gpu in part.gpus] for part in parts] == [[0, 1], [2, 3, 4]]
+    assert {part.memory_bytes for part in parts} == {200 * GB}
+    assert split(machine, 1, "127.0.0.1") == (machine,)
+
+
+def test_a_host_without_the_trainer_needs_no_memory_for_it() -> None:
+    small = Host("b", 8, 10 * GB, 10 * GB, address="10.0.0.2")
+    layout = lay_out(config_for(2), [host("a"), small], ON_CPU)
+    assert replicas_by_host(layout) == {"a": 1, "b": 1}
+
+
+def test_what_is_told_names_the_host() -> None:
+    layout = lay_out(config_for(2, weights={"slots": 5}), [host("a"), host("b")], ON_CPU)
+    rows = tables(layout)
+    assert rows["a"] == "the trainer, a relay, 1 replica" and rows["b"] == "a relay, 1 replica"
+    assert "b: a replica, host memory" in rows and "b: the trainer, host memory" not in rows
+    full = [host("a"), Host("b", 8, 20 * GB, 8 * GB, address="x")]
+    assert any(
+        warning.startswith("b: ") for warning in tight(lay_out(config_for(2), full, ON_CPU), config_for(2))
+    )
