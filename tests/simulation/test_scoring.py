@@ -9,11 +9,12 @@ import pytest
 
 from millrace import sim
 from millrace.controller.environment_pool import EnvironmentPool
-from millrace.controller.pulse import Pulse, Waits
+from millrace.controller.pulse import Waits
 from millrace.controller.supervisor import PlannedRestart, RestartPolicy, Supervisor, WorkerSpec
 from millrace.core import clock
 from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, WorkerDied
 from millrace.core.events import Events
+from millrace.core.pulse import Pulse
 from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Scored, ScoreRequest, Vitals
 
 

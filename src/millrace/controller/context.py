@@ -13,13 +13,14 @@ from millrace.controller.lineage import Lineage
 from millrace.controller.orders import Abort, Mailbox, Submit
 from millrace.controller.pace import Pace
 from millrace.controller.patience import Patience
-from millrace.controller.pulse import Pulse, Waits
+from millrace.controller.pulse import Waits
 from millrace.controller.relays import Relays
 from millrace.controller.state import RunState
 from millrace.controller.trajectories import RunNumbers
 from millrace.core import clock
 from millrace.core.events import Events
 from millrace.core.protocols import Ledger
+from millrace.core.pulse import Pulse
 from millrace.core.types import (
     Endpoint,
     Published,

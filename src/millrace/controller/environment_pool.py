@@ -13,10 +13,11 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from millrace.controller.prompts import PromptStream
-from millrace.controller.pulse import Pulse, Waits
+from millrace.controller.pulse import Waits
 from millrace.controller.supervisor import PlannedRestart
 from millrace.core.errors import OutOfMemory, RewardError, WorkerDied, WorkerError
 from millrace.core.protocols import Handle
+from millrace.core.pulse import Pulse
 from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
 
 SCORE_BATCH = 16  # requests per call: enough to hide the call, few enough to spread over workers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millrace.controller.pulse import Pulse
+from millrace.core.pulse import Pulse
 from millrace.core.types import Work
 
 TICK_S = 60.0  # between two looks of a replica that no order woke

@@ -1,34 +1,11 @@
-"""How loops wake each other: a pulse, waited for with a deadline, and a record of who waits for what."""
+"""Who waits for what: the record that tells a stalled run from a busy one."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from millrace.core import clock
-
-
-class Pulse:
-    """Wakes every waiter. Check the condition, then `wait`: nothing is lost in between, because no
-    other coroutine runs between the two. `count`: how often it fired."""
-
-    def __init__(self) -> None:
-        self._event, self.count = asyncio.Event(), 0
-
-    def fire(self) -> None:
-        self.count += 1
-        self._event.set()
-        self._event = asyncio.Event()
-
-    async def wait(self, timeout_s: float) -> bool:
-        """True if it fired within `timeout_s`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._event.wait()
-        except TimeoutError:
-            return False
-        return True
 
 
 class Waits:
