@@ -84,19 +84,33 @@ def read_manifest(memory: Memory, slot: int, sequence: int) -> list[TensorSpec]:
     length = int(memory.records["manifest_bytes"][slot])
     encoded = bytes(memory.manifests[slot][:length])
     check_sequence(memory, slot, sequence)
+    return decode_manifest(encoded, memory.slot_bytes, f"in slot {slot}")
+
+
+def decode_manifest(encoded: bytes, slot_bytes: int, where: str) -> list[TensorSpec]:
+    """A manifest that a slot has room for. Raises WeightsError: it is damaged, and `where` it is."""
     try:
         manifest = msgspec.msgpack.decode(encoded, type=list[TensorSpec])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WeightsError(f"the manifest in slot {slot} ({length} bytes) is damaged: {error}") from error
+        raise WeightsError(f"the manifest {where} ({len(encoded)} bytes) is damaged: {error}") from error
     for spec in manifest:
-        if not 0 <= spec.offset <= spec.offset + spec.num_bytes <= memory.slot_bytes:
+        if not 0 <= spec.offset <= spec.offset + spec.num_bytes <= slot_bytes:
             raise WeightsError(
-                f"the manifest in slot {slot} is damaged: `{spec.name}` lies at {spec.offset} with "
-                f"{spec.num_bytes} bytes, the slot has {memory.slot_bytes}"
+                f"the manifest {where} is damaged: `{spec.name}` lies at {spec.offset} with "
+                f"{spec.num_bytes} bytes, the slot has {slot_bytes}"
             )
         if not exact(spec):
-            raise WeightsError(f"the manifest in slot {slot} is damaged: `{spec.name}` is not its pieces")
+            raise WeightsError(f"the manifest {where} is damaged: `{spec.name}` is not its pieces")
     return manifest
+
+
+def in_order(manifest: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """The same tensors one after the other, with their pieces in order: alike for all that hold a version."""
+    laid = lay_out((spec.name, spec.dtype, spec.shape, spec.num_bytes) for spec in manifest)
+    return [
+        replace(spec, pieces=tuple(sorted(old.pieces, key=lambda piece: piece.start)))
+        for spec, old in zip(laid, manifest, strict=True)
+    ]
 
 
 def check_sequence(memory: Memory, slot: int, sequence: int) -> None:

@@ -7,11 +7,13 @@ import os
 import time
 
 from millrace.core.digest import published_digest
-from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError
+from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError, boundary
 from millrace.core.types import Endpoint, Staged
 from millrace.weights.layout import Memory, create
 from millrace.weights.manifest import check_sequence, digest_slot, read_manifest
+from millrace.weights.network import Network
 from millrace.weights.slots import confirm
+from millrace.weights.wire import DEADLINES, Deadlines
 
 
 class Relay:
@@ -22,22 +24,34 @@ class Relay:
         slots: versions held at the same time, at least 2: one readable, one being written.
         address: of this host, where it listens for the relays of other hosts; empty: nowhere.
         secret: of the run, which the relays prove to each other.
+        deadlines: how long it waits for other relays.
     """
 
-    def __init__(self, name: str, slots: int, *, address: str = "", secret: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        slots: int,
+        *,
+        address: str = "",
+        secret: str = "",
+        deadlines: Deadlines = DEADLINES,
+    ) -> None:
         if slots < 2:
             raise ConfigError(f"`weights.slots` ({slots}) must be at least 2: one is read, one is written")
         self._name, self._slots = name, slots
-        self._address, self._secret = address, secret
+        if address and not secret:
+            raise ConfigError(f"relay `{name}` is to listen on {address}: it needs the secret of the run")
+        self._address, self._secret, self._deadlines = address, secret, deadlines
         self._lock = asyncio.Lock()
         self._fd = -1
         self._memory: Memory | None = None
+        self._network: Network | None = None
 
     async def open(self, slot_bytes: int) -> Endpoint:
         """Allocate the slots, every page of them, and say where they are. Idempotent.
 
         Raises:
-            WeightsError: open already with another size, or the memory cannot be had.
+            WeightsError: open already with another size, or the memory or the address cannot be had.
         """
         async with self._lock:
             if self._memory is None:
@@ -48,7 +62,8 @@ class Relay:
                     f"relay `{self._name}` is open with {memory.slot_bytes} bytes per slot, "
                     f"asked for {slot_bytes}: one relay serves one model"
                 )
-            return Endpoint("memfd", f"/proc/{os.getpid()}/fd/{self._fd}", self._slots, slot_bytes)
+            address = self._network.address if self._network else ""
+            return Endpoint("memfd", f"/proc/{os.getpid()}/fd/{self._fd}", self._slots, slot_bytes, address)
 
     async def stage(self, version: int, digest: str) -> Staged:
         """Digest what the trainer wrote and, if it equals the trainer's own `digest`, make it readable.
@@ -67,7 +82,37 @@ class Relay:
         async with self._lock:
             memory = self._opened()
             read = await asyncio.to_thread(self._stage, memory, version, digest)
+            if self._network is not None:
+                self._network.staged()
             return Staged(version, read, memory.held(), time.perf_counter() - started)
+
+    async def fetch(self, version: int, digest: str, sources: list[str]) -> Staged:
+        """Get `version`, published with `digest`, from the first of the relays at `sources` (HOST:PORT) that
+        has it or receives it, and make it readable. Other relays may have what is here of it meanwhile.
+
+        Idempotent: only what lacks is asked for. A later call for the same version takes over from the
+        present one, which raises WeightsError. Versions above `version` are dropped, as when it is published.
+
+        Raises:
+            UnknownVersionError: no source has it.
+            TornVersionError: its slot was taken for another version meanwhile.
+            DigestMismatchError: what arrived is not what was published.
+            WeightsError: no source answers, or this relay has no address.
+        """
+        started = time.perf_counter()
+        memory = self._opened()
+        read = await asyncio.to_thread(_readable, memory, version, digest)
+        if read is None:
+            if self._network is None:
+                raise WeightsError(f"relay `{self._name}` has no address, so it cannot ask {sources}")
+            with boundary(f"relay `{self._name}`", f"fetching version {version}", WeightsError):
+                read = await self._network.fetch(version, digest, sources)
+        return Staged(version, read, memory.held(), time.perf_counter() - started)
+
+    def close(self) -> None:
+        """Stop to listen and to serve other hosts. Readers here read on. Idempotent."""
+        if self._network is not None:
+            self._network.close()
 
     def _opened(self) -> Memory:
         if self._memory is None:
@@ -85,6 +130,10 @@ class Relay:
                 "lower `weights.slots` or free host memory"
             ) from error
         memory.fill()
+        if self._address:
+            self._network = Network(
+                self._name, memory, address=self._address, secret=self._secret, deadlines=self._deadlines
+            )
         self._memory = memory
 
     def _stage(self, memory: Memory, version: int, digest: str) -> str:
@@ -114,3 +163,13 @@ class Relay:
             f"weights version {version} is in no slot of relay `{self._name}` (present: {present}): "
             "publish it, or stage the newest"
         )
+
+
+def _readable(memory: Memory, version: int, digest: str) -> str | None:
+    """The digest, of whole tensors, of a version that can be read already and was published with `digest`."""
+    for slot in range(memory.slots):
+        sequence = memory.sequence(slot)
+        if memory.complete(slot) and memory.version(slot) == version:
+            manifest = read_manifest(memory, slot, sequence)
+            return memory.digest(slot) if published_digest(manifest) == digest else None
+    return None

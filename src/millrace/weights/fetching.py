@@ -1,0 +1,164 @@
+"""How a relay gets a version from others: from one after the other, what it still lacks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+import xxhash
+
+from millrace.core.digest import TensorSpec, published_digest
+from millrace.core.errors import (
+    DigestMismatchError,
+    TornVersionError,
+    UnknownVersionError,
+    WeightsError,
+    leaves,
+)
+from millrace.weights.holding import Holding
+from millrace.weights.manifest import decode_manifest, in_order
+from millrace.weights.sending import RAW
+from millrace.weights.wire import (
+    Ask,
+    Chunk,
+    Deadlines,
+    Found,
+    Link,
+    Seal,
+    Unknown,
+    Waiting,
+    Want,
+    as_bytes,
+    connected,
+)
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    """One version to get. `begin` gives it a place, or the one where some of it is already."""
+
+    ask: Ask
+    slot_bytes: int
+    begin: Callable[[list[TensorSpec]], Holding]
+    secret: str
+    deadlines: Deadlines
+
+
+async def fetch(order: Fetch, sources: Sequence[str]) -> Holding:
+    """The version, with every piece checked, from the first of `sources` that has it.
+
+    Where one fails, the next is asked for what still lacks. What is here stays here when all fail.
+
+    Raises:
+        DigestMismatchError: what arrived is not what was published.
+        UnknownVersionError: no source has it.
+        TornVersionError: its slot here was taken for another version.
+        WeightsError: no source answers. All name every source, and what it said.
+    """
+    failures: list[WeightsError] = []
+    for address in sources:
+        try:
+            return await _fetch_from(address, order)
+        except _SlotTaken:
+            raise
+        except WeightsError as error:
+            failures.append(error)
+    raise _verdict(order.ask, failures)
+
+
+class _SlotTaken(TornVersionError):
+    """No other source can help."""
+
+
+async def _fetch_from(address: str, order: Fetch) -> Holding:
+    async with connected(address, order.secret, order.deadlines) as link:
+        await link.send(order.ask)
+        holding = order.begin(await _manifest(link, order))
+        await link.send(Want(np.packbits(~holding.here).tobytes()))
+        try:
+            async with asyncio.TaskGroup() as checks:
+                for piece in holding.unchecked():
+                    checks.create_task(holding.check_piece(piece))
+                await _receive_chunks(link, holding, order.deadlines.wait_s, checks)
+        except BaseExceptionGroup as group:
+            raise next(leaves(group)) from None
+        return holding
+
+
+async def _manifest(link: Link, order: Fetch) -> list[TensorSpec]:
+    """That of the version. It has the digests of all that will arrive, so it must be the trainer's."""
+    match await link.receive():
+        case Found(encoded):
+            manifest = in_order(decode_manifest(encoded, order.slot_bytes, f"of the relay at {link.peer}"))
+            if (found := published_digest(manifest)) != order.ask.digest:
+                raise DigestMismatchError(
+                    f"the manifest of version {order.ask.version} from {link.peer} has digest {found}, and "
+                    f"the trainer's has {order.ask.digest}"
+                )
+            return manifest
+        case Unknown(reason):
+            raise UnknownVersionError(f"the relay at {link.peer} says: {reason}")
+        case other:
+            raise _astray(link, other)
+
+
+async def _receive_chunks(link: Link, holding: Holding, wait_s: float, checks: asyncio.TaskGroup) -> None:
+    """Until every chunk is here. A piece that is whole is checked while the next ones arrive."""
+    now = asyncio.get_running_loop().time
+    arrived_s = now()
+    while not holding.here.all():
+        match await link.receive():
+            case Chunk() as chunk:
+                await _receive_chunk(link, holding, chunk)
+                arrived_s = now()
+                if (piece := holding.arrived(chunk.index)) is not None:
+                    checks.create_task(holding.check_piece(piece))
+            case Waiting():
+                if now() - arrived_s > wait_s:
+                    raise WeightsError(f"the relay at {link.peer} itself waits, for more than {wait_s:g} s")
+            case Unknown(reason):
+                raise UnknownVersionError(f"the relay at {link.peer} says: {reason}")
+            case other:
+                raise _astray(link, other)
+
+
+async def _receive_chunk(link: Link, holding: Holding, chunk: Chunk) -> None:
+    """Its bytes, straight into their place where they lie together there."""
+    if chunk.encoding != RAW or not 0 <= chunk.index < len(holding.chunks) or holding.here[chunk.index]:
+        raise _astray(link, chunk)
+    place = holding.chunks[chunk.index]
+    if chunk.num_bytes != place.size:
+        raise _astray(link, chunk)
+    if not holding.intact:
+        raise _SlotTaken(f"the slot of version {holding.version} was taken while it arrived")
+    target = place if place.flags.c_contiguous else np.empty(place.shape, np.uint8)
+    await link.receive_into(as_bytes(target))
+    match await link.receive():
+        case Seal(None):
+            raise TornVersionError(f"the relay at {link.peer} has overwritten version {holding.version}")
+        case Seal(digest) if digest == xxhash.xxh3_64_intdigest(as_bytes(target)):
+            if target is not place:
+                place[...] = target
+        case Seal():
+            raise DigestMismatchError(
+                f"{holding.chunk_name(chunk.index)} of version {holding.version} was changed on its way from "
+                f"{link.peer}"
+            )
+        case other:
+            raise _astray(link, other)
+
+
+def _astray(link: Link, message: object) -> WeightsError:
+    return WeightsError(f"the relay at {link.peer} does not keep the protocol: it says {str(message)[:200]}")
+
+
+def _verdict(ask: Ask, failures: Sequence[WeightsError]) -> WeightsError:
+    """One error for all sources. What was found wrong outweighs what is absent, and that what is silent."""
+    told = "; ".join(str(failure) for failure in failures) or "no source was named"
+    text = f"weights version {ask.version} cannot be fetched: {told}"
+    if any(isinstance(failure, DigestMismatchError) for failure in failures):
+        return DigestMismatchError(text)
+    if any(isinstance(failure, UnknownVersionError | TornVersionError) for failure in failures):
+        return UnknownVersionError(text)
+    return WeightsError(f"{text}. No source answers: are these hosts up, and reached from here?")

@@ -1,0 +1,163 @@
+"""One version in a slot, as chunks: which of them are here, and what they must be together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.core.digest import (
+    TensorSpec,
+    block_digest,
+    published_digest,
+    tensor_digest,
+    version_digest,
+)
+from millrace.core.errors import DigestMismatchError
+from millrace.core.pulse import Pulse
+from millrace.weights.layout import Bytes, Memory
+from millrace.weights.manifest import check_sequence, in_order, placed, read_manifest
+from millrace.weights.slots import check_room, confirm, fill_in, take_slot
+
+CHUNK_BYTES = 1 << 20
+
+
+class Holding:
+    """A version that is whole here, or is arriving.
+
+    Every relay cuts a manifest into the same chunks, each of at most `CHUNK_BYTES` and within one piece. A
+    chunk may be sent on as soon as it is here. The version is readable once every piece's digest is right.
+
+    Attributes:
+        version, digest  which one; `digest` as the trainer published it
+        manifest         with its tensors and pieces `in_order`
+        chunks           where each lies in the slot, of any strides
+        here             (chunks,) bool: it is here
+        ended            why no more will arrive for now; empty: it may
+        news             fires when a chunk has arrived, or no more will
+    """
+
+    def __init__(
+        self, memory: Memory, place: tuple[int, int], version: int, manifest: Sequence[TensorSpec]
+    ) -> None:
+        self.memory, (self.slot, self.sequence) = memory, place
+        self.version, self.digest, self.manifest = version, published_digest(manifest), list(manifest)
+        self.chunks: list[Bytes] = []
+        self.ended = ""
+        self._pieces = [(tensor, piece) for tensor, spec in enumerate(manifest) for piece in spec.pieces]
+        self._spans = list[slice]()  # of chunks, for each piece
+        for piece in range(len(self._pieces)):
+            first = len(self.chunks)
+            self.chunks += cut(self._place(piece))
+            self._spans.append(slice(first, len(self.chunks)))
+        self._piece_of = [index for index, span in enumerate(self._spans) for _ in self.chunks[span]]
+        self._right = [False] * len(self._pieces)
+        self._tensors = [""] * len(manifest)  # digests of those that are whole and right
+        self.here: NDArray[np.bool_] = np.zeros(len(self.chunks), bool)
+        self.news = Pulse()
+
+    @property
+    def intact(self) -> bool:
+        """Whether the slot still holds this."""
+        return self.memory.sequence(self.slot) == self.sequence
+
+    def check(self) -> None:
+        """Raise TornVersionError unless `intact`."""
+        check_sequence(self.memory, self.slot, self.sequence)
+
+    def arrived(self, index: int) -> int | None:
+        """This chunk is here. Returns its piece, if that is whole with it."""
+        self.here[index] = True
+        self.news.fire()
+        piece = self._piece_of[index]
+        return piece if self.here[self._spans[piece]].all() else None
+
+    def unchecked(self) -> list[int]:
+        """Pieces that are whole, and were not checked yet."""
+        return [
+            piece
+            for piece, span in enumerate(self._spans)
+            if not self._right[piece] and self.here[span].all()
+        ]
+
+    async def check_piece(self, piece: int) -> None:
+        """Digest a piece that is whole. Raises DigestMismatchError: its chunks are to be asked for again."""
+        tensor, published = self._pieces[piece]
+        found = await asyncio.to_thread(block_digest, self._place(piece))
+        if found != published.digest:
+            self.here[self._spans[piece]] = False
+            raise DigestMismatchError(
+                f"{self._name(piece)} of version {self.version} has digest {found} here, and the trainer's "
+                f"has {published.digest}"
+            )
+        self._right[piece] = True
+        spec = self.manifest[tensor]
+        if len(spec.pieces) == 1:
+            self._tensors[tensor] = found
+        elif all(right for right, (of, _) in zip(self._right, self._pieces, strict=True) if of == tensor):
+            data = self.memory.data[self.slot][spec.offset : spec.offset + spec.num_bytes]
+            self._tensors[tensor] = await asyncio.to_thread(tensor_digest, data)
+
+    def finish(self) -> str:
+        """Every piece is right: make the version readable. Returns its digest, of whole tensors."""
+        assert all(self._right), self.version
+        digests = zip(self.manifest, self._tensors, strict=True)
+        whole = version_digest((spec.name, spec.dtype, spec.shape, digest) for spec, digest in digests)
+        self.check()
+        fill_in(self.memory, self.slot, self.version, msgspec.msgpack.encode(self.manifest))
+        self.sequence += 1
+        confirm(self.memory, self.slot, self.sequence, whole)
+        return whole
+
+    def chunk_name(self, index: int) -> str:
+        """For people."""
+        piece = self._piece_of[index]
+        return f"chunk {index - self._spans[piece].start} of {self._name(piece)}"
+
+    def end(self, why: str) -> None:
+        """No more will arrive for now: who waits for more is told."""
+        self.ended = why
+        self.news.fire()
+
+    def _place(self, piece: int) -> Bytes:
+        tensor, block = self._pieces[piece]
+        return placed(self.memory.data[self.slot], self.manifest[tensor], block.start, block.shape)
+
+    def _name(self, piece: int) -> str:
+        tensor, block = self._pieces[piece]
+        spec = self.manifest[tensor]
+        return f"`{spec.name}`" + ("" if block.shape == spec.shape else f" from {list(block.start)}")
+
+
+def staged(memory: Memory, slot: int, sequence: int) -> Holding:
+    """What is readable in a slot. Raises TornVersionError, WeightsError (its manifest is damaged)."""
+    manifest = in_order(read_manifest(memory, slot, sequence))
+    holding = Holding(memory, (slot, sequence), memory.version(slot), manifest)
+    holding.here[:] = True
+    return holding
+
+
+def arriving(memory: Memory, version: int, manifest: Sequence[TensorSpec]) -> Holding:
+    """A slot for a version of which nothing is here yet. Raises WeightsError: no room."""
+    encoded = msgspec.msgpack.encode(manifest)
+    check_room(memory, version, sum(spec.num_bytes for spec in manifest), len(encoded))
+    return Holding(memory, take_slot(memory, version), version, manifest)
+
+
+def cut(view: Bytes) -> Iterator[Bytes]:
+    """A block of a tensor as parts of at most CHUNK_BYTES: runs of its bytes where these lie together, else
+    groups of its rows."""
+    if not view.size:
+        return
+    if view.flags.c_contiguous:
+        flat = view.reshape(-1)
+        yield from (flat[start : start + CHUNK_BYTES] for start in range(0, len(flat), CHUNK_BYTES))
+    elif view.size <= CHUNK_BYTES:
+        yield view
+    else:
+        rows = max(1, CHUNK_BYTES * len(view) // view.size)
+        for start in range(0, len(view), rows):
+            yield from cut(view[start] if rows == 1 else view[start : start + rows])

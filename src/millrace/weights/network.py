@@ -1,0 +1,150 @@
+"""A relay's side of the network: it serves the versions that it has, and fetches those that it is told to.
+
+All of it runs in a thread with a loop of its own. So what is sent and received waits for no call of the role,
+and a role that is busy is not silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+
+from millrace.core.errors import WeightsError
+from millrace.weights.fetching import Fetch, fetch
+from millrace.weights.layout import Memory
+from millrace.weights.sending import answer
+from millrace.weights.versions import Versions
+from millrace.weights.wire import Ask, Deadlines, accepted, listening
+
+LINKS_MAX = 64
+"""Served at the same time; who comes later waits until one ends."""
+
+
+class Network:
+    """Listens, serves and fetches from its making until `close`.
+
+    Attributes:
+        address  where it listens: HOST:PORT
+    """
+
+    def __init__(self, name: str, memory: Memory, *, address: str, secret: str, deadlines: Deadlines) -> None:
+        self._name, self._slot_bytes = name, memory.slot_bytes
+        self._secret, self._deadlines = secret, deadlines
+        try:
+            self._listener, self.address = listening(address)
+        except OSError as error:
+            raise WeightsError(
+                f"relay `{name}` cannot listen on {address} ({error.strerror or error}): this must be an "
+                "address of its own host"
+            ) from error
+        self._fetches: dict[tuple[int, str], asyncio.Task[None]] = {}
+        self._memory = memory
+        ready: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._run(ready)), name="relay network", daemon=True
+        )
+        self._thread.start()
+        ready.result()
+
+    async def fetch(self, version: int, digest: str, sources: Sequence[str]) -> str:
+        """Get a version and make it readable; returns its digest, of whole tensors. One at a time, in order.
+
+        A later call for the same version takes over from the present one, whose caller is told.
+        Raises: as `fetching.fetch`.
+        """
+        future: Future[str] = Future()
+        future.set_running_or_notify_cancel()
+        self._loop.call_soon_threadsafe(self._start, (version, digest), list(sources), future)
+        return await asyncio.wrap_future(future)
+
+    def staged(self) -> None:
+        """Another version is whole: tell who waits for it."""
+        self._loop.call_soon_threadsafe(self._versions.news.fire)
+
+    def close(self) -> None:
+        """End every link. Idempotent."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join()
+
+    async def _run(self, ready: Future[None]) -> None:
+        """Consumes connections and orders to fetch; ends with `close`."""
+        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        self._versions, self._turn = Versions(self._memory), asyncio.Lock()
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            accepting = tasks.create_task(self._accept())
+            ready.set_result(None)
+            await self._closing.wait()
+            accepting.cancel()
+            for task in self._fetches.values():
+                task.cancel()
+        self._listener.close()
+
+    async def _accept(self) -> None:
+        room = asyncio.Semaphore(LINKS_MAX)
+        async with asyncio.TaskGroup() as links:
+            while True:
+                await room.acquire()
+                connection, peer = await self._accepted()
+                task = links.create_task(self._serve(connection, f"{peer[0]}:{peer[1]}"))
+                task.add_done_callback(lambda _: room.release())
+
+    async def _accepted(self) -> tuple[socket.socket, tuple[str, int]]:
+        while True:
+            try:
+                connection, peer = await self._loop.sock_accept(self._listener)
+                return connection, (peer[0], peer[1])
+            except OSError:  # who called is gone already, or no file descriptor is left for now
+                await asyncio.sleep(self._deadlines.heartbeat_s)
+
+    async def _serve(self, connection: socket.socket, peer: str) -> None:
+        """One request. Whatever goes wrong, who asked has heard of it or is gone."""
+        with suppress(WeightsError):
+            async with accepted(connection, peer, self._secret, self._deadlines) as link:
+                await answer(link, self._versions, self._deadlines)
+
+    def _start(self, key: tuple[int, str], sources: Sequence[str], future: Future[str]) -> None:
+        if key in self._fetches:
+            self._fetches[key].cancel()
+        self._fetches[key] = task = self._tasks.create_task(self._fetch(key, sources, future))
+        task.add_done_callback(lambda _: self._forget(key, task))
+
+    def _forget(self, key: tuple[int, str], task: asyncio.Task[None]) -> None:
+        if self._fetches.get(key) is task:
+            del self._fetches[key]
+
+    async def _fetch(self, key: tuple[int, str], sources: Sequence[str], future: Future[str]) -> None:
+        """Its caller hears of every possible end."""
+        try:
+            async with self._turn:
+                future.set_result(await self._fetched(*key, sources))
+        except asyncio.CancelledError:
+            future.set_exception(
+                WeightsError(
+                    f"relay `{self._name}` stopped to fetch version {key[0]}: another order took over, "
+                    "or the relay closes"
+                )
+            )
+        except Exception as error:
+            future.set_exception(error)
+
+    async def _fetched(self, version: int, digest: str, sources: Sequence[str]) -> str:
+        versions = self._versions
+        order = Fetch(
+            Ask(version, digest, versions.present()),
+            self._slot_bytes,
+            lambda manifest: versions.begin(version, manifest, digest),
+            self._secret,
+            self._deadlines,
+        )
+        try:
+            holding = await fetch(order, sources)
+        except BaseException:
+            versions.ended("no source of it is left")
+            raise
+        return holding.finish()

@@ -1,0 +1,271 @@
+"""Links between relays: frames over TCP, between two that have proved to know the run's secret.
+
+    frame    4 bytes length, then a message in msgpack; after a `Chunk` its bytes follow, then a `Seal`
+
+Both sides prove the secret before either reads a message:
+
+    accepting     MAGIC, challenge                          32 random bytes
+    connecting    challenge, HMAC-SHA256(secret, "connecting" + both challenges)
+    accepting     accepted, HMAC-SHA256(secret, "accepting" + both challenges); or refused, and the end
+
+The secret never travels, and an answer is good for one connection only. What follows is not encrypted and
+not signed: who can change packets between two hosts can change weights.
+
+Every wait has a deadline. A peer whose process ends is seen at once. For one that falls silent, or takes
+nothing more, `stall_s` is the longest time without a byte. The kernel ends links whose other host is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import msgspec
+
+from millrace.core.errors import MillraceError, WeightsError
+
+MAGIC = b"MLLRCHN1"
+CHALLENGE_BYTES = 32
+PROOF_BYTES = 32
+ACCEPTED, REFUSED = b"\1", b"\0"
+FRAME_BYTES_MAX = 16 << 20  # a manifest and its frame
+SLICE_BYTES = 128 << 10  # sent under one deadline: slower than this in `stall_s` is no link
+
+
+class Deadlines(msgspec.Struct, frozen=True):
+    """How long a relay waits for another one.
+
+    `connect_s`: for a connection and the proofs. `stall_s`: for the next byte. `begin_s`: until a version
+    that was asked for begins to arrive there. `wait_s`: for a chunk, while the other waits itself. It says so
+    every `heartbeat_s`.
+    """
+
+    connect_s: float = 3.0
+    stall_s: float = 4.0
+    begin_s: float = 2.0
+    wait_s: float = 10.0
+    heartbeat_s: float = 1.0
+
+
+DEADLINES = Deadlines()
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """Give me this version. `held`: what the asking relay has whole, (version, published digest)."""
+
+    version: int
+    digest: str
+    held: list[tuple[int, str]]
+
+
+class Found(msgspec.Struct, frozen=True, tag=True):
+    """Its encoded manifest."""
+
+    manifest: bytes
+
+
+class Unknown(msgspec.Struct, frozen=True, tag=True):
+    """The version is not here, or not any more."""
+
+    reason: str
+
+
+class Want(msgspec.Struct, frozen=True, tag=True):
+    """Send these chunks: one bit each, in the order of the manifest."""
+
+    chunks: bytes
+
+
+class Waiting(msgspec.Struct, frozen=True, tag=True):
+    """The next chunk is not here yet, but I am."""
+
+
+class Chunk(msgspec.Struct, frozen=True, tag=True):
+    """`num_bytes` follow, encoded as `encoding` says."""
+
+    index: int
+    encoding: str
+    num_bytes: int
+
+
+class Seal(msgspec.Struct, frozen=True, tag=True):
+    """After the bytes of a chunk. `digest`: XXH3-64 of these; None: they were overwritten meanwhile."""
+
+    digest: int | None
+
+
+Message = Ask | Found | Unknown | Want | Waiting | Chunk | Seal
+_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+class Link:
+    """One connection whose other side has proved the secret. Its errors name the peer."""
+
+    def __init__(self, connection: socket.socket, peer: str, deadlines: Deadlines) -> None:
+        self._socket, self.peer, self._deadlines = connection, peer, deadlines
+        self._loop = asyncio.get_running_loop()
+
+    async def send(self, message: Message) -> None:
+        body = msgspec.msgpack.encode(message)
+        await self.send_bytes(memoryview(len(body).to_bytes(4, "big") + body))
+
+    async def send_bytes(self, data: memoryview) -> None:
+        """All of `data`, from where it lies."""
+        with self._failing("takes"):
+            for start in range(0, len(data), SLICE_BYTES):
+                async with asyncio.timeout(self._deadlines.stall_s):
+                    await self._loop.sock_sendall(self._socket, data[start : start + SLICE_BYTES])
+
+    async def receive(self) -> Message:
+        """The next message."""
+        length = int.from_bytes(await self._exactly(4), "big")
+        if length > FRAME_BYTES_MAX:
+            raise WeightsError(f"the relay at {self.peer} announces a frame of {length} bytes: is it one?")
+        body = await self._exactly(length)
+        try:
+            return _DECODER.decode(body)
+        except msgspec.MsgspecError as error:
+            raise WeightsError(f"the relay at {self.peer} sent what is no message: {error}") from error
+
+    async def receive_into(self, buffer: memoryview) -> None:
+        """Fill all of `buffer`."""
+        with self._failing("sends"):
+            while buffer:
+                async with asyncio.timeout(self._deadlines.stall_s):
+                    received = await self._loop.sock_recv_into(self._socket, buffer)
+                if not received:
+                    raise WeightsError(f"the relay at {self.peer} has ended the connection")
+                buffer = buffer[received:]
+
+    async def _exactly(self, num_bytes: int) -> bytearray:
+        data = bytearray(num_bytes)
+        await self.receive_into(memoryview(data))
+        return data
+
+    @contextmanager
+    def _failing(self, does: str) -> Iterator[None]:
+        with naming(self.peer, f"{does} nothing any more for {self._deadlines.stall_s:g} s"):
+            yield
+
+    async def prove_first(self, secret: str) -> None:
+        """As the connecting side."""
+        greeting = bytes(await self._exactly(len(MAGIC) + CHALLENGE_BYTES))
+        if not greeting.startswith(MAGIC):
+            raise WeightsError(f"at {self.peer} there is no relay of this version of Millrace")
+        ours = secrets.token_bytes(CHALLENGE_BYTES)
+        both = greeting[len(MAGIC) :] + ours
+        await self.send_bytes(memoryview(ours + _proof(secret, b"connecting", both)))
+        verdict = bytes(await self._exactly(1))
+        if verdict != ACCEPTED:
+            raise WeightsError(
+                f"the relay at {self.peer} refuses this one: their secrets differ. "
+                "All relays of a run have the same; that one may be of another run"
+            )
+        if not hmac.compare_digest(await self._exactly(PROOF_BYTES), _proof(secret, b"accepting", both)):
+            raise WeightsError(f"the relay at {self.peer} does not know the secret of this run")
+
+    async def prove_second(self, secret: str) -> None:
+        """As the accepting side. Raises WeightsError: refused, and told so."""
+        ours = secrets.token_bytes(CHALLENGE_BYTES)
+        await self.send_bytes(memoryview(MAGIC + ours))
+        answer = bytes(await self._exactly(CHALLENGE_BYTES + PROOF_BYTES))
+        both = ours + answer[:CHALLENGE_BYTES]
+        if not hmac.compare_digest(answer[CHALLENGE_BYTES:], _proof(secret, b"connecting", both)):
+            await self.send_bytes(memoryview(REFUSED))
+            raise WeightsError(f"{self.peer} does not know the secret of this run")
+        await self.send_bytes(memoryview(ACCEPTED + _proof(secret, b"accepting", both)))
+
+
+@asynccontextmanager
+async def connected(address: str, secret: str, deadlines: Deadlines) -> AsyncIterator[Link]:
+    """A link to the relay at `address` (HOST:PORT).
+
+    Raises: WeightsError: nobody answers there, or who answers has another secret.
+    """
+    connection = None
+    try:
+        with naming(address, f"does not answer within {deadlines.connect_s:g} s"):
+            async with asyncio.timeout(deadlines.connect_s):
+                connection = await _connect(address)
+                link = Link(connection, address, deadlines)
+                await link.prove_first(secret)
+        yield link
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+@asynccontextmanager
+async def accepted(
+    connection: socket.socket, peer: str, secret: str, deadlines: Deadlines
+) -> AsyncIterator[Link]:
+    """A link to who has connected. Raises: WeightsError: it has another secret, or falls silent."""
+    try:
+        with naming(peer, f"did not prove the secret within {deadlines.connect_s:g} s"):
+            async with asyncio.timeout(deadlines.connect_s):
+                link = Link(prepared(connection), peer, deadlines)
+                await link.prove_second(secret)
+        yield link
+    finally:
+        connection.close()
+
+
+def listening(address: str) -> tuple[socket.socket, str]:
+    """A socket that listens on this host's own `address`, and where that is: HOST:PORT. Raises: OSError."""
+    family = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][0]
+    server = socket.create_server((address, 0), family=family)
+    server.setblocking(False)
+    host = f"[{address}]" if ":" in address else address
+    return server, f"{host}:{server.getsockname()[1]}"
+
+
+def prepared(connection: socket.socket) -> socket.socket:
+    """Send small frames at once, and notice a host that is gone in 3 s, idle or not."""
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3)):
+        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 3000)
+    return connection
+
+
+@contextmanager
+def naming(peer: str, silence: str) -> Iterator[None]:
+    """What sockets and deadlines raise, as ours, with the peer's name."""
+    try:
+        yield
+    except MillraceError:
+        raise
+    except TimeoutError as error:
+        raise WeightsError(f"the relay at {peer} {silence}") from error
+    except OSError as error:
+        raise WeightsError(f"the relay at {peer} cannot be reached: {error.strerror or error}") from error
+
+
+async def _connect(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, place = found[0]
+    connection = prepared(socket.socket(family, kind, protocol))
+    try:
+        await asyncio.get_running_loop().sock_connect(connection, place)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _proof(secret: str, side: bytes, challenges: bytes) -> bytes:
+    return hmac.new(secret.encode(), side + challenges, hashlib.sha256).digest()
+
+
+def as_bytes(data: Any) -> memoryview:
+    """A contiguous array as what sockets take."""
+    return memoryview(data).cast("B")

@@ -1,0 +1,354 @@
+"""Relays that fetch from each other over loopback, in one process: what is forwarded, resumed and refused."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from millrace.core.digest import NamedBuffer, digest_buffers
+from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError
+from millrace.core.types import Staged
+from millrace.weights import holding
+from millrace.weights.holding import Holding
+from millrace.weights.relay import Relay
+from millrace.weights.ring import open_reader, open_writer
+from millrace.weights.wire import Deadlines, Link
+
+SECRET = "of this run"
+DEADLINE_S = 30.0
+DEADLINES = Deadlines(connect_s=20.0, stall_s=20.0, begin_s=1.0, wait_s=20.0)
+HASTY = Deadlines(connect_s=20.0, stall_s=0.3, begin_s=0.1, wait_s=0.5, heartbeat_s=0.05)
+CHUNK_BYTES = 1000
+SHAPES = {"embed": (40, 60), "norm": (7,), "head": (30, 50), "scale": (), "none": (0, 3)}
+SLOT_BYTES = 1 << 16
+MODEL_BYTES = sum(4 * math.prod(shape) for shape in SHAPES.values())
+OVERHEAD_BYTES = 2500
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holding, "CHUNK_BYTES", CHUNK_BYTES)
+
+
+def model(seed: int) -> list[NamedBuffer]:
+    random = np.random.default_rng(seed)
+    return [
+        NamedBuffer(name, "float32", shape, random.integers(0, 256, 4 * math.prod(shape), np.uint8))
+        for name, shape in SHAPES.items()
+    ]
+
+
+class Host:
+    """A relay that listens on loopback, with a reader of its ring."""
+
+    def __init__(self, name: str, *, slots: int = 3, secret: str = SECRET, deadlines=DEADLINES) -> None:
+        self.relay = Relay(name, slots, address="127.0.0.1", secret=secret, deadlines=deadlines)
+        self.endpoint = asyncio.run(self.relay.open(SLOT_BYTES))
+        self.reader = open_reader(self.endpoint)
+        self.writer = open_writer(self.endpoint)
+
+    @property
+    def address(self) -> str:
+        return self.endpoint.address
+
+    def publish(self, version: int, tensors: Sequence[NamedBuffer]) -> str:
+        digest = self.writer.write(version, tensors)
+        return asyncio.run(self.relay.stage(version, digest)).digest
+
+    def fetch(self, version: int, digest: str, *sources: str) -> Staged:
+        return asyncio.run(self.relay.fetch(version, digest, list(sources)))
+
+    def read(self, version: int) -> list[bytes]:
+        with self.reader.view(version) as (_, tensors):
+            return [bytes(tensor.data) for tensor in tensors]
+
+    def partial(self, version: int, digest: str) -> Holding | None:
+        """What has arrived of a version."""
+        assert self.relay._network is not None
+        return self.relay._network._versions.find(version, digest)
+
+    def close(self) -> None:
+        self.relay.close()
+        with suppress(OSError):
+            os.close(int(self.endpoint.path.rsplit("/", 1)[1]))
+
+
+@contextmanager
+def hosts(*names: str, **options) -> Iterator[list[Host]]:
+    made = [Host(name, **options) for name in names]
+    try:
+        yield made
+    finally:
+        for host in made:
+            host.close()
+
+
+class Wire:
+    """A cable between two relays. `passed` counts the bytes from the serving side.
+
+    After `limit` of them it is cut, or, if it `holds`, the others wait until `free` is set. `flip`: a bit of
+    that byte is changed.
+    """
+
+    def __init__(self, to: str, *, limit: int | None = None, holds: bool = False, flip: int | None = None):
+        self._to, self._limit, self._holds, self._flip = to, limit, holds, flip
+        self.passed, self.free = 0, threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._ends = [self._listener]
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                host, port = self._to.split(":")
+                far = socket.create_connection((host, int(port)))
+                self._ends += [near, far]
+                threading.Thread(target=self._pass, args=(near, far, lambda data: True), daemon=True).start()
+                threading.Thread(target=self._pass, args=(far, near, self._served), daemon=True).start()
+
+    def _served(self, data: bytearray) -> bool:
+        """Whether these bytes go on."""
+        if self._flip is not None and 0 <= self._flip - self.passed < len(data):
+            data[self._flip - self.passed] ^= 1
+        if self._limit is not None and self.passed + len(data) > self._limit:
+            if not self._holds:
+                return False
+            self.free.wait(DEADLINE_S)
+        self.passed += len(data)
+        return True
+
+    @staticmethod
+    def _pass(source: socket.socket, target: socket.socket, allowed: Callable[[bytearray], bool]) -> None:
+        with suppress(OSError):
+            while (data := bytearray(source.recv(500))) and allowed(data):
+                target.sendall(data)
+            for end in (source, target):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.free.set()
+        for end in self._ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
+
+
+def connections(host: Host) -> list[str]:
+    """Of those that connect to it, as the kernel lists them."""
+    port = int(host.address.rpartition(":")[2])
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return [line for line in lines if line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "01"]
+
+
+@contextmanager
+def wire(to: str, **options) -> Iterator[Wire]:
+    made = Wire(to, **options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_version_goes_down_a_chain_bit_for_bit():
+    with hosts("a", "b", "c") as (a, b, c):
+        digest = a.publish(7, model(1))
+        for host, source in ((b, a), (c, b)):
+            staged = host.fetch(7, digest, source.address)
+            assert staged == Staged(7, digest, [7], staged.stage_s)
+            assert host.read(7) == [bytes(tensor.data) for tensor in model(1)]
+
+
+def test_a_relay_forwards_what_it_has_before_it_has_all():
+    with hosts("a", "b", "c") as (a, b, c), ThreadPoolExecutor(2) as pool:
+        with wire(a.address, limit=9000, holds=True) as slow, wire(b.address) as next_one:
+            digest = a.publish(1, model(1))
+            fetched = [pool.submit(b.fetch, 1, digest, slow.address)]
+            fetched.append(pool.submit(c.fetch, 1, digest, next_one.address))
+            until(lambda: next_one.passed > 5000)
+            assert b.reader.held() == c.reader.held() == []
+            slow.free.set()
+            assert [future.result(DEADLINE_S).held for future in fetched] == [[1], [1]]
+    assert c.read(1) == [bytes(tensor.data) for tensor in model(1)]
+
+
+def test_what_arrived_before_a_source_died_is_not_asked_for_again():
+    with hosts("a", "b") as (a, b), wire(a.address, limit=9000) as dying, wire(a.address) as other:
+        digest = a.publish(1, model(1))
+        assert b.fetch(1, digest, dying.address, other.address).held == [1]
+        assert MODEL_BYTES < dying.passed + other.passed < MODEL_BYTES + 2 * OVERHEAD_BYTES
+        assert other.passed < MODEL_BYTES - 7000 + OVERHEAD_BYTES
+
+
+def test_a_later_call_goes_on_where_an_earlier_one_stopped():
+    with hosts("a", "b") as (a, b), wire(a.address, limit=9000) as dying, wire(a.address) as other:
+        digest = a.publish(1, model(1))
+        with pytest.raises(WeightsError, match="has ended the connection"):
+            b.fetch(1, digest, dying.address)
+        assert b.reader.held() == []
+        assert b.fetch(1, digest, other.address).held == [1]
+        assert other.passed < MODEL_BYTES - 7000 + OVERHEAD_BYTES
+
+
+def test_a_source_that_falls_silent_is_left_at_its_deadline():
+    with hosts("a", "b", deadlines=HASTY) as (a, b), wire(a.address, limit=9000, holds=True) as silent:
+        digest = a.publish(1, model(1))
+        with pytest.raises(WeightsError, match=rf"{silent.address} sends nothing any more for 0.3 s"):
+            b.fetch(1, digest, silent.address)
+        assert b.fetch(1, digest, silent.address, a.address).held == [1]
+
+
+def test_a_relay_that_itself_waits_is_not_taken_for_dead_and_not_waited_for_for_ever():
+    with hosts("a", "b", "c", deadlines=HASTY) as (a, _, c), ThreadPoolExecutor(1) as pool:
+        patient = Host("patient", deadlines=msgspec.structs.replace(HASTY, stall_s=20.0))
+        with wire(a.address, limit=9000, holds=True) as silent, closing(patient):
+            digest = a.publish(1, model(1))
+            stuck = pool.submit(patient.fetch, 1, digest, silent.address)
+            until(lambda: patient.partial(1, digest))
+            with pytest.raises(WeightsError, match="itself waits, for more than"):
+                c.fetch(1, digest, patient.address)
+            silent.free.set()
+            assert stuck.result(DEADLINE_S).held == [1]
+
+
+def test_who_asks_a_relay_that_has_given_up_is_told_so():
+    with hosts("a", "b", "c") as (a, b, c), wire(a.address, limit=9000) as dying:
+        digest = a.publish(1, model(1))
+        with pytest.raises(WeightsError):
+            b.fetch(1, digest, dying.address)
+        with pytest.raises(UnknownVersionError, match="stopped to arrive here: no source of it is left"):
+            c.fetch(1, digest, b.address)
+        assert c.fetch(1, digest, b.address, a.address).held == [1]
+
+
+def test_a_relay_waits_for_a_version_that_it_is_about_to_get():
+    with hosts("a", "b") as (a, b), ThreadPoolExecutor(1) as pool:
+        digest = digest_buffers(model(1))
+        fetched = pool.submit(b.fetch, 1, digest, a.address)
+        until(lambda: len(connections(a)) == 1)
+        a.publish(1, model(1))
+        assert fetched.result(DEADLINE_S).held == [1]
+
+
+def test_a_version_that_no_source_has_is_unknown_and_what_they_have_is_told():
+    with hosts("a", "b", deadlines=HASTY) as (a, b):
+        digest = a.publish(1, model(1))
+        with pytest.raises(
+            UnknownVersionError, match=rf"version 2 \(no such\) is not here \(present: 1 \({digest}"
+        ):
+            b.fetch(2, "no such", a.address)
+        with pytest.raises(UnknownVersionError, match=r"version 1 .* is not here"):
+            b.fetch(1, digest_buffers(model(2)), a.address)
+
+
+def test_a_slot_that_is_overwritten_while_it_is_sent_is_torn_for_who_receives_it(monkeypatch):
+    with hosts("a", "b") as (a, b):
+        digest, honest, sent = a.publish(1, model(1)), Link.send_bytes, []
+
+        async def send_bytes(self: Link, data: memoryview) -> None:
+            await honest(self, data)
+            sent.append(len(data))
+            if sent.count(CHUNK_BYTES) == 2:
+                a.writer.write(0, model(9))  # the trainer has gone back: version 1 is no more
+
+        monkeypatch.setattr(Link, "send_bytes", send_bytes)
+        with pytest.raises(UnknownVersionError, match=r"has overwritten version 1"):
+            b.fetch(1, digest, a.address)
+        assert b.reader.held() == [] and b.partial(1, digest).here.sum() == 1
+
+
+def test_a_second_order_for_a_version_takes_over_from_the_first():
+    with hosts("a", "b") as (a, b), ThreadPoolExecutor(1) as pool:
+        with wire(a.address, limit=9000, holds=True) as slow, wire(a.address) as other:
+            digest = a.publish(1, model(1))
+            first = pool.submit(b.fetch, 1, digest, slow.address)
+            until(lambda: (part := b.partial(1, digest)) and part.here.sum() > 5)
+            assert b.fetch(1, digest, other.address).held == [1]
+            with pytest.raises(WeightsError, match="another order took over"):
+                first.result(DEADLINE_S)
+        assert other.passed < MODEL_BYTES - 5000 + OVERHEAD_BYTES
+
+
+def test_a_version_that_is_published_anew_with_other_weights_is_fetched_anew():
+    with hosts("a", "b") as (a, b):
+        for version in (1, 2, 3):
+            b.fetch(version, a.publish(version, model(version)), a.address)
+        again = a.publish(2, model(9))
+        assert b.fetch(2, again, a.address).held == [1, 2]
+        assert b.read(2) == [bytes(tensor.data) for tensor in model(9)]
+
+
+def test_a_change_in_the_memory_of_a_source_is_found_by_the_digest_of_the_piece():
+    with hosts("a", "b") as (a, b):
+        digest = a.publish(1, model(1))
+        a.writer._memory.data[0][100] ^= 1
+        with pytest.raises(DigestMismatchError, match=r"`embed` of version 1 has digest .* the trainer's"):
+            b.fetch(1, digest, a.address)
+        assert b.reader.held() == []
+
+
+def test_the_secret_of_another_run_is_refused_in_words_and_nothing_is_sent():
+    with hosts("a") as (a,), hosts("b", secret="of another run") as (b,), wire(a.address) as cable:
+        digest = a.publish(1, model(1))
+        with pytest.raises(WeightsError, match=r"the relay at 127.* refuses this one: their secrets differ"):
+            b.fetch(1, digest, cable.address)
+        assert cable.passed < 100 and b.reader.held() == []
+
+
+def test_a_relay_with_an_address_needs_a_secret():
+    with pytest.raises(ConfigError, match="needs the secret"):
+        Relay("relay", 2, address="127.0.0.1")
+
+
+def test_a_version_that_is_readable_is_not_asked_for_again():
+    with hosts("a", "b") as (a, b):
+        digest = a.publish(1, model(1))
+        b.fetch(1, digest, a.address)
+        assert b.fetch(1, digest).digest == digest
+
+
+def test_the_digest_of_the_version_is_that_of_its_buffers():
+    with hosts("a", "b") as (a, b):
+        digest = a.publish(1, model(1))
+        assert b.fetch(1, digest, a.address).digest == digest_buffers(model(1))
+
+
+def test_a_corrupted_chunk_is_refused_and_named():
+    with hosts("a", "b") as (a, b), wire(a.address, flip=3000) as cable:
+        digest = a.publish(1, model(1))
+        with pytest.raises(DigestMismatchError, match=r"chunk \d of `embed` of version 1 was changed"):
+            b.fetch(1, digest, cable.address)
+        assert b.reader.held() == []
+        assert b.fetch(1, digest, a.address).held == [1]
+
+
+def test_no_source_answers_and_each_is_named():
+    with hosts("a", "b") as (a, b):
+        digest = a.publish(1, model(1))
+        a.relay.close()
+        with pytest.raises(WeightsError, match=rf"{a.address} cannot be reached.*{b.address}") as caught:
+            b.fetch(1, digest, a.address, b.address)
+        assert isinstance(caught.value, UnknownVersionError)  # b itself answered, and has it not
+        with pytest.raises(WeightsError, match="No source answers") as caught:
+            b.fetch(1, digest, a.address)
+        assert not isinstance(caught.value, UnknownVersionError)
