@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from unittest.mock import ANY
 
 import msgspec
 import numpy as np
@@ -175,7 +176,7 @@ def test_a_version_goes_down_a_chain_bit_for_bit():
         digest = a.publish(7, model(1))
         for host, source in ((b, a), (c, b)):
             staged = host.fetch(7, digest, source.address)
-            assert staged == Staged(7, digest, [7], staged.stage_s)
+            assert staged == Staged(7, digest, [7], staged.stage_s, source.address, MODEL_BYTES)
             assert host.read(7) == [bytes(tensor.data) for tensor in model(1)]
 
 
@@ -294,8 +295,15 @@ def test_a_version_that_is_published_anew_with_other_weights_is_fetched_anew():
         for version in (1, 2, 3):
             b.fetch(version, a.publish(version, model(version)), a.address)
         again = a.publish(2, model(9))
-        assert b.fetch(2, again, a.address).held == [1, 2]
+        assert b.fetch(2, again, a.address).held == [1, 2, 3]
         assert b.read(2) == [bytes(tensor.data) for tensor in model(9)]
+
+
+def test_an_older_version_is_fetched_beside_the_newest():
+    with hosts("a", "b") as (a, b):
+        older, newest = (a.publish(version, model(version)) for version in (1, 2))
+        b.fetch(2, newest, a.address)
+        assert b.fetch(1, older, a.address).held == [1, 2]
 
 
 def test_a_change_in_the_memory_of_a_source_is_found_by_the_digest_of_the_piece():
@@ -324,7 +332,7 @@ def test_a_version_that_is_readable_is_not_asked_for_again():
     with hosts("a", "b") as (a, b):
         digest = a.publish(1, model(1))
         b.fetch(1, digest, a.address)
-        assert b.fetch(1, digest).digest == digest
+        assert b.fetch(1, digest) == Staged(1, digest, [1], ANY)
 
 
 def test_the_digest_of_the_version_is_that_of_its_buffers():

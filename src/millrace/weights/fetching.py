@@ -35,7 +35,7 @@ from millrace.weights.wire import (
 )
 
 
-class Fetch(msgspec.Struct, frozen=True):
+class Order(msgspec.Struct, frozen=True):
     """One version to get. `begin` gives it a place, or the one where some of it is already."""
 
     ask: Ask
@@ -45,8 +45,8 @@ class Fetch(msgspec.Struct, frozen=True):
     deadlines: Deadlines
 
 
-async def fetch(order: Fetch, sources: Sequence[str]) -> Holding:
-    """The version, with every piece checked, from the first of `sources` that has it.
+async def fetch(order: Order, sources: Sequence[str]) -> tuple[Holding, str]:
+    """The version, with every piece checked, from the first of `sources` that has it, and from which.
 
     Where one fails, the next is asked for what still lacks. What is here stays here when all fail.
 
@@ -59,7 +59,7 @@ async def fetch(order: Fetch, sources: Sequence[str]) -> Holding:
     failures: list[WeightsError] = []
     for address in sources:
         try:
-            return await _fetch_from(address, order)
+            return await _fetch_from(address, order), address
         except _SlotTaken:
             raise
         except WeightsError as error:
@@ -71,7 +71,7 @@ class _SlotTaken(TornVersionError):
     """No other source can help."""
 
 
-async def _fetch_from(address: str, order: Fetch) -> Holding:
+async def _fetch_from(address: str, order: Order) -> Holding:
     async with connected(address, order.secret, order.deadlines) as link:
         await link.send(order.ask)
         holding = order.begin(await _manifest(link, order))
@@ -86,7 +86,7 @@ async def _fetch_from(address: str, order: Fetch) -> Holding:
         return holding
 
 
-async def _manifest(link: Link, order: Fetch) -> list[TensorSpec]:
+async def _manifest(link: Link, order: Order) -> list[TensorSpec]:
     """That of the version. It has the digests of all that will arrive, so it must be the trainer's."""
     match await link.receive():
         case Found(encoded):
@@ -134,6 +134,7 @@ async def _receive_chunk(link: Link, holding: Holding, chunk: Chunk) -> None:
         raise _SlotTaken(f"the slot of version {holding.version} was taken while it arrived")
     target = place if place.flags.c_contiguous else np.empty(place.shape, np.uint8)
     await link.receive_into(as_bytes(target))
+    holding.received_bytes += chunk.num_bytes
     match await link.receive():
         case Seal(None):
             raise TornVersionError(f"the relay at {link.peer} has overwritten version {holding.version}")

@@ -38,6 +38,7 @@ class Holding:
         here             (chunks,) bool: it is here
         ended            why no more will arrive for now; empty: it may
         news             fires when a chunk has arrived, or no more will
+        received_bytes   of it, from other relays
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Holding:
         self.memory, (self.slot, self.sequence) = memory, place
         self.version, self.digest, self.manifest = version, published_digest(manifest), list(manifest)
         self.chunks: list[Bytes] = []
-        self.ended = ""
+        self.ended, self.received_bytes = "", 0
         self._pieces = [(tensor, piece) for tensor, spec in enumerate(manifest) for piece in spec.pieces]
         self._spans = list[slice]()  # of chunks, for each piece
         for piece in range(len(self._pieces)):

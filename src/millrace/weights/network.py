@@ -12,9 +12,10 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import NamedTuple
 
 from millrace.core.errors import WeightsError
-from millrace.weights.fetching import Fetch, fetch
+from millrace.weights.fetching import Order, fetch
 from millrace.weights.layout import Memory
 from millrace.weights.sending import answer
 from millrace.weights.versions import Versions
@@ -22,6 +23,14 @@ from millrace.weights.wire import Ask, Deadlines, accepted, listening
 
 LINKS_MAX = 64
 """Served at the same time; who comes later waits until one ends."""
+
+
+class Fetched(NamedTuple):
+    """A version that is readable now. `digest`: of whole tensors; `source`: the address of the last relay."""
+
+    digest: str
+    source: str
+    received_bytes: int
 
 
 class Network:
@@ -50,13 +59,13 @@ class Network:
         self._thread.start()
         ready.result()
 
-    async def fetch(self, version: int, digest: str, sources: Sequence[str]) -> str:
-        """Get a version and make it readable; returns its digest, of whole tensors. One at a time, in order.
+    async def fetch(self, version: int, digest: str, sources: Sequence[str]) -> Fetched:
+        """Get a version and make it readable. One at a time, in the order of the calls.
 
         A later call for the same version takes over from the present one, whose caller is told.
         Raises: as `fetching.fetch`.
         """
-        future: Future[str] = Future()
+        future: Future[Fetched] = Future()
         future.set_running_or_notify_cancel()
         self._loop.call_soon_threadsafe(self._start, (version, digest), list(sources), future)
         return await asyncio.wrap_future(future)
@@ -108,7 +117,7 @@ class Network:
             async with accepted(connection, peer, self._secret, self._deadlines) as link:
                 await answer(link, self._versions, self._deadlines)
 
-    def _start(self, key: tuple[int, str], sources: Sequence[str], future: Future[str]) -> None:
+    def _start(self, key: tuple[int, str], sources: Sequence[str], future: Future[Fetched]) -> None:
         if key in self._fetches:
             self._fetches[key].cancel()
         self._fetches[key] = task = self._tasks.create_task(self._fetch(key, sources, future))
@@ -118,7 +127,7 @@ class Network:
         if self._fetches.get(key) is task:
             del self._fetches[key]
 
-    async def _fetch(self, key: tuple[int, str], sources: Sequence[str], future: Future[str]) -> None:
+    async def _fetch(self, key: tuple[int, str], sources: Sequence[str], future: Future[Fetched]) -> None:
         """Its caller hears of every possible end."""
         try:
             async with self._turn:
@@ -133,9 +142,9 @@ class Network:
         except Exception as error:
             future.set_exception(error)
 
-    async def _fetched(self, version: int, digest: str, sources: Sequence[str]) -> str:
+    async def _fetched(self, version: int, digest: str, sources: Sequence[str]) -> Fetched:
         versions = self._versions
-        order = Fetch(
+        order = Order(
             Ask(version, digest, versions.present()),
             self._slot_bytes,
             lambda manifest: versions.begin(version, manifest, digest),
@@ -143,8 +152,8 @@ class Network:
             self._deadlines,
         )
         try:
-            holding = await fetch(order, sources)
+            holding, source = await fetch(order, sources)
         except BaseException:
             versions.ended("no source of it is left")
             raise
-        return holding.finish()
+        return Fetched(holding.finish(), source, holding.received_bytes)

@@ -11,7 +11,7 @@ from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersio
 from millrace.core.types import Endpoint, Staged
 from millrace.weights.layout import Memory, create
 from millrace.weights.manifest import check_sequence, digest_slot, read_manifest
-from millrace.weights.network import Network
+from millrace.weights.network import Fetched, Network
 from millrace.weights.slots import confirm
 from millrace.weights.wire import DEADLINES, Deadlines
 
@@ -91,7 +91,7 @@ class Relay:
         has it or receives it, and make it readable. Other relays may have what is here of it meanwhile.
 
         Idempotent: only what lacks is asked for. A later call for the same version takes over from the
-        present one, which raises WeightsError. Versions above `version` are dropped, as when it is published.
+        present one, which raises WeightsError. What another digest was fetched with is replaced.
 
         Raises:
             UnknownVersionError: no source has it.
@@ -101,13 +101,14 @@ class Relay:
         """
         started = time.perf_counter()
         memory = self._opened()
-        read = await asyncio.to_thread(_readable, memory, version, digest)
-        if read is None:
+        got = await asyncio.to_thread(_readable, memory, version, digest)
+        if got is None:
             if self._network is None:
                 raise WeightsError(f"relay `{self._name}` has no address, so it cannot ask {sources}")
             with boundary(f"relay `{self._name}`", f"fetching version {version}", WeightsError):
-                read = await self._network.fetch(version, digest, sources)
-        return Staged(version, read, memory.held(), time.perf_counter() - started)
+                got = await self._network.fetch(version, digest, sources)
+        fetch_s = time.perf_counter() - started
+        return Staged(version, got.digest, memory.held(), fetch_s, got.source, got.received_bytes)
 
     def close(self) -> None:
         """Stop to listen and to serve other hosts. Readers here read on. Idempotent."""
@@ -165,11 +166,12 @@ class Relay:
         )
 
 
-def _readable(memory: Memory, version: int, digest: str) -> str | None:
-    """The digest, of whole tensors, of a version that can be read already and was published with `digest`."""
+def _readable(memory: Memory, version: int, digest: str) -> Fetched | None:
+    """A version that can be read already and was published with `digest`."""
     for slot in range(memory.slots):
         sequence = memory.sequence(slot)
         if memory.complete(slot) and memory.version(slot) == version:
             manifest = read_manifest(memory, slot, sequence)
-            return memory.digest(slot) if published_digest(manifest) == digest else None
+            same = published_digest(manifest) == digest
+            return Fetched(memory.digest(slot), "", 0) if same else None
     return None

@@ -31,7 +31,7 @@ from millrace.weights.manifest import (
     placed,
     read_manifest,
 )
-from millrace.weights.slots import check_room, fill_in, take_slot
+from millrace.weights.slots import check_room, drop_above, fill_in, take_slot
 
 Copy = Callable[[Sequence[NamedBuffer], Sequence[NamedBuffer]], None]
 
@@ -78,9 +78,13 @@ class RingWriter:
         return self.end(filling, manifest, self.fill(filling, manifest, tensors))
 
     def begin(self, version: int, manifest: Sequence[TensorSpec]) -> Filling:
-        """Choose a slot, as `slots` says, for the tensors of `manifest`. Raises WeightsError: no room."""
+        """Take a slot, as `slots` says, for the tensors of `manifest`. Versions above are dropped.
+
+        Raises: WeightsError: no room.
+        """
         encoded = msgspec.msgpack.encode(manifest)
         check_room(self._memory, version, sum(spec.num_bytes for spec in manifest), len(encoded))
+        drop_above(self._memory, version)
         return Filling(version, *take_slot(self._memory, version))
 
     def fill(

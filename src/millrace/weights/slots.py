@@ -9,16 +9,16 @@ from millrace.weights.layout import MANIFEST_BYTES, Memory
 
 
 def take_slot(memory: Memory, version: int) -> tuple[int, int]:
-    """Begin to write `version`: (slot, sequence). What the slot held is unreadable from here on.
+    """Begin to write `version`: (slot, sequence). What the slot held is unreadable from here on."""
+    slot = _choose(memory, version)
+    return slot, _begin(memory, slot)
 
-    Versions above `version` are dropped first. They come from steps that were undone when the trainer went
-    back to a checkpoint.
-    """
+
+def drop_above(memory: Memory, version: int) -> None:
+    """What was above it came from steps that were undone when the trainer went back to a checkpoint."""
     for slot in range(memory.slots):
         if memory.written(slot) and memory.version(slot) > version:
             _begin(memory, slot)
-    slot = _choose(memory, version)
-    return slot, _begin(memory, slot)
 
 
 def fill_in(memory: Memory, slot: int, version: int, encoded: bytes) -> None:
