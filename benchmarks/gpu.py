@@ -13,7 +13,7 @@ engine   steady decoding of N sequences of about 450 to 570 tokens. The roofline
 trainer  steps on rows of 4,096 and 16,384 tokens, prompts shared by four. `mfu`: the arithmetic that the
          tokens need (recomputation not counted) over the peak of the GPU's data sheet, else of a product.
 weights  what a publication stops the trainer for, what a pull takes and a swap, and pinned copies of as much.
-trl      the whole loop of both, if TRL is installed.
+trl      trained tokens a second of the whole loop, and those of TRL's GRPOTrainer, if TRL is installed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import importlib.util
 import json
 import statistics
 import tempfile
@@ -32,7 +31,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import report, say
+from common import cache_directory, report, say
+from loop_vs_trl import Bench, tokens_per_s
+from peers.start import TASKS, make_untrained
+from peers.trl.venv import present
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
@@ -72,6 +74,8 @@ class Sizes:
         self.product = 256 if rehearse else 8192
         self.rows = {64: 2, 128: 1} if rehearse else {4096: 4, 16384: 2}
         self.rounds = 2 if rehearse else 5
+        self.loop_steps = 3 if rehearse else 10
+        self.loop_model = {"hidden": 64, "layers": 2} if rehearse else {"hidden": 1024, "layers": 28}
         self._tiny = rehearse
 
     def config(self, size: str) -> Qwen3Config:
@@ -400,10 +404,28 @@ def weights_part(sizes: Sizes, note: Callable[[Figures], None]) -> None:
 
 
 def trl_part(sizes: Sizes, note: Callable[[Figures], None]) -> None:
-    if importlib.util.find_spec("trl") is None:
+    """Trained tokens a second, ours and of TRL's GRPOTrainer: the same model of random weights, prompts,
+    batch (8 x 8) and limits. Millrace holds trainer and replica on the one GPU."""
+    python = present(cache_directory())
+    if python is None:
         note({"skipped": "TRL is not installed"})
         return
-    note({"skipped": "TRL is installed: compare by hand with `benchmarks/loop_vs_trl.py`, which is for CPUs"})
+    device, dtype = (sizes.device.type, "bfloat16" if sizes.device.type == "cuda" else "float32")
+    found: Figures = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        directory, task = Path(scratch), TASKS["short"]
+        start = make_untrained(task, directory / "start", **sizes.loop_model)
+        bench = Bench(
+            task, sizes.loop_steps, directory, start=start, python=python, device=device, dtype=dtype
+        )
+        for name in ("millrace", "trl_grpo"):
+            try:
+                found[f"{name}_tokens_per_s"] = tokens_per_s(bench.run(name, 0))
+            except SystemExit as error:  # what it printed: the other is measured all the same
+                found[name] = {"error": str(error)}
+            note(found)
+    if len(found) == 2 and "error" not in json.dumps(found):
+        note({"over_trl": found["millrace_tokens_per_s"] / found["trl_grpo_tokens_per_s"]})
 
 
 # ------------------------------------------------------------ all of it

@@ -35,7 +35,7 @@ GAIN = 0.10  # above the round's first rewards: what time to reward is measured 
 CONFIG = """
 steps = {steps}
 seed = {seed}
-model = {{ path = "{start}", recompute = {recompute} }}
+model = {{ path = "{start}", recompute = {recompute}, device = "{device}", dtype = "{dtype}" }}
 algorithm.kl = {kl}
 batch = {{ prompts = {groups}, group_size = {group_size}, token_budget = {token_budget} }}
 sampling.max_tokens = {max_tokens}
@@ -77,12 +77,22 @@ OURS = {"schedule": SCHEDULE, "slots": 128, "token_budget": 8192, "recompute": "
 
 
 class Bench:
-    """One task's files, and the three ways to run it."""
+    """One task's files, and the three ways to run it. `start`: another model. `python`: one that has TRL."""
 
-    def __init__(self, task: Task, steps: int, directory: Path) -> None:
-        cache = cache_directory()
+    def __init__(
+        self,
+        task: Task,
+        steps: int,
+        directory: Path,
+        *,
+        start: Path | None = None,
+        python: Path | None = None,
+        device: str = "cpu",
+        dtype: str = "float32",
+    ) -> None:
         self.task, self.steps, self.directory = task, steps, directory
-        self._start = make_start(task, cache)
+        self._start = start or make_start(task, cache_directory())
+        self._python, self._where = python, {"device": device, "dtype": dtype}
 
     def run(self, contestant: str, seed: int) -> Curve:
         if contestant == "millrace":
@@ -108,7 +118,7 @@ class Bench:
         work.mkdir()
         job = self._shape(self._in_our_order(rows, seed), seed) | {"out": str(work / "steps.jsonl")}
         (work / "job.json").write_text(json.dumps(job))
-        python = python_with_trl(cache_directory())
+        python = self._python or python_with_trl(cache_directory())
         run_logged([python, BENCHMARKS / "peers" / "trl" / script, work / "job.json"], work / "log")
         with (work / "steps.jsonl").open() as lines:
             steps = [json.loads(line) for line in lines]
@@ -127,6 +137,7 @@ class Bench:
             "extract": self.task.extract,
             "groups": GROUPS,
             "group_size": GROUP_SIZE,
+            **self._where,
         }
 
     def _in_our_order(self, rows: Path, seed: int) -> Path:

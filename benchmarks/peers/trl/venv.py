@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,14 @@ def python_with_trl(cache: Path) -> Path:
         subprocess.run([venv / "bin" / "pip", "install", "-qq", *PACKAGES], check=True)
         (venv / "complete").touch()
     return python
+
+
+def present(cache: Path) -> Path | None:
+    """An interpreter that has TRL already, this one or that of the cache. None: there is none."""
+    if importlib.util.find_spec("trl") is not None:
+        return Path(sys.executable)
+    venv = cache / f"venv-{PACKAGES[0]}"
+    return venv / "bin" / "python" if (venv / "complete").exists() else None
 
 
 def _install_torch(bin_: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -35,7 +35,7 @@ def pinned(memory: Bytes) -> Callable[[], None]:
     warnings.warn(
         f"{memory.nbytes} bytes of published weights cannot be registered with the GPU (CUDA error {code}): "
         "copying them is slower. Raise the limit of locked memory: `ulimit -l`, or `--ulimit memlock=-1` of "
-        "a container",
+        "a container; 801 says that this GPU registers no memory that is only read",
         stacklevel=2,
     )
     return lambda: None
@@ -46,6 +46,21 @@ def copied_there(device: torch.device, held: Sequence[NamedBuffer], into: Sequen
     with aside(device):
         for source, target in zip(held, into, strict=True):
             target.data.copy_(as_tensor(source.data), non_blocking=True)
+
+
+def copied_from(device: torch.device, tensors: Iterable[torch.Tensor], places: Sequence[Bytes]) -> None:
+    """Copy the bytes of tensors of `device` to places in this memory. All are there at the end.
+
+    A place that is not in one piece (columns) is filled by the host, from a copy of the tensor.
+    """
+    for tensor, place in zip(tensors, places, strict=True):
+        source = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        if place.flags.c_contiguous:
+            as_tensor(place).view(-1).copy_(source, non_blocking=True)
+        else:
+            torch.from_numpy(place).copy_(source.view(place.shape))
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def as_tensor(memory: Bytes) -> torch.Tensor:
