@@ -18,11 +18,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from millrace.core.digest import NamedBuffer, digest_buffers
+from millrace.core.digest import (
+    MULTILINEAR,
+    NamedBuffer,
+    NamedPiece,
+    Piece,
+    digest_buffers,
+    tensor_digest,
+)
 from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError
 from millrace.core.types import Staged
 from millrace.weights import holding
 from millrace.weights.holding import Holding
+from millrace.weights.manifest import make_manifest
 from millrace.weights.relay import Relay
 from millrace.weights.ring import open_reader, open_writer
 from millrace.weights.wire import Deadlines, Link
@@ -360,3 +368,26 @@ def test_no_source_answers_and_each_is_named():
         with pytest.raises(WeightsError, match="No source answers") as caught:
             b.fetch(1, digest, a.address)
         assert not isinstance(caught.value, UnknownVersionError)
+
+
+def test_a_version_that_was_digested_on_a_gpu_is_checked_by_the_same_hash_on_every_host():
+    """In pieces, one tensor without any: what replicas of both hosts are told to have is the same."""
+    tensors, pieces = model(1), list[NamedPiece]()
+    blocks = list[NamedBuffer]()
+    for tensor in tensors:
+        rows = np.split(tensor.data, 2) if len(tensor.shape) == 2 else [tensor.data]
+        for index, data in enumerate(rows if math.prod(tensor.shape) else ()):
+            shape = (tensor.shape[0] // len(rows), *tensor.shape[1:]) if tensor.shape else ()
+            start = (index * shape[0], *[0] * len(shape[1:])) if shape else ()
+            blocks.append(NamedBuffer(tensor.name, "float32", shape, data, start))
+            pieces.append((tensor.name, Piece(start, shape, tensor_digest(data, MULTILINEAR))))
+    with hosts("a", "b") as (a, b):
+        manifest = make_manifest(tensors)
+        filling = a.writer.begin(1, manifest)
+        for place, block in zip(a.writer.places(filling, manifest, blocks), blocks, strict=True):
+            np.copyto(place, block.data.reshape(place.shape))
+        published = a.writer.end(filling, manifest, pieces)
+        staged = asyncio.run(a.relay.stage(1, published)).digest
+        assert staged == digest_buffers(tensors, MULTILINEAR) != published
+        assert b.fetch(1, published, a.address).digest == staged
+        assert b.read(1) == a.read(1)

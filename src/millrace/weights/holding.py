@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from millrace.core.digest import (
     TensorSpec,
     block_digest,
+    kind_of,
     published_digest,
     tensor_digest,
     version_digest,
+    version_kind,
 )
 from millrace.core.errors import DigestMismatchError
 from millrace.core.pulse import Pulse
@@ -56,7 +58,9 @@ class Holding:
             self._spans.append(slice(first, len(self.chunks)))
         self._piece_of = [index for index, span in enumerate(self._spans) for _ in self.chunks[span]]
         self._right = [False] * len(self._pieces)
-        self._tensors = [""] * len(manifest)  # digests of those that are whole and right
+        self._kind = version_kind(manifest)
+        # Digests of those that are whole and right: at first of those without a value.
+        self._tensors = [tensor_digest(b"", self._kind)] * len(manifest)
         self.here: NDArray[np.bool_] = np.zeros(len(self.chunks), bool)
         self.news = Pulse()
 
@@ -87,7 +91,8 @@ class Holding:
     async def check_piece(self, piece: int) -> None:
         """Digest a piece that is whole. Raises DigestMismatchError: its chunks are to be asked for again."""
         tensor, published = self._pieces[piece]
-        found = await asyncio.to_thread(block_digest, self._place(piece))
+        kind = kind_of(published.digest)
+        found = await asyncio.to_thread(block_digest, self._place(piece), kind)
         if found != published.digest:
             self.here[self._spans[piece]] = False
             raise DigestMismatchError(
@@ -96,17 +101,18 @@ class Holding:
             )
         self._right[piece] = True
         spec = self.manifest[tensor]
-        if len(spec.pieces) == 1:
+        if len(spec.pieces) == 1 and kind == self._kind:
             self._tensors[tensor] = found
         elif all(right for right, (of, _) in zip(self._right, self._pieces, strict=True) if of == tensor):
             data = self.memory.data[self.slot][spec.offset : spec.offset + spec.num_bytes]
-            self._tensors[tensor] = await asyncio.to_thread(tensor_digest, data)
+            self._tensors[tensor] = await asyncio.to_thread(tensor_digest, data, self._kind)
 
     def finish(self) -> str:
         """Every piece is right: make the version readable. Returns its digest, of whole tensors."""
         assert all(self._right), self.version
         digests = zip(self.manifest, self._tensors, strict=True)
-        whole = version_digest((spec.name, spec.dtype, spec.shape, digest) for spec, digest in digests)
+        entries = ((spec.name, spec.dtype, spec.shape, digest) for spec, digest in digests)
+        whole = version_digest(entries, self._kind)
         self.check()
         fill_in(self.memory, self.slot, self.version, msgspec.msgpack.encode(self.manifest))
         self.sequence += 1
