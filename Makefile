@@ -3,22 +3,25 @@
 # make test         lint and every test
 # make setup-vllm   .venv-vllm with vLLM for CPUs, for rollout.engine = "vllm"
 # make test-vllm    every test of an engine, and whole runs, with vLLM
+# make setup-ray    .venv-ray with Ray, for runtime.kind = "ray"
+# make test-ray     the runtime on Ray: every test of a runtime, and whole runs, on clusters of this machine
 # make test-ui      every page of `millrace ui` in Chromium
 # make bench        every benchmark
 # make docs         write the configuration reference, check every document
 # make dist         build the wheel and the source archive into dist/
 # make lock         pin every dependency with its hashes in requirements.lock
 # make audit        ask for known vulnerabilities of what is pinned
-# make clean        remove what builds and tools leave behind; keeps .venv, .venv-vllm and runs
+# make clean        remove what builds and tools leave behind; keeps .venv, .venv-vllm, .venv-ray and runs
 
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 VLLM := .venv-vllm
+RAY := .venv-ray
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup setup-vllm quickstart test test-vllm test-ui lint bench docs dist lock audit clean
+.PHONY: setup setup-vllm setup-ray quickstart test test-vllm test-ray test-ui lint bench docs dist lock audit clean
 
 setup: $(STAMP)
 
@@ -30,6 +33,12 @@ setup-vllm: $(VLLM)/.installed
 
 $(VLLM)/.installed: scripts/setup-vllm scripts/cpu-torch
 	@PYTHON="$(PYTHON)" scripts/setup-vllm
+	@touch $@
+
+setup-ray: $(RAY)/.installed
+
+$(RAY)/.installed: $(STAMP) scripts/setup-ray
+	@PYTHON="$(PYTHON)" scripts/setup-ray
 	@touch $@
 
 quickstart: $(STAMP)
@@ -49,6 +58,9 @@ test-vllm: $(STAMP) $(VLLM)/.installed
 	PYTHONPATH=src $(VLLM)/bin/python -m pytest -n 2 tests/engines --engine vllm
 	PYTHONPATH=src $(VLLM)/bin/python -m pytest tests/engines --engine server
 	$(BIN)/pytest tests/vllm_runs
+
+test-ray: $(RAY)/.installed
+	PYTHONPATH=src $(RAY)/bin/python -m pytest tests/ray
 
 # With the Chromium of CHROMIUM or of the system, else one that Playwright downloads; without any, skipped in words.
 test-ui: $(STAMP)

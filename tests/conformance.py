@@ -313,3 +313,12 @@ SCENARIOS: tuple[Scenario, ...] = (
     a_failing_constructor_is_the_error_of_spawn,
     close_leaves_nothing_running,
 )
+
+FOR_GANGS = tuple(
+    scenario
+    for scenario in SCENARIOS
+    if "stream" not in scenario.__name__
+    and "items" not in scenario.__name__
+    and scenario is not a_command_for_an_earlier_epoch_is_refused  # it streams, and changes a handle's epoch
+)
+"""Of a worker of several processes, which has no streams."""

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-import conformance
-from conformance import Scenario
+from conformance import FOR_GANGS, Scenario
 from millrace.core.errors import DataError, WorkerDied, WorkerError
 from millrace.core.placement import Place
 from millrace.runtime import gang
@@ -23,11 +22,6 @@ from millrace.runtime.seam import PING
 PROBE = "millrace.runtime.probe:Probe"
 RANK = "runtime_workers:Rank"
 
-APPLY = [s for s in conformance.SCENARIOS if "stream" not in s.__name__ and "items" not in s.__name__]
-APPLY.remove(
-    conformance.a_command_for_an_earlier_epoch_is_refused
-)  # it streams, and changes a handle's epoch
-
 
 class TwoRanks(LocalRuntime):
     """Every worker has two."""
@@ -36,7 +30,7 @@ class TwoRanks(LocalRuntime):
         return await super().spawn(*args, place=place, **more)
 
 
-@pytest.mark.parametrize("scenario", APPLY, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize("scenario", FOR_GANGS, ids=lambda scenario: scenario.__name__)
 def test_a_gang_conforms(scenario: Scenario) -> None:
     asyncio.run(scenario(TwoRanks))
 

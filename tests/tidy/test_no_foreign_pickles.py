@@ -10,6 +10,7 @@ from tests.tidy.sources import calls, imports, modules
 SPEAKS_THE_WIRE = {
     "millrace.core.columns",
     "millrace.runtime.framing",
+    "millrace.runtime.ray_messages",
     "millrace.runtime.seam",
     "millrace.sim.virtual.links",
 }

@@ -14,14 +14,15 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
 
 from millrace.core.errors import WorkerDied, WorkerError
 from millrace.core.placement import Place
+from millrace.core.protocols import Handle
 from millrace.core.types import Vitals
-from millrace.runtime.handle import END_TIMEOUT_S, LocalHandle
+from millrace.runtime.handle import END_TIMEOUT_S
 from millrace.runtime.seam import PING, died, where
 
 GRACE_S = 2.0
@@ -41,14 +42,31 @@ class _Outcome(NamedTuple):
     error: Exception | None = None
 
 
-class GangHandle:
+class Member(Handle, Protocol):
+    """One rank, as its runtime has it."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def suspended(self) -> bool: ...
+
+    def dump_stacks(self) -> None: ...
+
+    async def end(self) -> None: ...
+
+
+M = TypeVar("M", bound=Member)
+
+
+class GangHandle(Generic[M]):
     """One incarnation of a worker with several ranks; see `core.protocols.Handle`. Members are by rank.
 
     `dead` resolves when no rank is left, with the cause of the first end. Commands are refused, and calls in
     flight raise, from that first end on.
     """
 
-    def __init__(self, name: str, epoch: int, members: Sequence[LocalHandle]) -> None:
+    def __init__(self, name: str, epoch: int, members: Sequence[M]) -> None:
         self.name, self.epoch, self.members = name, epoch, tuple(members)
         self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._cause = ""
@@ -130,7 +148,7 @@ class GangHandle:
 
     # ------------------------------------------------------------ the runtime's part
 
-    async def start(self, place: Place, begin: Callable[[LocalHandle, Place], Awaitable[None]]) -> None:
+    async def start(self, place: Place, begin: Callable[[M, Place], Awaitable[None]]) -> None:
         """`begin` every rank, all at once, at its part of `place`.
 
         Raises: the first error; deaths come last, since another rank's error may explain them.

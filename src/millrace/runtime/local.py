@@ -63,7 +63,7 @@ class LocalRuntime:
         self._hosts = {THIS_HOST: (), **{name: tuple(prefix) for name, prefix in (hosts or {}).items()}}
         self._preload, self._log_dir = preload, log_dir
         self._silence_s_max, self._answer_s = silence_s_max, answer_s
-        self._epochs = _past_epochs(log_dir)  # of the newest incarnation, by `_file_name`
+        self._epochs = past_epochs(log_dir)  # of the newest incarnation, by `file_name`
         self._handles: set[LocalHandle | GangHandle] = set()
         self._launcher: Launcher | None = None
         self._closed = False
@@ -143,7 +143,7 @@ class LocalRuntime:
             raise WorkerError(f"cannot spawn {name}: the runtime is closed")
         if self._launcher is None or self._launcher.gone.done():
             self._launcher = Launcher(self._preload)
-        epoch = self._epochs[_file_name(name)] = self._epochs.get(_file_name(name), 0) + 1
+        epoch = self._epochs[file_name(name)] = self._epochs.get(file_name(name), 0) + 1
         handle: LocalHandle | GangHandle
         if ranks == 1:
             handle = LocalHandle(name, epoch, self._launcher)
@@ -160,7 +160,7 @@ class LocalRuntime:
         if self._log_dir is None:
             yield None
             return
-        path, fd = open_log(self._log_dir, _file_name(handle.name), handle.epoch)
+        path, fd = open_log(self._log_dir, file_name(handle.name), handle.epoch)
         self._look_at_log(handle, path)
         try:
             yield fd
@@ -175,11 +175,11 @@ class LocalRuntime:
             asyncio.get_running_loop().call_later(LOG_LOOK_S, self._look_at_log, handle, path)
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
     return name.replace("/", "_")
 
 
-def _past_epochs(log_dir: Path | None) -> dict[str, int]:
+def past_epochs(log_dir: Path | None) -> dict[str, int]:
     """The newest epoch of every worker that has a log there, of however many ranks it was."""
     epochs: dict[str, int] = {}
     for path in log_dir.glob("*.*.log") if log_dir is not None else ():

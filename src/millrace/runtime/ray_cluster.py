@@ -1,0 +1,207 @@
+"""The Ray cluster that a run uses: one that exists, or one started here. The only module that imports Ray.
+
+What Ray does by itself is off: restarts, retries, usage reports, log forwarding, its own choice of devices. A
+bare `ray.init()` joins whatever cluster was used last on this machine, so the address is always said.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+from millrace.core.errors import WorkerError
+from millrace.runtime.ray_actor import Hosted
+
+LOCAL = "local"
+"""As an address: start a cluster of this machine only, for as long as it is used."""
+
+LEASE = "lease"
+"""The concurrency group of an actor's second loop."""
+
+ASK_S = 10.0
+OBJECT_STORE_BYTES = 256 << 20
+"""Of a cluster that is started here. Batches go through it; weights do not."""
+
+HEALTH = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
+"""A host that does not answer is dead after about 4 s; by Ray's own defaults, after a minute."""
+
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_process_group_cleanup_enabled": "1",  # what a worker has started ends with it
+    "RAY_memory_monitor_refresh_ms": "0",  # the supervisor decides who is killed
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "MALLOC_ARENA_MAX": "1",
+    **{f"RAY_{name}": str(value) for name, value in HEALTH.items()},
+}
+"""Of every process of a cluster. Whoever starts one by `ray start` sets it there; docs/cluster.md."""
+
+
+class Node(NamedTuple):
+    """A live node of a cluster. `resources` are Ray's, custom ones too."""
+
+    node_id: str
+    name: str
+    address: str
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+
+
+class Cluster:
+    """One connection of this process to a cluster, made by the main thread. `make_actor`, `kill`, `signal`
+    and `nodes` wait for the cluster: call them in a thread.
+
+    `namespace` is the run's. What an earlier controller of the run left there is killed.
+    """
+
+    def __init__(self, address: str, namespace: str) -> None:
+        self._ray = ray = _import_ray()
+        if ray.is_initialized():
+            raise WorkerError(
+                "this process is connected to a Ray cluster already, and it can use one only.\n"
+                "  Call `ray.shutdown()` before the run begins"
+            )
+        self._namespace = namespace
+        settings: dict[str, Any] = {
+            "namespace": namespace,
+            "log_to_driver": False,
+            "configure_logging": False,
+        }
+        if address == LOCAL:
+            settings |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "num_gpus": 0}
+        with _environment(ENVIRONMENT if address == LOCAL else {}), _signals():
+            try:
+                _refuse_unreachable(address)
+                ray.init(address=address, **settings)
+            except (RuntimeError, ValueError, OSError) as error:
+                raise WorkerError(
+                    f"cannot use the Ray cluster at {address!r}: {error}\n"
+                    "  `runtime.address` is HOST:PORT of its head, as `ray start --head` printed it.\n"
+                    "  A cluster with a token needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here too"
+                ) from error
+        self.here: str = ray.get_runtime_context().get_node_id()
+        self.actor_errors: tuple[type[BaseException], ...] = (
+            ray.exceptions.RayActorError,
+            ray.exceptions.ActorUnschedulableError,
+            ray.exceptions.NodeDiedError,
+        )
+        self.unavailable = ray.exceptions.ActorUnavailableError
+        self._actors = ray.remote(
+            num_cpus=0,
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=1000,
+            concurrency_groups={LEASE: 100},
+        )(_with_lease(ray))
+        self._end_left_over()
+
+    def nodes(self) -> list[Node]:
+        """Those that are alive, the head's first."""
+        found = [
+            Node(
+                one["NodeID"],
+                one["NodeName"],
+                one["NodeManagerAddress"],
+                one["Resources"],
+                one.get("Labels", {}),
+            )
+            for one in self._ray.nodes()
+            if one["Alive"]
+        ]
+        return sorted(
+            found, key=lambda one: ("node:__internal_head__" not in one.resources, one.name, one.node_id)
+        )
+
+    def make_actor(self, name: str, epoch: int, node: str) -> Any:
+        """An actor on `node`. Whether it can be there shows at its first call."""
+        affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        # An actor has its name for longer than its life, so the name has the epoch.
+        return self._actors.options(name=f"{name}#{epoch}", scheduling_strategy=affinity).remote(name, epoch)
+
+    def kill(self, actor: Any) -> None:
+        with suppress(Exception):  # it, or the whole cluster, is gone
+            self._ray.kill(actor, no_restart=True)
+
+    def signal(self, node: str, pid: int, number: signal.Signals) -> None:
+        """Send a signal to a process of `node`, if that can be reached."""
+        affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        send = self._ray.remote(num_cpus=0, max_retries=0)(_send_signal)
+        with suppress(Exception):
+            self._ray.get(send.options(scheduling_strategy=affinity).remote(pid, int(number)), timeout=ASK_S)
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started here ends. Idempotent."""
+        if self._ray.is_initialized():
+            with _signals():
+                self._ray.shutdown()
+
+    def _end_left_over(self) -> None:
+        for one in self._ray.util.list_named_actors(all_namespaces=True):
+            if one["namespace"] == self._namespace:
+                with suppress(ValueError):  # it has ended meanwhile
+                    self.kill(self._ray.get_actor(one["name"], namespace=self._namespace))
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Raises: OSError, ValueError. Ray itself would try for minutes."""
+    if address != LOCAL:
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), ASK_S).close()
+
+
+def _send_signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _with_lease(ray: Any) -> type:
+    """`Hosted`, with the methods of its second loop marked for Ray."""
+    marked = {name: ray.method(concurrency_group=LEASE)(getattr(Hosted, name)) for name in ("lease", "ping")}
+    return type("Hosted", (Hosted,), marked)
+
+
+def _import_ray() -> Any:
+    try:
+        import ray.exceptions
+        import ray.util
+        import ray.util.scheduling_strategies
+
+        import ray
+    except ImportError as error:
+        raise WorkerError(
+            '`runtime.kind` "ray" needs Ray: install `millrace[ray]`, the same version on every host'
+        ) from error
+    return ray
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set where nothing else is said, for what starts in the block."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Ray takes SIGTERM for itself; the run's own handlers come back."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,159 @@
+"""The Ray runtime: every worker is an actor, on the node that its place names.
+
+Ray starts processes, places them, carries messages and tells of deaths. Restarts are the supervisor's, the
+lease is ours, and weights travel between relays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from millrace.core.errors import DeadlineExceeded, WorkerError
+from millrace.core.placement import HERE, THIS_HOST, Place
+from millrace.runtime.gang import GangHandle
+from millrace.runtime.kernel import check_kernel
+from millrace.runtime.local import CLOSE_TIMEOUT_S, file_name, past_epochs
+from millrace.runtime.ray_actor import Setup
+from millrace.runtime.ray_cluster import LOCAL, Cluster, Node
+from millrace.runtime.ray_handle import RayHandle
+from millrace.runtime.seam import late
+
+
+class RayRuntime:
+    """Actors of the cluster at `address` (HOST:PORT, or LOCAL: one that lives as long as this runtime).
+
+    `run_id` names the run on the cluster: a controller that goes on with a run kills what the one before it
+    left. `log_dir` takes the output of each worker as NAME.EPOCH.log, `silence_s_max` and `answer_s` are as
+    for `LocalRuntime`. All hosts see the same files under the same paths.
+
+    The first spawn connects. Use it from the main thread. A process has one cluster at a time.
+    """
+
+    def __init__(
+        self,
+        address: str = LOCAL,
+        *,
+        run_id: str = "",
+        log_dir: Path | None = None,
+        silence_s_max: float | None = None,
+        answer_s: float | None = None,
+    ) -> None:
+        check_kernel()
+        self._address, self._namespace = address, f"millrace-{run_id or os.getpid()}"
+        self._log_dir, self._silence_s_max, self._answer_s = log_dir, silence_s_max, answer_s
+        self._epochs = past_epochs(log_dir)
+        self._handles: set[RayHandle | GangHandle] = set()
+        self._cluster: Cluster | None = None
+        self._closed = False
+
+    async def nodes(self) -> list[Node]:
+        """Of the cluster, the head first."""
+        return await asyncio.to_thread(self._connected().nodes)
+
+    async def spawn(
+        self,
+        name: str,
+        target: str,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        place: Place = HERE,
+        timeout_s: float = 60.0,
+    ) -> RayHandle | GangHandle:
+        """Start a worker; see `core.protocols.Runtime`. One that fails leaves no process behind."""
+        if self._closed:
+            raise WorkerError(f"cannot spawn {name}: the runtime is closed")
+        cluster = self._connected()
+        handle = self._new_handle(name, place.ranks, cluster, await self._node(name, place.host))
+        meeting: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def begin(member: RayHandle, place: Place) -> None:
+            await member.start(self._setup(member, place))
+            variables = {}
+            if "RANK" in place.environ:
+                if place.environ["RANK"] == "0":
+                    meeting.set_result(await member.rendezvous())
+                variables = {"MILLRACE_RENDEZVOUS": await meeting}
+            await member.construct(target, kwargs or {}, variables, self._answer_s)
+
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                if isinstance(handle, GangHandle):
+                    await handle.start(place, begin)
+                else:
+                    await begin(handle, place)
+        except BaseException as error:
+            await handle.end()
+            if isinstance(error, TimeoutError) and limit.expired():
+                raise late(name, handle.epoch, target, timeout_s) from None
+            raise
+        return handle
+
+    def dump_stacks(self) -> None:
+        """Have every worker write its stacks into its log."""
+        for handle in self._handles:
+            handle.dump_stacks()
+
+    async def close(self) -> None:
+        """Kill every worker and leave the cluster. Raises: DeadlineExceeded, naming those that live on."""
+        self._closed = True
+        handles = list(self._handles)
+        for handle in handles:
+            handle.kill()
+        if handles:
+            await asyncio.wait([handle.dead for handle in handles], timeout=CLOSE_TIMEOUT_S)
+        if self._cluster is not None:
+            self._cluster.close()
+        if left := [f"{handle.name} (epoch {handle.epoch})" for handle in handles if not handle.dead.done()]:
+            raise DeadlineExceeded(f"{', '.join(left)}: alive {CLOSE_TIMEOUT_S:g} s after they were killed")
+
+    def _connected(self) -> Cluster:
+        if self._cluster is None:
+            self._cluster = Cluster(self._address, self._namespace)
+        return self._cluster
+
+    async def _node(self, name: str, host: str) -> str:
+        """The id of the node that is `host`: its name, its id or its address."""
+        cluster = self._connected()
+        if host == THIS_HOST:
+            return cluster.here
+        nodes = await asyncio.to_thread(cluster.nodes)
+        for node in nodes:
+            if host in (node.name, node.node_id, node.address):
+                return node.node_id
+        there = ", ".join(node.name for node in nodes)
+        raise WorkerError(
+            f"cannot spawn {name} on {host!r}: no such node of the cluster lives; there are {there}"
+        )
+
+    def _new_handle(self, name: str, ranks: int, cluster: Cluster, node: str) -> RayHandle | GangHandle:
+        if ranks < 1:
+            raise WorkerError(f"cannot spawn {name} with {ranks} ranks: a worker is at least one process")
+        epoch = self._epochs[file_name(name)] = self._epochs.get(file_name(name), 0) + 1
+        handle: RayHandle | GangHandle
+        if ranks == 1:
+            handle = RayHandle(name, epoch, cluster, node)
+        else:
+            handle = GangHandle(
+                name, epoch, [RayHandle(f"{name}.{i}", epoch, cluster, node) for i in range(ranks)]
+            )
+        self._handles.add(handle)
+        handle.dead.add_done_callback(lambda _: self._handles.discard(handle))
+        return handle
+
+    def _setup(self, member: RayHandle, place: Place) -> Setup:
+        log = None
+        if self._log_dir is not None:
+            log = str((self._log_dir / f"{file_name(member.name)}.{member.epoch}.log").resolve())
+        threads = os.environ.get("OMP_NUM_THREADS", "1")
+        return Setup(
+            variables={"OMP_NUM_THREADS": threads, **place.variables},
+            log=log,
+            path=tuple(entry for entry in sys.path if entry),
+            directory=os.getcwd(),
+            silence_s_max=self._silence_s_max,
+        )
