@@ -23,7 +23,7 @@ def gpu_check(*arguments: object, **variables: str) -> subprocess.CompletedProce
 @pytest.mark.timeout(1800)
 def test_a_rehearsal_passes_and_every_part_has_its_figures(tmp_path):
     out = tmp_path / "gpu.json"
-    chosen = ["machine", "tests", "trainer-0.6B", "weights", "trl"]
+    chosen = ["machine", "tests", "trainer-0.6B", "weights"]
     done = gpu_check("--rehearse", "--only", *chosen, "--out", out)
     result = json.loads(out.read_text())
     assert done.returncode == 0 and result["passed"], done.stderr

@@ -26,13 +26,21 @@ def on(device: torch.device, array: Any) -> torch.Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
+def mark(device: torch.device) -> Any:
+    """The end of all that this thread has handed to `device` so far."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
 @contextmanager
-def aside(device: torch.device) -> Iterator[None]:
-    """What is copied inside does not stand in line with what is computed outside. At the end it is done."""
+def aside(device: torch.device, after: Any = None) -> Iterator[None]:
+    """What is copied inside does not stand in line with what is computed outside, but `after` a mark. At the
+    end it is done."""
     if device.type != "cuda":
         yield
         return
     stream = torch.cuda.Stream(device)
+    if after is not None:
+        stream.wait_event(after)
     with torch.cuda.stream(stream):
         yield
     stream.synchronize()

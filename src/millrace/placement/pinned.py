@@ -10,6 +10,7 @@ import ctypes
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,9 +42,12 @@ def pinned(memory: Bytes) -> Callable[[], None]:
     return lambda: None
 
 
-def copied_there(device: torch.device, held: Sequence[NamedBuffer], into: Sequence[NamedBuffer]) -> None:
-    """Copy bytes of this memory into those of `device`, beside what it computes. All are there at the end."""
-    with aside(device):
+def copied_there(
+    device: torch.device, after: Any, held: Sequence[NamedBuffer], into: Sequence[NamedBuffer]
+) -> None:
+    """Copy bytes of this memory into those of `device`, beside what it computes `after` that mark. All are
+    there at the end."""
+    with aside(device, after):
         for source, target in zip(held, into, strict=True):
             target.data.copy_(as_tensor(source.data), non_blocking=True)
 

@@ -24,7 +24,7 @@ from millrace.core.likely import Row
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
 from millrace.placement.device import computes, computing_dtype, torch_device
-from millrace.placement.gpu import aside, has_flash, has_own_memory
+from millrace.placement.gpu import aside, has_flash, has_own_memory, mark
 from millrace.placement.pinned import copied_there, pinned
 from millrace.rollout.architecture import Architecture
 from millrace.rollout.attention import Kernel, PrefillAttention, Segment
@@ -73,6 +73,7 @@ class TorchEngine(Queues):
         straight = computing == dtype  # a pull writes what is computed with
         self._landing = None if straight else Parameters(architecture, dtype, torch.device("cpu"))
         self._settled = False  # the standby set has what landed
+        self._vacated = mark(device)  # from here on nothing reads or writes the standby set
         self._kinds = XXH3, XXH3  # of hash: of the digests of what is served, and of the standby set
         self._kernel = Kernel(architecture.scale, architecture.cap, architecture.windows, options.exact)
         num_positions = self._kernel.num_keys(options.max_sequence_tokens)
@@ -133,7 +134,7 @@ class TorchEngine(Queues):
         if not has_own_memory(self._device) or self._landing is not None:
             return reader.read(version, buffers)
         reader.pin(pinned)
-        return reader.read(version, buffers, partial(copied_there, self._device))
+        return reader.read(version, buffers, partial(copied_there, self._device, self._vacated))
 
     def standby_buffers(self) -> list[NamedBuffer]:
         """Writable bytes of the set of weights that the next `swap` will serve; on a GPU tensors there."""
@@ -171,6 +172,7 @@ class TorchEngine(Queues):
         """Exchange the two sets of weights. Keys and values that are kept are shared with nobody."""
         self._settle()
         self._active, self._standby = self._standby, self._active
+        self._vacated = mark(self._device)
         self._kinds = self._kinds[::-1]
         self.version, self._steps_since_swap = version, 0
         self._batch = None

@@ -4,6 +4,7 @@ are. Nothing of them is held on the host."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from millrace.core.digest import (
 )
 from millrace.core.protocols import WeightsWriter
 from millrace.placement.device_digest import tensor_digests
-from millrace.placement.gpu import aside
+from millrace.placement.gpu import aside, mark
 from millrace.placement.pinned import copied_from, pinned
 from millrace.trainer.parts import parts
 
@@ -53,9 +54,10 @@ class DeviceBuffers:
         writer.pin(pinned)
         copied_from(self._device, self._rounded(), writer.places(filling, self.manifest, self._blocks))
 
-    def pieces(self) -> list[NamedPiece]:
-        """What was copied, with digests taken of the weights themselves, beside what the device computes."""
-        with aside(self._device):
+    def pieces(self, after: Any = None) -> list[NamedPiece]:
+        """What was copied, with digests taken of the weights themselves, beside what the device computes
+        `after` that mark."""
+        with aside(self._device, after):
             digests = tensor_digests(self._rounded())
         return [
             (block.name, Piece(part.start, block.shape, digest))
@@ -64,7 +66,7 @@ class DeviceBuffers:
 
     def digest(self) -> str:
         """Of this rank's parts."""
-        named = zip(self._blocks, self.pieces(), strict=True)
+        named = zip(self._blocks, self.pieces(mark(self._device)), strict=True)
         return version_digest(((b.name, b.dtype, b.shape, one.digest) for b, (_, one) in named), MULTILINEAR)
 
     def _rounded(self) -> Iterator[torch.Tensor]:
