@@ -8,7 +8,23 @@ from millrace.schedule.admit import KVRoom
 from millrace.schedule.ahead import Ahead
 from millrace.schedule.refresh import BetweenIterations, BeyondReload
 from millrace.schedule.repack_demand import OnDemand
+from millrace.schedule.view import ReplicaView, View
 from millrace.session.explain import explain
+
+
+def look(num_replicas):
+    return View(
+        version=0,
+        newest=0,
+        held=(0,),
+        steps_left=9,
+        batch_groups=5,
+        group_size=4,
+        max_sequence_tokens=64,
+        groups=(),
+        replicas=(),
+        num_replicas=num_replicas,
+    )
 
 
 def config(schedule, **fields):
@@ -42,9 +58,14 @@ def test_each_kind_builds_its_preset_with_the_bound_of_the_configuration(schedul
     assert built.mixes_versions is mixes
 
 
-def test_laminar_derives_its_round_from_the_batch_and_the_replicas():
-    built = build(config({"kind": "laminar"}, rollout={"replicas": 2}))
-    assert built.admit_rule == KVRoom(round_groups=3)
+def test_laminar_derives_its_round_from_the_batch_and_the_replicas_that_are_there():
+    built = build(config({"kind": "laminar"})).admit_rule
+    one = ReplicaView("a", version=0, slots=100, kv_capacity_tokens=100_000)
+
+    def room(num_replicas):
+        return built.room(look(num_replicas), one)
+
+    assert [room(num) for num in (1, 2, 3, 5, 8)] == [5, 3, 2, 1, 1]
     assert build(config({"kind": "laminar", "round_groups": 1})).admit_rule == KVRoom(round_groups=1)
 
 

@@ -33,7 +33,7 @@ class Laminar(Section):
     staleness_max: CountOrZero | None = 4
     """Staleness bound. `"none"`: no bound, as in the paper."""
     round_groups: Count | None = None
-    """Groups that a replica starts under one version. `"none"`: `batch.prompts` / `rollout.replicas`."""
+    """Groups that a replica starts under one version. `"none"`: `batch.prompts` / the number of replicas."""
     repack: bool = True
     """Collect the last trajectories of nearly idle replicas. The emptied replicas take new weights."""
     repack_interval_s: Seconds = 5.0

@@ -164,6 +164,8 @@ class RunContext:
             elif replica.leased:
                 what = f"{len(replica.leased)} trajectories at version {replica.version}"
                 lines.append(f"{name} owes tokens of {what}")
+        if not state.replicas:
+            lines.append("the run has no replica: `millrace scale RUN --replicas N` adds some")
         if state.queued:
             lines.append(f"{len(state.queued)} trajectories wait for a replica")
         if self.pool.num_requests:

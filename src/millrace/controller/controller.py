@@ -1,7 +1,7 @@
 """A run: its workers, its loops and its end.
 
 decide       on any news: the schedule's decisions and safeguards     decide.py
-replica      one per replica: its reports in, its orders out          replica_session.py
+replica      one per replica: its reports in, its orders out          replica_session.py, live_fleet.py
 environment  one per reward worker: prompts and scores                environment_pool.py
 trainer      replay, then take, step, commit, publish, checkpoint; ends the run   trainer_session.py
 relay        one per host: stages what the trainer published, or gets it from another relay   relay_session.py
@@ -21,9 +21,9 @@ from millrace.config.schema import Config
 from millrace.controller.context import RunContext
 from millrace.controller.decide import Decisions
 from millrace.controller.fleet import Fleet
+from millrace.controller.live_fleet import LiveFleet
 from millrace.controller.pace import PACE, Pace
 from millrace.controller.relay_session import RelaySession
-from millrace.controller.replica_session import ReplicaSession
 from millrace.controller.state import RunState
 from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
 from millrace.controller.trainer_session import TrainerSession
@@ -35,6 +35,7 @@ from millrace.schedule.schedule import Schedule
 
 COLLECT_AFTER = 100_000  # objects; Python's own number is 700
 INTERRUPTED = "interrupted by the user"
+EMPTY_S_MAX = 86_400.0  # without any replica, before the run ends: somebody is to add some
 QUIET_S = 20.0  # without progress: the first notice of who waits for whom; each doubles the next
 
 
@@ -78,6 +79,7 @@ class Controller:
             limits.spawn_timeout_s,
         )
         self._supervisor = Supervisor(runtime, events, policy, self._run.waits, self._run.patience.heard)
+        self.replicas = LiveFleet(self._run, fleet, self._supervisor)
         self._decisions = Decisions(self._run, check)
         self._trainer = TrainerSession(self._run, checkpoints=checkpoints, export=export)
 
@@ -136,15 +138,15 @@ class Controller:
                     group.create_task(keep(s, run.pool.session, run.pool.is_scoring), name=s.name)
                     for s in fleet.environments
                 ),
-                *(
-                    group.create_task(keep(s, ReplicaSession(s.name, run).run), name=s.name)
-                    for s in fleet.replicas
-                ),
+            ]
+            self.replicas.begin(group)
+            loops += [
                 group.create_task(self._decisions.loop(), name="decide"),
                 group.create_task(self._flush(), name="flush"),
                 group.create_task(self._watch(), name="watch"),
             ]
             await keep(fleet.trainer, self._trainer.run)
+            self.replicas.end()
             for loop in loops:
                 loop.cancel()
 
@@ -158,14 +160,16 @@ class Controller:
 
     async def _watch(self) -> None:
         """Without progress: say who waits for whom. After `stall_s` that message ends the run, unless an open
-        wait has a deadline of its own."""
-        stall_s, waits = self._run.config.supervision.stall_s, self._run.waits
+        wait has a deadline of its own. A run without replicas may wait for longer."""
+        patience_s, waits = self._run.config.supervision.stall_s, self._run.waits
         waits.progress()
-        progressed_s, notice_s = waits.progressed_s, min(QUIET_S, stall_s)
+        progressed_s, notice_s = waits.progressed_s, min(QUIET_S, patience_s)
         while True:
-            await self._sleep_on_watch(min(1.0, stall_s / 10))
+            await self._sleep_on_watch(min(1.0, patience_s / 10))
+            empty = not self._run.mailboxes
+            stall_s = EMPTY_S_MAX if empty else patience_s
             if waits.progressed_s != progressed_s:
-                progressed_s, notice_s = waits.progressed_s, min(QUIET_S, stall_s)
+                progressed_s, notice_s = waits.progressed_s, min(QUIET_S, patience_s)
             quiet_s = clock.now() - progressed_s
             stalled = quiet_s >= stall_s and not waits.bounded
             if quiet_s < notice_s and not stalled:
@@ -173,7 +177,7 @@ class Controller:
             lines = self._run.standing()
             starting = waits.bounded and not any(map(waits.fruitful, self._run.mailboxes))
             self._run.events.emit("starting" if starting else "stalled", waits=lines, quiet_s=quiet_s)
-            if not starting:
+            if not (starting or empty):
                 self._on_stall()
             if stalled:
                 raise DeadlineExceeded(

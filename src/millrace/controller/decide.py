@@ -22,8 +22,6 @@ class Decisions:
 
     def __init__(self, run: RunContext, check: Callable[[RunState], None]) -> None:
         self._run, self._check = run, check
-        # So that the first of several replicas that has room does not get what is there for all.
-        self._gather_s = run.pace.decision_s if len(run.mailboxes) > 1 else 0.0
         self._repack_at_s = 0.0
         self._seen: View | None = None  # what nothing has changed since
 
@@ -45,7 +43,9 @@ class Decisions:
             await asyncio.sleep(min(REST * (clock.now() - began_s), REST_S_MAX))
             if self._run.pulse.count == heard:
                 await self._run.pulse.wait(timeout_s=tick_s)
-            await asyncio.sleep(self._gather_s)
+            # So that the first of several replicas that has room does not get what is there for all.
+            several = len(self._run.mailboxes) > 1
+            await asyncio.sleep(self._run.pace.decision_s if several else 0.0)
 
     def _refresh(self) -> None:
         state = self._run.state

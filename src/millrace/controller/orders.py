@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from millrace.core.pulse import Pulse
 from millrace.core.types import Work
 
+T = TypeVar("T")
 TICK_S = 60.0  # between two looks of a replica that no order woke
 
 
@@ -41,20 +45,45 @@ Order = Submit | Pull | Move | Abort
 
 
 class Mailbox:
-    """Orders for one replica, first come, first done. An order stays until it is done."""
+    """Orders for one replica, first come, first done. An order stays until it is done. Closed when the
+    replica leaves: then the order under way is the last one."""
 
     def __init__(self) -> None:
         self.orders: list[Order] = []
+        self.closed = False
         self._arrived = Pulse()
+        self._limit: asyncio.Timeout | None = None
 
     def put(self, order: Order) -> None:
         self.orders.append(order)
         self._arrived.fire()
 
-    async def first(self) -> Order:
-        while not self.orders:
+    def close(self) -> None:
+        """Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        self._arrived.fire()
+        if self._limit is not None:
+            self._limit.reschedule(asyncio.get_running_loop().time())
+
+    async def first(self) -> Order | None:
+        """None: it was closed."""
+        while not (self.orders or self.closed):
             await self._arrived.wait(timeout_s=TICK_S)
-        return self.orders[0]
+        return None if self.closed else self.orders[0]
+
+    async def unless_closed(self, answer: Awaitable[T]) -> T | None:
+        """`answer`; None: the mailbox was closed before it came."""
+        try:
+            async with asyncio.timeout(None) as self._limit:
+                return await answer
+        except TimeoutError:
+            if not self.closed:
+                raise
+            return None
+        finally:
+            self._limit = None
 
     def done(self) -> None:
         self.orders.pop(0)

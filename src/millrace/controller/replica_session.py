@@ -2,11 +2,14 @@
 
 Orders are carried out one after another. Work that a dead replica never got is leased to another replica,
 because submitting is idempotent.
+
+A replica that leaves gives back what it works on, with the tokens so far, and its session ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from msgspec.structs import asdict
 
@@ -20,10 +23,11 @@ LOOKS = 5  # within the deadline of a report
 
 
 class ReplicaSession:
-    """`run` is one incarnation's session; the mailbox is emptied when it ends."""
+    """`run` is one incarnation's session; the mailbox is emptied when it ends. It returns when the replica
+    has left; `noticed` is told that the replica itself wants to."""
 
-    def __init__(self, name: str, run: RunContext) -> None:
-        self.name, self._run = name, run
+    def __init__(self, name: str, run: RunContext, noticed: Callable[[str], None]) -> None:
+        self.name, self._run, self._noticed = name, run, noticed
         self._mailbox = run.mailboxes[name]
         self._num_reports = 0
 
@@ -33,10 +37,16 @@ class ReplicaSession:
         run.pulse.fire()
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._reports(handle), name=f"{self.name}.reports")
-                group.create_task(self._listen(), name=f"{self.name}.listen")
-                group.create_task(self._probe(handle), name=f"{self.name}.probe")
+                listeners = [
+                    group.create_task(self._reports(handle), name=f"{self.name}.reports"),
+                    group.create_task(self._listen(), name=f"{self.name}.listen"),
+                    group.create_task(self._probe(handle), name=f"{self.name}.probe"),
+                ]
                 await self._carry_out(handle)
+                await self._release(handle)
+                for listener in listeners:
+                    listener.cancel()
+                await asyncio.wait(listeners)  # see `Supervisor`: what fails now must fail in the group
         finally:
             self._down()
 
@@ -86,6 +96,8 @@ class ReplicaSession:
     def _take_in(self, report: Report) -> None:
         run = self._run
         finished = run.state.apply(self.name, report)
+        if report.leaving:
+            self._noticed(self.name)
         if report.progress:
             run.waits.progress(self.name)
         run.events.emit("report", replica=self.name, **asdict(report.load))
@@ -109,10 +121,10 @@ class ReplicaSession:
     # ------------------------------------------------------------ out
 
     async def _carry_out(self, handle: Handle) -> None:
-        """Consumes the mailbox."""
+        """Consumes the mailbox, until it is closed."""
         call = self._run.patience.call
-        while True:
-            match await self._mailbox.first():
+        while (first := await self._mailbox.first()) is not None:
+            match first:
                 case Submit(works):
                     await call(handle, "submit", works)
                 case Abort(trajectory_ids):
@@ -134,11 +146,14 @@ class ReplicaSession:
             if endpoint is None:
                 return  # its host's relay is gone; the next decision waits for the new one
             with run.waits.waiting(self.name, f"version {order.version}", bounded=True):
-                served: Served = await run.patience.call(handle, "pull", order.version, endpoint)
+                pulling = run.patience.call(handle, "pull", order.version, endpoint)
+                served: Served | None = await self._mailbox.unless_closed(pulling)
         except (UnknownVersionError, TornVersionError):
             return  # overwritten meanwhile; the next decision asks for the newest
         finally:
             run.state.replicas.end_pull(self.name)
+        if served is None:
+            return  # it leaves
         run.lineage.check_served(self.name, order.version, served)
         run.state.replicas.served(self.name, served.version)
         run.computes(self.name, served.computes)

@@ -18,6 +18,7 @@ class ReplicaRecord:
     slots: int
     kv_capacity_tokens: int
     host: str = THIS_HOST
+    leaving: str = ""  # why it leaves; empty: it stays
     epoch: int = 0
     alive: bool = False
     version: int = -1
@@ -54,7 +55,27 @@ class ReplicaRecord:
 
 
 class Replicas(dict[str, ReplicaRecord]):
-    """Every replica of the run by name, up or not, in a fixed order."""
+    """Every replica of the run by name, up or not, in the order in which they joined."""
+
+    @property
+    def staying(self) -> list[ReplicaRecord]:
+        """Those that are not about to leave."""
+        return [record for record in self.values() if not record.leaving]
+
+    def join(self, record: ReplicaRecord) -> None:
+        """A replica becomes a part of the run. It is not up yet."""
+        assert record.name not in self, record.name
+        self[record.name] = record
+
+    def leave(self, name: str, reason: str) -> None:
+        """From now on nothing new goes to it. Moves that are under way to it end elsewhere."""
+        self[name].leaving = reason
+        self[name].moves.clear()
+
+    def gone(self, name: str) -> None:
+        """It has left: its process is dead, and it holds no lease."""
+        record = self.pop(name)
+        assert record.leaving and not record.leased, record
 
     def up(self, name: str, epoch: int) -> None:
         """An incarnation begins: it serves nothing and holds nothing."""
@@ -89,7 +110,7 @@ class Replicas(dict[str, ReplicaRecord]):
     def end_move(self, source: str, destinations: Iterable[str]) -> list[str]:
         """Returns the destinations that have not changed since the move began: the same incarnation, the same
         version, no pull ahead. After its end a move has none."""
-        held = [name for name in destinations if source in self[name].moves]
+        held = [name for name in destinations if name in self and source in self[name].moves]
         for name in (source, *held):
             self[name].moves.discard(source)
         return held

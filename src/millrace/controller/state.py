@@ -22,11 +22,9 @@ class RunState(Trajectories):
     `replicas` has their hosts by name."""
 
     def __init__(self, numbers: RunNumbers, replicas: Mapping[str, str], relays: Relays) -> None:
-        kv = numbers.slots * numbers.max_sequence_tokens
-        records = Replicas(
-            (name, ReplicaRecord(name, numbers.slots, kv, host)) for name, host in replicas.items()
-        )
-        super().__init__(numbers, records)
+        super().__init__(numbers, Replicas())
+        for name, host in replicas.items():
+            self.join(name, host)
         self.reached = -1  # the highest group id ever trained
         self.version = 0  # of the last committed step
         self.taken: tuple[int, ...] = ()  # groups of the step under way; kept until it is committed
@@ -36,16 +34,18 @@ class RunState(Trajectories):
     def view(self) -> View:
         """The run as decisions see it."""
         version, taken, numbers = self.version + bool(self.taken), frozenset(self.taken), self.numbers
+        staying = self.replicas.staying
         return View(
             version=version,
             newest=self.relays.newest,
-            held=self.relays.held({record.host for record in self.replicas.values()}),
+            held=self.relays.held({record.host for record in self.replicas.values()} or set(self.relays)),
             steps_left=numbers.steps - version,
             batch_groups=numbers.batch_groups,
             group_size=numbers.group_size,
             max_sequence_tokens=numbers.max_sequence_tokens,
             groups=tuple([record.view for i, record in self.groups.items() if i not in taken]),
-            replicas=tuple([self._seen(record) for record in self.replicas.values() if record.alive]),
+            replicas=tuple([self._seen(record) for record in staying if record.alive]),
+            num_replicas=len(staying),
             orphans=tuple(sorted(self.orphans)),
             reached=max(self.reached, max(self.taken, default=-1)),
             group_steps=self.measured.group_steps,
@@ -67,9 +67,17 @@ class RunState(Trajectories):
         self.version, self.reached = version, reached
         self.quarantined.update(quarantined)
 
+    def join(self, name: str, host: str) -> None:
+        """A replica becomes a part of the run. Once it is up it pulls a version, and only then it serves."""
+        kv = self.numbers.slots * self.numbers.max_sequence_tokens
+        self.replicas.join(ReplicaRecord(name, self.numbers.slots, kv, host))
+
     def replica_down(self, name: str) -> list[Trajectory]:
-        """Replica `name` is gone. Returns what `lose` returns."""
+        """Replica `name` is gone. Returns what `lose` returns; of one that leaves, nothing."""
         self.replicas.down(name)
+        if self.replicas[name].leaving:
+            self.give_back(name)
+            return []
         return self.lose(name)
 
     def apply(self, name: str, report: Report) -> list[Trajectory]:

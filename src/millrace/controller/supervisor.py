@@ -60,6 +60,10 @@ def _never(handle: Handle) -> bool:
     return False
 
 
+def _stays() -> bool:
+    return False
+
+
 class Supervisor:
     """`heard` judges what a worker says of itself with each heartbeat. An error that `heard` raises ends that
     worker."""
@@ -78,9 +82,16 @@ class Supervisor:
         self._resident_bytes: dict[str, int] = {}  # of it, at its last heartbeat
         self.restarts = 0
 
-    async def keep(self, spec: WorkerSpec, session: Session, exempt: Exempt = _never) -> None:
-        """Run `session` on incarnation after incarnation of `spec`, until one returns. A worker that is
-        `exempt` may leave a heartbeat unanswered: its work has another deadline.
+    async def keep(
+        self,
+        spec: WorkerSpec,
+        session: Session,
+        exempt: Exempt = _never,
+        leaves: Callable[[], bool] = _stays,
+    ) -> None:
+        """Run `session` on incarnation after incarnation of `spec`, until one returns, or one dies that
+        `leaves` anyway. A worker that is `exempt` may leave a heartbeat unanswered: its work has another
+        deadline.
 
         Raises: the error of a first start that fails; WorkerError when the restart budget is spent;
         every error that a session raises on its own account.
@@ -94,6 +105,8 @@ class Supervisor:
             except* (WorkerError, DeadlineExceeded) as failures:
                 cause = _first(failures)
             _heed_cancel()
+            if leaves():
+                return
             made = spec.name in self._epochs
             never_worked = died_at is None and not self._waits.fruitful(spec.name)
             if (isinstance(cause, RemoteError) and never_worked) or (

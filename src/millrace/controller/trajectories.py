@@ -165,6 +165,11 @@ class Trajectories:
                 poisoned.append(trajectory)
         return poisoned
 
+    def give_back(self, name: str) -> None:
+        """Replica `name` leaves: its trajectories wait for another, and none is suspect because of that."""
+        for trajectory in list(self.replicas[name].leased.values()):
+            self.unlease(trajectory)
+
     def _recompute_birth(self, record: GroupRecord) -> None:
         """Oldest version among the members' tokens, or that their replica served at the lease: tokens
         sampled before a swap can be reported after it. It never falls, so one member that old settles it."""

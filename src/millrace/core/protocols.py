@@ -95,7 +95,10 @@ class Runtime(Protocol):
 
 
 class Replica(Protocol):
-    """One engine, serving exactly one version at a time (-1 before its first pull)."""
+    """One engine, serving exactly one version at a time (-1 before its first pull).
+
+    It may have a method `notice()`, called when its process is told to end: from then on its reports say
+    `leaving`."""
 
     def reports(self) -> AsyncIterator[Report]:
         """The one stream of a replica: batches of new tokens, and at least one report a second."""

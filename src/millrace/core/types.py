@@ -145,24 +145,28 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
 
 class Report(msgspec.Struct, frozen=True):
     """One message of a replica's report stream: a batch of progress, and its load. Pickled, it is a few
-    buffers, however many trajectories it tells of."""
+    buffers, however many trajectories it tells of.
+
+    `leaving`: it was told that its host goes away, and asks to be emptied."""
 
     progress: list[Progress]
     load: ReplicaLoad
+    leaving: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         heads = [(p.trajectory_id, p.lease, p.start, p.finish) for p in self.progress]
-        return _unpacked_report, (heads, pack([p.columns for p in self.progress]), self.load)
+        packed = pack([p.columns for p in self.progress])
+        return _unpacked_report, (heads, packed, self.load, self.leaving)
 
 
 def _unpacked_report(
-    heads: list[tuple[int, int, int, Finish | None]], packed: Packed, load: ReplicaLoad
+    heads: list[tuple[int, int, int, Finish | None]], packed: Packed, load: ReplicaLoad, leaving: bool
 ) -> Report:
     progress = [
         Progress(trajectory_id, lease, start, columns, finish)
         for (trajectory_id, lease, start, finish), columns in zip(heads, unpack(packed), strict=True)
     ]
-    return Report(progress, load)
+    return Report(progress, load, leaving)
 
 
 # ---------------------------------------------------------------- rewards

@@ -64,10 +64,16 @@ class EngineReplica:
         self._recheck_due_s = float("inf")
         self._wake = asyncio.Event()
         self._slice: asyncio.Future[None] | None = None
+        self._leaving = False
         self._started_s, self._busy_s = time.monotonic(), 0.0
         self._load = self._measured_load()
 
     # ------------------------------------------------------------ commands
+
+    def notice(self) -> None:
+        """The host goes away soon. Reports ask the controller to take back what is in flight."""
+        self._leaving = True
+        self._wake.set()
 
     async def submit(self, works: list[Work]) -> None:
         await self._on(self._engine_thread, lambda: self._engine.submit(works))
@@ -99,11 +105,11 @@ class EngineReplica:
         due_s = loop.time() + self._report_interval_s
         while True:
             if self._slice is None and not await self._something_to_do():
-                return Report([], self._measured_load())
+                return Report([], self._measured_load(), self._leaving)
             running = self._slice = self._slice or loop.run_in_executor(self._engine_thread, self._run_slice)
             await asyncio.wait({running}, timeout=_HEARTBEAT_S)
             if not running.done():
-                return Report([], self._load)
+                return Report([], self._load, self._leaving)
             if self._slice is running:  # an earlier stream that is still being closed may have taken it
                 self._slice = None
             running.result()
@@ -133,7 +139,7 @@ class EngineReplica:
         self._load = self._measured_load()
 
     def _take_report(self) -> Report:
-        return Report(self._engine.take_progress(), self._measured_load())
+        return Report(self._engine.take_progress(), self._measured_load(), self._leaving)
 
     def _measured_load(self) -> ReplicaLoad:
         idle_s = time.monotonic() - self._started_s - self._busy_s

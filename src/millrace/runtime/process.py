@@ -22,12 +22,16 @@ CUT_OFF = 70
 CONTROLLER_LOST = 71
 """Exit status of a worker whose controller has closed their socket."""
 
+NOTICED = 73
+"""Exit status of a worker that stopped itself a while after it was told that its host goes away."""
+
 UNSUITABLE_PYTHON = 72
 """Exit status of a worker whose own Python cannot be started, or cannot import what the wire needs."""
 
 _EXIT_MEANINGS = {
     CUT_OFF: "stopped itself: its controller fell silent",
     CONTROLLER_LOST: "stopped itself: the controller is gone",
+    NOTICED: "stopped itself: it was told to end, and was not emptied in time",
     UNSUITABLE_PYTHON: "its Python cannot run it: the worker's log says why",
 }
 

@@ -1,5 +1,8 @@
 """The worker's side of the wire: one object, its methods run as tasks of one event loop.
 
+SIGTERM is a notice that the host goes away. An object with a method `notice` is told, and the process ends
+`GRACE_S` later unless the controller has ended it by then. Every other object ignores it.
+
 Waits for: messages of the controller. Ends: at once when the controller's socket closes, or when the
 controller has been silent for too long. A worker without a controller must not go on. Both need the loop to
 turn; the forkserver kills a worker that is stuck in C code.
@@ -10,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import os
+import signal
 import socket
 import sys
 from contextlib import aclosing
@@ -17,10 +21,13 @@ from typing import Any
 
 from millrace.core.errors import StaleEpochError
 from millrace.runtime.framing import Framing, Kind, Payload
-from millrace.runtime.process import CONTROLLER_LOST, CUT_OFF
+from millrace.runtime.process import CONTROLLER_LOST, CUT_OFF, NOTICED
 from millrace.runtime.seam import PING, begin_call, begin_stream, crossing, load_class, where
 from millrace.runtime.stacks import answer_dumps
 from millrace.runtime.vitals import VitalSigns
+
+GRACE_S = 25.0
+"""Clouds and Kubernetes kill 30 s after a notice, or later."""
 
 
 def main(connection: socket.socket, name: str, epoch: int, silence_s_max: float | None) -> None:
@@ -36,6 +43,7 @@ async def _serve(connection: socket.socket, name: str, epoch: int, silence_s_max
     answer_dumps()
     async with asyncio.TaskGroup() as tasks:
         worker = Worker(name, epoch, silence_s_max, tasks)
+        loop.add_signal_handler(signal.SIGTERM, worker.noticed)
         await loop.create_unix_connection(lambda: worker.framing, sock=connection)
         await loop.create_future()  # never set: the process ends in `_controller_lost` or by a signal
 
@@ -51,6 +59,15 @@ class Worker:
         self._streams: dict[int, tuple[asyncio.Task[None], asyncio.Semaphore]] = {}
         self._heard_s = 0.0
         self._vitals, self._calls = VitalSigns(), list[str]()
+        self._noticed = False
+
+    def noticed(self) -> None:
+        """The host goes away. One that is being made is told when it is ready."""
+        self._noticed = True
+        notice = getattr(self._object, "notice", None)
+        if notice is not None:
+            notice()
+            asyncio.get_running_loop().call_later(GRACE_S, os._exit, NOTICED)
 
     # ------------------------------------------------------------ commands
 
@@ -96,6 +113,8 @@ class Worker:
     async def _construct(self, target: str, kwargs: dict[str, Any]) -> None:
         """In a thread: loading may take minutes, and pings are answered meanwhile."""
         self._object = await asyncio.to_thread(lambda: load_class(target)(**kwargs))
+        if self._noticed:
+            self.noticed()
         if self._silence_s_max is not None:
             self._heard_s = asyncio.get_running_loop().time()
             self._watch_silence(self._silence_s_max)

@@ -50,15 +50,15 @@ class KVRoom:
     Slots: another group starts while one of the `batch_max` slots (None: all) is free; the members
     that find none wait in the replica. KV: running trajectories count with what they hold,
     waiting ones and the new group with the most that they may need; an idle replica may always start
-    one group. Rounds: `round_groups` groups. The next round begins when the replica is empty and serves the
-    newest weights.
+    one group. Rounds: `round_groups` groups, None: the replica's share of a batch. The next round begins when
+    the replica is empty and serves the newest weights.
 
     Source: Laminar, arXiv:2510.12633 (trajectory-level generation). There the round is the engine's maximum
     batch. Here it is a share of the trainer's batch by default: on a small machine a few replicas would else
     run far ahead of the trainer.
     """
 
-    round_groups: int
+    round_groups: int | None = None
     batch_max: int | None = None
 
     def room(self, view: View, replica: ReplicaView) -> int:
@@ -67,14 +67,16 @@ class KVRoom:
         return min(self._round_left(view, replica), by_slots, _groups_in_kv(view, replica))
 
     def _round_left(self, view: View, replica: ReplicaView) -> int:
-        started = replica.groups_since_swap % self.round_groups
+        round_groups = self.round_groups or -(-view.batch_groups // view.fleet)
+        started = replica.groups_since_swap % round_groups
         if started:
-            return self.round_groups - started
+            return round_groups - started
         begins = replica.groups_since_swap == 0 or replica.load == 0
-        return self.round_groups if begins and replica.version >= view.newest_for(replica) else 0
+        return round_groups if begins and replica.version >= view.newest_for(replica) else 0
 
     def describe(self) -> str:
-        return f"while the replica has KV room, in rounds of {self.round_groups} groups under one version"
+        size = "its share of a batch" if self.round_groups is None else f"{self.round_groups} groups"
+        return f"while the replica has KV room, in rounds of {size} under one version"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,11 +36,10 @@ def build(config: Config) -> Schedule:
                 reload_staleness=knobs.reload_staleness, acceptance_staleness=knobs.acceptance_staleness
             )
         case schedules.Laminar() as knobs:
-            derived = -(-config.batch.prompts // config.rollout.replicas)
             repack = BestFit(knobs.repack_interval_s, knobs.kv_fraction_max, knobs.batch_max)
             return laminar(
                 staleness_max=knobs.staleness_max,
-                round_groups=knobs.round_groups or derived,
+                round_groups=knobs.round_groups,
                 batch_max=knobs.batch_max,
                 repack=repack if knobs.repack else None,
             )
@@ -140,7 +139,7 @@ def rlax(*, reload_staleness: int, acceptance_staleness: int) -> Schedule:
 
 
 def laminar(
-    *, staleness_max: int | None, round_groups: int, batch_max: int | None, repack: BestFit | None
+    *, staleness_max: int | None, round_groups: int | None, batch_max: int | None, repack: BestFit | None
 ) -> Schedule:
     """Laminar (arXiv:2510.12633): each replica at its own pace and version; repack empties the slow ones.
 

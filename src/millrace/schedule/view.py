@@ -83,6 +83,12 @@ class View(msgspec.Struct, frozen=True):
     reached: int = -1  # the highest id of a group that was ever trained: how far the stream has come
     group_steps: float = 1.0  # steps that a trainer which never waits makes while a group is generated
     staleness: float | None = None  # mean of recently trained tokens; None: too little was trained
+    num_replicas: int = 0  # of the run, up or not; at least those that are up
+
+    @property
+    def fleet(self) -> int:
+        """Replicas that share the work, at least 1."""
+        return max(1, self.num_replicas, len(self.replicas))
 
     def held_by(self, replica: ReplicaView) -> tuple[int, ...]:
         """What `replica` can pull: the versions of its host, oldest first."""

@@ -60,6 +60,14 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
+class Scaling:
+    """At `at_s` somebody asks for so many `replicas`."""
+
+    at_s: float
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """A configuration, and the world it runs in."""
 
@@ -71,6 +79,7 @@ class Scenario:
     latency: Latency = Latency()
     time_max_s: float = 86_400.0
     scale: Scale = Scale()
+    scalings: tuple[Scaling, ...] = ()
 
 
 @dataclass(slots=True)
@@ -141,6 +150,7 @@ class _Simulation:
         self._world = World(seed=scenario.seed, corruption=faults.corruption, poisonous=faults.poisonous)
         self._outcome, self._trace = Outcome(), TraceDigest()
         self._crashed = False
+        self._replicas = scenario.config.rollout.replicas  # asked for last
 
     async def run(self) -> Outcome:
         outcome, ledger = self._outcome, _Ledger(self._world)
@@ -171,7 +181,7 @@ class _Simulation:
         )
         controller = Controller(
             scenario.config,
-            fleet=_fleet(scenario, self._world),
+            fleet=_fleet(scenario, self._world, self._replicas),
             runtime=runtime,
             ledger=ledger,
             schedule=build(scenario.config),
@@ -181,11 +191,26 @@ class _Simulation:
             check=self._observer.on_decision,
             pace=scenario.scale.pace,
         )
+        asked = self._to_be_scaled(controller)
         try:
             return await self._until(crash_s, controller)
         finally:
+            for timer in asked:
+                timer.cancel()
             await runtime.close()
             self._outcome.restarts += controller.restarts
+
+    def _to_be_scaled(self, controller: Controller) -> list[asyncio.TimerHandle]:
+        def ask(replicas: int) -> None:
+            self._replicas = replicas
+            controller.replicas.scale(replicas)
+
+        running, now_s = asyncio.get_running_loop(), clock.now()
+        return [
+            running.call_at(asked.at_s, ask, asked.replicas)
+            for asked in self._scenario.scalings
+            if asked.at_s >= now_s
+        ]
 
     async def _until(self, crash_s: float | None, controller: Controller) -> bool:
         """True: the run is over. Errors of a controller that has crashed do not count."""
@@ -212,7 +237,7 @@ class _Simulation:
             self._observer.on_event(event)
 
 
-def _fleet(scenario: Scenario, world: World) -> Fleet:
+def _fleet(scenario: Scenario, world: World, replicas: int) -> Fleet:
     config, costs, workload = scenario.config, scenario.costs, scenario.workload
     rollout, scale = config.rollout, scenario.scale
     replica = {
@@ -241,11 +266,10 @@ def _fleet(scenario: Scenario, world: World) -> Fleet:
         relays=(
             spec("relay", "relay", "SimRelay", {"world": world, "slots": config.relay_slots, "costs": costs}),
         ),
-        replicas=tuple(
-            spec("replica", f"replica-{i}", "SimReplica", replica) for i in range(rollout.replicas)
-        ),
+        replicas=tuple(spec("replica", f"replica-{i}", "SimReplica", replica) for i in range(replicas)),
         environments=tuple(
             spec("environment", f"environment-{i}", "SimEnvironment", environment)
             for i in range(config.reward.workers)
         ),
+        join=lambda name, there: spec("replica", name, "SimReplica", replica),
     )

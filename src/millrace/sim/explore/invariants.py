@@ -56,6 +56,7 @@ class Invariants(Observer):
             "finished": self._on_finished,
             "ended": self._on_ended,
             "step": self._on_step,
+            "left": self._on_left,
         }
         self._world = World()
         self._begin_life()
@@ -121,6 +122,10 @@ class Invariants(Observer):
         require(
             event["version"] in known, "a replica serves the version that was ordered", known=known, **event
         )
+
+    def _on_left(self, event: dict[str, Any]) -> None:
+        self._heard_s.pop(event["replica"], None)
+        self._served.pop(event["replica"], None)
 
     def _on_finished(self, event: dict[str, Any]) -> None:
         tid, tokens = event["trajectory_id"], event["tokens"]

@@ -14,7 +14,7 @@ from millrace.config.training import BatchShape, Model
 from millrace.sim.costs.interface import Costs
 from millrace.sim.costs.lengths import LogNormal
 from millrace.sim.costs.workload import Workload
-from millrace.sim.simulation import Scenario
+from millrace.sim.simulation import Scaling, Scenario
 from millrace.sim.virtual.faults import (
     ClockJump,
     Corruption,
@@ -23,6 +23,7 @@ from millrace.sim.virtual.faults import (
     Faults,
     Latency,
     Mishaps,
+    Notice,
     Partitions,
     Slow,
 )
@@ -182,3 +183,21 @@ def _random_mishaps(rng: random.Random) -> Mishaps:
         overtaken=sometimes(0.3),
         overtaken_s=rng.choice((0.2, 1.0, 1.5 * HEARTBEAT_TIMEOUT_S)),
     )
+
+
+def spot(scenario: Scenario, rng: random.Random) -> Scenario:
+    """With replicas that come and go: by command, by notice with more or less grace, and by death."""
+    at_s, scalings = 0.0, []
+    for _ in range(rng.randint(1, 8)):
+        at_s += rng.uniform(0.05, 6.0)
+        scalings.append(Scaling(at_s, rng.choice((0, 1, 1, 2, 3, 5))))
+    scalings.append(Scaling(at_s + 5.0, 2))
+    notices = tuple(
+        Notice(
+            rng.choice(("replica-*", *(f"replica-{i}" for i in range(9)))),
+            rng.uniform(0.1, 20.0),
+            rng.choice((0.05, 0.5, 25.0)),
+        )
+        for _ in range(rng.randint(0, 4))
+    )
+    return replace(scenario, scalings=tuple(scalings), faults=replace(scenario.faults, notices=notices))

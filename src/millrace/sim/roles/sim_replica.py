@@ -56,6 +56,12 @@ class SimReplica:
         self._digest = ""
         self._pulling = asyncio.Lock()
         self._submitted = asyncio.Event()
+        self._leaving = False
+
+    def notice(self) -> None:
+        """Its host goes away."""
+        self._leaving = True
+        self._submitted.set()
 
     async def reports(self) -> AsyncIterator[Report]:
         while True:
@@ -66,7 +72,7 @@ class SimReplica:
             progress = self._engine.collect(now_s, self._slowdown(), unfinished=unfinished)
             if progress:
                 await self._hand_over()
-            yield Report(progress, self._engine.load())
+            yield Report(progress, self._engine.load(), self._leaving)
 
     async def _hand_over(self) -> None:
         """A report with news is written; nothing decodes meanwhile."""

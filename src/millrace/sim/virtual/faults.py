@@ -42,6 +42,15 @@ class Crash:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """Whichever incarnation is alive at `at_s` is told that its host goes away, and dies `grace_s` later."""
+
+    workers: str
+    at_s: float
+    grace_s: float = 25.0
+
+
+@dataclass(frozen=True, slots=True)
 class Failures:
     """Every incarnation dies after an exponential time with mean `mtbf_s`."""
 
@@ -153,6 +162,7 @@ class Faults:
     """All that goes wrong. By default nothing does, and starts and deaths take a moment."""
 
     crashes: tuple[Crash, ...] = ()
+    notices: tuple[Notice, ...] = ()
     failures: tuple[Failures, ...] = ()
     slow: tuple[Slow, ...] = ()
     stuck: tuple[Stuck, ...] = ()
@@ -173,6 +183,14 @@ class Faults:
             began_s + rng.expovariate(1.0 / f.mtbf_s) for f in self.failures if fnmatchcase(name, f.workers)
         ]
         return named + drawn
+
+    def times_of_notice(self, name: str, began_s: float) -> list[tuple[float, float]]:
+        """When an incarnation that began at `began_s` is told to end, and when it dies of that."""
+        return [
+            (n.at_s, n.at_s + n.grace_s)
+            for n in self.notices
+            if fnmatchcase(name, n.workers) and n.at_s > began_s
+        ]
 
     def stuck_s(self, name: str, began_s: float) -> float:
         """From when on an incarnation that began at `began_s` makes no progress."""

@@ -93,6 +93,9 @@ class SimulatedWorker:
             raise self._crossing(error, "start") from None
         for when in faults.times_of_death(self.name, self._loop.time(), self._rng):
             self._deaths.append(self._loop.call_at(when, self.die, "crashed (simulated fault)"))
+        for noticed_s, ends_s in faults.times_of_notice(self.name, self._loop.time()):
+            self._deaths.append(self._loop.call_at(noticed_s, self._instance.notice))
+            self._deaths.append(self._loop.call_at(ends_s, self.die, "ended after its notice"))
         self._cut = faults.cut(self.name, self._loop.time(), self._rng)
 
     def kill(self) -> None:

@@ -1,0 +1,173 @@
+"""The replicas of a run while it goes on: who joins, who leaves, and one coroutine for each of them.
+
+    scale(n)       a command: from now on there shall be n replicas
+    noticed(name)  a replica was told that its host goes away
+    a coroutine ends: its replica has left
+
+After each of these the fleet is made as large as it shall be. A replica that joins serves nothing before its
+first pull has proved a digest. One that leaves gets nothing new, gives back its trajectories with their
+tokens, and is killed; then its name is forgotten and never given again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from millrace.controller.context import RunContext
+from millrace.controller.fleet import Fleet
+from millrace.controller.orders import Mailbox
+from millrace.controller.replica_session import ReplicaSession
+from millrace.controller.replicas import ReplicaRecord
+from millrace.controller.supervisor import Supervisor, WorkerSpec
+from millrace.core.errors import ConfigError
+from millrace.core.placement import THIS_HOST
+
+NOTICE = "its process was told to end"
+COMMAND = "fewer replicas were asked for"
+
+
+def to_leave(replicas: Iterable[ReplicaRecord], num: int) -> list[str]:
+    """Which `num` of `replicas` leave: those that serve nothing yet, then those with the fewest trajectories
+    to move, of equals the last that joined."""
+    ranked = sorted(enumerate(replicas), key=lambda at: (at[1].version >= 0, len(at[1].leased), -at[0]))
+    return [record.name for _, record in ranked[: max(0, num)]]
+
+
+class LiveFleet:
+    """`wanted` replicas there shall be. Everything here is synchronous but the coroutines of the replicas."""
+
+    def __init__(self, run: RunContext, fleet: Fleet, supervisor: Supervisor) -> None:
+        self._run, self._fleet, self._supervisor = run, fleet, supervisor
+        self._specs = {spec.name: spec for spec in fleet.replicas}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._limits: dict[str, asyncio.Timeout] = {}  # of their coroutines, for those that are not up
+        self._group: asyncio.TaskGroup | None = None
+        self._next = 1 + max((_number(name) for name in self._specs), default=-1)
+        self.wanted = len(fleet.replicas)
+
+    @property
+    def num_serving(self) -> int:
+        return sum(record.version >= 0 for record in self._run.state.replicas.staying)
+
+    @property
+    def settled(self) -> bool:
+        """As many serve as shall be there, and nobody is about to leave."""
+        return self.num_serving == self.wanted == len(self._run.state.replicas)
+
+    # ------------------------------------------------------------ commands
+
+    def begin(self, group: asyncio.TaskGroup) -> None:
+        """The coroutines of all replicas, as members of `group`."""
+        self._group = group
+        for spec in self._fleet.replicas:
+            self._start(spec)
+
+    def end(self) -> None:
+        """The run is over: nobody joins any more, and all coroutines end."""
+        self._group = None
+        for task in self._tasks.values():
+            task.cancel()
+
+    def scale(self, replicas: int) -> None:
+        """There shall be so many. Raises: ConfigError: there is no room for them; then nothing changes."""
+        before, self.wanted = self.wanted, replicas
+        joining = self._joining()
+        try:
+            specs = self._placed(joining)
+        except ConfigError:
+            self.wanted = before
+            raise
+        self._run.events.emit("scaled", replicas=replicas, before=before, reason="a command")
+        for spec in specs:
+            self._join(spec)
+        staying = self._run.state.replicas.staying
+        for name in to_leave(staying, len(staying) - replicas):
+            self._leave(name, COMMAND)
+
+    def noticed(self, name: str) -> None:
+        """Replica `name` was told to end, and says so. Another takes its place unless its host goes away too,
+        which of this host nobody could tell."""
+        record = self._run.state.replicas[name]
+        if record.leaving:
+            return
+        if record.host != THIS_HOST:
+            self.wanted -= 1
+        self._leave(name, NOTICE)
+
+    # ------------------------------------------------------------ one replica
+
+    def _start(self, spec: WorkerSpec) -> None:
+        assert self._group is not None
+        self._tasks[spec.name] = self._group.create_task(self._keep(spec), name=spec.name)
+
+    async def _keep(self, spec: WorkerSpec) -> None:
+        """From its start until it has left, or the run is over."""
+        run, name = self._run, spec.name
+        record = run.state.replicas[name]
+        session = ReplicaSession(name, run, self.noticed)
+        try:
+            async with asyncio.timeout(0 if record.leaving else None) as self._limits[name]:
+                await self._supervisor.keep(spec, session.run, leaves=lambda: bool(record.leaving))
+        except TimeoutError:
+            if not record.leaving:
+                raise
+        self._gone(name)
+
+    def _join(self, spec: WorkerSpec) -> None:
+        run = self._run
+        self._specs[spec.name] = spec
+        self._next = max(self._next, 1 + _number(spec.name))
+        run.mailboxes[spec.name] = Mailbox()
+        run.state.join(spec.name, spec.place.host)
+        run.events.emit("joined", replica=spec.name, host=spec.place.host)
+        run.waits.progress()
+        self._start(spec)
+
+    def _leave(self, name: str, reason: str) -> None:
+        """It is drained by its session. One that is not up has nothing to drain."""
+        run, record = self._run, self._run.state.replicas[name]
+        run.state.replicas.leave(name, reason)
+        run.events.emit("leaving", replica=name, reason=reason, trajectories=list(record.leased))
+        run.mailboxes[name].close()
+        if not record.alive and name in self._limits:
+            self._limits[name].reschedule(asyncio.get_running_loop().time())
+        run.pulse.fire()
+
+    def _gone(self, name: str) -> None:
+        run = self._run
+        del self._specs[name], self._tasks[name], self._limits[name], run.mailboxes[name]
+        run.state.replicas.gone(name)
+        run.events.emit("left", replica=name, replicas=len(run.state.replicas.staying))
+        self._fill()
+
+    # ------------------------------------------------------------ as many as there shall be
+
+    def _joining(self) -> int:
+        return self.wanted - len(self._run.state.replicas.staying)
+
+    def _placed(self, num: int) -> Sequence[WorkerSpec]:
+        """Raises: ConfigError: there is no room for `num` more."""
+        there = list(self._specs.values())
+        for number in range(self._next, self._next + num):
+            there.append(self._fleet.join(f"replica-{number}", there))
+        return there[len(self._specs) :]
+
+    def _fill(self) -> None:
+        """Somebody has left: another may take the place. Where none can, the run goes on with fewer."""
+        if self._group is None or self._run.stopping or self._joining() <= 0:
+            return
+        try:
+            specs = self._placed(self._joining())
+        except ConfigError as error:
+            staying = len(self._run.state.replicas.staying)
+            self._run.events.emit("scaled", replicas=staying, before=self.wanted, reason=str(error))
+            self.wanted = staying
+            return
+        for spec in specs:
+            self._join(spec)
+
+
+def _number(name: str) -> int:
+    last = name.rpartition("-")[2]
+    return int(last) if last.isdecimal() else -1
