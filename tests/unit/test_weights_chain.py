@@ -184,7 +184,8 @@ def test_a_version_goes_down_a_chain_bit_for_bit():
         digest = a.publish(7, model(1))
         for host, source in ((b, a), (c, b)):
             staged = host.fetch(7, digest, source.address)
-            assert staged == Staged(7, digest, [7], staged.stage_s, source.address, MODEL_BYTES)
+            assert (staged.digest, staged.held, staged.source) == (digest, [7], source.address)
+            assert staged.received_bytes == staged.decoded_bytes == MODEL_BYTES
             assert host.read(7) == [bytes(tensor.data) for tensor in model(1)]
 
 

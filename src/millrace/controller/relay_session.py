@@ -92,6 +92,8 @@ class RelaySession:
             digest=got.digest,
             source=got.source,
             received_bytes=got.received_bytes,
+            decoded_bytes=got.decoded_bytes,
+            encodings=got.encodings,
             fetch_s=got.stage_s,
         )
         self._tell()

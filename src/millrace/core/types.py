@@ -284,6 +284,8 @@ class Staged(msgspec.Struct, frozen=True):
     stage_s: float  # until it was complete here
     source: str = ""  # address of the relay that it came from; of the last, if there were several
     received_bytes: int = 0  # over the network
+    decoded_bytes: int = 0  # the same, as they are here
+    encodings: dict[str, int] = {}  # chunks received of each kind of delta, and raw ones
 
 
 class Served(msgspec.Struct, frozen=True):

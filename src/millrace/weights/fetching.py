@@ -17,9 +17,11 @@ from millrace.core.errors import (
     WeightsError,
     leaves,
 )
+from millrace.weights.delta import apply, kind_of
 from millrace.weights.holding import Holding
 from millrace.weights.manifest import decode_manifest, in_order
-from millrace.weights.sending import RAW
+from millrace.weights.packed import HEAD, RAW
+from millrace.weights.sending import DELTA
 from millrace.weights.wire import (
     Ask,
     Chunk,
@@ -36,11 +38,13 @@ from millrace.weights.wire import (
 
 
 class Order(msgspec.Struct, frozen=True):
-    """One version to get. `begin` gives it a place, or the one where some of it is already."""
+    """One version to get. `begin` gives it a place, or the one where some of it is already. `base`: what is
+    here of the version that its deltas are made against; None: nothing that they fit."""
 
     ask: Ask
     slot_bytes: int
     begin: Callable[[list[TensorSpec]], Holding]
+    base: Callable[[tuple[int, str], Holding], Holding | None]
     secret: str
     deadlines: Deadlines
 
@@ -74,43 +78,50 @@ class _SlotTaken(TornVersionError):
 async def _fetch_from(address: str, order: Order) -> Holding:
     async with connected(address, order.secret, order.deadlines) as link:
         await link.send(order.ask)
-        holding = order.begin(await _manifest(link, order))
-        await link.send(Want(np.packbits(~holding.here).tobytes()))
+        manifest, told = await _found(link, order)
+        holding = order.begin(manifest)
+        base = told and order.base(told, holding)
+        await link.send(Want(np.packbits(~holding.here).tobytes(), deltas=base is not None))
         try:
             async with asyncio.TaskGroup() as checks:
                 for piece in holding.unchecked():
                     checks.create_task(holding.check_piece(piece))
-                await _receive_chunks(link, holding, order.deadlines.wait_s, checks)
+                await _receive_chunks(link, (holding, base), order.deadlines.wait_s, checks)
         except BaseExceptionGroup as group:
             raise next(leaves(group)) from None
         return holding
 
 
-async def _manifest(link: Link, order: Order) -> list[TensorSpec]:
-    """That of the version. It has the digests of all that will arrive, so it must be the trainer's."""
+async def _found(link: Link, order: Order) -> tuple[list[TensorSpec], tuple[int, str] | None]:
+    """The manifest, and the base that is offered. It has the digests of all that will arrive, so it must be
+    the trainer's."""
     match await link.receive():
-        case Found(encoded):
+        case Found(encoded, base):
             manifest = in_order(decode_manifest(encoded, order.slot_bytes, f"of the relay at {link.peer}"))
             if (found := published_digest(manifest)) != order.ask.digest:
                 raise DigestMismatchError(
                     f"the manifest of version {order.ask.version} from {link.peer} has digest {found}, and "
                     f"the trainer's has {order.ask.digest}"
                 )
-            return manifest
+            return manifest, base
         case Unknown(reason):
             raise UnknownVersionError(f"the relay at {link.peer} says: {reason}")
         case other:
             raise _astray(link, other)
 
 
-async def _receive_chunks(link: Link, holding: Holding, wait_s: float, checks: asyncio.TaskGroup) -> None:
-    """Until every chunk is here. A piece that is whole is checked while the next ones arrive."""
+async def _receive_chunks(
+    link: Link, places: tuple[Holding, Holding | None], wait_s: float, checks: asyncio.TaskGroup
+) -> None:
+    """Until every chunk is here. A piece that is whole is checked while the next ones arrive. `places`: of
+    what arrives, and of what its deltas are made against."""
+    holding, base = places
     now = asyncio.get_running_loop().time
     arrived_s = now()
     while not holding.here.all():
         match await link.receive():
             case Chunk() as chunk:
-                await _receive_chunk(link, holding, chunk)
+                await _receive_chunk(link, holding, base, chunk)
                 arrived_s = now()
                 if (piece := holding.arrived(chunk.index)) is not None:
                     checks.create_task(holding.check_piece(piece))
@@ -123,22 +134,29 @@ async def _receive_chunks(link: Link, holding: Holding, wait_s: float, checks: a
                 raise _astray(link, other)
 
 
-async def _receive_chunk(link: Link, holding: Holding, chunk: Chunk) -> None:
-    """Its bytes, straight into their place where they lie together there."""
-    if chunk.encoding != RAW or not 0 <= chunk.index < len(holding.chunks) or holding.here[chunk.index]:
+async def _receive_chunk(link: Link, holding: Holding, base: Holding | None, chunk: Chunk) -> None:
+    """Its bytes, straight into their place where they lie together there and are no delta."""
+    if not 0 <= chunk.index < len(holding.chunks) or holding.here[chunk.index]:
         raise _astray(link, chunk)
     place = holding.chunks[chunk.index]
-    if chunk.num_bytes != place.size:
+    raw = chunk.encoding == RAW and chunk.num_bytes == place.size
+    delta = chunk.encoding == DELTA and HEAD.size <= chunk.num_bytes <= place.size + HEAD.size
+    if not raw and (base is None or not delta):
         raise _astray(link, chunk)
     if not holding.intact:
         raise _SlotTaken(f"the slot of version {holding.version} was taken while it arrived")
     target = place if place.flags.c_contiguous else np.empty(place.shape, np.uint8)
-    await link.receive_into(as_bytes(target))
+    arrived = target if raw else np.empty(chunk.num_bytes, np.uint8)
+    await link.receive_into(as_bytes(arrived))
     holding.received_bytes += chunk.num_bytes
+    holding.decoded_bytes += place.size
     match await link.receive():
         case Seal(None):
             raise TornVersionError(f"the relay at {link.peer} has overwritten version {holding.version}")
-        case Seal(digest) if digest == xxhash.xxh3_64_intdigest(as_bytes(target)):
+        case Seal(digest) if digest == xxhash.xxh3_64_intdigest(as_bytes(arrived)):
+            holding.encodings[RAW if raw else kind_of(arrived)] += 1
+            if not raw and base is not None:
+                apply(arrived, np.ascontiguousarray(base.chunks[chunk.index]), target)
             if target is not place:
                 place[...] = target
         case Seal():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -20,6 +21,7 @@ from millrace.core.digest import (
 )
 from millrace.core.errors import DigestMismatchError
 from millrace.core.pulse import Pulse
+from millrace.weights.delta import WIDTHS
 from millrace.weights.layout import Bytes, Memory
 from millrace.weights.manifest import check_sequence, in_order, placed, read_manifest
 from millrace.weights.slots import check_room, confirm, fill_in, take_slot
@@ -40,7 +42,9 @@ class Holding:
         here             (chunks,) bool: it is here
         ended            why no more will arrive for now; empty: it may
         news             fires when a chunk has arrived, or no more will
-        received_bytes   of it, from other relays
+        received_bytes   of it, from other relays, as they were sent
+        decoded_bytes    the same, as they are here
+        encodings        chunks received of each kind: raw, or a delta's kind
     """
 
     def __init__(
@@ -49,7 +53,8 @@ class Holding:
         self.memory, (self.slot, self.sequence) = memory, place
         self.version, self.digest, self.manifest = version, published_digest(manifest), list(manifest)
         self.chunks: list[Bytes] = []
-        self.ended, self.received_bytes = "", 0
+        self.ended, self.received_bytes, self.decoded_bytes = "", 0, 0
+        self.encodings = Counter[str]()
         self._pieces = [(tensor, piece) for tensor, spec in enumerate(manifest) for piece in spec.pieces]
         self._spans = list[slice]()  # of chunks, for each piece
         for piece in range(len(self._pieces)):
@@ -119,6 +124,15 @@ class Holding:
         confirm(self.memory, self.slot, self.sequence, whole)
         return whole
 
+    def as_laid_out(self, other: Holding) -> bool:
+        """Whether the other's chunks are the same parts of the same tensors."""
+        return _layout(self.manifest) == _layout(other.manifest)
+
+    def width(self, index: int) -> int:
+        """Bytes of an element of this chunk's tensor; 1 where that is not known."""
+        tensor, _ = self._pieces[self._piece_of[index]]
+        return WIDTHS.get(self.manifest[tensor].dtype, 1)
+
     def chunk_name(self, index: int) -> str:
         """For people."""
         piece = self._piece_of[index]
@@ -137,6 +151,13 @@ class Holding:
         tensor, block = self._pieces[piece]
         spec = self.manifest[tensor]
         return f"`{spec.name}`" + ("" if block.shape == spec.shape else f" from {list(block.start)}")
+
+
+def _layout(manifest: Sequence[TensorSpec]) -> list[tuple[object, ...]]:
+    return [
+        (spec.name, spec.dtype, spec.shape, [(piece.start, piece.shape) for piece in spec.pieces])
+        for spec in manifest
+    ]
 
 
 def staged(memory: Memory, slot: int, sequence: int) -> Holding:

@@ -12,7 +12,8 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import NamedTuple
+
+import msgspec
 
 from millrace.core.errors import WeightsError
 from millrace.weights.fetching import Order, fetch
@@ -25,12 +26,15 @@ LINKS_MAX = 64
 """Served at the same time; who comes later waits until one ends."""
 
 
-class Fetched(NamedTuple):
-    """A version that is readable now. `digest`: of whole tensors; `source`: the address of the last relay."""
+class Fetched(msgspec.Struct, frozen=True):
+    """A version that is readable now. `digest`: of whole tensors; `source`: the address of the last relay.
+    `decoded_bytes`: what came, as it is here; `encodings`: chunks of each kind."""
 
     digest: str
-    source: str
-    received_bytes: int
+    source: str = ""
+    received_bytes: int = 0
+    decoded_bytes: int = 0
+    encodings: dict[str, int] = {}
 
 
 class Network:
@@ -52,6 +56,7 @@ class Network:
             ) from error
         self._fetches: dict[tuple[int, str], asyncio.Task[None]] = {}
         self._memory = memory
+        self._rates: dict[str, float] = {}
         ready: Future[None] = Future()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._run(ready)), name="relay network", daemon=True
@@ -115,7 +120,7 @@ class Network:
         """One request. Whatever goes wrong, who asked has heard of it or is gone."""
         with suppress(WeightsError):
             async with accepted(connection, peer, self._secret, self._deadlines) as link:
-                await answer(link, self._versions, self._deadlines)
+                await answer(link, self._versions, self._deadlines, self._rates)
 
     def _start(self, key: tuple[int, str], sources: Sequence[str], future: Future[Fetched]) -> None:
         if key in self._fetches:
@@ -148,6 +153,7 @@ class Network:
             Ask(version, digest, versions.present()),
             self._slot_bytes,
             lambda manifest: versions.begin(version, manifest, digest),
+            lambda base, holding: versions.base([base], holding),
             self._secret,
             self._deadlines,
         )
@@ -156,4 +162,10 @@ class Network:
         except BaseException:
             versions.ended("no source of it is left")
             raise
-        return Fetched(holding.finish(), source, holding.received_bytes)
+        return Fetched(
+            holding.finish(),
+            source,
+            holding.received_bytes,
+            holding.decoded_bytes,
+            dict(holding.encodings),
+        )

@@ -108,7 +108,16 @@ class Relay:
             with boundary(f"relay `{self._name}`", f"fetching version {version}", WeightsError):
                 got = await self._network.fetch(version, digest, sources)
         fetch_s = time.perf_counter() - started
-        return Staged(version, got.digest, memory.held(), fetch_s, got.source, got.received_bytes)
+        return Staged(
+            version,
+            got.digest,
+            memory.held(),
+            fetch_s,
+            got.source,
+            got.received_bytes,
+            got.decoded_bytes,
+            got.encodings,
+        )
 
     def close(self) -> None:
         """Stop to listen and to serve other hosts. Readers here read on. Idempotent."""
@@ -173,5 +182,5 @@ def _readable(memory: Memory, version: int, digest: str) -> Fetched | None:
         if memory.complete(slot) and memory.version(slot) == version:
             manifest = read_manifest(memory, slot, sequence)
             same = published_digest(manifest) == digest
-            return Fetched(memory.digest(slot), "", 0) if same else None
+            return Fetched(memory.digest(slot)) if same else None
     return None

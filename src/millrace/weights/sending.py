@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterable
 from typing import Protocol
 
 import msgspec
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from millrace.core.errors import WeightsError
+from millrace.core.errors import WeightsError, leaves
 from millrace.core.pulse import Pulse
+from millrace.weights.delta import encode, kind_of
 from millrace.weights.holding import Holding
-from millrace.weights.wire import Ask, Chunk, Deadlines, Found, Link, Seal, Unknown, Waiting, Want, as_bytes
+from millrace.weights.packed import RAW
+from millrace.weights.wire import (
+    Ask,
+    Chunk,
+    Deadlines,
+    Found,
+    Link,
+    Message,
+    Seal,
+    Unknown,
+    Waiting,
+    Want,
+    as_bytes,
+)
 
-RAW = "raw"
+DELTA = "delta"
+ENCODED_MAX = 2  # chunks that wait to be sent, while the next one is encoded
+TELLING_BYTES = 1 << 20  # sent raw: from so many on, it is seen what the link carries
 
 
 class Shelf(Protocol):
@@ -25,13 +43,20 @@ class Shelf(Protocol):
     def find(self, version: int, digest: str) -> Holding | None:
         """Whole, or arriving."""
 
+    def base(self, held: Iterable[tuple[int, str]], like: Holding) -> Holding | None:
+        """The newest whole one of `held` whose chunks are those of `like`."""
+
     def present(self) -> list[tuple[int, str]]:
         """Whole ones: (version, published digest)."""
 
 
-async def answer(link: Link, shelf: Shelf, deadlines: Deadlines) -> None:
+async def answer(link: Link, shelf: Shelf, deadlines: Deadlines, rates: dict[str, float]) -> None:
     """Serve one request: the manifest, then every chunk that is wanted, as soon as it is here.
 
+    Who has an earlier version gets deltas against it, unless its link is faster than they are encoded.
+
+    Args:
+        rates: bytes/s that links to other hosts carried; it is kept up to date.
     Raises: WeightsError: the link failed, or its other side does not keep the protocol.
     """
     ask = await link.receive()
@@ -42,12 +67,21 @@ async def answer(link: Link, shelf: Shelf, deadlines: Deadlines) -> None:
         present = ", ".join(f"{version} ({digest})" for version, digest in shelf.present())
         reason = f"weights version {ask.version} ({ask.digest}) is not here (present: {present or 'none'})"
         return await link.send(Unknown(reason))
-    await link.send(Found(msgspec.msgpack.encode(holding.manifest)))
+    base = shelf.base(ask.held, holding)
+    told = None if base is None else (base.version, base.digest)
+    await link.send(Found(msgspec.msgpack.encode(holding.manifest), told))
     want = await link.receive()
     if not isinstance(want, Want):
         raise WeightsError(f"the relay at {link.peer} wants nothing: it says {want}")
-    bits = np.unpackbits(np.frombuffer(want.chunks, np.uint8), count=len(holding.chunks))
-    await _send_chunks(link, holding, bits.astype(bool), deadlines.heartbeat_s)
+    bits = np.unpackbits(np.frombuffer(want.chunks, np.uint8), count=len(holding.chunks)).astype(bool)
+    due = _due(holding, bits, deadlines.heartbeat_s)
+    host = link.peer.rpartition(":")[0]
+    if base is not None and want.deltas:
+        raw_bytes = await _send_deltas(link, holding, base, due, rates.get(host, 0.0))
+    else:
+        raw_bytes = await _send_chunks(link, holding, due)
+    if raw_bytes >= TELLING_BYTES:
+        rates[host] = link.carried_bytes_s()
 
 
 async def _awaited(shelf: Shelf, ask: Ask, begin_s: float) -> Holding | None:
@@ -60,29 +94,96 @@ async def _awaited(shelf: Shelf, ask: Ask, begin_s: float) -> Holding | None:
     return holding
 
 
-async def _send_chunks(link: Link, holding: Holding, wanted: np.ndarray, heartbeat_s: float) -> None:
+async def _due(
+    holding: Holding, wanted: NDArray[np.bool_], heartbeat_s: float
+) -> AsyncIterator[int | Message]:
+    """What is to be sent next: a chunk that is here, that the next one is not here yet, or never will be."""
     while wanted.any():
         ready = wanted & holding.here
         if ready.any():
             index = int(ready.argmax())
             wanted[index] = False
-            if not await _send_chunk(link, holding, index):
-                return await link.send(Unknown(f"weights version {holding.version} was overwritten here"))
+            yield index
         elif holding.ended or not holding.intact:
             why = holding.ended or "its slot was taken"
-            return await link.send(
-                Unknown(f"weights version {holding.version} stopped to arrive here: {why}")
-            )
+            yield Unknown(f"weights version {holding.version} stopped to arrive here: {why}")
+            return
         elif not await holding.news.wait(heartbeat_s):
-            await link.send(Waiting())
+            yield Waiting()
+
+
+async def _send_chunks(link: Link, holding: Holding, due: AsyncIterator[int | Message]) -> int:
+    """All of them raw. Returns how many bytes that were."""
+    raw_bytes = 0
+    async for what in due:
+        if not isinstance(what, int):
+            await link.send(what)
+        elif not await _send_chunk(link, holding, what):
+            break
+        else:
+            raw_bytes += holding.chunks[what].size
+    return raw_bytes
+
+
+async def _send_deltas(
+    link: Link, holding: Holding, base: Holding, due: AsyncIterator[int | Message], rate: float
+) -> int:
+    """Each chunk encoded while earlier ones are sent. Returns how many bytes went raw.
+
+    Consumes what is due; waits for the link; ends with the last chunk, or when a slot was overwritten.
+    """
+    queue = asyncio.Queue[int | tuple[int, bytes] | Message | None](ENCODED_MAX)
+    raw_bytes = 0
+
+    async def encode_all() -> None:
+        async for what in due:
+            if isinstance(what, int) and base.intact:
+                delta = await asyncio.to_thread(_delta, holding, base, what, rate)
+                await queue.put((what, delta) if delta and holding.intact and base.intact else what)
+            else:
+                await queue.put(what)
+        await queue.put(None)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            encoding = tasks.create_task(encode_all())
+            while (what := await queue.get()) is not None:
+                if isinstance(what, tuple):
+                    await _send_bytes(link, what[0], DELTA, what[1])
+                elif not isinstance(what, int):
+                    await link.send(what)
+                elif await _send_chunk(link, holding, what):
+                    raw_bytes += holding.chunks[what].size
+                else:
+                    encoding.cancel()
+                    break
+    except BaseExceptionGroup as group:
+        raise next(leaves(group)) from None
+    return raw_bytes
+
+
+def _delta(holding: Holding, base: Holding, index: int, rate: float) -> bytes:
+    """Empty: the chunk is better sent as it is."""
+    new, old = (np.ascontiguousarray(one.chunks[index]) for one in (holding, base))
+    delta = encode(new, old, holding.width(index), link_bytes_s=rate)
+    return b"" if kind_of(delta) == RAW else delta
 
 
 async def _send_chunk(link: Link, holding: Holding, index: int) -> bool:
-    """From where it lies, without a copy unless its rows lie apart. False: it was overwritten meanwhile."""
+    """From where it lies, without a copy unless its rows lie apart. False: it was overwritten meanwhile, and
+    who asked is told."""
     data = as_bytes(np.ascontiguousarray(holding.chunks[index]))
     await link.send(Chunk(index, RAW, len(data)))
     await link.send_bytes(data)
     digest = xxhash.xxh3_64_intdigest(data)
     whole = holding.intact
     await link.send(Seal(digest if whole else None))
+    if not whole:
+        await link.send(Unknown(f"weights version {holding.version} was overwritten here"))
     return whole
+
+
+async def _send_bytes(link: Link, index: int, encoding: str, data: bytes) -> None:
+    await link.send(Chunk(index, encoding, len(data)))
+    await link.send_bytes(memoryview(data))
+    await link.send(Seal(xxhash.xxh3_64_intdigest(data)))

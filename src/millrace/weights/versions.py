@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from millrace.core.digest import TensorSpec
@@ -29,6 +29,16 @@ class Versions:
     def present(self) -> list[tuple[int, str]]:
         """Whole ones: (version, published digest)."""
         return [(holding.version, holding.digest) for holding in self._all_whole()]
+
+    def base(self, held: Iterable[tuple[int, str]], like: Holding) -> Holding | None:
+        """The newest whole version of `held` whose chunks are those of `like`."""
+        found = set(map(tuple, held))
+        fits = (one for one in self._all_whole() if (one.version, one.digest) in found)
+        return max(
+            (one for one in fits if one is not like and one.as_laid_out(like)),
+            key=lambda one: one.version,
+            default=None,
+        )
 
     def begin(self, version: int, manifest: Sequence[TensorSpec], digest: str) -> Holding:
         """A place for a version that is to arrive, or the one where some of it is. Raises WeightsError."""

@@ -22,6 +22,7 @@ import hashlib
 import hmac
 import secrets
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -35,6 +36,7 @@ CHALLENGE_BYTES = 32
 PROOF_BYTES = 32
 ACCEPTED, REFUSED = b"\1", b"\0"
 FRAME_BYTES_MAX = 16 << 20  # a manifest and its frame
+DELIVERY_RATE = slice(160, 168)  # in struct tcp_info of Linux: bytes in a second
 SLICE_BYTES = 128 << 10  # sent under one deadline: slower than this in `stall_s` is no link
 
 
@@ -65,9 +67,10 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Found(msgspec.Struct, frozen=True, tag=True):
-    """Its encoded manifest."""
+    """Its encoded manifest. `base`: a version that both sides have, against which chunks may be encoded."""
 
     manifest: bytes
+    base: tuple[int, str] | None = None
 
 
 class Unknown(msgspec.Struct, frozen=True, tag=True):
@@ -77,9 +80,11 @@ class Unknown(msgspec.Struct, frozen=True, tag=True):
 
 
 class Want(msgspec.Struct, frozen=True, tag=True):
-    """Send these chunks: one bit each, in the order of the manifest."""
+    """Send these chunks: one bit each, in the order of the manifest. `deltas`: some may come as deltas
+    against the base."""
 
     chunks: bytes
+    deltas: bool = False
 
 
 class Waiting(msgspec.Struct, frozen=True, tag=True):
@@ -121,6 +126,11 @@ class Link:
             for start in range(0, len(data), SLICE_BYTES):
                 async with asyncio.timeout(self._deadlines.stall_s):
                     await self._loop.sock_sendall(self._socket, data[start : start + SLICE_BYTES])
+
+    def carried_bytes_s(self) -> float:
+        """What the kernel saw the link carry lately; with little to carry, less than it can. 0: nothing."""
+        told = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, DELIVERY_RATE.stop)
+        return float(int.from_bytes(told[DELIVERY_RATE], sys.byteorder))
 
     async def receive(self) -> Message:
         """The next message."""
