@@ -8,6 +8,11 @@ THIS_HOST = "localhost"
 """The controller's own host."""
 
 
+OWN_ADDRESS = "own-address"
+"""As an argument of a worker: the runtime puts the address there at which other hosts reach the worker's. The
+node of a cluster that is a host may be lost, and another with another address take its place."""
+
+
 class Place(msgspec.Struct, frozen=True):
     """Where one worker runs.
 

@@ -9,15 +9,20 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from millrace.core.errors import WorkerError
 from millrace.runtime.ray_actor import Hosted
+from millrace.runtime.ray_places import Node
+from millrace.runtime.seam import load_class
 
 LOCAL = "local"
 """As an address: start a cluster of this machine only, for as long as it is used."""
+
+HEAD = "node:__internal_head__"
+"""A resource of the head's node."""
 
 LEASE = "lease"
 """The concurrency group of an actor's second loop."""
@@ -46,36 +51,33 @@ ENVIRONMENT = {
 """Of every process of a cluster. Whoever starts one by `ray start` sets it there; docs/cluster.md."""
 
 
-class Node(NamedTuple):
-    """A live node of a cluster. `resources` are Ray's, custom ones too."""
+_connected: dict[str, Cluster] = {}
+"""Of this process, which can have one."""
 
-    node_id: str
-    name: str
-    address: str
-    resources: Mapping[str, float]
-    labels: Mapping[str, str]
+
+def connect(address: str) -> Cluster:
+    """The connection to the cluster at `address` (HOST:PORT, or LOCAL). The main thread makes it, where there
+    is none yet.
+
+    Raises: WorkerError: it cannot be reached, or this process uses another one.
+    """
+    if address not in _connected:
+        _connected[address] = Cluster(address)
+    return _connected[address]
 
 
 class Cluster:
-    """One connection of this process to a cluster, made by the main thread. `make_actor`, `kill`, `signal`
-    and `nodes` wait for the cluster: call them in a thread.
+    """One connection of this process to a cluster. Its methods wait for the cluster."""
 
-    `namespace` is the run's. What an earlier controller of the run left there is killed.
-    """
-
-    def __init__(self, address: str, namespace: str) -> None:
+    def __init__(self, address: str) -> None:
         self._ray = ray = _import_ray()
         if ray.is_initialized():
             raise WorkerError(
                 "this process is connected to a Ray cluster already, and it can use one only.\n"
                 "  Call `ray.shutdown()` before the run begins"
             )
-        self._namespace = namespace
-        settings: dict[str, Any] = {
-            "namespace": namespace,
-            "log_to_driver": False,
-            "configure_logging": False,
-        }
+        self._address = address
+        settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         if address == LOCAL:
             settings |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "num_gpus": 0}
         with _environment(ENVIRONMENT if address == LOCAL else {}), _signals():
@@ -102,30 +104,32 @@ class Cluster:
             max_concurrency=1000,
             concurrency_groups={LEASE: 100},
         )(_with_lease(ray))
-        self._end_left_over()
 
     def nodes(self) -> list[Node]:
         """Those that are alive, the head's first."""
         found = [
-            Node(
-                one["NodeID"],
-                one["NodeName"],
-                one["NodeManagerAddress"],
-                one["Resources"],
-                one.get("Labels", {}),
-            )
+            Node(one["NodeID"], one["NodeName"], one["NodeManagerAddress"], one["Resources"])
             for one in self._ray.nodes()
             if one["Alive"]
         ]
-        return sorted(
-            found, key=lambda one: ("node:__internal_head__" not in one.resources, one.name, one.node_id)
-        )
+        return sorted(found, key=lambda one: (HEAD not in one.resources, one.name, one.node_id))
 
-    def make_actor(self, name: str, epoch: int, node: str) -> Any:
+    def ask(self, nodes: Sequence[Node], target: str, *args: Any, timeout_s: float) -> list[Any]:
+        """What "package.module:function" returns on each of `nodes`, all at once; an error of one is its
+        answer."""
+        run = self._ray.remote(num_cpus=0, max_retries=0)(_run)
+        refs = [
+            run.options(scheduling_strategy=self._on(node.node_id)).remote(target, args) for node in nodes
+        ]
+        done, _ = self._ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+        return [_outcome(self._ray, ref) if ref in done else TimeoutError("no answer") for ref in refs]
+
+    def make_actor(self, namespace: str, name: str, epoch: int, node: str) -> Any:
         """An actor on `node`. Whether it can be there shows at its first call."""
-        affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-        # An actor has its name for longer than its life, so the name has the epoch.
-        return self._actors.options(name=f"{name}#{epoch}", scheduling_strategy=affinity).remote(name, epoch)
+        # An actor keeps its name for a while after its death, so the name has the epoch.
+        return self._actors.options(
+            namespace=namespace, name=f"{name}#{epoch}", scheduling_strategy=self._on(node)
+        ).remote(name, epoch)
 
     def kill(self, actor: Any) -> None:
         with suppress(Exception):  # it, or the whole cluster, is gone
@@ -133,22 +137,28 @@ class Cluster:
 
     def signal(self, node: str, pid: int, number: signal.Signals) -> None:
         """Send a signal to a process of `node`, if that can be reached."""
-        affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
         send = self._ray.remote(num_cpus=0, max_retries=0)(_send_signal)
         with suppress(Exception):
-            self._ray.get(send.options(scheduling_strategy=affinity).remote(pid, int(number)), timeout=ASK_S)
+            self._ray.get(
+                send.options(scheduling_strategy=self._on(node)).remote(pid, int(number)), timeout=ASK_S
+            )
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends. Idempotent."""
+        _connected.pop(self._address, None)
         if self._ray.is_initialized():
             with _signals():
                 self._ray.shutdown()
 
-    def _end_left_over(self) -> None:
+    def end_left_over(self, namespace: str) -> None:
+        """Kill the actors that an earlier controller left in `namespace`."""
         for one in self._ray.util.list_named_actors(all_namespaces=True):
-            if one["namespace"] == self._namespace:
+            if one["namespace"] == namespace:
                 with suppress(ValueError):  # it has ended meanwhile
-                    self.kill(self._ray.get_actor(one["name"], namespace=self._namespace))
+                    self.kill(self._ray.get_actor(one["name"], namespace=namespace))
+
+    def _on(self, node: str) -> Any:
+        return self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def _refuse_unreachable(address: str) -> None:
@@ -156,6 +166,17 @@ def _refuse_unreachable(address: str) -> None:
     if address != LOCAL:
         host, _, port = address.rpartition(":")
         socket.create_connection((host.strip("[]"), int(port)), ASK_S).close()
+
+
+def _run(target: str, args: tuple[Any, ...]) -> Any:
+    return load_class(target)(*args)
+
+
+def _outcome(ray: Any, ref: Any) -> Any:
+    try:
+        return ray.get(ref)
+    except Exception as error:
+        return error
 
 
 def _send_signal(pid: int, number: int) -> None:

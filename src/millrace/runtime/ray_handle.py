@@ -34,8 +34,9 @@ STRAY_S = 1.0
 class RayHandle:
     """One incarnation of one worker; see `core.protocols.Handle`. `node` is the Ray node that it is on."""
 
-    def __init__(self, name: str, epoch: int, cluster: Cluster, node: str) -> None:
+    def __init__(self, name: str, epoch: int, cluster: Cluster, namespace: str, node: str) -> None:
         self.name, self.epoch, self.node = name, epoch, node
+        self._namespace = namespace
         self.pid: int | None = None
         self.suspended = False
         self._loop = asyncio.get_running_loop()
@@ -102,7 +103,9 @@ class RayHandle:
 
     async def start(self, setup: Setup) -> None:
         """Make the actor and have its process become `setup`. Raises: WorkerDied."""
-        self._actor = await asyncio.to_thread(self._cluster.make_actor, self.name, self.epoch, self.node)
+        self._actor = await asyncio.to_thread(
+            self._cluster.make_actor, self._namespace, self.name, self.epoch, self.node
+        )
         self._then(self._actor.live.remote(), self._lived)
         self._actor.lease.remote()
         self.pid = await self._asked("its start", self._actor.begin.remote(setup), None)

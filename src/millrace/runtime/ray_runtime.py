@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from millrace.core.errors import DeadlineExceeded, WorkerError
-from millrace.core.placement import HERE, THIS_HOST, Place
+from millrace.core.placement import HERE, OWN_ADDRESS, THIS_HOST, Place
 from millrace.runtime.gang import GangHandle
 from millrace.runtime.kernel import check_kernel
 from millrace.runtime.local import CLOSE_TIMEOUT_S, file_name, past_epochs
 from millrace.runtime.ray_actor import Setup
-from millrace.runtime.ray_cluster import LOCAL, Cluster, Node
+from millrace.runtime.ray_cluster import LOCAL, Cluster, connect
 from millrace.runtime.ray_handle import RayHandle
+from millrace.runtime.ray_places import Node, Places
 from millrace.runtime.seam import late
 
 
@@ -49,11 +50,8 @@ class RayRuntime:
         self._epochs = past_epochs(log_dir)
         self._handles: set[RayHandle | GangHandle] = set()
         self._cluster: Cluster | None = None
+        self._places = Places()
         self._closed = False
-
-    async def nodes(self) -> list[Node]:
-        """Of the cluster, the head first."""
-        return await asyncio.to_thread(self._connected().nodes)
 
     async def spawn(
         self,
@@ -68,7 +66,11 @@ class RayRuntime:
         if self._closed:
             raise WorkerError(f"cannot spawn {name}: the runtime is closed")
         cluster = self._connected()
-        handle = self._new_handle(name, place.ranks, cluster, await self._node(name, place.host))
+        node = await self._node(cluster, place.host)
+        handle = self._new_handle(name, place.ranks, cluster, node.node_id)
+        given = {
+            key: node.address if value == OWN_ADDRESS else value for key, value in (kwargs or {}).items()
+        }
         meeting: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         async def begin(member: RayHandle, place: Place) -> None:
@@ -78,7 +80,7 @@ class RayRuntime:
                 if place.environ["RANK"] == "0":
                     meeting.set_result(await member.rendezvous())
                 variables = {"MILLRACE_RENDEZVOUS": await meeting}
-            await member.construct(target, kwargs or {}, variables, self._answer_s)
+            await member.construct(target, given, variables, self._answer_s)
 
         try:
             async with asyncio.timeout(timeout_s) as limit:
@@ -112,23 +114,15 @@ class RayRuntime:
             raise DeadlineExceeded(f"{', '.join(left)}: alive {CLOSE_TIMEOUT_S:g} s after they were killed")
 
     def _connected(self) -> Cluster:
+        """By the main thread; nobody else waits for the loop at the first spawn."""
         if self._cluster is None:
-            self._cluster = Cluster(self._address, self._namespace)
+            self._cluster = connect(self._address)
+            self._cluster.end_left_over(self._namespace)
         return self._cluster
 
-    async def _node(self, name: str, host: str) -> str:
-        """The id of the node that is `host`: its name, its id or its address."""
-        cluster = self._connected()
-        if host == THIS_HOST:
-            return cluster.here
-        nodes = await asyncio.to_thread(cluster.nodes)
-        for node in nodes:
-            if host in (node.name, node.node_id, node.address):
-                return node.node_id
-        there = ", ".join(node.name for node in nodes)
-        raise WorkerError(
-            f"cannot spawn {name} on {host!r}: no such node of the cluster lives; there are {there}"
-        )
+    async def _node(self, cluster: Cluster, host: str) -> Node:
+        alive = await asyncio.to_thread(cluster.nodes)
+        return self._places.node_of(cluster.here if host == THIS_HOST else host, alive)
 
     def _new_handle(self, name: str, ranks: int, cluster: Cluster, node: str) -> RayHandle | GangHandle:
         if ranks < 1:
@@ -136,10 +130,12 @@ class RayRuntime:
         epoch = self._epochs[file_name(name)] = self._epochs.get(file_name(name), 0) + 1
         handle: RayHandle | GangHandle
         if ranks == 1:
-            handle = RayHandle(name, epoch, cluster, node)
+            handle = RayHandle(name, epoch, cluster, self._namespace, node)
         else:
             handle = GangHandle(
-                name, epoch, [RayHandle(f"{name}.{i}", epoch, cluster, node) for i in range(ranks)]
+                name,
+                epoch,
+                [RayHandle(f"{name}.{i}", epoch, cluster, self._namespace, node) for i in range(ranks)],
             )
         self._handles.add(handle)
         handle.dead.add_done_callback(lambda _: self._handles.discard(handle))

@@ -1,0 +1,60 @@
+"""Which node of the cluster each host of a run is. Pure.
+
+A host is a name that the run gives its workers. When its node is lost, another node takes its place, and all
+workers of the host start there: one that carries no host yet, else the one with the fewest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from millrace.core.errors import WorkerError
+
+
+class Node(NamedTuple):
+    """A live node of a cluster. `resources` are Ray's, custom ones too."""
+
+    node_id: str
+    name: str
+    address: str
+    resources: Mapping[str, float]
+
+    @property
+    def gpus(self) -> float:
+        return self.resources.get("GPU", 0.0)
+
+
+class Places:
+    """Remembers, so that a host stays where it is."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Node] = {}
+
+    def node_of(self, host: str, alive: Sequence[Node]) -> Node:
+        """The node that is `host` now.
+
+        Raises: WorkerError: no such node lives, or it is lost and none can take its place.
+        """
+        named = [node for node in alive if host in (node.name, node.node_id, node.address)]
+        before = self._nodes.get(host)
+        if before is not None:
+            named = [node for node in alive if node.node_id == before.node_id] or named
+        node = named[0] if named else self._other(host, before, alive)
+        self._nodes[host] = node
+        return node
+
+    def _other(self, host: str, before: Node | None, alive: Sequence[Node]) -> Node:
+        there = ", ".join(node.name for node in alive)
+        if before is None:
+            raise WorkerError(f"{host!r} is no live node of the cluster: there are {there}")
+        carried = [node.node_id for name, node in self._nodes.items() if name != host]
+        fit = [node for node in alive if node.gpus >= before.gpus]
+        if before.gpus:  # GPUs of a node are numbered, and the hosts that it carries have theirs
+            fit = [node for node in fit if node.node_id not in carried]
+        if not fit:
+            raise WorkerError(
+                f"the node of host {host!r} ({before.address}) is lost, and none of {there} can take its place."
+                f"\n  Start a node with {before.gpus:g} GPUs"
+            )
+        return min(fit, key=lambda node: carried.count(node.node_id))

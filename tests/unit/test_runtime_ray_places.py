@@ -1,0 +1,62 @@
+"""Which node of a Ray cluster each host of a run is."""
+
+from __future__ import annotations
+
+import pytest
+
+from millrace.core.errors import WorkerError
+from millrace.runtime.ray_places import Node, Places
+
+
+def node(name: str, *, node_id: str = "", gpus: float = 0.0) -> Node:
+    return Node(node_id or f"id-{name}", name, f"10.0.0.{name[-1]}", {"GPU": gpus})
+
+
+A, B, C = node("node-1"), node("node-2"), node("node-3")
+
+
+@pytest.mark.parametrize("host", ["node-2", "id-node-2", "10.0.0.2"])
+def test_a_host_is_a_node_by_name_id_or_address(host: str) -> None:
+    assert Places().node_of(host, [A, B]) == B
+
+
+def test_a_host_that_is_no_node_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(
+        WorkerError, match="'elsewhere' is no live node of the cluster: there are node-1, node-2"
+    ):
+        Places().node_of("elsewhere", [A, B])
+
+
+def placed(*nodes: Node) -> Places:
+    places = Places()
+    for one in nodes:
+        places.node_of(one.name, nodes)
+    return places
+
+
+def test_a_lost_host_moves_to_a_node_that_carries_none_and_stays_there() -> None:
+    places = placed(A, B)
+    assert places.node_of("node-2", [A, C]) == C
+    assert places.node_of("node-2", [A, B, C]) == C, "its workers are there now"
+
+
+def test_a_lost_host_goes_to_its_own_node_where_that_has_begun_again() -> None:
+    again = node("node-2", node_id="new")
+    assert placed(A, B).node_of("node-2", [A, again, C]) == again
+
+
+def test_without_a_free_node_a_lost_host_shares_the_one_with_the_fewest() -> None:
+    places = placed(A, B, C)
+    assert places.node_of("node-3", [A, B]) == A
+    assert places.node_of("node-2", [A]) == A
+    places = placed(A, B, C)
+    places.node_of("node-3", [A, B])
+    assert places.node_of("node-3", [A, B]) == A
+
+
+def test_a_host_with_gpus_never_shares_and_takes_no_node_with_fewer() -> None:
+    gpus = [node(f"gpu-{i}", gpus=count) for i, count in enumerate((8, 8, 4, 8))]
+    places = placed(gpus[0], gpus[1])
+    with pytest.raises(WorkerError, match="Start a node with 8 GPUs"):
+        places.node_of("gpu-1", [gpus[0], gpus[2]])
+    assert places.node_of("gpu-1", [gpus[0], gpus[2], gpus[3]]) == gpus[3]
