@@ -19,11 +19,12 @@ class LocalHosts(Section):
 
 
 class RayCluster(Section):
-    """A Ray cluster."""
+    """The nodes of a Ray cluster. Needs the `ray` extra."""
 
     kind: Literal["ray"] = "ray"
-    address: str
-    """Address of the cluster. It is never guessed from the environment."""
+    address: str = "local"
+    """`HOST:PORT` of the cluster's head, as `ray start --head` prints it. It is never guessed from the
+    environment. `"local"`: a cluster of this machine alone, for as long as the run. See docs/cluster.md."""
 
 
 Runtime = Annotated[LocalHosts | RayCluster, Field(discriminator="kind")]

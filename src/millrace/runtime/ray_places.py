@@ -53,8 +53,8 @@ class Places:
         if before.gpus:  # GPUs of a node are numbered, and the hosts that it carries have theirs
             fit = [node for node in fit if node.node_id not in carried]
         if not fit:
+            lost = f"the node of host {host!r} ({before.address}) is lost"
             raise WorkerError(
-                f"the node of host {host!r} ({before.address}) is lost, and none of {there} can take its place."
-                f"\n  Start a node with {before.gpus:g} GPUs"
+                f"{lost}, and none of {there} can take its place.\n  Start a node with {before.gpus:g} GPUs"
             )
         return min(fit, key=lambda node: carried.count(node.node_id))

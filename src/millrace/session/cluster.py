@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from millrace.config.runtime import RayCluster
 from millrace.config.schema import Config
-from millrace.core.errors import ConfigError
 from millrace.core.placement import Host
 from millrace.placement.hosts import split
+from millrace.session.ray_hosts import ray_hosts
 
 LOOPBACK = "127.0.0.1"
 
@@ -14,12 +14,10 @@ LOOPBACK = "127.0.0.1"
 def hosts(config: Config, this: Host) -> tuple[Host, ...]:
     """Where workers can run, the controller's own host first.
 
-    Raises: ConfigError: there is no such runtime.
+    Raises: ConfigError: a node of the cluster cannot be used. WorkerError: the cluster cannot be reached.
     """
     if isinstance(config.runtime, RayCluster):
-        raise ConfigError(
-            '`runtime.kind` ("ray") is not there yet.\n  Set it to "local": processes of this machine'
-        )
+        return ray_hosts(config, config.runtime)
     return split(this, config.runtime.hosts, LOOPBACK)
 
 

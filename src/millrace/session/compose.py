@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
+from hashlib import blake2b
 from secrets import token_hex
 from typing import Any
 
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from millrace.config.freeze import config_digest, recorded
+from millrace.config.runtime import LocalHosts, RayCluster
 from millrace.config.schema import Config
 from millrace.controller.controller import Controller, ended_by
 from millrace.controller.fleet import Fleet
@@ -37,6 +39,7 @@ from millrace.rollout.engines import ENGINES
 from millrace.rollout.protocol import EngineOptions
 from millrace.runtime.kernel import check_kernel
 from millrace.runtime.local import LocalRuntime
+from millrace.runtime.ray_runtime import RayRuntime
 from millrace.runtime.stacks import dump_stacks
 from millrace.schedule.presets import build
 from millrace.session import cluster
@@ -242,24 +245,40 @@ def place(config: Config) -> Layout:
 
 
 @asynccontextmanager
-async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRuntime]:
+async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRuntime | RayRuntime]:
     run.logs.mkdir(mode=0o700, exist_ok=True)
-    timeout_s = config.supervision.heartbeat_timeout_s
-    preload = (*PRELOAD, *filter(None, (_LIBRARY.get(config.task.kind), _LIBRARY.get(config.reward.kind))))
-    runtime = LocalRuntime(
-        preload,
-        log_dir=run.logs,
-        silence_s_max=3 * timeout_s,
-        answer_s=timeout_s,
-        hosts=cluster.logical(config),
-    )
+    runtime = _local_runtime(config, run) if isinstance(config.runtime, LocalHosts) else _on_ray(config, run)
     try:
         yield runtime
     finally:
         await runtime.close()
 
 
-def _dump_stacks(run: RunDirectory, runtime: LocalRuntime) -> None:
+def _on_ray(config: Config, run: RunDirectory) -> RayRuntime:
+    assert isinstance(config.runtime, RayCluster), config.runtime
+    timeout_s, path = config.supervision.heartbeat_timeout_s, str(run.path.resolve())
+    return RayRuntime(
+        config.runtime.address,
+        run_id=blake2b(path.encode(), digest_size=8).hexdigest(),
+        log_dir=run.logs,
+        silence_s_max=3 * timeout_s,
+        answer_s=timeout_s,
+    )
+
+
+def _local_runtime(config: Config, run: RunDirectory) -> LocalRuntime:
+    timeout_s = config.supervision.heartbeat_timeout_s
+    preload = (*PRELOAD, *filter(None, (_LIBRARY.get(config.task.kind), _LIBRARY.get(config.reward.kind))))
+    return LocalRuntime(
+        preload,
+        log_dir=run.logs,
+        silence_s_max=3 * timeout_s,
+        answer_s=timeout_s,
+        hosts=cluster.logical(config),
+    )
+
+
+def _dump_stacks(run: RunDirectory, runtime: LocalRuntime | RayRuntime) -> None:
     """Of the controller into a file of its own, of every worker into its log."""
     dump_stacks(run.logs / "controller.stacks")
     runtime.dump_stacks()

@@ -1,0 +1,59 @@
+"""What a node of a cluster says of itself. Runs there, as a task of Ray: `look` is called by its name."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+import millrace
+from millrace.core import clock
+from millrace.core.errors import MillraceError
+from millrace.core.placement import Host
+from millrace.placement.inventory import read_host
+from millrace.runtime.kernel import check_kernel
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """`missing` are those paths that are not there. `problem`: why no worker can run there."""
+
+    host: Host
+    missing: tuple[str, ...]
+    problem: str
+    python: str
+    interpreter: str
+    package: str  # where `millrace` is, and the digest of its source
+    wall_s: float
+    disk_bytes: int
+
+
+def look(paths: Sequence[str], directory: str) -> Seen:
+    """This node, now. `directory` is the one whose disk counts."""
+    problem = ""
+    try:
+        check_kernel()
+    except MillraceError as error:
+        problem = str(error)
+    return Seen(
+        host=read_host(),
+        missing=tuple(path for path in paths if not Path(path).exists()),
+        problem=problem,
+        python=platform.python_version(),
+        interpreter=sys.executable,
+        package=package(),
+        wall_s=clock.wall(),
+        disk_bytes=shutil.disk_usage(directory).free if Path(directory).exists() else 0,
+    )
+
+
+def package() -> str:
+    """Which Millrace this is: the digest of its source."""
+    root, digest = Path(millrace.__file__).parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()[:12]

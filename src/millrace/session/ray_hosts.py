@@ -1,0 +1,88 @@
+"""The hosts of a Ray cluster: what its nodes say of themselves, and whether a run can use them.
+
+Every node sees the same files under the same paths: Python with Millrace, the model, the task, the reward and
+the run directory. Nothing is copied to nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from millrace.config.carried import is_carried
+from millrace.config.runtime import RayCluster
+from millrace.config.schema import Config
+from millrace.core.errors import ConfigError
+from millrace.core.placement import OWN_ADDRESS, Host
+from millrace.runtime.ray_cluster import Cluster, connect
+from millrace.runtime.ray_places import Node
+from millrace.session.node_probe import Seen, package
+
+LOOK_S = 60.0
+"""A node's first process takes seconds to start; a host with GPUs answers for them slowly."""
+
+
+def ray_hosts(config: Config, runtime: RayCluster) -> tuple[Host, ...]:
+    """Nodes of the cluster that can carry workers, as hosts; the controller's own first.
+
+    Raises: ConfigError: a node cannot be used, and why. WorkerError: the cluster cannot be reached.
+    """
+    cluster = connect(runtime.address)
+    nodes, seen = survey(cluster, shared_paths(config))
+    problems = [
+        f"node {node.name}: {told}" for node, one in zip(nodes, seen, strict=True) for told in _told(one)
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    found = [
+        replace(one.host, name=node.name, address=OWN_ADDRESS)
+        for node, one in zip(nodes, seen, strict=True)
+        if isinstance(one, Seen)
+    ]
+    here = next(index for index, node in enumerate(nodes) if node.node_id == cluster.here)
+    return (found[here], *found[:here], *found[here + 1 :])
+
+
+def survey(cluster: Cluster, paths: Sequence[str]) -> tuple[list[Node], list[Seen | Exception]]:
+    """Every live node, and what it says of itself."""
+    nodes = cluster.nodes()
+    directory = str(Path.cwd())
+    asked = cluster.ask(nodes, "millrace.session.node_probe:look", list(paths), directory, timeout_s=LOOK_S)
+    return nodes, asked
+
+
+def shared_paths(config: Config) -> list[str]:
+    """Files that workers open by the names that the configuration has."""
+    paths = [config.model.path]
+    if config.task.kind == "file" and not is_carried(config.task.path):
+        paths.append(config.task.path)
+    if config.reward.kind == "function":
+        paths += [file for file in (config.reward.path.rpartition(":")[0],) if file.endswith(".py")]
+    if config.rollout.python is not None:
+        paths.append(config.rollout.python)
+    return [str(Path(path).resolve()) for path in paths]
+
+
+def _told(seen: Seen | Exception) -> Iterator[str]:
+    """What keeps a node from being used."""
+    if isinstance(seen, Exception):
+        told = [line for line in str(seen).splitlines() if line.strip()]
+        yield (
+            f"it cannot look at itself: {type(seen).__name__}: {told[-1].strip() if told else ''}\n"
+            "  Ray there must run the Python of this controller, with Millrace, under the same path"
+        )
+        return
+    if seen.problem:
+        yield seen.problem
+    if seen.missing:
+        yield (
+            f"there is no {', '.join(seen.missing)}\n"
+            "  All nodes must see these paths: put them on storage that all nodes mount alike"
+        )
+    if seen.package != (ours := package()):
+        yield (
+            f"Millrace there has other source files (digest {seen.package}) than the controller's ({ours})\n"
+            "  Install the same version on every node"
+        )
