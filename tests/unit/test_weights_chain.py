@@ -48,7 +48,7 @@ OVERHEAD_BYTES = 2500
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "CHUNK_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr(holding, "CHUNK_STEP_BYTES", CHUNK_BYTES)
 
 
 def model(seed: int) -> list[NamedBuffer]:

@@ -121,9 +121,9 @@ async def _receive_chunks(
     while not holding.here.all():
         match await link.receive():
             case Chunk() as chunk:
-                await _receive_chunk(link, holding, base, chunk)
+                seal = await _receive_chunk(link, holding, base, chunk)
                 arrived_s = now()
-                if (piece := holding.arrived(chunk.index)) is not None:
+                if (piece := holding.arrived(chunk.index, seal)) is not None:
                     checks.create_task(holding.check_piece(piece))
             case Waiting():
                 if now() - arrived_s > wait_s:
@@ -134,8 +134,9 @@ async def _receive_chunks(
                 raise _astray(link, other)
 
 
-async def _receive_chunk(link: Link, holding: Holding, base: Holding | None, chunk: Chunk) -> None:
-    """Its bytes, straight into their place where they lie together there and are no delta."""
+async def _receive_chunk(link: Link, holding: Holding, base: Holding | None, chunk: Chunk) -> int | None:
+    """Its bytes, straight into their place where they lie together there and are no delta. Returns its seal,
+    which fits; None: that is of the delta."""
     if not 0 <= chunk.index < len(holding.chunks) or holding.here[chunk.index]:
         raise _astray(link, chunk)
     place = holding.chunks[chunk.index]
@@ -159,6 +160,7 @@ async def _receive_chunk(link: Link, holding: Holding, base: Holding | None, chu
                 apply(arrived, np.ascontiguousarray(base.chunks[chunk.index]), target)
             if target is not place:
                 place[...] = target
+            return digest if raw else None
         case Seal():
             raise DigestMismatchError(
                 f"{holding.chunk_name(chunk.index)} of version {holding.version} was changed on its way from "

@@ -26,13 +26,14 @@ from millrace.weights.layout import Bytes, Memory
 from millrace.weights.manifest import check_sequence, in_order, placed, read_manifest
 from millrace.weights.slots import check_room, confirm, fill_in, take_slot
 
-CHUNK_BYTES = 1 << 20
+CHUNKS = 256
+CHUNK_STEP_BYTES, CHUNK_BYTES_MAX = 64 << 10, 4 << 20
 
 
 class Holding:
     """A version that is whole here, or is arriving.
 
-    Every relay cuts a manifest into the same chunks, each of at most `CHUNK_BYTES` and within one piece. A
+    Every relay cuts a manifest into the same chunks, each within one piece and of at most `chunk_bytes`. A
     chunk may be sent on as soon as it is here. The version is readable once every piece's digest is right.
 
     Attributes:
@@ -42,6 +43,7 @@ class Holding:
         here             (chunks,) bool: it is here
         ended            why no more will arrive for now; empty: it may
         news             fires when a chunk has arrived, or no more will
+        seals            of chunks, once they are known: XXH3-64 of their bytes
         received_bytes   of it, from other relays, as they were sent
         decoded_bytes    the same, as they are here
         encodings        chunks received of each kind: raw, or a delta's kind
@@ -53,13 +55,15 @@ class Holding:
         self.memory, (self.slot, self.sequence) = memory, place
         self.version, self.digest, self.manifest = version, published_digest(manifest), list(manifest)
         self.chunks: list[Bytes] = []
+        self.seals: dict[int, int] = {}
         self.ended, self.received_bytes, self.decoded_bytes = "", 0, 0
         self.encodings = Counter[str]()
         self._pieces = [(tensor, piece) for tensor, spec in enumerate(manifest) for piece in spec.pieces]
         self._spans = list[slice]()  # of chunks, for each piece
+        most = chunk_bytes(manifest)
         for piece in range(len(self._pieces)):
             first = len(self.chunks)
-            self.chunks += cut(self._place(piece))
+            self.chunks += cut(self._place(piece), most)
             self._spans.append(slice(first, len(self.chunks)))
         self._piece_of = [index for index, span in enumerate(self._spans) for _ in self.chunks[span]]
         self._right = [False] * len(self._pieces)
@@ -78,9 +82,11 @@ class Holding:
         """Raise TornVersionError unless `intact`."""
         check_sequence(self.memory, self.slot, self.sequence)
 
-    def arrived(self, index: int) -> int | None:
+    def arrived(self, index: int, seal: int | None) -> int | None:
         """This chunk is here. Returns its piece, if that is whole with it."""
         self.here[index] = True
+        if seal is not None:
+            self.seals[index] = seal
         self.news.fire()
         piece = self._piece_of[index]
         return piece if self.here[self._spans[piece]].all() else None
@@ -175,17 +181,24 @@ def arriving(memory: Memory, version: int, manifest: Sequence[TensorSpec]) -> Ho
     return Holding(memory, take_slot(memory, version), version, manifest)
 
 
-def cut(view: Bytes) -> Iterator[Bytes]:
-    """A block of a tensor as parts of at most CHUNK_BYTES: runs of its bytes where these lie together, else
+def chunk_bytes(manifest: Sequence[TensorSpec]) -> int:
+    """What a chunk has at most. One more relay in a chain costs the time of one chunk: with 256 of them, less
+    than 1/256 of a broadcast. Large versions have more, of 4 MiB."""
+    share = sum(spec.num_bytes for spec in manifest) // CHUNKS
+    return min(CHUNK_BYTES_MAX, (share // CHUNK_STEP_BYTES + 1) * CHUNK_STEP_BYTES)
+
+
+def cut(view: Bytes, most: int) -> Iterator[Bytes]:
+    """A block of a tensor as parts of at most so many bytes: runs of its bytes where these lie together, else
     groups of its rows."""
     if not view.size:
         return
     if view.flags.c_contiguous:
         flat = view.reshape(-1)
-        yield from (flat[start : start + CHUNK_BYTES] for start in range(0, len(flat), CHUNK_BYTES))
-    elif view.size <= CHUNK_BYTES:
+        yield from (flat[start : start + most] for start in range(0, len(flat), most))
+    elif view.size <= most:
         yield view
     else:
-        rows = max(1, CHUNK_BYTES * len(view) // view.size)
+        rows = max(1, most * len(view) // view.size)
         for start in range(0, len(view), rows):
-            yield from cut(view[start] if rows == 1 else view[start : start + rows])
+            yield from cut(view[start] if rows == 1 else view[start : start + rows], most)

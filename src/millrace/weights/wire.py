@@ -23,8 +23,8 @@ import hmac
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -37,13 +37,13 @@ PROOF_BYTES = 32
 ACCEPTED, REFUSED = b"\1", b"\0"
 FRAME_BYTES_MAX = 16 << 20  # a manifest and its frame
 DELIVERY_RATE = slice(160, 168)  # in struct tcp_info of Linux: bytes in a second
-SLICE_BYTES = 128 << 10  # sent under one deadline: slower than this in `stall_s` is no link
+AHEAD_BYTES, READ_BYTES = 4 << 10, 64 << 10
 
 
 class Deadlines(msgspec.Struct, frozen=True):
     """How long a relay waits for another one.
 
-    `connect_s`: for a connection and the proofs. `stall_s`: for the next byte. `begin_s`: until a version
+    `connect_s`: for a connection and the proofs. `stall_s`: for the next bytes. `begin_s`: until a version
     that was asked for begins to arrive there. `wait_s`: for a chunk, while the other waits itself. It says so
     every `heartbeat_s`.
     """
@@ -110,11 +110,17 @@ _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 class Link:
-    """One connection whose other side has proved the secret. Its errors name the peer."""
+    """One connection whose other side has proved the secret. Its errors name the peer.
+
+    Messages are read through a small buffer, so that the end of one chunk and the head of the next are one
+    read. The bytes of chunks go straight to their place, in few large reads.
+    """
 
     def __init__(self, connection: socket.socket, peer: str, deadlines: Deadlines) -> None:
         self._socket, self.peer, self._deadlines = connection, peer, deadlines
         self._loop = asyncio.get_running_loop()
+        self._buffer, self._ahead = bytearray(AHEAD_BYTES), memoryview(b"")  # read already, of no message yet
+        self._wakes_at = 1
 
     async def send(self, message: Message) -> None:
         body = msgspec.msgpack.encode(message)
@@ -122,10 +128,15 @@ class Link:
 
     async def send_bytes(self, data: memoryview) -> None:
         """All of `data`, from where it lies."""
+
+        def give() -> int:
+            nonlocal data
+            with suppress(BlockingIOError):
+                data = data[self._socket.send(data) :]
+            return len(data)
+
         with self._failing("takes"):
-            for start in range(0, len(data), SLICE_BYTES):
-                async with asyncio.timeout(self._deadlines.stall_s):
-                    await self._loop.sock_sendall(self._socket, data[start : start + SLICE_BYTES])
+            await self._repeat(give, self._loop.add_writer, self._loop.remove_writer)
 
     def carried_bytes_s(self) -> float:
         """What the kernel saw the link carry lately; with little to carry, less than it can. 0: nothing."""
@@ -145,18 +156,76 @@ class Link:
 
     async def receive_into(self, buffer: memoryview) -> None:
         """Fill all of `buffer`."""
-        with self._failing("sends"):
-            while buffer:
-                async with asyncio.timeout(self._deadlines.stall_s):
-                    received = await self._loop.sock_recv_into(self._socket, buffer)
-                if not received:
-                    raise WeightsError(f"the relay at {self.peer} has ended the connection")
-                buffer = buffer[received:]
+        taken = min(len(buffer), len(self._ahead))
+        buffer[:taken], self._ahead = self._ahead[:taken], self._ahead[taken:]
+        await self._receive(buffer[taken:], len(buffer) - taken)
 
     async def _exactly(self, num_bytes: int) -> bytearray:
-        data = bytearray(num_bytes)
+        data, ahead = bytearray(num_bytes), len(self._ahead)
+        if ahead < num_bytes <= AHEAD_BYTES:
+            self._buffer[:ahead] = bytes(self._ahead)
+            whole = memoryview(self._buffer)
+            self._ahead = whole[: ahead + await self._receive(whole[ahead:], num_bytes - ahead)]
         await self.receive_into(memoryview(data))
         return data
+
+    async def _receive(self, buffer: memoryview, least: int) -> int:
+        """So many bytes, and what else is here already and has room in `buffer`. Returns how many."""
+        received = 0
+
+        def take() -> int:
+            nonlocal received
+            if least > received:
+                with suppress(BlockingIOError):
+                    now = self._socket.recv_into(buffer[received:])
+                    if not now:
+                        raise WeightsError(f"the relay at {self.peer} has ended the connection")
+                    received += now
+                self._wake_at(max(1, min(least - received, READ_BYTES)))
+            return max(0, least - received)
+
+        with self._failing("sends"):
+            await self._repeat(take, self._loop.add_reader, self._loop.remove_reader)
+        return received
+
+    def _wake_at(self, num_bytes: int) -> None:
+        """Ask the kernel to wait for so many: few large reads instead of many small ones."""
+        if num_bytes != self._wakes_at:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
+            self._wakes_at = num_bytes
+
+    async def _repeat(
+        self, step: Callable[[], int], add: Callable[..., object], remove: Callable[[int], object]
+    ) -> None:
+        """Do `step` whenever the socket is ready, until it says that no byte is left."""
+        left = step()
+        if not left:
+            return
+        done, number = self._loop.create_future(), self._socket.fileno()
+
+        def ready() -> None:
+            nonlocal left
+            if done.done():
+                return
+            try:
+                left = step()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                if not left:
+                    done.set_result(None)
+
+        add(number, ready)
+        try:
+            while not done.done():
+                before = left
+                await asyncio.wait([done], timeout=self._deadlines.stall_s)
+                ready()  # less may have come than the kernel was to wait for
+                if left == before and not done.done():
+                    raise TimeoutError
+        finally:
+            remove(number)
+        await done
 
     @contextmanager
     def _failing(self, does: str) -> Iterator[None]:

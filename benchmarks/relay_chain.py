@@ -1,0 +1,245 @@
+"""How long a version takes down a chain of relays, each on a host of its own behind a link of 1 Gbit/s.
+
+    python benchmarks/relay_chain.py [--megabytes 64] [--rounds 5] [--json]
+
+Hosts are network namespaces of this machine; it needs the right to make them. This process is the trainer: it
+writes each version into the ring of the first host's relay. That relay stages it. Then all others are told at
+the same moment whom to ask. A broadcast ends when the last of them has staged the version. Medians of all
+rounds.
+
+chainN   each relay asks the one before it
+starN    all ask the first
+ideal    bytes over bandwidth
+death4   chain4, in the middle of which a relay with two after it is killed: until the others have the version
+stallN   what the trainer waits for when it publishes while the version before goes down a chain of N. It has
+         a CPU of its own; all relays share the others, which they would not on hosts of their own
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+from common import ENVIRONMENT, ROOT, median, report, say, table
+
+from millrace.core.digest import NamedBuffer
+from millrace.core.types import Endpoint, Staged
+from millrace.weights.relay import Relay
+from millrace.weights.ring import open_writer
+
+sys.path.insert(0, str(ROOT))
+from tests.namespaces import Host, hosts, refusal
+
+BYTES_PER_S = 1e9 / 8
+TENSOR_BYTES = 4 << 20
+CHAINS, RELAYS_MAX = (1, 2, 4), 8
+SLOTS, STALLS = 3, 3
+SECRET = "MILLRACE_BENCHMARK_SECRET"
+
+
+def pin(process: int, cpus: set[int]) -> None:
+    """Every thread of it."""
+    for thread in os.listdir(f"/proc/{process}/task"):
+        os.sched_setaffinity(int(thread), cpus)
+
+
+class Player:
+    """A relay in a process on `host`, which answers one line for each that it is asked."""
+
+    def __init__(self, host: Host, slot_bytes: int) -> None:
+        command = [*host.prefix, sys.executable, __file__, "--relay", host.address]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT
+        )
+        self.ask("open", slot_bytes)
+        self.endpoint = self.answer(Endpoint)
+
+    def ask(self, method: str, *args: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode([method, args]) + b"\n")
+        self._process.stdin.flush()
+
+    def answer(self, kind: Any = Staged) -> Any:
+        assert self._process.stdout is not None
+        return msgspec.json.decode(self._process.stdout.readline(), type=kind)
+
+    def pin(self, cpus: set[int]) -> None:
+        pin(self._process.pid, cpus)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def play(address: str) -> None:
+    """The relay's process: commands on stdin, until it ends."""
+    relay = Relay("relay", SLOTS, address=address, secret=os.environ[SECRET])
+
+    async def obey() -> None:
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            method, args = msgspec.json.decode(line)
+            answer = await getattr(relay, method)(*args)
+            print(msgspec.json.encode(answer).decode(), flush=True)
+
+    asyncio.run(obey())
+
+
+class Trainer:
+    """Writes versions into the ring of the first relay. Each differs from the one before in every tensor and
+    nearly every byte, so that no delta makes it smaller."""
+
+    def __init__(self, head: Player, num_bytes: int) -> None:
+        self._head, self._writer = head, open_writer(head.endpoint)
+        self._models = [list(random_tensors(num_bytes, seed)) for seed in range(2)]
+        self.version = 0
+
+    def write(self) -> tuple[str, float]:
+        """The next version: its digest, and how long the trainer waited."""
+        self.version += 1
+        tensors = self._models[self.version % 2]
+        for tensor in tensors:
+            tensor.data[0] = self.version % 256
+        started = time.perf_counter()
+        digest = self._writer.write(self.version, tensors)
+        return digest, time.perf_counter() - started
+
+    def publish(self) -> str:
+        digest, _ = self.write()
+        self._head.ask("stage", self.version, digest)
+        self._head.answer()
+        return digest
+
+
+def random_tensors(num_bytes: int, seed: int) -> Iterator[NamedBuffer]:
+    random = np.random.default_rng(seed)
+    for index, start in enumerate(range(0, num_bytes, TENSOR_BYTES)):
+        size = min(TENSOR_BYTES, num_bytes - start)
+        yield NamedBuffer(
+            f"layers.{index}", "bfloat16", (size // 2,), random.integers(0, 256, size, np.uint8)
+        )
+
+
+class Cluster:
+    """A trainer with its relay, and relays on other hosts."""
+
+    def __init__(self, places: Sequence[Host], num_bytes: int) -> None:
+        self._places, self._num_bytes = places, num_bytes
+        self.players = [Player(place, num_bytes) for place in places]
+        self.trainer = Trainer(self.players[0], num_bytes)
+
+    def broadcast(
+        self, relays: int, *, star: bool = False, during: Callable[[], object] | None = None
+    ) -> float:
+        """Seconds for one version to reach so many relays; `during` is called once all are told."""
+        digest = self.trainer.publish()
+        started = time.perf_counter()
+        asked = self._order(relays, digest, star=star)
+        if during is not None:
+            during()
+        for player in asked:
+            player.answer()
+        return time.perf_counter() - started
+
+    def death(self, relays: int, victim: int, after_s: float) -> float:
+        """As a chain, with a relay that is killed after so long, and is back for the next round."""
+        digest = self.trainer.publish()
+        started = time.perf_counter()
+        asked = self._order(relays, digest, star=False)
+        time.sleep(after_s)
+        self.players[victim].kill()
+        for player in asked:
+            if player is not self.players[victim]:
+                player.answer()
+        taken_s = time.perf_counter() - started
+        self.players[victim] = Player(self._places[victim], self._num_bytes)
+        return taken_s
+
+    def stall(self, relays: int) -> float:
+        """Of the trainer, which publishes in the middle of a broadcast of the version before."""
+        found = list[float]()
+
+        def publish() -> None:
+            time.sleep(self._num_bytes / BYTES_PER_S / 4)
+            found.append(self.trainer.write()[1])
+
+        self.broadcast(relays, during=publish)
+        return found[0]
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """The trainer has a CPU, the relays have the others."""
+        cpus = os.sched_getaffinity(0)
+        first = {min(cpus)}
+        try:
+            pin(os.getpid(), first)
+            for player in self.players:
+                player.pin(cpus - first or cpus)
+            yield
+        finally:
+            pin(os.getpid(), cpus)
+            for player in self.players:
+                player.pin(cpus)
+
+    def _order(self, relays: int, digest: str, *, star: bool) -> list[Player]:
+        addresses = [player.endpoint.address for player in self.players]
+        for place in range(1, relays + 1):
+            sources = addresses[:1] if star else addresses[:place][::-1]
+            self.players[place].ask("fetch", self.trainer.version, digest, sources)
+        return self.players[1 : relays + 1]
+
+
+def measure(num_bytes: int, rounds: int) -> dict[str, float]:
+    """Seconds of everything, the median of all rounds."""
+    taken: dict[str, list[float]] = {}
+    ideal_s = num_bytes / BYTES_PER_S
+    with hosts(RELAYS_MAX + 1) as places:
+        cluster = Cluster(places, num_bytes)
+        cluster.broadcast(RELAYS_MAX)
+        for index in range(rounds):
+            say(f"round {index + 1} of {rounds}")
+            one = {f"chain{relays}": cluster.broadcast(relays) for relays in CHAINS}
+            one["star4"] = cluster.broadcast(4, star=True)
+            one["death4"] = cluster.death(4, 2, ideal_s / 2)
+            for name, value in one.items():
+                taken.setdefault(name, []).append(value)
+            with cluster.apart():
+                for relays in (1, RELAYS_MAX) * STALLS:
+                    taken.setdefault(f"stall{relays}", []).append(cluster.stall(relays))
+        for player in cluster.players:
+            player.kill()
+    return {"ideal": ideal_s} | {name: median(values) for name, values in taken.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--relay", metavar="ADDRESS", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.relay:
+        return play(args.relay)
+    if why := refusal():
+        raise SystemExit(why)
+    ENVIRONMENT[SECRET] = secrets.token_hex()
+    seconds = measure(args.megabytes * 10**6, args.rounds)
+    table({"seconds": seconds})
+    ratios = {f"chain{relays}_over_ideal": seconds[f"chain{relays}"] / seconds["ideal"] for relays in CHAINS}
+    ratios["star4_over_chain4"] = seconds["star4"] / seconds["chain4"]
+    ratios["stall8_over_stall1"] = seconds["stall8"] / seconds["stall1"]
+    ratios["relay_death_cost"] = (seconds["death4"] - seconds["chain4"]) / seconds["chain4"]
+    report({**ratios, "seconds": seconds}, as_json=args.json)
+
+
+if __name__ == "__main__":
+    main()
