@@ -18,33 +18,26 @@ stallN   what the trainer waits for when it publishes while the version before g
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
-import secrets
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
-import msgspec
 import numpy as np
-from common import ENVIRONMENT, ROOT, median, report, say, table
+from common import ROOT, median, report, say, table
 
 from millrace.core.digest import NamedBuffer
-from millrace.core.types import Endpoint, Staged
-from millrace.weights.relay import Relay
 from millrace.weights.ring import open_writer
 
 sys.path.insert(0, str(ROOT))
 from tests.namespaces import Host, hosts, refusal
+from tests.relays import RelayProcess
 
 BYTES_PER_S = 1e9 / 8
 TENSOR_BYTES = 4 << 20
 CHAINS, RELAYS_MAX = (1, 2, 4), 8
-SLOTS, STALLS = 3, 3
-SECRET = "MILLRACE_BENCHMARK_SECRET"
+STALLS = 3
 
 
 def pin(process: int, cpus: set[int]) -> None:
@@ -53,52 +46,11 @@ def pin(process: int, cpus: set[int]) -> None:
         os.sched_setaffinity(int(thread), cpus)
 
 
-class Player:
-    """A relay in a process on `host`, which answers one line for each that it is asked."""
-
-    def __init__(self, host: Host, slot_bytes: int) -> None:
-        command = [*host.prefix, sys.executable, __file__, "--relay", host.address]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT
-        )
-        self.ask("open", slot_bytes)
-        self.endpoint = self.answer(Endpoint)
-
-    def ask(self, method: str, *args: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode([method, args]) + b"\n")
-        self._process.stdin.flush()
-
-    def answer(self, kind: Any = Staged) -> Any:
-        assert self._process.stdout is not None
-        return msgspec.json.decode(self._process.stdout.readline(), type=kind)
-
-    def pin(self, cpus: set[int]) -> None:
-        pin(self._process.pid, cpus)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-
-def play(address: str) -> None:
-    """The relay's process: commands on stdin, until it ends."""
-    relay = Relay("relay", SLOTS, address=address, secret=os.environ[SECRET])
-
-    async def obey() -> None:
-        while line := await asyncio.to_thread(sys.stdin.readline):
-            method, args = msgspec.json.decode(line)
-            answer = await getattr(relay, method)(*args)
-            print(msgspec.json.encode(answer).decode(), flush=True)
-
-    asyncio.run(obey())
-
-
 class Trainer:
     """Writes versions into the ring of the first relay. Each differs from the one before in every tensor and
     nearly every byte, so that no delta makes it smaller."""
 
-    def __init__(self, head: Player, num_bytes: int) -> None:
+    def __init__(self, head: RelayProcess, num_bytes: int) -> None:
         self._head, self._writer = head, open_writer(head.endpoint)
         self._models = [list(random_tensors(num_bytes, seed)) for seed in range(2)]
         self.version = 0
@@ -115,8 +67,7 @@ class Trainer:
 
     def publish(self) -> str:
         digest, _ = self.write()
-        self._head.ask("stage", self.version, digest)
-        self._head.answer()
+        self._head.call("stage", self.version, digest)
         return digest
 
 
@@ -134,8 +85,8 @@ class Cluster:
 
     def __init__(self, places: Sequence[Host], num_bytes: int) -> None:
         self._places, self._num_bytes = places, num_bytes
-        self.players = [Player(place, num_bytes) for place in places]
-        self.trainer = Trainer(self.players[0], num_bytes)
+        self.relays = [self._relay(place) for place in range(len(places))]
+        self.trainer = Trainer(self.relays[0], num_bytes)
 
     def broadcast(
         self, relays: int, *, star: bool = False, during: Callable[[], object] | None = None
@@ -146,8 +97,8 @@ class Cluster:
         asked = self._order(relays, digest, star=star)
         if during is not None:
             during()
-        for player in asked:
-            player.answer()
+        for relay in asked:
+            relay.answer()
         return time.perf_counter() - started
 
     def death(self, relays: int, victim: int, after_s: float) -> float:
@@ -156,12 +107,12 @@ class Cluster:
         started = time.perf_counter()
         asked = self._order(relays, digest, star=False)
         time.sleep(after_s)
-        self.players[victim].kill()
-        for player in asked:
-            if player is not self.players[victim]:
-                player.answer()
+        self.relays[victim].kill()
+        for relay in asked:
+            if relay is not self.relays[victim]:
+                relay.answer()
         taken_s = time.perf_counter() - started
-        self.players[victim] = Player(self._places[victim], self._num_bytes)
+        self.relays[victim] = self._relay(victim)
         return taken_s
 
     def stall(self, relays: int) -> float:
@@ -182,20 +133,24 @@ class Cluster:
         first = {min(cpus)}
         try:
             pin(os.getpid(), first)
-            for player in self.players:
-                player.pin(cpus - first or cpus)
+            for relay in self.relays:
+                pin(relay.process.pid, cpus - first or cpus)
             yield
         finally:
             pin(os.getpid(), cpus)
-            for player in self.players:
-                player.pin(cpus)
+            for relay in self.relays:
+                pin(relay.process.pid, cpus)
 
-    def _order(self, relays: int, digest: str, *, star: bool) -> list[Player]:
-        addresses = [player.endpoint.address for player in self.players]
+    def _relay(self, place: int) -> RelayProcess:
+        host = self._places[place]
+        return RelayProcess(host.address, self._num_bytes, prefix=host.prefix)
+
+    def _order(self, relays: int, digest: str, *, star: bool) -> list[RelayProcess]:
+        addresses = [relay.endpoint.address for relay in self.relays]
         for place in range(1, relays + 1):
             sources = addresses[:1] if star else addresses[:place][::-1]
-            self.players[place].ask("fetch", self.trainer.version, digest, sources)
-        return self.players[1 : relays + 1]
+            self.relays[place].ask("fetch", self.trainer.version, digest, sources)
+        return self.relays[1 : relays + 1]
 
 
 def measure(num_bytes: int, rounds: int) -> dict[str, float]:
@@ -215,8 +170,8 @@ def measure(num_bytes: int, rounds: int) -> dict[str, float]:
             with cluster.apart():
                 for relays in (1, RELAYS_MAX) * STALLS:
                     taken.setdefault(f"stall{relays}", []).append(cluster.stall(relays))
-        for player in cluster.players:
-            player.kill()
+        for relay in cluster.relays:
+            relay.kill()
     return {"ideal": ideal_s} | {name: median(values) for name, values in taken.items()}
 
 
@@ -225,13 +180,9 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--relay", metavar="ADDRESS", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.relay:
-        return play(args.relay)
     if why := refusal():
         raise SystemExit(why)
-    ENVIRONMENT[SECRET] = secrets.token_hex()
     seconds = measure(args.megabytes * 10**6, args.rounds)
     table({"seconds": seconds})
     ratios = {f"chain{relays}_over_ideal": seconds[f"chain{relays}"] / seconds["ideal"] for relays in CHAINS}

@@ -150,12 +150,12 @@ async def _receive_chunk(link: Link, holding: Holding, base: Holding | None, chu
     arrived = target if raw else np.empty(chunk.num_bytes, np.uint8)
     await link.receive_into(as_bytes(arrived))
     holding.received_bytes += chunk.num_bytes
-    holding.decoded_bytes += place.size
     match await link.receive():
         case Seal(None):
             raise TornVersionError(f"the relay at {link.peer} has overwritten version {holding.version}")
         case Seal(digest) if digest == xxhash.xxh3_64_intdigest(as_bytes(arrived)):
             holding.encodings[RAW if raw else kind_of(arrived)] += 1
+            holding.decoded_bytes += place.size
             if not raw and base is not None:
                 apply(arrived, np.ascontiguousarray(base.chunks[chunk.index]), target)
             if target is not place:

@@ -1,0 +1,104 @@
+"""Relays on hosts of their own, behind links of 1 Gbit/s: one is killed, frozen or cut off in a broadcast."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+from tests.namespaces import Host, hosts
+from tests.relays import RelayProcess
+
+from millrace.core.digest import NamedBuffer
+from millrace.core.errors import WeightsError
+from millrace.core.types import Staged
+from millrace.weights.ring import open_reader, open_writer
+
+NUM_BYTES = 48_000_000  # 0.4 s on such a link
+DEADLINE_S = 30.0
+
+
+def model(seed: int) -> list[NamedBuffer]:
+    random = np.random.default_rng(seed)
+    return [
+        NamedBuffer(f"layers.{index}", "bfloat16", (NUM_BYTES // 32,), random.bytes(NUM_BYTES // 16))
+        for index in range(16)
+    ]
+
+
+@contextmanager
+def cluster(count: int) -> Iterator[tuple[list[Host], list[RelayProcess]]]:
+    with hosts(count) as places, ExitStack() as stack:
+        relays = []
+        for place in places:
+            relays.append(RelayProcess(place.address, NUM_BYTES, prefix=place.prefix))
+            stack.callback(relays[-1].kill)
+        yield places, relays
+
+
+def publish(head: RelayProcess, version: int) -> str:
+    writer = open_writer(head.endpoint)
+    tensors = [NamedBuffer(t.name, t.dtype, t.shape, np.frombuffer(t.data, np.uint8)) for t in model(version)]
+    digest = writer.write(version, tensors)
+    writer.close()
+    assert head.call("stage", version, digest).held == [version]
+    return digest
+
+
+def order(relays: list[RelayProcess], version: int, digest: str) -> None:
+    """Down the chain, with all earlier ones as fallbacks."""
+    for place in range(1, len(relays)):
+        sources = [relay.endpoint.address for relay in relays[:place][::-1]]
+        relays[place].ask("fetch", version, digest, sources)
+
+
+def held_bytes(relay: RelayProcess, version: int) -> list[bytes]:
+    with open_reader(relay.endpoint).view(version) as (_, tensors):
+        return [bytes(tensor.data) for tensor in tensors]
+
+
+def asked_until_it_answers(relay: RelayProcess, *order: object) -> Staged:
+    """As the controller does; a host that was cut off is found again after a moment."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return relay.call("fetch", *order)
+        except WeightsError:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.2)
+
+
+@pytest.mark.parametrize("way", ["killed", "frozen", "cut off"])
+def test_the_chain_closes_round_a_relay_that_is_lost_in_mid_broadcast(way: str) -> None:
+    with cluster(4) as (places, relays):
+        digest = publish(relays[0], 1)
+        order(relays, 1, digest)
+        time.sleep(0.15)
+        if way == "killed":
+            relays[1].kill()
+        elif way == "frozen":
+            relays[1].process.send_signal(signal.SIGSTOP)
+        else:
+            places[1].link(up=False)
+        for relay in relays[2:]:
+            staged = relay.answer()
+            assert (staged.digest, staged.held) == (digest, [1])
+            assert staged.received_bytes < 1.5 * NUM_BYTES  # what had arrived was not asked for again
+            assert held_bytes(relay, 1) == [tensor.data for tensor in model(1)]
+
+
+def test_a_relay_that_was_cut_off_says_who_does_not_answer_and_goes_on_where_it_stopped() -> None:
+    with cluster(2) as (places, (head, other)):
+        digest = publish(head, 1)
+        other.ask("fetch", 1, digest, [head.endpoint.address])
+        time.sleep(0.15)
+        places[1].link(up=False)
+        with pytest.raises(WeightsError, match=f"the relay at {head.endpoint.address} "):
+            other.answer()
+        assert open_reader(other.endpoint).held() == []
+        places[1].link(up=True)
+        staged = asked_until_it_answers(other, 1, digest, [head.endpoint.address])
+        assert staged.held == [1] and staged.received_bytes < 1.2 * NUM_BYTES
