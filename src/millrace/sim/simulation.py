@@ -14,6 +14,7 @@ from millrace.controller.state import RunState
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock
 from millrace.core.events import Event, Events
+from millrace.core.placement import THIS_HOST, Place
 from millrace.core.types import Accounting
 from millrace.ledger.accounts import Accounts
 from millrace.ledger.buffer import Buffer
@@ -69,7 +70,8 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A configuration, and the world it runs in."""
+    """A configuration, and the world it runs in. Of several `hosts` the first has the trainer, and replicas
+    go round all of them."""
 
     config: Config
     seed: int = 0
@@ -78,6 +80,7 @@ class Scenario:
     faults: Faults = Faults()
     latency: Latency = Latency()
     time_max_s: float = 86_400.0
+    hosts: int = 1
     scale: Scale = Scale()
     scalings: tuple[Scaling, ...] = ()
 
@@ -258,18 +261,27 @@ def _fleet(scenario: Scenario, world: World, replicas: int) -> Fleet:
         "parallel": scale.parallel_rewards,
     }
 
-    def spec(role: str, name: str, target: str, kwargs: dict[str, Any]) -> WorkerSpec:
-        return WorkerSpec(role, name, f"millrace.sim.roles:{target}", kwargs)
+    hosts = [THIS_HOST, *(f"host-{number}" for number in range(1, scenario.hosts))]
+
+    def spec(role: str, name: str, target: str, kwargs: dict[str, Any], host: str = THIS_HOST) -> WorkerSpec:
+        return WorkerSpec(role, name, f"millrace.sim.roles:{target}", kwargs, Place(host=host))
+
+    def relay(host: str) -> WorkerSpec:
+        several = len(hosts) > 1
+        kwargs = {"world": world, "slots": config.relay_slots, "costs": costs}
+        name = f"relay-{host}" if several else "relay"
+        return spec("relay", name, "SimRelay", kwargs | ({"address": host} if several else {}), host)
+
+    def replica_on(name: str, number: int) -> WorkerSpec:
+        return spec("replica", name, "SimReplica", replica, hosts[number % len(hosts)])
 
     return Fleet(
         trainer=spec("trainer", "trainer", "SimTrainer", {"world": world, "costs": costs}),
-        relays=(
-            spec("relay", "relay", "SimRelay", {"world": world, "slots": config.relay_slots, "costs": costs}),
-        ),
-        replicas=tuple(spec("replica", f"replica-{i}", "SimReplica", replica) for i in range(replicas)),
+        relays=tuple(map(relay, hosts)),
+        replicas=tuple(replica_on(f"replica-{i}", i) for i in range(replicas)),
         environments=tuple(
             spec("environment", f"environment-{i}", "SimEnvironment", environment)
             for i in range(config.reward.workers)
         ),
-        join=lambda name, there: spec("replica", name, "SimReplica", replica),
+        join=lambda name, there: replica_on(name, len(there)),
     )

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from millrace.sim.costs.generation import Generation
 from millrace.sim.costs.training import Training
-from millrace.sim.costs.transport import Transfer, Transport, transfer
+from millrace.sim.costs.transport import CHUNK_S, Transfer, Transport, transfer
 
 LOAD_BYTES_PER_S = 2e9
 """Of a checkpoint's shard, per host, from a shared file system. Assumed."""
@@ -26,6 +26,7 @@ class Cluster:
         generation  one replica, its devices and precision
         training    the trainer
         score_s     mean latency of a reward (a sandbox: seconds)
+        hosts       that are simulated one by one, with a relay each; 1: their chain is one constant
     """
 
     generation: Generation
@@ -33,6 +34,7 @@ class Cluster:
     replicas: int
     transport: Transport = "relay"
     score_s: float = 0.1
+    hosts: int = 1
 
     def __str__(self) -> str:
         generation, training = self.generation, self.training
@@ -100,7 +102,15 @@ class ClusterCosts:
 
     @property
     def stage_s(self) -> float:
-        return self.cluster.transfer.available_s
+        return self.cluster.transfer.available_s if self.cluster.hosts == 1 else 0.0
+
+    @property
+    def fetch_s(self) -> float:
+        return self.cluster.transfer.fetch_s
+
+    @property
+    def hop_s(self) -> float:
+        return CHUNK_S
 
     @property
     def pull_s(self) -> float:

@@ -46,6 +46,14 @@ class CostModel(Protocol):
         """From published to pullable."""
 
     @property
+    def fetch_s(self) -> float:
+        """A relay receives a version from one on another host, which has it."""
+
+    @property
+    def hop_s(self) -> float:
+        """So much later than its source a relay has a version that its source is still receiving."""
+
+    @property
     def load_s(self) -> float: ...
     @property
     def snapshot_s(self) -> float:
@@ -87,6 +95,8 @@ class Costs:
     train_per_token_s: float = 0.0001
     publish_s: float = 0.03
     stage_s: float = 0.02
+    fetch_s: float = 0.04
+    hop_s: float = 0.002
     load_s: float = 0.5
     snapshot_s: float = 0.02
     save_s: float = 0.2

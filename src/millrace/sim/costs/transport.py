@@ -44,6 +44,9 @@ class Transfer:
     available_s: float  # from the end of the stall until replicas may read
     background_s: float  # a replica reads, decoding meanwhile
     replica_stall_s: float  # a replica waits
+    fetch_s: float = (
+        0.0  # one relay receives from another; where hosts are simulated, in place of `available_s`
+    )
 
 
 def transfer(
@@ -63,8 +66,8 @@ def transfer(
     load_s = size / tensor_parallel / (device.host_bytes_per_s * LINK_EFFICIENCY)
     match kind:
         case "relay":
-            chain = chain_s(hosts, size, link * device.devices_per_host)
-            return Transfer(size / PUSH_BYTES_PER_S, chain, load_s, SWAP_S)
+            chain, hop = (chain_s(n, size, link * device.devices_per_host) for n in (hosts, 2))
+            return Transfer(size / PUSH_BYTES_PER_S, chain, load_s, SWAP_S, hop)
         case "ddma":
             stall = SWAP_S + ddma_s(size, link, trainer_devices, replicas, tensor_parallel)
             return Transfer(stall, 0.0, 0.0, stall)
@@ -75,8 +78,9 @@ def transfer(
             return Transfer(size / DISK_BYTES_PER_S, 0.0, 0.0, size / DISK_BYTES_PER_S + SWAP_S)
         case "delta":
             encoded = size * DELTA_BYTES_FRACTION
-            chain = chain_s(hosts, encoded, link * device.devices_per_host)
-            return Transfer(size / DELTA_ENCODE_BYTES_PER_S, chain, size / DELTA_ENCODE_BYTES_PER_S, SWAP_S)
+            chain, hop = (chain_s(n, encoded, link * device.devices_per_host) for n in (hosts, 2))
+            encode_s = size / DELTA_ENCODE_BYTES_PER_S
+            return Transfer(encode_s, chain, encode_s, SWAP_S, hop)
 
 
 def chain_s(relays: int, size: float, bytes_per_s: float) -> float:

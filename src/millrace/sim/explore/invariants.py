@@ -51,6 +51,7 @@ class Invariants(Observer):
             "restarted": self._on_restart,
             "published": self._on_published,
             "staged": self._on_served,
+            "fetched": self._on_served,
             "pulled": self._on_served,
             "report": self._on_report,
             "finished": self._on_finished,
@@ -74,6 +75,8 @@ class Invariants(Observer):
         self._leases: dict[int, int] = {}
         self._restarted: set[int] = set()  # since the last look
         self._served: dict[str, tuple[int, int]] = {}  # replica -> (epoch, version)
+        self._newest: dict[str, int] = {}  # of each host, at the last look
+        self._told: dict[str, int] = {}  # what each replica was pulling then
         self._rescues: dict[str, int] = {}  # replica -> older version that it was sent to fetch
         self._heard_s: dict[str, float] = {}  # replica -> its last report, or its start
         self._state: RunState | None = None
@@ -168,6 +171,7 @@ class Invariants(Observer):
             )
         self._restarted.clear()
         self._check_groups(state)
+        self._check_hosts(state)
         for replica in state.replicas.values():
             self._check_version(state, replica)
             self._check_silence(replica)
@@ -238,6 +242,25 @@ class Invariants(Observer):
                 "only ready groups are taken",
                 group_id=group_id,
             )
+
+    def _check_hosts(self, state: RunState) -> None:
+        """Versions never go back on a host, and nobody is told to pull what its host does not hold."""
+        for host, relay in state.relays.items():
+            before = self._newest.get(host, -1)
+            require(
+                relay.newest >= before or relay.endpoint is None,
+                "the newest version of a host never goes back",
+                host=host,
+                before=before,
+                now=relay.newest,
+            )
+            self._newest[host] = relay.newest
+        for replica in state.replicas.values():
+            told = replica.pulling
+            if told != self._told.get(replica.name, -1):
+                held = state.relays[replica.host].held
+                require(told < 0 or told in held, "a replica pulls what its host holds", told=told, held=held)
+            self._told[replica.name] = told
 
     def _check_version(self, state: RunState, replica: ReplicaRecord) -> None:
         """Versions never go back on a replica, except for lost trajectories that no other replica can go on

@@ -8,6 +8,7 @@ from dataclasses import replace
 from millrace.config.environment import GymReward, GymTask
 from millrace.config.generation import Rollout, SamplingConfig
 from millrace.config.operation import Checkpoints, Supervision
+from millrace.config.runtime import LocalHosts
 from millrace.config.schedules import RLAX, AReaL, Laminar, LlamaRL, Millrace, Schedule, Synchronous
 from millrace.config.schema import Config
 from millrace.config.training import BatchShape, Model
@@ -81,9 +82,10 @@ def random_world(seed: int, config: Config | None = None) -> Scenario:
     Each kind of fault is present in some of the worlds only, so that a failing seed tells something.
     """
     rng, hostile = random.Random(seed), random.Random(f"hostile {seed}")
-    run = _random_config(rng, seed)
+    run, hosts = _random_config(rng, seed), random.Random(f"hosts {seed}").choice((1, 1, 2, 3))
     if config is not None:
         run = _hardened(config, seed)
+        hosts = config.runtime.hosts if isinstance(config.runtime, LocalHosts) else hosts
     return Scenario(
         run,
         seed=seed,
@@ -99,6 +101,7 @@ def random_world(seed: int, config: Config | None = None) -> Scenario:
         faults=_with_hostile(_random_faults(rng), hostile),
         latency=Latency(spike_probability=rng.choice((0.0, 0.02, 0.1)), spike_s=0.5),
         time_max_s=TIME_MAX_S,
+        hosts=min(hosts, run.rollout.replicas),
     )
 
 
@@ -132,12 +135,17 @@ def _random_faults(rng: random.Random) -> Faults:
     return Faults(
         failures=tuple(
             Failures(workers, rng.uniform(low, 4 * low))
-            for workers, low in (("replica-*", 4.0), ("trainer", 8.0), ("relay", 8.0), ("environment-*", 4.0))
+            for workers, low in (
+                ("replica-*", 4.0),
+                ("trainer", 8.0),
+                ("relay*", 8.0),
+                ("environment-*", 4.0),
+            )
             if rng.random() < 0.4
         ),
         slow=tuple(
             Slow(workers, rng.uniform(2, 8))
-            for workers in ("replica-0", "relay", "trainer", "environment-0")
+            for workers in ("replica-0", "relay*", "trainer", "environment-0")
             if rng.random() < 0.15
         ),
         partitions=tuple(
@@ -145,7 +153,7 @@ def _random_faults(rng: random.Random) -> Faults:
             for workers, share in (
                 ("replica-*", 0.3),
                 ("trainer", 0.1),
-                ("relay", 0.1),
+                ("relay*", 0.1),
                 ("environment-*", 0.1),
             )
             if rng.random() < share
@@ -166,7 +174,7 @@ def _with_hostile(faults: Faults, rng: random.Random) -> Faults:
     crashes = [
         Crash(workers, at_s)
         for at_s in salvos
-        for workers in rng.sample(("replica-*", "replica-0", "trainer", "relay", "environment-*"), 3)
+        for workers in rng.sample(("replica-*", "replica-0", "trainer", "relay*", "environment-*"), 3)
     ]
     return replace(faults, crashes=tuple(crashes), poisonous=rng.choice((0.0, 0.0, 0.0, 0.004)))
 

@@ -1,33 +1,42 @@
-"""A simulated relay: slots for versions, and the time that staging takes."""
+"""A simulated relay: slots for versions, and the time that staging and fetching take."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from millrace.core import clock
-from millrace.core.errors import DigestMismatchError
+from millrace.core.errors import DigestMismatchError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint, Staged
 from millrace.sim.costs.interface import CostModel, Costs
-from millrace.sim.roles.world import World
+from millrace.sim.roles.world import Shelf, World
 from millrace.sim.virtual.faults import pace
+
+BEGIN_S = 2.0  # a source may hear of the version a moment after who asks it
+LOOK_S = 0.05
 
 
 class SimRelay:
-    """Holds the last `slots` versions in memory, which is lost with the relay."""
+    """Holds the last `slots` versions in memory, which is lost with the relay. `address`: where other hosts'
+    relays find it."""
 
-    def __init__(self, world: World, *, slots: int, costs: CostModel = Costs()) -> None:
+    def __init__(self, world: World, *, slots: int, costs: CostModel = Costs(), address: str = "") -> None:
         self._world, self._slots, self._costs = world, slots, costs
+        self._address = address
         self._endpoint: Endpoint | None = None
+        self._turn = asyncio.Lock()  # one fetch at a time
 
     async def open(self, slot_bytes: int) -> Endpoint:
         if self._endpoint is None:
             path = self._world.open_shelf(self._slots)
-            self._endpoint = Endpoint(kind="sim", path=path, slots=self._slots, slot_bytes=slot_bytes)
+            address = f"{self._address}:{path}" if self._address else ""
+            if address:
+                self._world.addresses[address] = path
+            self._endpoint = Endpoint("sim", path, self._slots, slot_bytes, address)
         return self._endpoint
 
     async def stage(self, version: int, digest: str) -> Staged:
-        assert self._endpoint is not None, "stage before open"
-        shelf, started = self._world.shelf(self._endpoint.path), clock.now()
+        shelf, started = self._shelf(), clock.now()
         shelf.written(version)
         await asyncio.sleep(self._costs.stage_s * pace.get()())
         found = shelf.written(version)
@@ -36,7 +45,66 @@ class SimRelay:
         shelf.stage(version)
         return Staged(version=version, digest=found, held=shelf.held, stage_s=clock.now() - started)
 
+    async def fetch(self, version: int, digest: str, sources: list[str]) -> Staged:
+        async with self._turn:
+            shelf, started = self._shelf(), clock.now()
+            source, received = "", 0
+            if shelf.arrives_s(version, digest, started) is None:
+                source, received = (
+                    await self._receive(shelf, version, digest, sources),
+                    self._costs.weights_bytes,
+                )
+            fetch_s = clock.now() - started
+            return Staged(version, digest, shelf.held, fetch_s, source=source, received_bytes=received)
+
+    async def _receive(self, shelf: Shelf, version: int, digest: str, sources: Sequence[str]) -> str:
+        """From the first source that has the version, or is receiving it, and lives on. Returns which."""
+        answered = False
+        for address in sources:
+            at_s = await self._begins(address, version, digest)
+            answered = answered or address in self._world.addresses
+            if at_s is None:
+                continue
+            shelf.begin_write(version)
+            took_s = max(self._costs.fetch_s * pace.get()(), at_s + self._costs.hop_s - clock.now())
+            shelf.arriving[version] = clock.now() + took_s
+            try:
+                await asyncio.sleep(took_s)
+            finally:
+                del shelf.arriving[version]
+            if self._found(address, version, digest) == clock.now():
+                self._keep(shelf, version, digest)
+                return address
+        kind = UnknownVersionError if answered else WeightsError
+        raise kind(f"version {version} cannot be fetched from {', '.join(sources) or 'nobody'}")
+
+    async def _begins(self, address: str, version: int, digest: str) -> float | None:
+        """When all of it can be here, if the relay at `address` has it or soon begins to receive it."""
+        deadline_s = clock.now() + BEGIN_S
+        while (at_s := self._found(address, version, digest)) is None and clock.now() < deadline_s:
+            if address not in self._world.addresses:
+                return None
+            await asyncio.sleep(LOOK_S)
+        return at_s
+
+    def _found(self, address: str, version: int, digest: str) -> float | None:
+        path = self._world.addresses.get(address, "")
+        return self._world.shelf(path).arrives_s(version, digest, clock.now()) if path else None
+
+    def _keep(self, shelf: Shelf, version: int, digest: str) -> None:
+        """All of it is here: check it, and let it be read."""
+        found = self._world.written(digest)
+        if found != digest:
+            raise DigestMismatchError(f"version {version}: {found} has arrived, published was {digest}")
+        shelf.write(version, digest)
+        shelf.stage(version)
+
+    def _shelf(self) -> Shelf:
+        assert self._endpoint is not None, "a command before open"
+        return self._world.shelf(self._endpoint.path)
+
     def reclaim(self) -> None:
         """The simulated runtime calls this when the process dies: its memory goes with it."""
         if self._endpoint is not None:
             self._world.shelves.pop(self._endpoint.path, None)
+            self._world.addresses.pop(self._endpoint.address, None)

@@ -44,8 +44,9 @@ class Shelf:
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
-        self._written: dict[int, str] = {}  # version -> digest, oldest first
+        self._written: dict[int, str] = {}  # version -> digest
         self._staged: set[int] = set()
+        self.arriving: dict[int, float] = {}  # version from another host -> when all of it will be here
 
     @property
     def held(self) -> list[int]:
@@ -53,9 +54,9 @@ class Shelf:
         return sorted(self._staged)
 
     def begin_write(self, version: int) -> None:
-        """The slot of `version`, or else the one written longest ago, is torn if none is free."""
+        """The slot of `version`, or else that of the oldest version, is torn if none is free."""
         if version not in self._written and len(self._written) == self._slots:
-            self._tear(next(iter(self._written)))
+            self._tear(min(self._written))
         self._tear(version)
 
     def write(self, version: int, digest: str) -> None:
@@ -74,6 +75,12 @@ class Shelf:
     def stage(self, version: int) -> None:
         self._staged.add(version)
 
+    def arrives_s(self, version: int, digest: str, now_s: float) -> float | None:
+        """From when on another relay can have all of it; None: it is not here, nor coming."""
+        if version in self._staged and self._written[version] == digest:
+            return now_s
+        return self.arriving.get(version)
+
     def staged(self, version: int) -> str:
         """Raises: UnknownVersionError."""
         if version not in self._staged:
@@ -89,6 +96,7 @@ class World:
         self, *, seed: int = 0, corruption: Corruption = Corruption(), poisonous: float = 0.0
     ) -> None:
         self.shelves: dict[str, Shelf] = {}
+        self.addresses: dict[str, str] = {}  # of relays: the path of the shelf that is served there
         self.checkpoints: dict[str, History] = {}
         self.exports: dict[str, History] = {}
         self.num_corrupted = 0
