@@ -39,7 +39,8 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 from transformers.utils import logging as transformers_logging
 
 from millrace.algorithms import build
-from millrace.config.training import GRPO, Optimizer
+from millrace.config.algorithms import GRPO
+from millrace.config.training import Optimizer
 from millrace.core.columns import TokenColumns, token_array
 from millrace.core.types import Batch, Sampling, TrainGroup, TrainSequence, Work
 from millrace.rollout.architecture import architecture_of

@@ -75,7 +75,8 @@ def trainer(directory: str, *, recompute: bool = True) -> dict[str, float]:
     import torch
 
     from millrace.algorithms import build
-    from millrace.config.training import GRPO, Optimizer
+    from millrace.config.algorithms import GRPO
+    from millrace.config.training import Optimizer
     from millrace.core.columns import TokenColumns
     from millrace.core.types import Batch, TrainGroup, TrainSequence
     from millrace.trainer.model import load_model, named_weights, recompute_layers

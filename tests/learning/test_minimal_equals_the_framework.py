@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from millrace.algorithms import build
-from millrace.config.training import AIPO, GRPO, Optimizer
+from millrace.config.algorithms import AIPO, GRPO
+from millrace.config.training import Optimizer
 from millrace.core.columns import TokenColumns
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.model import load_model

@@ -14,9 +14,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
-from trainer_doubles import make_batch, make_trainer, whole_sequences
+from trainer_doubles import make_batch, make_trainer
 
-from millrace.config.training import GRPO, Optimizer
+from millrace.config.algorithms import GRPO, GSPO, M2PO
+from millrace.config.training import Optimizer
 from millrace.core.errors import MillraceError
 from millrace.core.types import Batch
 from millrace.trainer.mesh import ALONE, Ranks, local
@@ -26,6 +27,8 @@ from millrace.trainer.trainer import PolicyTrainer
 CPU = torch.device("cpu")
 BUDGET = 60  # tokens of a row: several rows a batch
 BF16 = torch.bfloat16
+BY_SEQUENCE = GSPO(anchor="behavior", correction=None, clip_low=0.9, clip_high=50.0, drift=0.5, entropy=0.1)
+SETTLED = M2PO(second_moment=2.0, kl=0.1, kl_in="reward", kl_estimator="k1")
 
 Shape = dict[str, int]
 
@@ -92,15 +95,13 @@ WAYS: dict[str, Way] = {
         trainer_of(path, ranks, published=BF16, dtype=BF16), batch_of()
     ),
     "against a reference": lambda path, ranks: against_a_reference(path, ranks),
-    "by sequence": lambda path, ranks: gradient(
-        trainer_of(path, ranks, algorithm=whole_sequences()), batch_of()
-    ),
+    "settled for the batch": lambda path, ranks: settled(path, ranks),
     "weights after three steps": lambda path, ranks: three_steps(path, ranks)[0],
     "several steps a batch": lambda path, ranks: three_steps(
         path, ranks, algorithm=GRPO(normalize="sequence"), minibatches=2, epochs=2
     )[0],
     "by sequence in float64": lambda path, ranks: gradient(
-        in_double(trainer_of(path, ranks, algorithm=whole_sequences(), dtype=torch.float64)), batch_of()
+        in_double(trainer_of(path, ranks, algorithm=BY_SEQUENCE, dtype=torch.float64)), batch_of()
     ),
     "in float64": lambda path, ranks: gradient(  # the last: norms stay exact
         in_double(trainer_of(path, ranks, dtype=torch.float64)), batch_of()
@@ -142,6 +143,12 @@ def against_a_reference(path: Path, ranks: Ranks) -> torch.Tensor:
     embedding = reference.get_input_embeddings().weight
     assert ranks.world == 1 or hasattr(embedding, "placements"), "the reference was not divided again"
     return found
+
+
+def settled(path: Path, ranks: Ranks) -> torch.Tensor:
+    """What the first pass over a batch decides for all ranks: a mask, and rewards less a penalty."""
+    reference = load_model(f"{path}-other", CPU, ranks)
+    return gradient(trainer_of(path, ranks, algorithm=SETTLED, reference=reference), batch_of())
 
 
 def three_steps(path: Path, ranks: Ranks, **changes: Any) -> tuple[torch.Tensor, Any]:

@@ -7,8 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.algorithms.advantages import group_advantages, leave_one_out_advantages
+from millrace.algorithms import build
+from millrace.algorithms.advantages import group_advantages, leave_one_out_advantages, whitened
 from millrace.algorithms.group import Group
+from millrace.algorithms.overlong import overlong_penalty
+from millrace.algorithms.selection import selected
+from millrace.config.algorithms import DAPO, GFPO, RAFT
 from millrace.core.errors import DataError
 
 REWARDS = st.lists(st.floats(-100, 100), min_size=2, max_size=16)
@@ -73,3 +77,53 @@ def test_a_group_counts_tokens_and_turns():
     assert group.trained_G.tolist() == [3, 1, 0]
     assert group.turns_G.tolist() == [2, 1, 0]
     assert group.truncated_G.tolist() == [True, False, False]
+
+
+def of_lengths(rewards, lengths, max_tokens=0):
+    return Group.of(rewards, [[True] * length for length in lengths], max_tokens=max_tokens)
+
+
+def test_rewards_over_their_mean_worked_by_hand():
+    # one of four is right: (1 - 1/4) / (1/4) = 3, and -1 for the others
+    found = group_advantages(Group.of([1, 0, 0, 0]), scale="mean")
+    np.testing.assert_allclose(found, [3, -1, -1, -1], rtol=1e-5)
+    assert group_advantages(Group.of([0, 0]), scale="mean").tolist() == [0, 0]
+
+
+def test_without_a_baseline_an_advantage_is_the_reward():
+    assert group_advantages(Group.of([2, 0, -1]), scale="none", baseline="none").tolist() == [2, 0, -1]
+
+
+def test_tokens_of_a_batch_are_whitened_together():
+    # mean 1, standard deviation sqrt(6 / 5)
+    found = whitened(np.array([3.0, 1.0, 0.0, 0.0, 1.0]))
+    np.testing.assert_allclose(found, np.array([2, 0, -1, -1, 0]) / math.sqrt(1.2), rtol=1e-5)
+    assert whitened(np.ones(4)).tolist() == [0.0] * 4
+
+
+def test_the_shortest_and_the_most_efficient_are_kept():
+    group = of_lengths([1.0, 0.0, 1.0, 0.5], [8, 1, 2, 2])
+    assert selected(group, select="shortest", keep=2).tolist() == [False, True, True, False]
+    assert selected(group, select="efficient", keep=2).tolist() == [False, False, True, True]
+    assert selected(group, select="positive", keep=None).tolist() == [True, False, True, True]
+
+
+def test_what_is_left_out_is_no_part_of_the_baseline_and_is_not_trained():
+    group, algorithm = of_lengths([1.0, 0.0, 0.0, 0.0, 9.0], [1, 2, 3, 4, 9]), build(GFPO(scale="none"))
+    assert algorithm.advantages(group).tolist() == [0.75, -0.25, -0.25, -0.25, 0.0]
+    assert algorithm.trained(group).tolist() == [True] * 4 + [False]
+
+
+def test_only_what_was_rewarded_is_imitated():
+    group, algorithm = Group.of([1.0, 0.0, -1.0]), build(RAFT())
+    assert algorithm.trained(group).tolist() == [True, False, False]
+    assert algorithm.advantages(group).tolist() == [1.0, 0.0, 0.0]
+    assert algorithm.advantages(Group.of([0.0, 0.0])).tolist() == [0.0, 0.0]
+
+
+def test_overlong_completions_are_punished_as_they_near_the_budget():
+    group = of_lengths([1.0] * 4, [70, 80, 95, 100], max_tokens=100)
+    assert overlong_penalty(group, fraction=0.2).tolist() == pytest.approx([0.0, 0.0, 0.75, 1.0])
+    found = build(DAPO(scale="none")).advantages(group)
+    np.testing.assert_allclose(found, np.array([1, 1, 0.25, 0]) - 0.5625)
+    assert overlong_penalty(group, fraction=0.0).tolist() == [0.0] * 4

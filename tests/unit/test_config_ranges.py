@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from millrace.algorithms import TokenLogprobs
 from millrace.algorithms import build as build_algorithm
+from millrace.algorithms.sequences import DenseSequences
 from millrace.config.load import parse_value, validate
 from millrace.config.schema import Config
-from millrace.config.tree import leaves
+from millrace.config.tree import changed_fields, leaves, union_kinds
 from millrace.core.errors import ConfigError
 from millrace.schedule.presets import build as build_schedule
 from millrace.trainer.adamw import make_adamw
@@ -26,7 +27,14 @@ BASE: dict[str, Any] = {
     "task": {"kind": "gym", "name": "chain_sum"},
     "reward": {"kind": "gym"},
 }
-LEAVES = [(key, kind) for key, kind, _ in leaves(Config)]
+KINDS = [
+    (f"{name}.{key}", kind)
+    for name, field in Config.model_fields.items()
+    for kind in union_kinds(field)
+    for key in ("kind", *changed_fields(field, kind))
+]
+"""Keys of kinds. What a preset has from the default kind is tried there."""
+LEAVES = [(key, kind) for key, kind, _ in leaves(Config) if kind is None or (key, kind) in KINDS]
 UNCHANGEABLE = {"task": {"name": "x", "path": "x"}, "reward": {"path": "x"}, "algorithm": {"path": "x"}}
 
 hostile_numbers = st.one_of(
@@ -76,7 +84,8 @@ def step_along_the_gradient(config: Config) -> float:
     weight = torch.nn.Parameter(torch.tensor([-1.0]))
     optimizer, limit = make_adamw([weight], config.optimizer), config.optimizer.grad_clip
     fixed = weight.detach()
-    logprobs, algorithm = TokenLogprobs(weight, fixed, fixed, fixed, fixed), build_algorithm(config.algorithm)
+    sequences, algorithm = DenseSequences.of(torch, [0], fixed), build_algorithm(config.algorithm)
+    logprobs = TokenLogprobs(weight, fixed, fixed, fixed, fixed, sequences, fixed)
     algorithm.objective(torch, logprobs, torch.ones(1)).sum().backward()
     if limit is not None:
         torch.nn.utils.clip_grad_norm_([weight], limit)

@@ -52,7 +52,26 @@ def test_low_precision_hidden_states_accumulate_the_weight_gradient_in_float32()
     assert torch.isfinite(weight.grad).all()
 
 
-def test_entropy_carries_no_gradient():
+@pytest.mark.parametrize("chunk", [31 * 4, 10**6])
+@pytest.mark.parametrize(("temperature", "softcap"), [(1.0, None), (0.5, 3.0)])
+def test_the_gradient_of_entropies_is_that_of_full_logits(chunk, temperature, softcap, monkeypatch):
+    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", chunk)
+    hidden, weight, targets = problem()
+    slopes, bends = torch.linspace(-1, 1, 13).double(), torch.linspace(2, -1, 13).double()
+    ours, entropy = token_logprobs(hidden, weight, targets, temperature=temperature, softcap=softcap)
+    found = torch.autograd.grad((ours * slopes + entropy * bends).sum(), [hidden, weight])
+    logits = hidden @ weight.T
+    capped = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    full = (capped / temperature).log_softmax(-1)
+    theirs = full.gather(-1, targets[:, None])[:, 0] * slopes - (full.exp() * full).sum(-1) * bends
+    for one, other in zip(found, torch.autograd.grad(theirs.sum(), [hidden, weight]), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
+
+
+def test_entropies_that_nobody_differentiates_change_no_bit():
     hidden, weight, targets = problem(torch.float32)
-    _, entropy = token_logprobs(hidden, weight, targets, temperature=1.0)
-    assert not entropy.requires_grad
+    alone, _ = token_logprobs(hidden, weight, targets, temperature=1.0)
+    (one,) = torch.autograd.grad(alone.sum(), [weight])
+    both, entropy = token_logprobs(hidden, weight, targets, temperature=1.0)
+    (other,) = torch.autograd.grad((both + entropy.detach()).sum(), [weight])
+    assert torch.equal(one, other)

@@ -13,7 +13,8 @@ from trainer_doubles import make_batch, make_trainer, sequence_logprobs, tiny_mo
 
 from millrace.algorithms import build
 from millrace.algorithms.proximal import interpolated
-from millrace.config.training import GRPO, Optimizer
+from millrace.config.algorithms import GRPO
+from millrace.config.training import Optimizer
 from millrace.core.errors import TrainingError, WeightsError
 from millrace.core.types import Batch
 from millrace.trainer.flat_batch import flatten

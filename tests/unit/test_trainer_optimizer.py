@@ -13,7 +13,7 @@ from millrace.trainer import optimizer
 from millrace.trainer.checkpoint import load_checkpoint
 from millrace.trainer.learning_rate import learning_rate
 
-MUON = Optimizer(kind="muon", lr=1e-3)
+MUON = Optimizer(rule="muon", lr=1e-3)
 
 
 def rates(config, count):
@@ -41,7 +41,7 @@ def test_a_constant_rate_stays():
         {"decay": "linear"},
         {"decay_steps": 10},
         {"decay": "cosine", "decay_steps": 5, "warmup_steps": 5},
-        {"kind": "muon", "states": "8bit"},
+        {"rule": "muon", "states": "8bit"},
     ],
 )
 def test_settings_that_do_not_belong_together_are_refused_by_name(changes):
@@ -85,5 +85,5 @@ def test_a_checkpoint_of_muon_goes_on_as_without_it(tmp_path):
 
 def test_a_torch_without_muon_is_refused_by_name(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.raises(ConfigError, match=r'`optimizer.kind` \("muon"\): torch .* has no torch.optim.Muon'):
+    with pytest.raises(ConfigError, match=r'`optimizer.rule` \("muon"\): torch .* has no torch.optim.Muon'):
         optimizer.make_optimizer(make_trainer().model, MUON)

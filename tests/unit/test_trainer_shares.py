@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from trainer_doubles import make_batch
 
 from millrace.algorithms import build
-from millrace.config.training import GRPO
+from millrace.config.algorithms import GRPO
 from millrace.trainer.flat_batch import flatten
 from millrace.trainer.mesh import ALONE, Ranks
 from millrace.trainer.packing import pack

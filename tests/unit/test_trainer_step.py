@@ -16,7 +16,8 @@ from trainer_doubles import (
 )
 
 from millrace.algorithms import Algorithm, build
-from millrace.config.training import AIPO, GRPO, DrGRPO, Optimizer
+from millrace.config.algorithms import AIPO, GRPO, DrGRPO
+from millrace.config.training import Optimizer
 from millrace.core.columns import TokenColumns
 from millrace.core.errors import DataError, TrainingError, WeightsError
 from millrace.core.types import Batch
@@ -73,20 +74,6 @@ def test_what_is_not_to_be_trained_is_masked_and_stays_in_its_group():
     assert any(s.truncated for group in batch.groups for s in group.sequences)
     one = gradient(make_trainer(algorithm), batch)
     assert torch.equal(one, gradient(make_trainer(algorithm), Batch(1, masked)))
-
-
-def test_a_batch_of_which_nothing_is_kept_is_refused_and_changes_nothing(tmp_path):
-    batch = make_batch()
-    groups = [
-        msgspec.structs.replace(
-            g, sequences=[msgspec.structs.replace(s, truncated=True) for s in g.sequences]
-        )
-        for g in batch.groups
-    ]
-    trainer = make_trainer(whole_sequences())
-    with pytest.raises(TrainingError, match="keeps no trajectory of the batch"):
-        trainer.step(Batch(0, groups), quarantine=tmp_path)
-    assert trainer.version == 0
 
 
 def test_an_own_advantage_that_reads_no_group_is_told_what_it_is_given():

@@ -22,7 +22,8 @@ from transformers import (
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.algorithms import Algorithm, TokenLogprobs, build
-from millrace.config.training import GRPO, Optimizer
+from millrace.config.algorithms import GRPO
+from millrace.config.training import Optimizer
 from millrace.core.columns import TokenColumns
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.types import Batch, Endpoint, TrainGroup, TrainSequence

@@ -1,51 +1,70 @@
 """Advantages: how good a trajectory was, compared with the others of its group.
 
-Pure functions of a `Group` (numpy, float64). Shape suffix: G = trajectories of one group.
+Pure functions (numpy, float64). Shape suffixes: G = trajectories of one group, N = trained tokens of a batch.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import NDArray
 
 from millrace.algorithms.group import Group
 
 EPS = 1e-6  # keeps a group of equal rewards at zero instead of 0 / 0
 
-Scale = Literal["std", "none"]
+Scale = Literal["std", "mean", "none"]
+Baseline = Literal["group", "others", "none"]
 
 
-def group_advantages(group: Group, *, scale: Scale) -> NDArray[Any]:
-    """Center rewards within one group.
+def group_advantages(group: Group, *, scale: Scale, baseline: Baseline = "group") -> NDArray[Any]:
+    """Compare rewards within one group.
 
-        A_i = (r_i - mean(r)) / d,   d = std(r) + EPS  |  1
+        A_i = (r_i - b_i) / d
+        b   group: mean(r)   others: mean(r_j, j != i)   none: 0
+        d   std: std(r) + EPS   mean: mean(r) + EPS   none: 1
 
     Shapes:
-        returns  (G,) sums to 0 up to rounding
+        returns  (G,); with a baseline it sums to 0 up to rounding
     Degenerate:
-        All rewards equal -> all zeros: the group teaches nothing.
+        All rewards equal, with a baseline -> all zeros: the group teaches nothing. One trajectory -> 0.
+        scale "mean" and a mean of 0 or less -> all zeros.
     Source:
-        GRPO, arXiv:2402.03300, section 4.1.2 (`scale="std"`; the paper leaves the estimator open,
-        we take the population one); Dr. GRPO, arXiv:2503.20783 and AIPO, arXiv:2505.24034
-        (`scale="none"`).
+        GRPO, arXiv:2402.03300, section 4.1.2 (std; the paper leaves the estimator open, we take the one of
+        the population). Dr. GRPO, arXiv:2503.20783, and AIPO, arXiv:2505.24034 (none). MaxRL,
+        arXiv:2602.02710 (mean: the gradient of log p(correct), as far as G samples tell it; for rewards of 0
+        and 1). REINFORCE (no baseline). RLOO, arXiv:2402.14740, equation 8 (others: an unbiased baseline).
     """
     rewards = group.rewards_G
-    centered = rewards - rewards.mean()
-    return centered / (rewards.std() + EPS) if scale == "std" else centered
+    match baseline:
+        case "group":
+            centered = rewards - rewards.mean()
+        case "others":
+            centered = (rewards - rewards.mean()) * (rewards.size / max(rewards.size - 1, 1))
+        case "none":
+            centered = rewards
+    match scale:
+        case "std":
+            return centered / (rewards.std() + EPS)
+        case "mean":
+            return centered / (rewards.mean() + EPS) if rewards.mean() > 0 else np.zeros(rewards.size)
+        case "none":
+            return centered
 
 
 def leave_one_out_advantages(group: Group) -> NDArray[Any]:
-    """Compare each trajectory with the mean of the others.
+    """Compare each trajectory with the mean of the others: RLOO, arXiv:2402.14740, equation 8."""
+    return group_advantages(group, scale="none", baseline="others")
 
-        A_i = r_i - mean(r_j, j != i) = (r_i - mean(r)) * G / (G - 1)
 
-    Shapes:
-        returns  (G,) sums to 0 up to rounding
+def whitened(advantages_N: NDArray[Any]) -> NDArray[Any]:
+    """Advantages of all trained tokens of a batch, with the mean 0 and the standard deviation 1.
+
     Degenerate:
-        All rewards equal -> all zeros.
+        All equal -> all zeros.
     Source:
-        RLOO, arXiv:2402.14740, equation 8: an unbiased baseline.
+        REINFORCE++, arXiv:2501.03262, equation 10: over the tokens of the whole batch, not of a group. With a
+        group's baseline before it: REINFORCE++-baseline.
     """
-    rewards = group.rewards_G
-    return (rewards - rewards.mean()) * (rewards.size / (rewards.size - 1))
+    return (advantages_N - advantages_N.mean()) / (advantages_N.std() + EPS)

@@ -1,4 +1,4 @@
-"""From configuration to an algorithm: an advantage, a per-token objective and a normalisation."""
+"""From configuration to an algorithm: an advantage, an objective and a normalisation."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.algorithms.advantages import group_advantages
-from millrace.algorithms.aipo import aipo_objective
+from millrace.algorithms.advantages import group_advantages, whitened
 from millrace.algorithms.group import Group
-from millrace.algorithms.grpo import grpo_objective
-from millrace.config import training
+from millrace.algorithms.kl import kl
+from millrace.algorithms.objective import policy_gradient
+from millrace.algorithms.overlong import overlong_penalty
+from millrace.algorithms.second_moment import within_second_moment
+from millrace.algorithms.selection import selected
+from millrace.config import algorithms as config_of
+from millrace.config.algorithms import FunctionAlgorithm, PolicyGradient
 from millrace.config.objects import load_object
-from millrace.config.training import AIPO, GRPO, DrGRPO, FunctionAlgorithm
 from millrace.core.errors import ConfigError
 
 Advantages = NDArray[Any] | Sequence[NDArray[Any]]
-Proximal = Literal["recompute", "interpolate"]
 Normalize = Literal["sequence", "token", "max_tokens"]
+Proximal = Literal["recompute", "interpolate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +36,14 @@ class Algorithm:
                      `TokenLogprobs.sequences` alone: a micro-batch may hold any of them
     normalize        the weight of a token: see `millrace.trainer.reduction`
     weight_cap       where the importance weight is truncated, for the metrics; None: nowhere
-    needs_reference  the objective looks at `reference_N`
+    needs_reference  the objective looks at `reference_N`, or there is a `penalty`
     trained          a `Group` -> (G,) which of its trajectories are trained; None: all. The others are
                      masked, and count nowhere but in the group that `advantages` is given
+    whole_batch      (N,) advantages of all trained tokens of a batch -> (N,) those that are used
+    kept             (proximal_N, behavior_N) of all trained tokens of a batch -> (N,) what each counts. It is
+                     settled before the first gradient, and costs a forward pass
+    penalty          (proximal_N, reference_N) of tokens -> (N,) what each takes off the reward of its
+                     trajectory. It costs a forward pass
     proximal         where a batch gets several optimizer steps: "recompute", a forward pass at its beginning
                      finds `proximal_N`; "interpolate", it lies between `behavior_N` and `fixed_N`
     """
@@ -46,50 +54,57 @@ class Algorithm:
     weight_cap: float | None = None
     needs_reference: bool = False
     trained: Callable[[Group], NDArray[np.bool_]] | None = None
+    whole_batch: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+    kept: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]] | None = None
+    penalty: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]] | None = None
     proximal: Proximal = "recompute"
 
 
-def build(config: training.Algorithm) -> Algorithm:
-    """The algorithm of a configuration.
-
-    Dr. GRPO (arXiv:2503.20783) is GRPO without the division by the standard deviation, with token
-    losses summed and divided by the constant sequences x max_tokens instead of by lengths.
-    AIPO's paper sums over tokens; we divide the sum by the batch's trained tokens, which scales the
-    gradient of a batch and never the share of a token in it.
-    """
-    match config:
-        case AIPO():
-            return Algorithm(
-                advantages=partial(group_advantages, scale="none"),
-                objective=partial(aipo_objective, rho=config.rho),
-                normalize="token",
-                weight_cap=config.rho,
-                needs_reference=False,
-            )
-        case DrGRPO():
-            return _clipped(config, scale="none", normalize="max_tokens", kl=0.0)
-        case FunctionAlgorithm():
-            return _own(config.path)
-        case GRPO():
-            return _clipped(config, scale=config.scale, normalize=config.normalize, kl=config.kl)
-
-
-def _clipped(
-    config: GRPO | DrGRPO, *, scale: Literal["std", "none"], normalize: Normalize, kl: float
-) -> Algorithm:
+def build(config: config_of.Algorithm) -> Algorithm:
+    """The algorithm of a configuration."""
+    if isinstance(config, FunctionAlgorithm):
+        return _own(config.path)
     return Algorithm(
-        advantages=partial(group_advantages, scale=scale),
-        objective=partial(
-            grpo_objective,
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            correction=config.correction,
-            kl=kl,
-        ),
-        normalize=normalize,
-        weight_cap=config.correction,
-        needs_reference=kl > 0,
+        advantages=partial(_advantages, config=config),
+        objective=partial(policy_gradient, config=config),
+        normalize=config.normalize,
+        weight_cap=config.rho if config.clip in ("weight", "tv", "kl") else config.correction,
+        needs_reference=config.kl > 0,
+        trained=partial(_trained, config=config),
+        whole_batch=whitened if config.scale == "batch" else None,
+        kept=None
+        if config.second_moment is None
+        else partial(within_second_moment, most=config.second_moment),
+        penalty=partial(_penalty, config=config) if config.kl > 0 and config.kl_in == "reward" else None,
+        proximal=config.proximal if _has_proximal(config) else "interpolate",
     )
+
+
+def _has_proximal(config: PolicyGradient) -> bool:
+    """The objective looks at the proximal policy: otherwise no pass has to find it."""
+    return config.anchor == "proximal" or config.correction is not None
+
+
+def _advantages(group: Group, config: PolicyGradient) -> NDArray[Any]:
+    """Of the trajectories that `select` leaves; 0 of the others."""
+    kept_G = selected(group, select=config.select, keep=config.keep)
+    compared = group.part(kept_G)
+    found_G = np.zeros(kept_G.size)
+    if kept_G.any():
+        shaped = compared.minus(overlong_penalty(compared, fraction=config.overlong))
+        scale = "none" if config.scale == "batch" else config.scale
+        found_G[kept_G] = group_advantages(shaped, scale=scale, baseline=config.baseline)
+    return found_G
+
+
+def _trained(group: Group, config: PolicyGradient) -> NDArray[np.bool_]:
+    kept_G = selected(group, select=config.select, keep=config.keep)
+    return kept_G & ~group.truncated_G if config.truncated == "mask" else kept_G
+
+
+def _penalty(proximal_N: NDArray[Any], reference_N: NDArray[Any], config: PolicyGradient) -> NDArray[Any]:
+    found: NDArray[Any] = kl(np, proximal_N, reference_N, estimator=config.kl_estimator)
+    return config.kl * found
 
 
 def _own(path: str) -> Algorithm:

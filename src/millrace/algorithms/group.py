@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +20,7 @@ class Group:
     trained_G    of these, tokens that the policy sampled and that are trained
     truncated_G  cut by a budget
     turns_G      stretches of sampled tokens: 1 without an environment that answers
+    max_tokens   the budget of a completion
     """
 
     rewards_G: NDArray[np.float64]
@@ -27,10 +28,14 @@ class Group:
     trained_G: NDArray[np.int64]
     truncated_G: NDArray[np.bool_]
     turns_G: NDArray[np.int64]
+    max_tokens: int = 0
 
     @staticmethod
     def of(
-        rewards: ArrayLike, masks: Sequence[ArrayLike] | None = None, truncated: ArrayLike = False
+        rewards: ArrayLike,
+        masks: Sequence[ArrayLike] | None = None,
+        truncated: ArrayLike = False,
+        max_tokens: int = 0,
     ) -> Group:
         """`masks`: of each completion, which tokens are trained; None: one trained token each.
 
@@ -50,7 +55,23 @@ class Group:
             trained_G=np.asarray([mask.sum() for mask in every]),
             truncated_G=np.broadcast_to(np.asarray(truncated, dtype=bool), rewards_G.shape),
             turns_G=np.asarray([_num_stretches(mask) for mask in every]),
+            max_tokens=max_tokens,
         )
+
+    def part(self, kept_G: NDArray[np.bool_]) -> Group:
+        """The group without some of its trajectories."""
+        return Group(
+            self.rewards_G[kept_G],
+            self.lengths_G[kept_G],
+            self.trained_G[kept_G],
+            self.truncated_G[kept_G],
+            self.turns_G[kept_G],
+            self.max_tokens,
+        )
+
+    def minus(self, penalty_G: NDArray[np.float64]) -> Group:
+        """The group with something taken off its rewards."""
+        return replace(self, rewards_G=self.rewards_G - penalty_G)
 
 
 def _num_stretches(mask: NDArray[np.bool_]) -> int:

@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 
 from millrace.config.schema import Config
 from millrace.config.section import Section
-from millrace.config.tree import default_kind, plain_table, union_kinds
+from millrace.config.tree import changed_fields, default_kind, plain_table, union_kinds
 from millrace.session.toml import as_toml
 from millrace.sft.config import SupervisedConfig
 from millrace.sim.config import SimulatedConfig
@@ -48,8 +48,12 @@ def reference(schema: type[Section]) -> str:
         for kind, option in union_kinds(field).items():
             note = " (default)" if default_kind(field) == kind else ""
             title = f'### `[{name}]` with `kind = "{kind}"`{note}'
-            fields = {key: inner for key, inner in option.model_fields.items() if key != "kind"}
-            body = _table(f"{name}.", fields) if fields else ["No keys of its own."]
+            fields = changed_fields(field, kind)
+            if len(fields) < len(option.model_fields) - 1:
+                changed = ", ".join(f"`{key} = {as_toml(inner.default)}`" for key, inner in fields.items())
+                body = [f'The keys of `"{default_kind(field)}"`. Other defaults: {changed}.']
+            else:
+                body = [*_table(f"{name}.", fields)] if fields else ["No keys of its own."]
             parts.append("\n".join([title, "", *_about(option), *body]))
     return "\n\n".join(parts) + "\n"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
+from millrace.config.algorithms import GRPO, Algorithm
 from millrace.config.environment import Reward, Task
 from millrace.config.generation import Rollout, SamplingConfig
 from millrace.config.operation import Checkpoints, Observe, Supervision, Weights
@@ -22,7 +23,7 @@ from millrace.config.schedules import (
     Synchronous,
 )
 from millrace.config.section import Count, Section, Seed
-from millrace.config.training import GRPO, Algorithm, BatchShape, Model, Optimizer, Trainer
+from millrace.config.training import BatchShape, Model, Optimizer, Trainer
 
 
 class Config(Section):
@@ -89,9 +90,15 @@ class Config(Section):
                 f"`batch.minibatches` ({self.batch.minibatches}) must be at most `batch.prompts` "
                 f"({self.batch.prompts}): a part has whole groups"
             )
-        if self.optimizer.kind == "muon" and (self.trainer.ranks > 1 or self.trainer.offload):
+        keep = getattr(self.algorithm, "keep", None)
+        if keep is not None and keep >= self.batch.group_size:
             raise ValueError(
-                '`optimizer.kind` ("muon") needs whole matrices: a trainer of one rank, not '
+                f"`algorithm.keep` ({keep}) must be less than `batch.group_size` ({self.batch.group_size}): "
+                "nothing would be left out"
+            )
+        if self.optimizer.rule == "muon" and (self.trainer.ranks > 1 or self.trainer.offload):
+            raise ValueError(
+                '`optimizer.rule` ("muon") needs whole matrices: a trainer of one rank, not '
                 f"{self.trainer.ranks}, and without `trainer.offload`"
             )
         if self.reward.kind == "gym" and self.task.kind != "gym":

@@ -1,8 +1,8 @@
-"""`[model]`, `[trainer]`, `[batch]`, `[algorithm]`, `[optimizer]`: what is trained, from what, and how."""
+"""`[model]`, `[trainer]`, `[batch]`, `[optimizer]`: what is trained, from what, and how."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -55,51 +55,8 @@ class BatchShape(Section):
     """How often a batch is gone through before the version is published."""
 
 
-class GRPO(Section):
-    kind: Literal["grpo"] = "grpo"
-    clip_low: float = Field(default=0.2, gt=0, le=1)
-    """Lower bound of the ratio current/proximal: 1 - clip_low."""
-    clip_high: float = Field(default=0.2, gt=0, le=100)
-    """Upper bound of the ratio current/proximal: 1 + clip_high."""
-    scale: Literal["std", "none"] = "std"
-    """`"std"`: centred rewards are divided by the standard deviation of the group. `"none"`: not divided."""
-    normalize: Literal["sequence", "token", "max_tokens"] = "token"
-    """`"token"`: mean over all tokens (DAPO). `"sequence"`: mean per sequence, then over sequences (GRPO).
-    `"max_tokens"`: sum over all tokens, divided by sequences x `sampling.max_tokens` (Dr. GRPO)."""
-    correction: float | None = Field(default=2.0, ge=1, le=1e6)
-    """Cap of the importance weight proximal/behavior (TIS), at least 1. `"none"`: no weight."""
-    kl: float = Field(default=0.0, ge=0, le=1000)
-    """Weight of the KL penalty towards the initial model."""
-
-
-class DrGRPO(Section):
-    kind: Literal["dr_grpo"] = "dr_grpo"
-    clip_low: float = Field(default=0.2, gt=0, le=1)
-    """Lower bound of the ratio current/proximal: 1 - clip_low."""
-    clip_high: float = Field(default=0.2, gt=0, le=100)
-    """Upper bound of the ratio current/proximal: 1 + clip_high."""
-    correction: float | None = Field(default=2.0, ge=1, le=1e6)
-    """As in `grpo`."""
-
-
-class AIPO(Section):
-    kind: Literal["aipo"] = "aipo"
-    rho: float = Field(default=4.0, ge=1, le=1e6)
-    """Cap of the importance weight current/behavior. The paper uses 2 to 10."""
-
-
-class FunctionAlgorithm(Section):
-    kind: Literal["function"] = "function"
-    path: str
-    """`package.module:name` or `file.py:name`: a `millrace.algorithms.Algorithm`. See
-    examples/algorithm.py."""
-
-
-Algorithm = Annotated[GRPO | DrGRPO | AIPO | FunctionAlgorithm, Field(discriminator="kind")]
-
-
 class Optimizer(Section):
-    kind: Literal["adamw", "muon"] = "adamw"
+    rule: Literal["adamw", "muon"] = "adamw"
     """`"muon"`: for the matrices of the layers, with AdamW for the rest. One rank only."""
     lr: float = Field(default=1e-6, ge=0, le=1)
     """Learning rate after the warm-up. 0 trains nothing and is for measurements only."""
@@ -137,8 +94,8 @@ class Optimizer(Section):
                 f"`optimizer.decay_steps` ({self.decay_steps}) must be more than `optimizer.warmup_steps` "
                 f"({self.warmup_steps}): the rate rises before it falls"
             )
-        if self.kind == "muon" and self.states != "float32":
+        if self.rule == "muon" and self.states != "float32":
             raise ValueError(
-                f'`optimizer.states` ("{self.states}") is for `optimizer.kind` "adamw", and it is "muon"'
+                f'`optimizer.states` ("{self.states}") is for `optimizer.rule` "adamw", and it is "muon"'
             )
         return self

@@ -24,6 +24,16 @@ def default_kind(field: FieldInfo) -> str | None:
     return None if field.is_required() else field.default.kind
 
 
+def changed_fields(field: FieldInfo, kind: str) -> dict[str, FieldInfo]:
+    """The keys of a kind. Of a preset of the union's default, those alone whose default it changes."""
+    kinds = union_kinds(field)
+    own, base = kinds[kind], kinds.get(default_kind(field) or "")
+    fields = {name: inner for name, inner in own.model_fields.items() if name != "kind"}
+    if base in (None, own) or own.__mro__[1] is not base.__mro__[1] or own.__mro__[1] is Section:
+        return fields
+    return {name: inner for name, inner in fields.items() if inner.default != base.model_fields[name].default}
+
+
 def plain_table(field: FieldInfo) -> type[Section] | None:
     """The section of a table that is not a union."""
     annotation = field.annotation

@@ -106,7 +106,7 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
 
 def _has_reference(config: Config) -> bool:
     """Of an algorithm of the user's own this is known only in the trainer."""
-    return config.algorithm.kind == "grpo" and config.algorithm.kl > 0
+    return getattr(config.algorithm, "kl", 0.0) > 0
 
 
 def tensor_elements(directory: Path) -> dict[str, int]:

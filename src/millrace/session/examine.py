@@ -55,7 +55,8 @@ def evidence_of(config: Config) -> Evidence:
         config.model.dtype,
         schedule=config.schedule.kind,
         algorithm=algorithm.kind,
-        corrects=getattr(algorithm, "correction", None) is not None,
+        corrects=getattr(algorithm, "correction", None) is not None
+        or getattr(algorithm, "anchor", "") == "behavior",
         plain=config.sampling.model_dump(include=_SHAPING) == SamplingConfig().model_dump(include=_SHAPING),
     )
 

@@ -9,13 +9,15 @@ S = sequences of the batch; G = those of one group.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millrace.algorithms import Algorithm, Group
-from millrace.core.errors import DataError, TrainingError
+from millrace.core.errors import DataError
 from millrace.core.types import Batch, TrainSequence
 from millrace.trainer.packing import Branch, Tree
 from millrace.trainer.reduction import token_weights
@@ -36,6 +38,7 @@ class FlatBatch:
     proximal_C: NDArray[
         np.float64
     ]  # log-probs under the policy at the batch's beginning, once they are known
+    reference_C: NDArray[np.float64]  # those of the reference, where they are settled beforehand
     num_trained: int
 
     @property
@@ -44,22 +47,31 @@ class FlatBatch:
         return [tree for part in self.parts for tree in part]
 
 
-def flatten(batch: Batch, algorithm: Algorithm, *, max_tokens: int, minibatches: int = 1) -> FlatBatch:
-    """Groups stay whole and in order; each of `minibatches` parts has weights of its own.
+def flatten(
+    batch: Batch,
+    algorithm: Algorithm,
+    *,
+    max_tokens: int,
+    minibatches: int = 1,
+    penalties_S: NDArray[np.float64] | None = None,
+) -> FlatBatch:
+    """Groups stay whole and in order; each of `minibatches` parts has weights of its own. `penalties_S` are
+    taken off the rewards that `Algorithm.advantages` sees.
 
     Raises DataError: no trained token at all, a mask of another length than its tokens, a token from
     the future, a log-prob that is not finite, or what is no group or no advantage.
-    TrainingError: tokens that could be trained, and `Algorithm.trained` keeps none of them."""
+    Degenerate: `Algorithm.trained` keeps nothing -> no parts.
+    """
     sequences = [sequence for group in batch.groups for sequence in group.sequences]
     for sequence in sequences:
         _check(sequence, batch.version)
     masks = [_mask(sequence) for sequence in sequences]
     if not any(mask.any() for mask in masks):
         raise DataError(f"the batch of version {batch.version} has no token to train on: every mask is empty")
-    advantages, masks = _judged(batch, algorithm, masks)
+    if penalties_S is None:
+        penalties_S = np.zeros(len(sequences))
+    advantages, masks = _judged(batch, algorithm, masks, penalties_S, max_tokens)
     trained_S = np.asarray([mask.sum() for mask in masks])
-    if not trained_S.any():
-        raise TrainingError("the algorithm keeps no trajectory of the batch to train on")
     cuts = _cuts([len(group.sequences) for group in batch.groups], minibatches)
     weights = [
         weight
@@ -72,15 +84,34 @@ def flatten(batch: Batch, algorithm: Algorithm, *, max_tokens: int, minibatches:
     return FlatBatch(
         parts=[trees[groups] for groups, own in cuts if trained_S[own].any()],
         behavior_C=behavior_C,
-        advantages_C=np.concatenate(advantages),
+        advantages_C=_over_batch(algorithm, np.concatenate(advantages), np.concatenate(masks)),
         weights_C=np.concatenate(weights),
         staleness_C=batch.version - np.concatenate([_versions(s) for s in sequences]),
         after_swap_C=np.concatenate([_versions(s) != s.columns.version_first for s in sequences]),
         sequence_C=np.repeat(np.arange(len(masks)), lengths),
         trained_S=trained_S,
         proximal_C=np.full(len(behavior_C), np.nan),
+        reference_C=np.full(len(behavior_C), np.nan),
         num_trained=int(trained_S.sum()),
     )
+
+
+def penalties(
+    flat: FlatBatch,
+    penalty: Callable[..., NDArray[Any]],
+    proximal_C: NDArray[np.floating[Any]],
+    reference_C: NDArray[np.floating[Any]],
+) -> NDArray[np.float64]:
+    """What the tokens of each sequence take off its reward, together: (S,)."""
+    trained_C = flat.weights_C > 0
+    found_N = penalty(proximal_C[trained_C].astype(float), reference_C[trained_C].astype(float))
+    return np.bincount(flat.sequence_C[trained_C], found_N, minlength=len(flat.trained_S)).astype(float)
+
+
+def weigh(flat: FlatBatch, kept: Callable[..., NDArray[Any]]) -> None:
+    """Take out of the loss what is not kept, in place. What remains keeps its weight."""
+    trained_C = flat.weights_C > 0
+    flat.weights_C[trained_C] *= kept(flat.proximal_C[trained_C], flat.behavior_C[trained_C])
 
 
 def _cuts(sizes: list[int], count: int) -> list[tuple[slice, slice]]:
@@ -92,17 +123,31 @@ def _cuts(sizes: list[int], count: int) -> list[tuple[slice, slice]]:
 
 
 def _judged(
-    batch: Batch, algorithm: Algorithm, masks: list[NDArray[np.bool_]]
+    batch: Batch,
+    algorithm: Algorithm,
+    masks: list[NDArray[np.bool_]],
+    penalties_S: NDArray[np.float64],
+    max_tokens: int,
 ) -> tuple[list[NDArray[np.float64]], list[NDArray[np.bool_]]]:
     """Of every sequence the advantages of its tokens, and its mask without what is not to be trained."""
-    advantages, kept, remaining = [], [], iter(masks)
+    advantages: list[NDArray[np.float64]] = []
+    kept: list[NDArray[np.bool_]] = []
     for group in batch.groups:
-        own = [next(remaining) for _ in group.sequences]
-        judged = Group.of([s.reward for s in group.sequences], own, [s.truncated for s in group.sequences])
-        advantages += _by_token(algorithm, judged, group.group_id)
-        trains_G = np.ones(len(own), bool) if algorithm.trained is None else algorithm.trained(judged)
-        kept += [mask & trains for mask, trains in zip(own, trains_G, strict=True)]
+        own = slice(len(kept), len(kept) + len(group.sequences))
+        rewards, cut = [s.reward for s in group.sequences], [s.truncated for s in group.sequences]
+        judged = Group.of(rewards, masks[own], cut, max_tokens)
+        trains_G = np.ones(len(rewards), bool) if algorithm.trained is None else algorithm.trained(judged)
+        advantages += _by_token(algorithm, judged.minus(penalties_S[own]), group.group_id)
+        kept += [mask & trains for mask, trains in zip(masks[own], trains_G, strict=True)]
     return advantages, kept
+
+
+def _over_batch(
+    algorithm: Algorithm, advantages_C: NDArray[np.float64], mask_C: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    if algorithm.whole_batch is not None and mask_C.any():
+        advantages_C[mask_C] = algorithm.whole_batch(advantages_C[mask_C])
+    return advantages_C
 
 
 def _by_token(algorithm: Algorithm, group: Group, group_id: int) -> list[NDArray[np.float64]]:

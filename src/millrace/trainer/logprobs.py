@@ -36,7 +36,8 @@ def token_logprobs(
     Shapes:
         hidden_NH, weight_VH  any float type; the product is taken in the type of `hidden_NH`
         targets_N             (N,) token ids
-        returns               (N,) log-probs, (N,) entropies without gradient; float32, in nats
+        returns               (N,) log-probs, (N,) entropies; float32, in nats. A gradient of entropies costs
+                              something only where there is one
         With `group`, V is this rank's part of the vocabulary, and targets are counted from its first token.
     """
     return _TokenLogprobs.apply(hidden_NH, weight_VH, targets_N, temperature, softcap, group)
@@ -102,14 +103,16 @@ class _TokenLogprobs(torch.autograd.Function):
         chosen, entropy, normalizer = (torch.cat(parts) for parts in zip(*found, strict=True))
         if group is not None:
             chosen, entropy, normalizer = _of_all(chosen * own, entropy, normalizer, group)
-        ctx.save_for_backward(hidden, weight, targets, normalizer)
+        ctx.save_for_backward(hidden, weight, targets, normalizer, entropy)
         ctx.temperature, ctx.softcap, ctx.rows = temperature, softcap, rows
-        ctx.mark_non_differentiable(entropy)
+        ctx.set_materialize_grads(False)
         return chosen - normalizer, entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, targets, normalizer = ctx.saved_tensors
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, targets, normalizer, entropy = ctx.saved_tensors
+        of_logprobs = torch.zeros_like(normalizer) if grads[0] is None else grads[0]
+        of_entropy = grads[1]
         cast = weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros(weight.shape, dtype=_wide(weight), device=weight.device)
@@ -117,13 +120,20 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, hidden.shape[0], ctx.rows):
             part = slice(start, start + ctx.rows)
             logits = _scaled_logits(hidden[part], cast, ctx.temperature, ctx.softcap)
-            scale = grads[0][part, None] / ctx.temperature
+            curve = 1.0
             if ctx.softcap is not None:  # d softcap tanh(z / softcap) / d z = 1 - tanh^2(z / softcap)
-                scale = scale * (1 - (logits * (ctx.temperature / ctx.softcap)).square_())
+                curve = 1 - (logits * (ctx.temperature / ctx.softcap)).square_()
+            logits.sub_(normalizer[part, None])
+            bend = None
+            if of_entropy is not None:  # d entropy / d logit_j = -p_j (log p_j + entropy) / temperature
+                bend = logits.exp().mul_(logits + entropy[part, None])
+                bend *= -of_entropy[part, None] / ctx.temperature * curve
             # d logprob_i / d logit_j = (1[j = target] - p_j) / temperature
-            slope = logits.sub_(normalizer[part, None]).exp_().neg_()
+            slope = logits.exp_().neg_()
             slope.scatter_add_(-1, held[part, None], own[part, None].to(slope.dtype))
-            slope *= scale
+            slope *= of_logprobs[part, None] / ctx.temperature * curve
+            if bend is not None:
+                slope += bend
             slope = slope.to(hidden.dtype)
             torch.mm(slope, cast, out=grad_hidden[part])
             if slope.dtype == grad_weight.dtype:

@@ -73,6 +73,8 @@ class TokenStatistics:
     def metrics(self) -> dict[str, float]:
         """entropy (nats), importance_mean and importance_max (current / behavior), importance_capped
         (fraction of tokens above the cap), and kl_reference (mean log-ratio) where there is one."""
+        if not self._log_ratio:
+            return {}
         ratio = torch.cat(self._log_ratio).exp()
         out = {
             "entropy": torch.cat(self._entropy).mean().item(),
@@ -87,6 +89,8 @@ class TokenStatistics:
 
     def logprob_gap(self) -> Gap:
         """|current - behavior| in nats by staleness: (mean, max, tokens)."""
+        if not self._log_ratio:
+            return {}
         gap, staleness = self._gap(), np.concatenate(self._staleness)
         parts = {int(behind): gap[staleness == behind] for behind in np.unique(staleness)}
         return {behind: (float(part.mean()), float(part.max()), len(part)) for behind, part in parts.items()}
@@ -95,6 +99,8 @@ class TokenStatistics:
         """The gap at staleness 0 apart for tokens sampled before any swap of weights in their trajectory
         (gap_one_version) and after one (gap_after_swap): only the latter read keys and values that were
         computed again. Left out where there are no such tokens."""
+        if not self._log_ratio:
+            return {}
         gap, current = self._gap(), np.concatenate(self._staleness) == 0
         after = np.concatenate(self._after_swap)
         parts = {"gap_one_version": gap[current & ~after], "gap_after_swap": gap[current & after]}

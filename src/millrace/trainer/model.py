@@ -154,7 +154,7 @@ def row_logprobs(
         model.reshard()  # no backward pass comes to divide it again
     index_N = on(logprobs_P.device, pair_N)
     # `embedding`, because its backward sums repeats in a fixed order on every device.
-    return embedding(index_N, logprobs_P[:, None])[:, 0], entropies_P[index_N]
+    return embedding(index_N, logprobs_P[:, None])[:, 0], embedding(index_N, entropies_P[:, None])[:, 0]
 
 
 def _pair_logprobs(

@@ -21,11 +21,11 @@ def make_optimizer(model: PreTrainedModel, config: Optimizer) -> torch.optim.Opt
         Muon, as torch computes it, with the size of its updates fitted to AdamW's (arXiv:2502.16982), so that
         one learning rate serves both.
     """
-    if config.kind == "adamw":
+    if config.rule == "adamw":
         return make_adamw(model.parameters(), config)
     if not hasattr(torch.optim, "Muon"):
         raise ConfigError(
-            f'`optimizer.kind` ("muon"): torch {torch.__version__} has no torch.optim.Muon.\n'
+            f'`optimizer.rule` ("muon"): torch {torch.__version__} has no torch.optim.Muon.\n'
             '  Set it to "adamw", or install torch 2.9 or later'
         )
     matrices: list[Any] = []
@@ -34,7 +34,7 @@ def make_optimizer(model: PreTrainedModel, config: Optimizer) -> torch.optim.Opt
         (matrices if ".layers." in name and parameter.ndim == 2 else rest).append(parameter)
     if any(hasattr(matrix, "placements") for matrix in matrices):
         raise ConfigError(
-            '`optimizer.kind` ("muon") needs whole matrices, and the trainer\'s ranks hold parts of them.\n'
+            '`optimizer.rule` ("muon") needs whole matrices, and the trainer\'s ranks hold parts of them.\n'
             '  Set it to "adamw", or the trainer to one rank without `trainer.offload`'
         )
     muon = torch.optim.Muon(

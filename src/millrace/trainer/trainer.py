@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from millrace.config.training import Optimizer
 from millrace.core.errors import TrainingError, WeightsError
 from millrace.core.types import Batch, StepResult
 from millrace.placement.gpu import on
-from millrace.trainer.flat_batch import FlatBatch, flatten
+from millrace.trainer.flat_batch import FlatBatch, flatten, penalties, weigh
 from millrace.trainer.gradients import clip_gradients, grad_norm
 from millrace.trainer.learning_rate import learning_rate
 from millrace.trainer.mesh import ALONE, Ranks
@@ -151,8 +152,8 @@ class PolicyTrainer:
             raise WeightsError(f"the weights {broken[:4]} are not finite after it")
         self.version += 1
         metrics = {
-            "loss": math.fsum(gradient.loss for gradient in seen) / len(seen),
-            "grad_norm": max(norms),
+            "loss": math.fsum(gradient.loss for gradient in seen) / max(len(seen), 1),
+            "grad_norm": max(norms, default=0.0),
             "lr": lr,
             "updates": float(len(seen)),
             "micro_batches": float(sum(gradient.num_rows for gradient in seen)),
@@ -172,25 +173,39 @@ class PolicyTrainer:
 
         Raises: TrainingError (the loss is not finite), DataError (the batch is malformed).
         """
-        return self._accumulate(self._prepared(batch, 1), 0, 0.0, None)
+        prepared = self._prepared(batch, 1)
+        return self._accumulate(prepared, 0, 0.0, None) if prepared.rows else Gradient(0.0, 0, 0)
 
     def _prepared(self, batch: Batch, minibatches: int) -> Prepared:
-        settings = self.settings
-        flat = flatten(batch, self.algorithm, max_tokens=settings.max_tokens, minibatches=minibatches)
+        """Everything that is settled for the whole batch before the first gradient."""
+        settings, algorithm = self.settings, self.algorithm
+        lay_out = partial(flatten, batch, algorithm, max_tokens=settings.max_tokens, minibatches=minibatches)
+        flat = lay_out()
         rows = [pack(trees, settings.token_budget) for trees in flat.parts]
-        prepared = Prepared(flat, rows, [own_rows(each, self.ranks) for each in rows])
-        if len(rows) * settings.epochs > 1 and self.algorithm.proximal == "recompute":
-            flat.proximal_C[:] = self._logprobs(prepared)
-        return prepared
+        own = [own_rows(each, self.ranks) for each in rows]
+        anchored = minibatches * settings.epochs > 1 and algorithm.proximal == "recompute"
+        if rows and (anchored or algorithm.kept or algorithm.penalty):
+            every = [row for part in own for row in part]
+            proximal_C = self._logprobs(self.model, every, flat)
+            if algorithm.penalty is not None:
+                assert self._reference is not None
+                reference_C = self._logprobs(self._reference, every, flat)
+                penalties_S = penalties(flat, algorithm.penalty, proximal_C, reference_C)
+                flat = lay_out(penalties_S=penalties_S)
+                flat.reference_C[:] = reference_C
+            flat.proximal_C[:] = proximal_C
+            if algorithm.kept is not None:
+                weigh(flat, algorithm.kept)
+        return Prepared(flat, rows, own)
 
-    def _logprobs(self, prepared: Prepared) -> NDArray[np.floating[Any]]:
-        """Under the present policy, of every token that is trained after the first update. On every rank."""
-        once = self.settings.epochs == 1  # then the first part is trained on before anything changes
-        rows = [row for part in prepared.own[once:] for row in part]
+    def _logprobs(
+        self, model: PreTrainedModel, rows: list[Row], flat: FlatBatch
+    ) -> NDArray[np.floating[Any]]:
+        """Of every token of all ranks' rows, without a gradient; NaN of the others. Equal on all ranks."""
         with self._serving(), torch.no_grad():
-            found = [self._forward(self.model, row)[0] for row in rows]
+            found = [self._forward(model, row)[0] for row in rows]
         own = np.concatenate([row.flat_N for row in rows]), torch.cat(found).cpu().numpy()
-        values_C = np.zeros(len(prepared.flat.behavior_C), own[1].dtype)
+        values_C = np.full(len(flat.behavior_C), np.nan, own[1].dtype)
         for flat_N, logprobs_N in self.ranks.gather(own):
             values_C[flat_N] = logprobs_N
         return values_C
@@ -224,11 +239,13 @@ class PolicyTrainer:
             return on(current_N.device, values_C[row.flat_N]).to(current_N.dtype)
 
         reference_N = None
-        if self._reference is not None:
+        if self._reference is not None and self.algorithm.penalty is None:
             with torch.no_grad():
                 reference_N, _ = self._forward(self._reference, row)
         current_N, entropy_N = self._forward(self.model, row)
         fixed_N, behavior_N = current_N.detach(), pick(flat.behavior_C)
+        if self.algorithm.penalty is not None:
+            reference_N = pick(flat.reference_C)
         before_N = proximal_N = fixed_N
         if progress > 0 and self.algorithm.proximal == "recompute":
             before_N = proximal_N = pick(flat.proximal_C)

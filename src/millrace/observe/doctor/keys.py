@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from millrace.config.algorithms import PolicyGradient
+from millrace.config.schema import Config
+from millrace.config.tree import union_kinds
 from millrace.observe.doctor.evidence import Evidence
 
 BOUND = {
@@ -19,7 +22,12 @@ BOUND = {
 AHEAD = BOUND | {"millrace": "schedule.ahead"}
 """The key that says how far generation runs ahead."""
 
-CORRECTED = ("grpo", "dr_grpo")
+CORRECTED = tuple(
+    kind
+    for kind, preset in union_kinds(Config.model_fields["algorithm"]).items()
+    if issubclass(preset, PolicyGradient) and preset.model_fields["anchor"].default == "proximal"
+)
+"""Kinds whose tokens count by an importance weight, `algorithm.correction`."""
 
 
 def bound(evidence: Evidence) -> str | None:

@@ -1,0 +1,176 @@
+"""What every preset should do, in plain NumPy and float64: d loss / d log pi of each token of a batch.
+
+One function a preset, from its paper's equation, with loops instead of masks. `t` is one trained sequence:
+`pi`, `mu`, `old` are its log-probs under the current policy, the one that sampled and the one at the batch's
+beginning; `ref` under the reference; `A` its advantage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+exp, log = np.exp, np.log
+
+
+def ppo(u, A, low=0.2, high=0.2, dual=None):
+    """d/d log pi of min(u A, clip(u) A): u A, or nothing once the ratio has gone far enough."""
+    if A >= 0:
+        return np.where(u < 1 + high, u * A, 0.0)
+    return np.where((u > 1 - low) & (u < (dual or np.inf)), u * A, 0.0)
+
+
+def tis(t, cap=2.0):
+    return np.minimum(exp(t.old - t.mu), cap)
+
+
+def grpo(t):
+    return tis(t) * ppo(exp(t.pi - t.old), t.A)
+
+
+def plain(t):
+    return tis(t) * exp(t.pi - t.old) * t.A
+
+
+def dapo(t):
+    return tis(t) * ppo(exp(t.pi - t.old), t.A, high=0.28)
+
+
+def aipo(t):
+    return np.minimum(exp(t.pi - t.mu), 4.0) * t.A
+
+
+def cispo(t):
+    return np.minimum(exp(t.pi - t.mu), 5.0) * t.A
+
+
+def decoupled(t):
+    return tis(t, 5.0) * ppo(exp(t.pi - t.old), t.A)
+
+
+def bypass(t):
+    return ppo(exp(t.pi - t.mu), t.A)
+
+
+def two_sided(t):
+    return ppo(exp(t.pi - t.mu), t.A, dual=4.0)
+
+
+def sequence_tis(t):
+    return min(np.prod(exp(t.old - t.mu)), 5.0) * ppo(exp(t.pi - t.old), t.A)
+
+
+def icepop(t):
+    w = exp(t.old - t.mu)
+    return np.where((w >= 0.5) & (w <= 5.0), w, 0.0) * ppo(exp(t.pi - t.old), t.A)
+
+
+def gspo(t):
+    s = exp(np.mean(t.pi - t.old))  # the length is in the weight of a token
+    return tis(t) * ppo(np.full(len(t.pi), s), t.A, 3e-4, 4e-4)
+
+
+def m2po(t):
+    return t.kept * exp(t.pi - t.mu) * t.A
+
+
+def dppo_tv(t):
+    p, q = exp(t.pi), exp(t.mu)
+    far = p - q > 0.2 if t.A > 0 else p - q < -0.2
+    return np.where(far, 0.0, np.minimum(p / q, 20.0) * t.A)
+
+
+def dppo_kl(t):
+    p, q = exp(t.pi), exp(t.mu)
+    kl = q * log(q / p) + (1 - q) * log((1 - q + 1e-8) / (1 - p + 1e-8))
+    far = (kl > 0.05) & (p > q if t.A > 0 else p < q)
+    return np.where(far, 0.0, np.minimum(p / q, 20.0) * t.A)
+
+
+def sapo(t):
+    u, tau = exp(t.pi - t.old), 1.0 if t.A > 0 else 1.05
+    p = 1 / (1 + exp(-tau * (u - 1)))
+    return tis(t) * 4 * p * (1 - p) * u * t.A
+
+
+def deepseek_v32(t):
+    if t.A < 0 and np.mean(t.mu - t.pi) > 0.1:
+        return 0.0 * t.pi
+    return ppo(exp(t.pi - t.mu), t.A)
+
+
+COEFFICIENTS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("grpo", "dr_grpo", "reinforce_pp", "max_rl", "gfpo"), grpo),
+    **dict.fromkeys(("rloo", "reinforce", "raft"), plain),
+    **{f.__name__: f for f in (dapo, aipo, cispo, decoupled, bypass, two_sided, sequence_tis, icepop, gspo)},
+    **{f.__name__: f for f in (m2po, dppo_tv, dppo_kl, sapo, deepseek_v32)},
+}
+
+
+def advantages(kind: str, rewards: Any, lengths: Any, max_tokens: int) -> Any:
+    """(G,); NaN of what is not trained."""
+    r, size = np.array(rewards, float), len(rewards)
+    out = np.full(size, np.nan)
+    if kind == "raft":
+        out[r > 0] = r[r > 0]
+    elif kind == "gfpo":
+        kept = sorted(range(size), key=lambda i: lengths[i])[:4]
+        out[kept] = (r[kept] - r[kept].mean()) / (r[kept].std() + 1e-6)
+    elif kind == "dapo":
+        r = r - np.clip((np.array(lengths) - 0.8 * max_tokens) / (0.2 * max_tokens), 0, 1)
+        out = (r - r.mean()) / (r.std() + 1e-6)
+    elif kind == "max_rl":
+        out = (r - r.mean()) / (r.mean() + 1e-6)
+    elif kind in ("reinforce", "reinforce_pp"):
+        out = r
+    elif kind == "rloo":
+        out = np.array([r[i] - np.delete(r, i).mean() for i in range(size)])
+    elif kind in ("dr_grpo", "aipo", "deepseek_v32"):
+        out = r - r.mean()
+    else:
+        out = (r - r.mean()) / (r.std() + 1e-6)
+    return out
+
+
+def gradient(kind: str, batch: Any, old: Any, pi: Any, max_tokens: int) -> Any:
+    """(C,): of every completion token of the batch, with respect to its log-prob."""
+    sequences, first = [], 0
+    for group in batch.groups:
+        trained = [int(np.sum(s.mask)) for s in group.sequences]
+        A = advantages(
+            kind, [s.reward for s in group.sequences], trained_or_all(kind, group, trained), max_tokens
+        )
+        for s, a in zip(group.sequences, A, strict=True):
+            at = first + np.flatnonzero(s.mask)
+            first += len(s.mask)
+            if len(at) and not np.isnan(a):
+                mu = np.asarray(s.columns.logprobs, float)[np.flatnonzero(s.mask)]
+                sequences.append(SimpleNamespace(at=at, A=a, mu=mu, old=old[at], pi=pi[at]))
+    tokens = sum(len(t.at) for t in sequences)
+    if kind == "reinforce_pp":
+        every = np.repeat([t.A for t in sequences], [len(t.at) for t in sequences])
+        for t in sequences:
+            t.A = (t.A - every.mean()) / (every.std() + 1e-6)
+    if kind == "m2po":
+        moments = np.sort(np.concatenate([(t.old - t.mu) ** 2 for t in sequences]))
+        largest = max(m for n, m in enumerate(moments, 1) if moments[:n].mean() <= 0.04)
+        for t in sequences:
+            t.kept = (t.old - t.mu) ** 2 <= largest
+    total = sum(len(group.sequences) for group in batch.groups)
+    out = np.zeros(first)
+    for t in sequences:
+        weight = 1 / tokens
+        if kind in ("gspo", "sapo", "deepseek_v32"):
+            weight = 1 / (total * len(t.at))
+        if kind in ("dr_grpo", "rloo", "reinforce"):
+            weight = 1 / (total * max_tokens)
+        out[t.at] = -weight * COEFFICIENTS[kind](t)
+    return out
+
+
+def trained_or_all(kind: str, group: Any, trained: list[int]) -> list[int]:
+    """GFPO measures the whole completion, DAPO what the policy wrote of it."""
+    return [len(s.mask) for s in group.sequences] if kind == "gfpo" else trained
