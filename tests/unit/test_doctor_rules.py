@@ -192,6 +192,18 @@ def test_a_few_old_tokens_with_a_large_gap_are_no_true_staleness():
     assert faults(seen) == ["true-staleness"]
 
 
+def test_a_batch_of_which_a_few_tokens_count_is_told_with_its_ages():
+    (finding,) = diagnose(evidence(ess=0.1, ess_age_0=0.9, ess_age_4=0.05))
+    assert finding.fault == "few-effective-tokens"
+    assert finding.evidence[1] == "by staleness: 90% from 0 on, 5% from 4 on"
+    assert faults(evidence(ess=0.5, ess_age_0=0.5)) == []
+
+
+def test_a_clip_that_takes_most_tokens_out_is_told():
+    assert faults(evidence(silenced=0.7)) == ["silenced-tokens"]
+    assert faults(evidence(silenced=0.5)) == []
+
+
 KEY = re.compile(r"`((?:[a-z_]+\.)+[a-z_]+)")
 
 
@@ -209,6 +221,8 @@ def test_advice_names_only_keys_that_the_run_s_configuration_has(schedule, algor
         evidence(groups_without_signal=1.0),
         evidence((0.3, 0.5, 0.4, 0.6)),
         evidence(gap_one_version=1e-6, gap_after_swap=0.5),
+        evidence(ess=0.1),
+        evidence(silenced=0.9),
         stale,
     ]
     told = []

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from millrace.algorithms import TokenLogprobs
 from millrace.core.types import Batch
+from millrace.trainer.importance import importance_metrics
 from millrace.trainer.mesh import Ranks
 
 Gap = dict[int, tuple[float, float, int]]
@@ -39,6 +40,7 @@ class TokenStatistics:
         self._reference: list[torch.Tensor] = []
         self._staleness: list[NDArray[np.int64]] = []
         self._after_swap: list[NDArray[np.bool_]] = []
+        self._silenced: list[torch.Tensor] = []
 
     def add(
         self,
@@ -56,6 +58,11 @@ class TokenStatistics:
         self._staleness.append(staleness_N)
         self._after_swap.append(after_swap_N)
 
+    def silence(self, gradient_N: torch.Tensor, advantages_N: torch.Tensor) -> None:
+        """Of each optimizer step: how many tokens have an advantage, and how many of them no gradient."""
+        judged_N = advantages_N != 0
+        self._silenced.append(torch.stack([judged_N.sum(), (judged_N & (gradient_N == 0)).sum()]))
+
     def of_all(self, ranks: Ranks) -> TokenStatistics:
         """The statistics of every rank's tokens, the same on every rank. A collective call."""
         if ranks.world == 1:
@@ -68,11 +75,14 @@ class TokenStatistics:
             whole._reference += part._reference
             whole._staleness += part._staleness
             whole._after_swap += part._after_swap
+            whole._silenced += part._silenced
         return whole
 
     def metrics(self) -> dict[str, float]:
         """entropy (nats), importance_mean and importance_max (current / behavior), importance_capped
-        (fraction of tokens above the cap), and kl_reference (mean log-ratio) where there is one."""
+        (fraction of tokens above the cap), kl_reference (mean log-ratio) where there is one, silenced
+        (fraction of the tokens with an advantage that a clip or a mask left without a gradient), and those
+        of `importance_metrics`."""
         if not self._log_ratio:
             return {}
         ratio = torch.cat(self._log_ratio).exp()
@@ -85,7 +95,11 @@ class TokenStatistics:
             out["importance_capped"] = (ratio > self._cap).float().mean().item()
         if self._reference:
             out["kl_reference"] = torch.cat(self._reference).mean().item()
-        return out
+        if self._silenced:
+            judged, silenced = torch.stack(self._silenced).sum(0).tolist()
+            out["silenced"] = silenced / max(judged, 1)
+        log_ratio = torch.cat(self._log_ratio).cpu().numpy()
+        return out | importance_metrics(log_ratio, np.concatenate(self._staleness))
 
     def logprob_gap(self) -> Gap:
         """|current - behavior| in nats by staleness: (mean, max, tokens)."""

@@ -143,8 +143,8 @@ class PolicyTrainer:
                     self._forget_gradient()
                 with lost_after(len(seen)):
                     progress = len(seen) / self.settings.updates
-                    notes = statistics if len(seen) < len(prepared.rows) else None
-                    seen.append(self._accumulate(prepared, part, progress, notes))
+                    first = len(seen) < len(prepared.rows)  # time that these tokens are seen
+                    seen.append(self._accumulate(prepared, part, progress, statistics, first=first))
                     norms.append(self._finite_norm())
                 self._clip(norms[-1])
                 self._update(lr)
@@ -211,12 +211,19 @@ class PolicyTrainer:
         return values_C
 
     def _accumulate(
-        self, prepared: Prepared, part: int, progress: float, statistics: TokenStatistics | None
+        self,
+        prepared: Prepared,
+        part: int,
+        progress: float,
+        statistics: TokenStatistics | None,
+        *,
+        first: bool = True,
     ) -> Gradient:
         """`progress`: which share of the batch's optimizer steps has been made."""
         flat, rows = prepared.flat, prepared.rows[part]
         with self._serving():
-            losses = [self._backward(row, flat, progress, statistics) for row in prepared.own[part]]
+            own = prepared.own[part]
+            losses = [self._backward(row, flat, progress, statistics, first=first) for row in own]
         # A rank that stopped at its own loss would leave the others waiting.
         loss = sum(self.ranks.gather(sum(each.item() for each in losses))) / self.ranks.tensor
         if not math.isfinite(loss):
@@ -231,7 +238,7 @@ class PolicyTrainer:
         return row_logprobs(model, row, temperature=self.settings.temperature, dtype=self.settings.dtype)
 
     def _backward(
-        self, row: Row, flat: FlatBatch, progress: float, statistics: TokenStatistics | None
+        self, row: Row, flat: FlatBatch, progress: float, statistics: TokenStatistics | None, *, first: bool
     ) -> torch.Tensor:
         """Add the gradient of one row and return its share of the loss."""
 
@@ -257,10 +264,14 @@ class PolicyTrainer:
         logprobs = TokenLogprobs(
             current_N, fixed_N, behavior_N, proximal_N, reference_N, sequences, entropy_N
         )
-        objective_N = self.algorithm.objective(torch, logprobs, pick(flat.advantages_C))
+        advantages_N = pick(flat.advantages_C)
+        objective_N = self.algorithm.objective(torch, logprobs, advantages_N)
         loss = (objective_N * pick(flat.weights_C)).sum()
+        current_N.retain_grad()
         loss.backward()
-        if statistics is not None:
+        if statistics is not None and current_N.grad is not None:
+            statistics.silence(current_N.grad, advantages_N)
+        if statistics is not None and first:
             facts = flat.staleness_C[row.flat_N], flat.after_swap_C[row.flat_N]
             statistics.add(logprobs, before_N, entropy_N, *facts)
         return loss.detach()

@@ -1,0 +1,53 @@
+"""How much of a batch is left once its tokens are weighed and clipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean
+
+from millrace.observe.doctor import keys
+from millrace.observe.doctor.evidence import Evidence, Step
+from millrace.observe.doctor.finding import Finding
+
+EFFECTIVE_MIN = 0.3  # of the tokens: with less, a few of them make the step
+SILENCED_MAX = 0.6  # of the tokens with an advantage
+AGE = "ess_age_"
+
+
+def few_effective_tokens(evidence: Evidence) -> Finding | None:
+    late = evidence.steps[len(evidence.steps) // 2 :]
+    found = _mean(late, "ess")
+    if found is None or found >= EFFECTIVE_MIN:
+        return None
+    ages = sorted({int(name.removeprefix(AGE)) for s in late for name in s.metrics if name.startswith(AGE)})
+    told = [f"weighed by importance, {found:.0%} of the tokens are left (metric `ess`)"]
+    by_age = [f"{_mean(late, f'{AGE}{age}'):.0%} from {age} on" for age in ages]
+    told += [f"by staleness: {', '.join(by_age)}"] if by_age else []
+    return Finding("few-effective-tokens", tuple(told), tuple(_closer(evidence)))
+
+
+def silenced_tokens(evidence: Evidence) -> Finding | None:
+    late = evidence.steps[len(evidence.steps) // 2 :]
+    found = _mean(late, "silenced")
+    if found is None or found <= SILENCED_MAX:
+        return None
+    told = f"{found:.0%} of the tokens with an advantage have no gradient: clips or masks take them out"
+    return Finding("silenced-tokens", (told,), tuple(_louder(evidence)))
+
+
+def _closer(evidence: Evidence) -> Iterator[str]:
+    bound = keys.bound(evidence)
+    yield f"lower the bound on staleness (`{bound}`) or `optimizer.lr`" if bound else "lower `optimizer.lr`"
+    if evidence.algorithm != "function":
+        yield "leave out the tokens that are furthest away: set `algorithm.second_moment` to 0.04"
+
+
+def _louder(evidence: Evidence) -> Iterator[str]:
+    yield "make fewer steps of a batch (`batch.epochs`, `batch.minibatches`), or lower `optimizer.lr`"
+    if evidence.algorithm != "function":
+        yield "widen the bounds: `algorithm.clip_low` and `algorithm.clip_high`, or those of the correction"
+
+
+def _mean(steps: list[Step], name: str) -> float | None:
+    values = [step.metrics[name] for step in steps if name in step.metrics]
+    return fmean(values) if values else None

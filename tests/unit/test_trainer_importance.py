@@ -1,0 +1,47 @@
+"""What a step tells of how far its tokens are from the policy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from trainer_doubles import make_batch, make_trainer
+
+from millrace.config.algorithms import GRPO, IcePop
+from millrace.trainer.importance import importance_metrics
+
+
+def test_weights_that_are_equal_leave_every_token():
+    found = importance_metrics(np.zeros(5), np.array([0, 0, 1, 3, 9]))
+    assert {name for name in found if name.startswith("ess")} == {
+        *("ess", "ess_age_0", "ess_age_1", "ess_age_2", "ess_age_8"),
+    }
+    assert all(found[name] == pytest.approx(1.0) for name in found if name.startswith("ess"))
+    assert all(found[name] == 0.0 for name in found if name.startswith("kl_behavior"))
+
+
+def test_effective_tokens_and_divergence_worked_by_hand():
+    # w = 1, 1, 4 and 1 / 2: (6.5)^2 / (4 x 18.25)
+    found = importance_metrics(np.log([1.0, 1.0, 4.0, 0.5]), np.array([0, 0, 5, 7]))
+    assert found["ess"] == pytest.approx(6.5**2 / (4 * 18.25))
+    assert found["ess_age_0"] == pytest.approx(1.0)
+    assert found["ess_age_4"] == pytest.approx(4.5**2 / (2 * 16.25))
+    assert found["kl_behavior_age_4"] == pytest.approx(((3 - math.log(4)) + (math.log(2) - 0.5)) / 2)
+    assert found["importance_p99"] == pytest.approx(np.quantile([1, 1, 4, 0.5], 0.99))
+
+
+def test_a_weight_beyond_all_bounds_stays_finite():
+    found = importance_metrics(np.array([0.0, 1e4, -1e4]), np.array([0, 0, 0]))
+    assert all(math.isfinite(value) for value in found.values())
+    assert found["ess"] == pytest.approx(1 / 3, rel=1e-3)
+
+
+def test_tokens_without_a_gradient_are_told(tmp_path):
+    batch = make_batch(version=0)
+    assert make_trainer().step(batch, quarantine=tmp_path).metrics["silenced"] == 0.0
+    dropping = IcePop(correction=1.0, correction_low=0.999)
+    assert make_trainer(dropping).step(batch, quarantine=tmp_path).metrics["silenced"] > 0.9
+    tight = GRPO(clip_low=1e-4, clip_high=1e-4)
+    told = make_trainer(tight, epochs=4).step(batch, quarantine=tmp_path).metrics["silenced"]
+    assert 0.1 < told < 0.75  # of the first of four steps: none
