@@ -85,12 +85,12 @@ def test_nothing_waits_for_the_gpu_inside_a_micro_batch(dtype, gpu):
     flat = flatten(make_batch(), trainer.algorithm, max_tokens=24)
     rows = pack(flat.trees, 64)
     statistics = TokenStatistics(None)
-    trainer._backward(rows[0], flat, statistics)  # what is made once
+    trainer._backward(rows[0], flat, 0.0, statistics, first=True)  # what is made once
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for row in rows:
-            trainer._backward(row, flat, statistics)
+            trainer._backward(row, flat, 0.0, statistics, first=True)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -8,6 +8,8 @@ Shape suffixes: N = trained tokens of this rank's part of a row, S = sequences o
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -29,20 +31,29 @@ class RowSequences:
         device: torch.device,
         group: ProcessGroup | None,
     ) -> None:
-        self._ids = on(device, ids_N)
-        self._order = on(device, np.argsort(ids_N, kind="stable"))
-        self._counts = on(device, np.bincount(ids_N, minlength=len(lengths_S)))
-        self._lengths = on(device, lengths_S[ids_N])
-        self._group = group
+        self._ids_N, self._lengths_S, self._device, self._group = ids_N, lengths_S, device, group
 
     def total(self, x_N: torch.Tensor) -> torch.Tensor:
-        x_N = x_N.detach()
-        sums_S = torch.segment_reduce(x_N[self._order], "sum", lengths=self._counts, initial=0)
+        ids, order, counts, _ = self._there
+        sums_S = torch.segment_reduce(x_N.detach()[order], "sum", lengths=counts, initial=0)
         if self._group is not None:
             from torch import distributed
 
             distributed.all_reduce(sums_S, group=self._group)
-        return sums_S[self._ids]
+        return sums_S[ids]
 
     def mean(self, x_N: torch.Tensor) -> torch.Tensor:
-        return self.total(x_N) / self._lengths
+        return self.total(x_N) / self._there[3]
+
+    @cached_property
+    def _there(self) -> tuple[torch.Tensor, ...]:
+        """On the device, once something asks: the sequence of each token, tokens in order of sequences, how
+        many of them each sequence has here, and how many the sequence of each token has in all."""
+        ids = self._ids_N
+        arrays = (
+            ids,
+            np.argsort(ids, kind="stable"),
+            np.bincount(ids, minlength=len(self._lengths_S)),
+            self._lengths_S[ids],
+        )
+        return tuple(on(self._device, array) for array in arrays)
