@@ -111,6 +111,8 @@ def _name(annotation: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join('`"none"`' if arg is type(None) else _name(arg) for arg in args)
     if origin is tuple:
+        if get_origin(args[0]) is Literal:
+            return f"list of {_name(args[0])}"
         name, space, bounds = _name(args[0]).partition(" ")
         count = "list of" if len(args) != 2 or Ellipsis in args else "two"
         return f"{count} {name}s{space}{bounds}"

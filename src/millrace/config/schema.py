@@ -5,6 +5,8 @@ Alternatives are tagged unions on `kind`. `None` means off, in TOML `"none"`. De
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import model_validator
 
 from millrace.config.algorithms import GRPO, Algorithm
@@ -33,6 +35,9 @@ class Config(Section):
     """Optimizer steps."""
     seed: Seed = 0
     """Seed of everything random in the run: prompt order and sampling noise."""
+    allow: tuple[Literal["uncorrected", "cut_sampling"], ...] = ()
+    """What is otherwise refused at the start. `"uncorrected"`: tokens of older policies without a correction.
+    `"cut_sampling"`: `top_p`, `top_k` or `min_p`, which the trainer knows nothing of."""
     model: Model
     task: Task
     reward: Reward

@@ -28,6 +28,7 @@ from millrace.schedule.presets import build
 from millrace.session.compose import engine_options, place
 from millrace.session.model_files import check_model, model_problems
 from millrace.session.run_directory import RunDirectory
+from millrace.session.sound import unsound
 
 TEMPORARY_CHECKPOINTS = 1  # written beside the kept ones before the oldest goes
 TRAJECTORY_BYTES = 1000  # of the controller's memory, at least
@@ -39,7 +40,7 @@ ROUNDS_MAX = 100
 
 def preflight(config: Config, run_path: Path) -> list[str]:
     """Warnings, one sentence each. Raises: ConfigError naming everything that is missing."""
-    missing = [*model_problems(Path(config.model.path)), *_file_problems(config)]
+    missing = [*model_problems(Path(config.model.path)), *_file_problems(config), *unsound(config)]
     if missing:
         raise ConfigError("\n".join(missing))
     refuse_unable(config)

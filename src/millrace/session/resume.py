@@ -17,6 +17,7 @@ from millrace.core.errors import ConfigError
 
 FREE_ON_RESUME: dict[str, str] = {
     "steps": "how far to go",
+    "allow": "what is accepted, not what is done",
     "model.device": "where it computes",
     "model.recompute": "changes speed and memory, never a gradient",
     "trainer.*": "sums in parts: decides rounding only",

@@ -1,0 +1,52 @@
+"""Configurations that cannot be right are refused with a remedy, unless somebody means them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millrace.config.load import validate
+from millrace.config.schema import Config
+from millrace.session.sound import unsound
+
+BASE: dict[str, Any] = {
+    "model": {"path": "m"},
+    "task": {"kind": "gym", "name": "chain_sum"},
+    "reward": {"kind": "gym"},
+}
+UNCORRECTED = {"algorithm": {"kind": "grpo", "correction": None}}
+
+
+def told(**changes: Any) -> list[str]:
+    return unsound(validate(Config, BASE | changes, {}))
+
+
+def test_stale_tokens_that_nothing_corrects_are_refused() -> None:
+    (message,) = told(**UNCORRECTED, schedule={"kind": "areal", "eta": 4})
+    assert message.startswith('`algorithm.correction` ("none"): tokens are up to 4 versions old')
+    assert message.endswith('Set it to 2.0, or say that you mean it: `allow = ["uncorrected"]`')
+    assert told(**UNCORRECTED, schedule={"kind": "areal", "eta": 4}, allow=["uncorrected"]) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        UNCORRECTED | {"schedule": {"kind": "synchronous"}},
+        {"algorithm": {"kind": "aipo"}},
+        {"algorithm": {"kind": "grpo", "correction": None, "second_moment": 0.04}},
+        {"algorithm": {"kind": "function", "path": "own.py:own"}},
+        {"sampling": {"banned_token_ids": [0], "temperature": 0.7}},
+    ],
+)
+def test_what_is_right_is_not_refused(changes: dict[str, Any]) -> None:
+    assert told(**changes) == []
+
+
+@pytest.mark.parametrize(("key", "value"), [("top_p", 0.9), ("top_k", 20), ("min_p", 0.05)])
+def test_cut_sampling_is_refused_by_the_key_that_cuts(key: str, value: float) -> None:
+    (message,) = told(sampling={key: value})
+    assert message.startswith(f"`sampling.{key}` ({value})")
+    assert '`allow = ["cut_sampling"]`' in message
+    assert told(sampling={key: value}, allow=["cut_sampling"]) == []
