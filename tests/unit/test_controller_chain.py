@@ -121,3 +121,30 @@ def test_a_version_that_is_staged_with_other_weights_goes_down_the_chain_again(r
     assert relays["b"].held == (5,)
     relays.staged(5, "rounded otherwise")
     assert relays.next_fetch("b", ()) == Fetch(5, ("a:1",))
+
+
+def test_the_directory_is_asked_behind_every_relay_and_when_none_has_it() -> None:
+    def from_directory(chain: list[RelayRecord], host: str, *orphans: int) -> Fetch | None:
+        return next_fetch(chain, host, orphans, directory="s3://run", stored=(2, 4))
+
+    chain = [relay("a", 4, head=True), relay("b"), relay("c", up=False)]
+    assert from_directory(chain, "b") == Fetch(4, ("a:1", "s3://run"))
+    chain[0] = relay("a", head=True, up=False)
+    assert from_directory(chain, "b") == Fetch(4, ("s3://run",))
+    chain[1].held = (4,)
+    assert from_directory(chain, "b", 2, 3) == Fetch(2, ("s3://run",))
+    assert from_directory(chain, "a") is None
+
+
+def test_steps_that_were_undone_are_not_looked_for_in_the_directory() -> None:
+    relays = Relays(["b", "a"], heads=["a"], directory="s3://run")
+    for host in ("a", "b"):
+        relays.up(host, Endpoint("memfd", f"/{host}", 3, 8, address=f"{host}:1"))
+    for version in (4, 5):
+        relays.staged(version, f"d{version}")
+        relays.stored(version)
+    relays.staged(4, "other")
+    relays.holds("a", [4])
+    assert relays.next_fetch("b", ()) == Fetch(4, ("a:1",))
+    relays.stored(4)
+    assert relays.next_fetch("b", ()) == Fetch(4, ("a:1", "s3://run"))

@@ -1,6 +1,7 @@
 """A directory or bucket of versions: any reader finds its way, whatever is missing or damaged."""
 
 import asyncio
+import time
 import uuid
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import ConfigError, UnknownVersionError, WeightsError
+from millrace.core.types import Stored
 from millrace.weights.directory import Directory
 from millrace.weights.layout import Memory, attach
 from millrace.weights.relay import Relay
@@ -49,8 +51,8 @@ DIGESTS = [digest_buffers(buffers(tensors)) for tensors in VERSIONS]
 
 
 class Host:
-    def __init__(self, slots: int = 3) -> None:
-        self.relay = Relay("relay", slots)
+    def __init__(self, slots: int = 3, **options: str) -> None:
+        self.relay = Relay("relay", slots, **options)
         self.endpoint = asyncio.run(self.relay.open(SLOT_BYTES))
         self.memory: Memory = attach(self.endpoint, writable=True)
         self.writer, self.reader = open_writer(self.endpoint), open_reader(self.endpoint)
@@ -253,3 +255,48 @@ def test_what_the_kept_versions_are_reached_from_stays():
     assert needless(ENTRIES, 2) == [1, 2, 3]
     assert needless(ENTRIES, 3) == []
     assert needless({}, 3) == []
+
+
+def asked(relay: Relay, version: int) -> Stored:
+    """What the relay says once it has stored the version."""
+    deadline_s = time.monotonic() + 30
+    while (last := asyncio.run(relay.store(version, DIGESTS[version]))).version != version:
+        assert time.monotonic() < deadline_s, last
+        time.sleep(0.01)
+    return last
+
+
+def test_a_relay_stores_what_it_has_and_another_fetches_it_from_there(tmp_path):
+    url = f"file://{tmp_path}/run"
+    writer, cold = Host(directory=url), Host()
+    for version in (0, 1):
+        writer.publish(version)
+        stored = asked(writer.relay, version)
+        assert not stored.reason and stored.weights_bytes == sum(len(b.data) for b in buffers(VERSIONS[0]))
+        got = asyncio.run(cold.relay.fetch(version, DIGESTS[version], [url]))
+        assert (got.digest, got.source) == (DIGESTS[version], url)
+        assert cold.holds_exactly(version)
+    assert got.received_bytes * 20 < stored.weights_bytes, "only what changed was read"
+
+
+def test_a_version_that_cannot_be_stored_is_told_with_its_reason(tmp_path):
+    (tmp_path / "run").write_text("a file")
+    host = Host(directory=f"file://{tmp_path}/run")
+    host.publish(0)
+    assert "write version 0" in asked(host.relay, 0).reason
+    assert "in no slot" in asked(host.relay, 3).reason
+    with pytest.raises(WeightsError, match="no directory"):
+        asyncio.run(Host().relay.store(0, DIGESTS[0]))
+
+
+def test_a_directory_is_read_when_no_relay_answers(directory):
+    filled(directory, 2)
+    cold = Relay("cold", 3, address="127.0.0.1", secret="of the run")
+    asyncio.run(cold.open(SLOT_BYTES))
+    try:
+        got = asyncio.run(cold.fetch(2, DIGESTS[2], ["127.0.0.1:9", directory.url]))
+        assert (got.digest, got.held, got.source) == (DIGESTS[2], [2], directory.url)
+        with pytest.raises(UnknownVersionError, match=r"127\.0\.0\.1:9.*cannot be had from"):
+            asyncio.run(cold.fetch(5, DIGESTS[5], ["127.0.0.1:9", directory.url]))
+    finally:
+        cold.close()

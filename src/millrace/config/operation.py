@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 
 from millrace.config.section import SECONDS_MAX, Count, CountOrZero, Seconds, Section
 
@@ -13,6 +13,18 @@ class Weights(Section):
     slots: int | None = Field(default=None, ge=2, le=1024)
     """Most versions that the relay holds. `"none"`: the staleness bound + 3, at most 8. On a host without
     room the relay holds fewer, at least 2."""
+    directory: str | None = None
+    """Directory or bucket in which the trainer's relay stores versions, as a URL of fsspec: `file:///shared/run`,
+    `s3://bucket/run`, `gs://bucket/run`. Relays that reach no other relay read from it."""
+    anchor_every: Count = 20
+    """Versions in `directory` from one whole one to the next. Those between are stored as changes."""
+
+    @field_validator("directory")
+    @classmethod
+    def _url(cls, directory: str | None) -> str | None:
+        if directory is not None and "://" not in directory:
+            raise ValueError(f"`weights.directory` ({directory}) must be a URL, as file:///shared/run")
+        return directory
 
 
 class Supervision(Section):

@@ -2,14 +2,15 @@
 
 The heads are the relays of the trainer's hosts, into which it writes. Each of the others gets the newest
 version from the one before it, which forwards while it receives. If that one does not answer, it asks those
-before that one. A relay that is down is left out, so the chain closes around it.
+before that one. A relay that is down is left out, so the chain closes around it. Behind them all is the
+directory of weights, if the run has one: it outlives every relay.
 
 A head asks nobody: the trainer writes its current version into a new head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from millrace.core.types import Endpoint
@@ -34,26 +35,34 @@ class RelayRecord:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """What a relay is to get, and the addresses that it asks, the preferred one first."""
+    """What a relay is to get, and the addresses or directories that it asks, the preferred one first."""
 
     version: int
     sources: tuple[str, ...]
 
 
-def next_fetch(chain: Sequence[RelayRecord], host: str, orphans: Iterable[int] = ()) -> Fetch | None:
+def next_fetch(
+    chain: Sequence[RelayRecord],
+    host: str,
+    orphans: Iterable[int] = (),
+    *,
+    directory: str = "",
+    stored: Collection[int] = (),
+) -> Fetch | None:
     """What the relay of `host` gets next; None: it has everything, or nobody could give it.
 
     The newest version comes first, then those that lost trajectories (`orphans`) need to go on. `chain` has
-    the heads first.
+    the heads first. The `directory`, which has the versions `stored`, is asked when no relay can help.
     """
     up = [relay for relay in chain if relay.endpoint is not None]
     place = next((i for i, relay in enumerate(up) if relay.host == host), None)
     if place is None or up[place].head:
         return None
-    newest = max(relay.newest for relay in up)
+    newest = max(*(relay.newest for relay in up), max(stored, default=-1))
     for version in (newest, *sorted(orphans, reverse=True)):
         if version >= 0 and version not in up[place].held:
             asked = sources(up, place, version, coming=version == newest)
+            asked += (directory,) if version in stored else ()
             if asked:
                 return Fetch(version, asked)
     return None

@@ -54,7 +54,8 @@ class RunContext:
         self.patience = Patience(config.supervision.step_timeout_s)
         self.mailboxes = {spec.name: Mailbox() for spec in fleet.replicas}
         self.trainer_host = fleet.trainer.place.host
-        relays = Relays([spec.place.host for spec in fleet.relays], heads=(self.trainer_host,))
+        hosts = [spec.place.host for spec in fleet.relays]
+        relays = Relays(hosts, (self.trainer_host,), config.weights.directory or "")
         self.state = RunState(_numbers(config), fleet.hosts, relays)
         self.published: deque[Published] = deque()  # written into the head's slots, not yet staged
         self.to_relays = Pulse()  # for relays alone: `pulse` fires with every completion

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from millrace.controller.chain import Fetch
 from millrace.controller.context import RunContext
-from millrace.core.errors import DigestMismatchError, TornVersionError, UnknownVersionError, WeightsError
+from millrace.core.errors import (
+    DigestMismatchError,
+    TornVersionError,
+    UnknownVersionError,
+    WeightsError,
+    leaves,
+)
 from millrace.core.protocols import Handle
-from millrace.core.types import Staged
+from millrace.core.types import Staged, Stored
 
 TICK_S = 1.0  # between two looks of a relay that nobody woke, and between two tries to get a version
 
@@ -28,9 +35,14 @@ class RelaySession:
         run.state.relays.up(self._host, await self._call(handle, "open", await self._slot_bytes()))
         self._tell()
         try:
-            while True:
-                if not await self._serve(handle):
-                    await run.to_relays.wait(timeout_s=TICK_S)
+            async with asyncio.TaskGroup() as tasks:
+                if self._head and run.config.weights.directory is not None:
+                    tasks.create_task(self._store(handle), name=f"store {handle.name}")
+                while True:
+                    if not await self._serve(handle):
+                        await run.to_relays.wait(timeout_s=TICK_S)
+        except BaseExceptionGroup as group:
+            raise next(leaves(group)) from None
         finally:
             run.state.relays.down(self._host)
             if self._head:
@@ -67,6 +79,34 @@ class RelaySession:
         run.events.emit("staged", version=staged.version, digest=staged.digest, stage_s=staged.stage_s)
         self._tell()
 
+    async def _store(self, handle: Handle) -> None:
+        """Consumes staged versions, the newest only; waits for another one, and for the relay to have written
+        the last; ends with the session. What cannot be written is told, and the next one tried."""
+        run, told = self._run, (-1, "")
+        while True:
+            version = run.state.relays[self._host].newest
+            if version >= 0 and told != (version, digest := run.lineage.digest(version)):
+                last: Stored = await self._call(handle, "store", version, digest)
+                if told != (last.version, last.digest):
+                    told = last.version, last.digest
+                    self._tell_stored(last)
+            await run.to_relays.wait(timeout_s=TICK_S)
+
+    def _tell_stored(self, last: Stored) -> None:
+        run = self._run
+        if last.reason:
+            run.events.emit("store_missed", version=last.version, reason=last.reason)
+            return
+        run.state.relays.stored(last.version)
+        run.events.emit(
+            "stored",
+            version=last.version,
+            weights_bytes=last.weights_bytes,
+            written=last.told,
+            store_s=last.store_s,
+        )
+        run.to_relays.fire()
+
     async def _fetch(self, handle: Handle, fetch: Fetch) -> bool:
         """Whether it got it. A source that dies is the relay's to replace by the next of `fetch`."""
         run, relay = self._run, self._run.state.relays[self._host]
@@ -79,6 +119,7 @@ class RelaySession:
             raise
         except WeightsError as error:
             relay.failing = True
+            run.state.relays.stored(fetch.version, False)
             run.events.emit("fetch_missed", host=self._host, version=fetch.version, reason=str(error))
             run.pulse.fire()
             return False

@@ -11,12 +11,13 @@ from millrace.core.types import Endpoint
 class Relays(dict[str, RelayRecord]):
     """Every relay of the run by host, up or not, in the order of the chain: the heads first."""
 
-    def __init__(self, hosts: Iterable[str], heads: Collection[str]) -> None:
+    def __init__(self, hosts: Iterable[str], heads: Collection[str], directory: str = "") -> None:
         ordered = sorted(hosts, key=lambda host: host not in heads)
         super().__init__((host, RelayRecord(host, host in heads)) for host in ordered)
         self.newest = -1
         """The newest version that any host holds; -1: none."""
         self._staged: dict[int, str] = {}
+        self._directory, self._stored = directory, set[int]()
 
     def up(self, host: str, endpoint: Endpoint) -> None:
         """It is open and holds nothing yet."""
@@ -39,6 +40,7 @@ class Relays(dict[str, RelayRecord]):
             for relay in self.values():
                 if not relay.head:
                     self.holds(relay.host, [held for held in relay.held if held != version])
+        self._stored = {v for v in self._stored if v < version}  # what comes after was undone
         held = {held for relay in self.values() for held in relay.held}
         self._staged = {v: d for v, d in self._staged.items() if v in held} | {version: digest}
 
@@ -61,4 +63,10 @@ class Relays(dict[str, RelayRecord]):
         return self.newest if fetching and relay.newest < self.newest else -1
 
     def next_fetch(self, host: str, orphans: Iterable[int]) -> Fetch | None:
-        return next_fetch(list(self.values()), host, orphans)
+        """What the relay of `host` gets next; None: nothing."""
+        chain = list(self.values())
+        return next_fetch(chain, host, orphans, directory=self._directory, stored=self._stored)
+
+    def stored(self, version: int, there: bool = True) -> None:
+        """Whether the directory has it."""
+        (self._stored.add if there else self._stored.discard)(version)

@@ -31,6 +31,7 @@ from millrace.core.types import (
     StepRecord,
     StepRejected,
     StepResult,
+    Stored,
     TrainerState,
     Trajectory,
     VersionRecord,
@@ -156,8 +157,13 @@ class Relay(Protocol):
 
         It asks for what it lacks: a repeat with other sources goes on where the last one stopped. `Staged`
         names the source and what was received.
+        A source with `://` is a directory or bucket; it is read when no relay could help.
         Raises: UnknownVersionError (no source has it, or will have it), DigestMismatchError,
         WeightsError (no source answers)."""
+
+    async def store(self, version: int, digest: str) -> Stored:
+        """Write a staged version to the directory of weights, some time soon. It says at once how the last
+        one ended: ask again."""
 
 
 class Environment(Protocol):

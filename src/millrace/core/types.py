@@ -288,6 +288,17 @@ class Staged(msgspec.Struct, frozen=True):
     encodings: dict[str, int] = {}  # chunks received of each kind of delta, and raw ones
 
 
+class Stored(msgspec.Struct, frozen=True):
+    """How the last version was written to the directory of weights. -1: none was."""
+
+    version: int
+    digest: str  # as it was published
+    weights_bytes: int = 0
+    told: dict[str, int] = {}  # anchor_bytes, delta_bytes, chunks of each kind; empty: it was there
+    store_s: float = 0.0
+    reason: str = ""  # why it is not there
+
+
 class Served(msgspec.Struct, frozen=True):
     version: int
     digest: str  # of the tensors that the engine computes with

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from millrace.config.freeze import config_digest, recorded
+from millrace.config.operation import Weights
 from millrace.config.runtime import LocalHosts, RayCluster
 from millrace.config.schema import Config
 from millrace.controller.controller import Controller, ended_by
@@ -176,7 +177,7 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
         trainer=WorkerSpec(
             "trainer", "trainer", "millrace.trainer.role:TorchTrainer", trainer, placed.trainer
         ),
-        relays=tuple(relays(layout)),
+        relays=tuple(relays(layout, config.weights)),
         replicas=tuple(
             WorkerSpec(
                 "replica",
@@ -205,12 +206,14 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
     )
 
 
-def relays(layout: Layout) -> Iterator[WorkerSpec]:
+def relays(layout: Layout, weights: Weights) -> Iterator[WorkerSpec]:
     """One for each host. Several of them know each other by a secret, a new one each time."""
     several, secret = len(layout.placements) > 1, token_hex(32)
     for placed in layout.placements:
         name = f"relay-{placed.host.name}" if several else "relay"
         kwargs: dict[str, Any] = {"name": name, "slots": placed.relay_slots}
+        if weights.directory is not None:
+            kwargs |= {"directory": weights.directory, "anchor_every": weights.anchor_every}
         if several:
             kwargs |= {"address": placed.host.address, "secret": secret}
         yield WorkerSpec("relay", name, "millrace.weights.relay:Relay", kwargs, placed.relay)

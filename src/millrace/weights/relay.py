@@ -6,13 +6,25 @@ import asyncio
 import os
 import time
 
+from msgspec.structs import replace
+
 from millrace.core.digest import published_digest
-from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError, boundary
-from millrace.core.types import Endpoint, Staged
+from millrace.core.errors import (
+    ConfigError,
+    DigestMismatchError,
+    TornVersionError,
+    UnknownVersionError,
+    WeightsError,
+    boundary,
+)
+from millrace.core.types import Endpoint, Staged, Stored
+from millrace.weights.directory import Directory
 from millrace.weights.layout import Memory, create
 from millrace.weights.manifest import check_sequence, digest_slot, read_manifest
 from millrace.weights.network import Fetched, Network
+from millrace.weights.restoring import restore
 from millrace.weights.slots import confirm
+from millrace.weights.storing import Storer
 from millrace.weights.wire import DEADLINES, Deadlines
 
 
@@ -25,6 +37,7 @@ class Relay:
         address: of this host, where it listens for the relays of other hosts; empty: nowhere.
         secret: of the run, which the relays prove to each other.
         deadlines: how long it waits for other relays.
+        directory: where it stores versions, a URL; None: nowhere. Every `anchor_every`th is whole.
     """
 
     def __init__(
@@ -35,6 +48,8 @@ class Relay:
         address: str = "",
         secret: str = "",
         deadlines: Deadlines = DEADLINES,
+        directory: str | None = None,
+        anchor_every: int = 20,
     ) -> None:
         if slots < 2:
             raise ConfigError(f"`weights.slots` ({slots}) must be at least 2: one is read, one is written")
@@ -42,7 +57,9 @@ class Relay:
         if address and not secret:
             raise ConfigError(f"relay `{name}` is to listen on {address}: it needs the secret of the run")
         self._address, self._secret, self._deadlines = address, secret, deadlines
-        self._lock = asyncio.Lock()
+        self._directory, self._anchor_every = directory, anchor_every
+        self._lock, self._restoring = asyncio.Lock(), asyncio.Lock()
+        self._storer: Storer | None = None
         self._fd = -1
         self._memory: Memory | None = None
         self._network: Network | None = None
@@ -88,7 +105,8 @@ class Relay:
 
     async def fetch(self, version: int, digest: str, sources: list[str]) -> Staged:
         """Get `version`, published with `digest`, from the first of the relays at `sources` (HOST:PORT) that
-        has it or receives it, and make it readable. Other relays may have what is here of it meanwhile.
+        has it or receives it, and make it readable. Other relays may have what is here of it meanwhile. Where
+        no relay can help, it is read from those of `sources` that are directories (URLs).
 
         Idempotent: only what lacks is asked for. A later call for the same version takes over from the
         present one, which raises WeightsError. What another digest was fetched with is replaced.
@@ -103,10 +121,8 @@ class Relay:
         memory = self._opened()
         got = await asyncio.to_thread(_readable, memory, version, digest)
         if got is None:
-            if self._network is None:
-                raise WeightsError(f"relay `{self._name}` has no address, so it cannot ask {sources}")
             with boundary(f"relay `{self._name}`", f"fetching version {version}", WeightsError):
-                got = await self._network.fetch(version, digest, sources)
+                got = await self._fetched(memory, version, digest, sources)
         fetch_s = time.perf_counter() - started
         return Staged(
             version,
@@ -119,10 +135,54 @@ class Relay:
             got.encodings,
         )
 
+    async def store(self, version: int, digest: str) -> Stored:
+        """Write a readable version, published with `digest`, to the directory, in a thread of its own.
+        Returns at once, how the last one ended. Idempotent.
+
+        Raises: ConfigError: the directory cannot be used. WeightsError: this relay has none.
+        """
+        if self._storer is None:
+            if self._directory is None:
+                raise WeightsError(f"relay `{self._name}` has no directory to store versions in")
+            place = await asyncio.to_thread(Directory, self._directory)
+            self._storer = self._storer or Storer(place, self._opened(), anchor_every=self._anchor_every)
+        return self._storer.ask(version, digest)
+
     def close(self) -> None:
         """Stop to listen and to serve other hosts. Readers here read on. Idempotent."""
         if self._network is not None:
             self._network.close()
+
+    async def _fetched(self, memory: Memory, version: int, digest: str, sources: list[str]) -> Fetched:
+        relays = [source for source in sources if "://" not in source]
+        places = [source for source in sources if "://" in source]
+        failed: WeightsError | None = None
+        if relays and self._network is not None:
+            try:
+                return await self._network.fetch(version, digest, relays)
+            except DigestMismatchError:
+                raise
+            except WeightsError as error:
+                failed = error
+        elif relays:
+            failed = WeightsError(f"relay `{self._name}` has no address, so it cannot ask {relays}")
+        for place in places:
+            try:
+                return await self._restored(memory, version, digest, place)
+            except WeightsError as error:
+                failed = type(error)(f"{failed}; {error}") if failed else error
+        raise failed or WeightsError(f"version {version} cannot be fetched: no source was named")
+
+    async def _restored(self, memory: Memory, version: int, digest: str, place: str) -> Fetched:
+        async with self._restoring:
+            directory = await asyncio.to_thread(Directory, place)
+            num_bytes = await asyncio.to_thread(restore, directory, memory, version, digest)
+        if self._network is not None:
+            self._network.staged()
+        got = _readable(memory, version, digest)
+        if got is None:
+            raise TornVersionError(f"the slot of version {version} was taken when it had been read")
+        return replace(got, source=place, received_bytes=num_bytes)
 
     def _opened(self) -> Memory:
         if self._memory is None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from millrace.core import clock
 from millrace.core.errors import DigestMismatchError, UnknownVersionError, WeightsError
-from millrace.core.types import Endpoint, Staged
+from millrace.core.types import Endpoint, Staged, Stored
 from millrace.sim.costs.interface import CostModel, Costs
 from millrace.sim.roles.world import Shelf, World
 from millrace.sim.virtual.faults import pace
@@ -102,6 +102,9 @@ class SimRelay:
     def _shelf(self) -> Shelf:
         assert self._endpoint is not None, "a command before open"
         return self._world.shelf(self._endpoint.path)
+
+    async def store(self, version: int, digest: str) -> Stored:
+        return Stored(version, digest, reason="a simulated relay has no bytes to write")
 
     def reclaim(self) -> None:
         """The simulated runtime calls this when the process dies: its memory goes with it."""
