@@ -9,6 +9,7 @@ import pytest
 
 from millrace.config.schema import Config
 from millrace.config.tree import leaves
+from millrace.core.events import Event
 from millrace.core.fairness import Lengths, fairness
 from millrace.observe.doctor.batches import needless_staleness, unfair_batches
 from millrace.observe.doctor.evidence import BatchTold, Evidence, Step, SwapSeen
@@ -258,6 +259,41 @@ def test_batches_that_wait_for_a_busy_trainer_are_needlessly_old():
 )
 def test_staleness_that_speed_needs_is_no_fault(speedy):
     assert needless_staleness(of_batches([10.0, 11.0] * 32, **speedy)) is None
+
+
+def fetched(version, fetch_s, received_bytes=5_000_000):
+    told = {"source": "10.0.0.1:7", "received_bytes": received_bytes, "fetch_s": fetch_s}
+    return Event("fetched", 0.0, 0.0, {"host": "far", "version": version, "digest": "d", **told})
+
+
+def missed(version):
+    fields = {"host": "far", "version": version, "reason": "10.0.0.1:7 does not answer"}
+    return Event("fetch_missed", 0.0, 0.0, fields)
+
+
+def test_a_host_that_gets_versions_more_slowly_than_they_are_made_is_named():
+    seen = of_batches(random_means(64))
+    for version in range(8):
+        seen(fetched(version, fetch_s=30.0))
+    (finding,) = diagnose(seen)
+    assert finding.fault == "host-behind"
+    assert "host far takes 30 s" in finding.evidence[0] and "10.0.0.1:7" in finding.evidence[0]
+
+
+def test_a_host_that_gets_nothing_is_named_with_the_reason():
+    seen = of_batches(random_means(64))
+    for version in (1, 2, 2, 2):
+        seen(missed(version))
+    (finding,) = diagnose(seen)
+    assert finding.fault == "host-behind" and "does not answer" in finding.evidence[0]
+
+
+def test_a_host_that_follows_is_no_fault_even_after_a_miss():
+    seen = of_batches(random_means(64))
+    for version in range(12):
+        seen(missed(version))
+        seen(fetched(version, fetch_s=0.01))
+    assert faults(seen) == []
 
 
 def test_long_lists_are_cut():

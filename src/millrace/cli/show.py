@@ -143,11 +143,17 @@ def _run(view: dict[str, Any]) -> Group:
         _named("", head),
         _window(view["window"]),
         *([_named("What they compute in", view["computes"])] if view["computes"] else []),
+        *_hosts(view["hosts"]),
         _named("Trajectories", view["accounting"]),
         *([_table("Ended otherwise", ["state", "reason", "trajectories"], ends)] if ends else []),
         _records("Replicas, over the last steps", view["replicas"]),
         _records("Last steps", view["last_steps"]),
     )
+
+
+def _hosts(hosts: dict[str, dict[str, Any]]) -> list[Group]:
+    records = [{"host": name, **host} for name, host in hosts.items()]
+    return [_records("Other hosts: versions from relay to relay", records)] if records else []
 
 
 def _window(window: dict[str, Any]) -> Group:

@@ -37,7 +37,7 @@ class Activity:
 
 
 def row_order(row: str) -> tuple[int, int, str]:
-    """The trainer, the relay, then replicas by number."""
-    first = {"trainer": 0, "relay": 1, "controller": 2}.get(row, 3)
+    """The trainer, the relays, then replicas by number."""
+    first = {"trainer": 0, "relay": 1, "controller": 2}.get(row.partition("-")[0], 3)
     digits = row.rpartition("-")[2]
     return first, int(digits) if digits.isdigit() else 0, row

@@ -31,6 +31,7 @@ KIND_COLORS = {
     "report": WORK,
     "published": WEIGHTS,
     "staged": WEIGHTS,
+    "fetched": WEIGHTS,
     "pulled": WEIGHTS,
     "checkpoint": WEIGHTS,
     "worker_started": WAITING,
@@ -98,7 +99,7 @@ def lanes_data(spans: Iterable[Span]) -> Data:
         "row": [(s.row, _offset(s)) for s in told],
         "left": [_short(s.start, 7) for s in told],
         "right": [_short(s.end, 7) for s in told],
-        "height": [0.22 if s.kind in ("pulled", "staged", "published") else 0.6 for s in told],
+        "height": [0.22 if s.kind in ("pulled", "staged", "fetched", "published") else 0.6 for s in told],
         "color": [KIND_COLORS[s.kind] for s in told],
         "alpha": [max(0.06, s.share) for s in told],
         "label": [s.label for s in told],
@@ -217,7 +218,7 @@ def _style_legend(plot: figure, labels: list[str], *, shown: bool) -> None:
 
 
 def _offset(span: Span) -> float:
-    return -0.4 if span.kind in ("pulled", "staged", "published") else 0.0
+    return -0.4 if span.kind in ("pulled", "staged", "fetched", "published") else 0.0
 
 
 def _clipped(label: str) -> str:

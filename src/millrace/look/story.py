@@ -33,6 +33,7 @@ _TROUBLES = {
     "rewound": "went back to version {version}",
     "replay_differs": "version {version} came out different: {reason}",
     "stage_missed": "version {version} was not staged: {reason}",
+    "fetch_missed": "version {version} did not get to host {host}: {reason}",
 }
 
 

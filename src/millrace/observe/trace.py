@@ -37,6 +37,7 @@ _SPANS: dict[str, tuple[str, str, str]] = {  # kind: (row, field of the duration
     "published": ("trainer", "stall_s", "publish {version}"),
     "checkpoint": ("checkpoint", "save_s", "checkpoint {version}"),
     "staged": ("relay", "stage_s", "stage {version}"),
+    "fetched": ("relay-{host}", "fetch_s", "fetch {version}"),
     "pulled": ("{replica}", "pull_s", "pull {version}"),
     "worker_started": ("{name}", "spawn_s", "spawn"),
     "worker_recovered": ("{name}", "recovery_s", "recovery"),

@@ -8,8 +8,10 @@ from typing import Any
 
 from millrace.core import model_version
 from millrace.core.errors import MillraceError
+from millrace.core.events import Event
 from millrace.core.fairness import Figures
 from millrace.core.types import Group, Prompt, StepRecord, Trajectory
+from millrace.observe.hosts import Hosts
 from millrace.observe.jsonl import read_events
 from millrace.observe.parts import parts
 from millrace.reading.reader import LedgerReader
@@ -41,6 +43,7 @@ def run_view(reader: LedgerReader, run: RunDirectory) -> View:
         "states": state.states,
         "reasons": [[*key, num] for key, num in sorted(reader.reasons().items())],
         "replicas": _by_replica(t for trained in members.values() for t in trained),
+        "hosts": _hosts(run),
         "window": _window(run),
         "last_steps": [_step_line(record, members[record.version]) for record in last],
     }
@@ -51,6 +54,16 @@ def _computes(run: RunDirectory) -> dict[str, str]:
     if not parts(run.events):
         return {}
     return {e.fields["name"]: e.fields["computes"] for e in read_events(run.events, "computes")}
+
+
+def _hosts(run: RunDirectory) -> dict[str, View]:
+    """What each host that is not the trainer's got from the relays of others. Empty with one host."""
+    hosts, told = Hosts(), list[Event]()
+    if parts(run.events):
+        told = [event for kind in ("fetched", "fetch_missed") for event in read_events(run.events, kind)]
+    for event in sorted(told, key=lambda event: event.wall_s):
+        hosts(event)
+    return hosts.told()
 
 
 def _window(run: RunDirectory) -> dict[str, float | None]:

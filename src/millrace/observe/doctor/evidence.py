@@ -8,6 +8,7 @@ from typing import Any
 
 from millrace.core.events import Event
 from millrace.core.fairness import Lengths
+from millrace.observe.hosts import Hosts
 
 Gap = tuple[
     float, float, int
@@ -60,10 +61,12 @@ class Evidence:
     pulls: list[SwapSeen] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)  # of scored trajectories
     failures: Counter[str] = field(default_factory=Counter)  # reasons of failed rewards
+    hosts: Hosts = field(default_factory=Hosts)
     end: str = ""  # why the run ended; empty while it has not
 
     def __call__(self, event: Event) -> None:
         fields = event.fields
+        self.hosts(event)
         match event.kind:
             case "run_started":
                 self.end, self.schedule = "", fields.get("schedule", "")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from millrace.observe.doctor.batches import needless_staleness, unfair_batches
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.finding import Finding
+from millrace.observe.doctor.hosts import host_behind
 from millrace.observe.doctor.importance import few_effective_tokens, silenced_tokens
 from millrace.observe.doctor.learning import diverging_optimizer, failing_rewards, no_signal
 from millrace.observe.doctor.weights import numeric_gap, stale_cache, true_staleness, wrong_weights
@@ -29,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     silenced_tokens,
     unfair_batches,
     needless_staleness,
+    host_behind,
 )
 EXPLAINS = {
     "wrong-weights": {"numeric-gap", "true-staleness", "few-effective-tokens", "silenced-tokens"},
