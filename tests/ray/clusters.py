@@ -10,13 +10,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from millrace.runtime.ray_cluster import ENVIRONMENT
 
 RAY = (str(Path(sys.executable).parent / "ray"), "start", "--block", "--disable-usage-stats")
-END_S = 30.0
+END_S = 15.0
 FEW = ("--num-cpus=2", "--num-gpus=0", "--object-store-memory=100000000", "--include-log-monitor=false")
 """What a small node takes."""
 
@@ -47,11 +47,11 @@ def node(*options: str, command: tuple[str, ...] = RAY) -> Iterator[subprocess.P
         yield process
     finally:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):  # one that is cut off from its head does not end by itself
             process.wait(END_S)
-        finally:
-            process.kill()
-            shutil.rmtree(files, ignore_errors=True)
+        process.kill()
+        process.wait()
+        shutil.rmtree(files, ignore_errors=True)
 
 
 def wait_until_started(process: subprocess.Popen[bytes], log: Path) -> None:

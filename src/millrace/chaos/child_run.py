@@ -27,13 +27,21 @@ ROLES = ("replica", "relay", "environment", "trainer", "forkserver", "controller
 class ChildRun:
     """One run directory, and the controller that works on it at the moment.
 
-    Every process of the run carries a mark in its environment, so that none can be overlooked.
+    Every process of the run carries a mark in its environment, so that none can be overlooked. `prefix`: a
+    command that runs the controller, such as on another host.
     """
 
-    def __init__(self, config_file: Path, run_dir: Path, overrides: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        config_file: Path,
+        run_dir: Path,
+        overrides: Sequence[str] = (),
+        *,
+        prefix: Sequence[str] = (),
+    ) -> None:
         self.directory = RunDirectory(run_dir.resolve())
         sets = [word for override in overrides for word in ("--set", override)]
-        train = [sys.executable, "-m", "millrace", "train", str(config_file), *sets]
+        train = [*prefix, sys.executable, "-m", "millrace", "train", str(config_file), *sets]
         self._command = [*train, "--run-dir", str(self.directory.path)]
         self._mark = uuid.uuid4().hex
         self._log = self.directory.path.with_name(self.directory.path.name + ".log")

@@ -135,8 +135,9 @@ class Supervisor:
         self._epochs[spec.name] = handle.epoch
         fields = {"role": spec.role, "name": spec.name, "epoch": handle.epoch}
         told = {"pid": getattr(handle, "pid", None)}
-        if hasattr(handle, "pids"):
-            told["pids"] = handle.pids
+        for more in ("pids", "address"):
+            if hasattr(handle, more):
+                told[more] = getattr(handle, more)
         self._events.emit("worker_started", **fields, **told, spawn_s=clock.now() - started)
         if died_at is not None:
             self._events.emit("worker_recovered", **fields, recovery_s=clock.now() - died_at)

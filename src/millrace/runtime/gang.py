@@ -84,6 +84,12 @@ class GangHandle(Generic[M]):
         """Of every rank."""
         return [member.pid for member in self.members]
 
+    def __getattr__(self, name: str) -> Any:
+        """Of all ranks alike: on a cluster, the `address` of their node."""
+        if name == "address":
+            return getattr(self.members[0], name)
+        raise AttributeError(name)
+
     @property
     def suspended(self) -> bool:
         """Whether somebody has stopped one of its processes."""

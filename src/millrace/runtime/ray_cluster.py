@@ -51,6 +51,9 @@ ENVIRONMENT = {
 """Of every process of a cluster. Whoever starts one by `ray start` sets it there; docs/cluster.md."""
 
 
+QUIET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+"""Ray would print on our stdout what its raylets report. The supervisor tells of deaths."""
+
 _connected: dict[str, Cluster] = {}
 """Of this process, which can have one."""
 
@@ -196,7 +199,12 @@ def _import_ray() -> Any:
         import ray.util
         import ray.util.scheduling_strategies
 
-        import ray
+        with _environment(QUIET):
+            import ray.exceptions
+            import ray.util
+            import ray.util.scheduling_strategies
+
+            import ray
     except ImportError as error:
         raise WorkerError(
             '`runtime.kind` "ray" needs Ray: install `millrace[ray]`, the same version on every host'

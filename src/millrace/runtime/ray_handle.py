@@ -22,6 +22,7 @@ from millrace.runtime import process
 from millrace.runtime.ray_actor import Setup
 from millrace.runtime.ray_cluster import Cluster
 from millrace.runtime.ray_messages import Answer, Inbox, packed, unpacked
+from millrace.runtime.ray_places import Node
 from millrace.runtime.seam import CREDIT_STEP, PING, died, late, where
 
 KILL_S = 5.0
@@ -32,10 +33,11 @@ STRAY_S = 1.0
 
 
 class RayHandle:
-    """One incarnation of one worker; see `core.protocols.Handle`. `node` is the Ray node that it is on."""
+    """One incarnation of one worker; see `core.protocols.Handle`. `node` is the id of the Ray node that it
+    is on, `address` where that is."""
 
-    def __init__(self, name: str, epoch: int, cluster: Cluster, namespace: str, node: str) -> None:
-        self.name, self.epoch, self.node = name, epoch, node
+    def __init__(self, name: str, epoch: int, cluster: Cluster, namespace: str, node: Node) -> None:
+        self.name, self.epoch, self.node, self.address = name, epoch, node.node_id, node.address
         self._namespace = namespace
         self.pid: int | None = None
         self.suspended = False
@@ -313,6 +315,6 @@ def _set(future: asyncio.Future[None]) -> None:
 def _cause(told: str) -> str:
     """Ray's words, without its advice."""
     found = re.search(
-        r"The actor (?:is dead because|died because of) (.*?)(?: Some common causes|\n|$)", told
+        r"The actor (?:is dead because|died because|never ran -) (.*?)(?: Some common causes|\n|$)", told
     )
     return f"Ray: {found[1] if found else told.splitlines()[0]}"

@@ -67,7 +67,7 @@ class RayRuntime:
             raise WorkerError(f"cannot spawn {name}: the runtime is closed")
         cluster = self._connected()
         node = await self._node(cluster, place.host)
-        handle = self._new_handle(name, place.ranks, cluster, node.node_id)
+        handle = self._new_handle(name, place.ranks, cluster, node)
         given = {
             key: node.address if value == OWN_ADDRESS else value for key, value in (kwargs or {}).items()
         }
@@ -124,7 +124,7 @@ class RayRuntime:
         alive = await asyncio.to_thread(cluster.nodes)
         return self._places.node_of(cluster.here if host == THIS_HOST else host, alive)
 
-    def _new_handle(self, name: str, ranks: int, cluster: Cluster, node: str) -> RayHandle | GangHandle:
+    def _new_handle(self, name: str, ranks: int, cluster: Cluster, node: Node) -> RayHandle | GangHandle:
         if ranks < 1:
             raise WorkerError(f"cannot spawn {name} with {ranks} ranks: a worker is at least one process")
         epoch = self._epochs[file_name(name)] = self._epochs.get(file_name(name), 0) + 1
