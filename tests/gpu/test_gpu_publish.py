@@ -6,6 +6,7 @@ import asyncio
 import os
 import warnings
 
+import multilinear_jax
 import numpy as np
 import pytest
 import torch
@@ -36,6 +37,15 @@ def endpoint():
 def test_a_gpu_digests_as_the_relay_does(count, gpu):
     data = np.random.default_rng(count).integers(0, 256, count, dtype=np.uint8)
     assert tensor_digests([torch.from_numpy(data).to(gpu)]) == [tensor_digest(data, MULTILINEAR)]
+
+
+def test_jax_digests_there_alike(gpu, monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # it would take three quarters of the GPU
+    jax = pytest.importorskip("jax")
+    if jax.default_backend() != "gpu":
+        pytest.skip("JAX sees no GPU here")
+    data = np.random.default_rng(0).integers(0, 256, 9 * BLOCK_BYTES + 5, dtype=np.uint8)
+    assert multilinear_jax.digest(jax, data) == tensor_digest(data, MULTILINEAR)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -101,6 +111,10 @@ def test_a_version_goes_from_gpu_to_gpu(gpu, monkeypatch):
     digest = writer.end(filling, buffers.manifest, buffers.pieces())
     staged = asyncio.run(relay.stage(1, digest))
     assert staged.digest == digest == buffers.digest() and kind_of(digest) == MULTILINEAR
+    with reader.view(1) as (_, held):
+        for tensor in held:
+            there = torch.from_numpy(tensor.data.copy()).view(torch.bfloat16).view(tensor.shape)
+            assert torch.equal(there, weights[tensor.name].cpu().bfloat16()), tensor.name
     options = {"device": gpu.type, "dtype": "bfloat16", "slots": 4}
     engine = make_engine(make_model("qwen3 tied", 2).bfloat16(), **options)
     read_back: list[TorchEngine] = []

@@ -13,50 +13,39 @@ from millrace.core.multilinear import BLOCK_BYTES, KEYS, WORDS, block_sums, fini
 
 Tensor = torch.Tensor
 
-BAND = 1 << 13  # blocks at a time, 64 MiB: twice that is taken for products
+BAND = 1 << 11  # blocks at a time, 16 MiB: three times that is taken for products
 
 
-class DeviceDigests:
-    """Takes tensors, one after the other, and reads all their digests at once: so the device is waited for
-    once. Between `take` and `read` nothing of a tensor is needed but what was taken."""
-
-    def __init__(self) -> None:
-        self._sums: list[Tensor] = []
-        self._num_bytes: list[int] = []
-
-    @torch.no_grad()
-    def take(self, tensor: Tensor) -> None:
-        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        if flat.storage_offset() % 8 or flat.data_ptr() % 8:
-            flat = flat.clone()
-        whole = len(flat) - len(flat) % BLOCK_BYTES
-        bands = list(flat[:whole].split(BAND * BLOCK_BYTES)) if whole else []
-        if whole < len(flat):
-            last = torch.zeros(BLOCK_BYTES, dtype=torch.uint8, device=flat.device)
-            last[: len(flat) - whole] = flat[whole:]
-            bands.append(last)
-        keys = _keys(flat.device)
-        sums = [torch.stack(block_sums(b.view(torch.int64).view(-1, WORDS), keys), dim=1) for b in bands]
-        self._sums.append(torch.cat([torch.empty((0, 2), dtype=torch.int64, device=flat.device), *sums]))
-        self._num_bytes.append(len(flat))
-
-    def read(self) -> list[str]:
-        """In the order of taking; of the kind MULTILINEAR."""
-        if not self._sums:
-            return []
-        blocks = np.cumsum([len(sums) for sums in self._sums])[:-1]
-        each = np.split(torch.cat(self._sums).cpu().numpy(), blocks)
-        return [
-            MULTILINEAR + finished(sums, num_bytes)
-            for sums, num_bytes in zip(each, self._num_bytes, strict=True)
-        ]
-
-
-def tensor_digests(tensors: Iterable[Tensor]) -> list[str]:
-    digests = DeviceDigests()
+def tensor_digests(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> list[str]:
+    """Of each tensor, as it is in `dtype` if given; of the kind MULTILINEAR. All are read at once: the device
+    is waited for once."""
+    sums, sizes = list[Tensor](), list[int]()
     for tensor in tensors:
-        digests.take(tensor)
-    return digests.read()
+        sums.append(_sums(tensor.detach(), dtype or tensor.dtype))
+        sizes.append(tensor.numel() * (dtype or tensor.dtype).itemsize)
+    if not sums:
+        return []
+    each = np.split(torch.cat(sums).cpu().numpy(), np.cumsum([len(one) for one in sums])[:-1])
+    return [MULTILINEAR + finished(one, size) for one, size in zip(each, sizes, strict=True)]
+
+
+@torch.no_grad()
+def _sums(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """(blocks, 2)"""
+    keys, flat = _keys(tensor.device), tensor.contiguous().view(-1)
+    bands = flat.split(BAND * BLOCK_BYTES // dtype.itemsize) if len(flat) else ()
+    found = [torch.stack(block_sums(_words(band.to(dtype)), keys), dim=1) for band in bands]
+    return torch.cat([torch.empty((0, 2), dtype=torch.int64, device=tensor.device), *found])
+
+
+def _words(band: Tensor) -> Tensor:
+    """(blocks, WORDS) int64: its bytes, filled up with zeros."""
+    data = band.view(torch.uint8)
+    if missing := -len(data) % BLOCK_BYTES:
+        data = torch.nn.functional.pad(data, (0, missing))
+    elif data.storage_offset() % 8 or data.data_ptr() % 8:
+        data = data.clone()
+    return data.view(torch.int64).view(-1, WORDS)
 
 
 @lru_cache

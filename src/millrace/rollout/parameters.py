@@ -86,7 +86,7 @@ class Parameters:
         if kind != MULTILINEAR or not has_own_memory(self._device):
             return digest_buffers(self.buffers(dtype), kind)
         wanted = dtype or self._dtype
-        digests = tensor_digests(tensor.to(wanted) for tensor in self.named.values())
+        digests = tensor_digests(self.named.values(), wanted)
         told = str(wanted).removeprefix("torch.")
         entries = zip(self.named.items(), digests, strict=True)
         return version_digest(((n, told, tuple(t.shape), digest) for (n, t), digest in entries), kind)

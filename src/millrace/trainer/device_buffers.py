@@ -3,7 +3,7 @@ are. Nothing of them is held on the host."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from millrace.trainer.parts import parts
 class DeviceBuffers:
     """This rank's parts of the weights, as bytes in the published dtype, where they are trained.
 
-    A part in another dtype is rounded when its turn comes: the device needs room for one such part at a time.
+    A part in another dtype is rounded when its turn comes: a copy needs room for one such part at a time.
 
     Attributes:
         manifest  where the whole weights lie in a slot
@@ -52,22 +52,20 @@ class DeviceBuffers:
     def copy(self, writer: WeightsWriter, filling: Filling) -> None:
         """The current weights, into the slot of `filling`. All are there at the end."""
         writer.pin(pinned)
-        copied_from(self._device, self._rounded(), writer.places(filling, self.manifest, self._blocks))
+        rounded = (part.block.to(self._dtype) for part in self._parts)
+        copied_from(self._device, rounded, writer.places(filling, self.manifest, self._blocks))
 
     def pieces(self, after: Any = None) -> list[NamedPiece]:
         """What was copied, with digests taken of the weights themselves, beside what the device computes
         `after` that mark."""
         with aside(self._device, after):
-            digests = tensor_digests(self._rounded())
+            digests = tensor_digests((part.block for part in self._parts), self._dtype)
         return [
             (block.name, Piece(part.start, block.shape, digest))
             for part, block, digest in zip(self._parts, self._blocks, digests, strict=True)
         ]
 
     def digest(self) -> str:
-        """Of this rank's parts."""
-        named = zip(self._blocks, self.pieces(mark(self._device)), strict=True)
-        return version_digest(((b.name, b.dtype, b.shape, one.digest) for b, (_, one) in named), MULTILINEAR)
-
-    def _rounded(self) -> Iterator[torch.Tensor]:
-        return (part.block.to(self._dtype) for part in self._parts)
+        """Of this rank's parts of the current weights."""
+        pieces, told = self.pieces(mark(self._device)), str(self._dtype).removeprefix("torch.")
+        return version_digest(((name, told, p.shape, p.digest) for name, p in pieces), MULTILINEAR)
