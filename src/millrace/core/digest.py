@@ -29,12 +29,13 @@ XXH3, MULTILINEAR = "", "ml-"
 BAND_BYTES = 1 << 18  # of a block that is not contiguous: they stay in the cache
 
 
-class Piece(msgspec.Struct, frozen=True):
+class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
     """A block of a tensor, as one process published it."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
     digest: str  # of its bytes, row-major
+    absent: bool = False  # from this slot, so far: a process on another host wrote it
 
 
 NamedPiece = tuple[str, Piece]  # with the tensor's name

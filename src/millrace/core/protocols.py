@@ -208,8 +208,15 @@ class WeightsWriter(Protocol):
     ) -> list[Any]:
         """In place of `fill`, for who copies and digests by itself: the bytes in the slot for each block."""
 
-    def end(self, filling: Filling, manifest: Sequence[TensorSpec], written: Iterable[NamedPiece]) -> str:
+    def end(
+        self,
+        filling: Filling,
+        manifest: Sequence[TensorSpec],
+        written: Iterable[NamedPiece],
+        elsewhere: Iterable[NamedPiece] = (),
+    ) -> str:
         """By the process that began, once all have filled: the digest of the version, made of its pieces.
+        `elsewhere`: those that were written into the slots of other hosts, from where the relay gets them.
 
         Raises: WeightsError: the pieces are not exactly the tensors, or another trainer took the slot."""
 

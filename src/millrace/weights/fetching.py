@@ -49,8 +49,9 @@ class Order(msgspec.Struct, frozen=True):
     deadlines: Deadlines
 
 
-async def fetch(order: Order, sources: Sequence[str]) -> tuple[Holding, str]:
-    """The version, with every piece checked, from the first of `sources` that has it, and from which.
+async def fetch(order: Order, sources: Sequence[str], ours: Holding | None) -> tuple[Holding, str]:
+    """The version, with every piece checked, from the first of `sources` that has it, and from which. `ours`:
+    what is here of it; where that is all, no source is asked.
 
     Where one fails, the next is asked for what still lacks. What is here stays here when all fail.
 
@@ -60,6 +61,10 @@ async def fetch(order: Order, sources: Sequence[str]) -> tuple[Holding, str]:
         TornVersionError: its slot here was taken for another version.
         WeightsError: no source answers. All name every source, and what it said.
     """
+    if ours is not None and ours.here.all():
+        for piece in ours.unchecked():
+            await ours.check_piece(piece)
+        return ours, ""
     failures: list[WeightsError] = []
     for address in sources:
         try:
@@ -144,9 +149,9 @@ async def _receive_chunk(link: Link, holding: Holding, base: Holding | None, chu
     delta = chunk.encoding == DELTA and HEAD.size <= chunk.num_bytes <= place.size + HEAD.size
     if not raw and (base is None or not delta):
         raise _astray(link, chunk)
-    if not holding.intact:
-        raise _SlotTaken(f"the slot of version {holding.version} was taken while it arrived")
-    target = place if place.flags.c_contiguous else np.empty(place.shape, np.uint8)
+    _hold(holding)
+    straight = place.flags.c_contiguous and not holding.writers
+    target = place if straight else np.empty(place.shape, np.uint8)
     arrived = target if raw else np.empty(chunk.num_bytes, np.uint8)
     await link.receive_into(as_bytes(arrived))
     holding.received_bytes += chunk.num_bytes
@@ -159,6 +164,7 @@ async def _receive_chunk(link: Link, holding: Holding, base: Holding | None, chu
             if not raw and base is not None:
                 apply(arrived, np.ascontiguousarray(base.chunks[chunk.index]), target)
             if target is not place:
+                _hold(holding)
                 place[...] = target
             return digest if raw else None
         case Seal():
@@ -168,6 +174,11 @@ async def _receive_chunk(link: Link, holding: Holding, base: Holding | None, chu
             )
         case other:
             raise _astray(link, other)
+
+
+def _hold(holding: Holding) -> None:
+    if not holding.intact:
+        raise _SlotTaken(f"the slot of version {holding.version} was taken while it arrived")
 
 
 def _astray(link: Link, message: object) -> WeightsError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from millrace.core.pulse import Pulse
 from millrace.weights.delta import WIDTHS
 from millrace.weights.layout import Bytes, Memory
 from millrace.weights.manifest import check_sequence, in_order, placed, read_manifest
-from millrace.weights.slots import check_room, confirm, fill_in, take_slot
+from millrace.weights.slots import check_room, complete_manifest, confirm, fill_in, take_slot
 
 CHUNKS = 256
 CHUNK_STEP_BYTES, CHUNK_BYTES_MAX = 64 << 10, 4 << 20
@@ -74,6 +74,11 @@ class Holding:
         self.news = Pulse()
 
     @property
+    def writers(self) -> bool:
+        """Whether processes of the trainer wrote what is here, and may take the slot again at any time."""
+        return self.sequence % 2 == 0
+
+    @property
     def intact(self) -> bool:
         """Whether the slot still holds this."""
         return self.memory.sequence(self.slot) == self.sequence
@@ -81,6 +86,11 @@ class Holding:
     def check(self) -> None:
         """Raise TornVersionError unless `intact`."""
         check_sequence(self.memory, self.slot, self.sequence)
+
+    def mark_here(self, absent: Collection[tuple[str, tuple[int, ...]]]) -> None:
+        """All pieces but these (tensor, start)."""
+        for (tensor, piece), span in zip(self._pieces, self._spans, strict=True):
+            self.here[span] = (self.manifest[tensor].name, piece.start) not in absent
 
     def arrived(self, index: int, seal: int | None) -> int | None:
         """This chunk is here. Returns its piece, if that is whole with it."""
@@ -124,9 +134,13 @@ class Holding:
         digests = zip(self.manifest, self._tensors, strict=True)
         entries = ((spec.name, spec.dtype, spec.shape, digest) for spec, digest in digests)
         whole = version_digest(entries, self._kind)
+        encoded = msgspec.msgpack.encode(self.manifest)
         self.check()
-        fill_in(self.memory, self.slot, self.version, msgspec.msgpack.encode(self.manifest))
-        self.sequence += 1
+        if self.writers:
+            complete_manifest(self.memory, self.slot, encoded)
+        else:
+            fill_in(self.memory, self.slot, self.version, encoded)
+            self.sequence += 1
         confirm(self.memory, self.slot, self.sequence, whole)
         return whole
 
@@ -166,11 +180,15 @@ def _layout(manifest: Sequence[TensorSpec]) -> list[tuple[object, ...]]:
     ]
 
 
-def staged(memory: Memory, slot: int, sequence: int) -> Holding:
-    """What is readable in a slot. Raises TornVersionError, WeightsError (its manifest is damaged)."""
-    manifest = in_order(read_manifest(memory, slot, sequence))
-    holding = Holding(memory, (slot, sequence), memory.version(slot), manifest)
-    holding.here[:] = True
+def written(memory: Memory, slot: int, sequence: int) -> Holding:
+    """What processes of the trainer, or this relay, wrote into a slot: all of it, or the pieces of this host.
+
+    Raises: TornVersionError, WeightsError (its manifest is damaged).
+    """
+    manifest = read_manifest(memory, slot, sequence)
+    absent = {(spec.name, piece.start) for spec in manifest for piece in spec.pieces if piece.absent}
+    holding = Holding(memory, (slot, sequence), memory.version(slot), in_order(manifest))
+    holding.mark_here(absent)
     return holding
 
 

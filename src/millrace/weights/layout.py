@@ -7,7 +7,7 @@
 A record has two halves in cache lines of their own, so that no field has two writers:
 
     writer's half    sequence, version, manifest bytes       (the trainer's first process)
-    relay's half     staged sequence, digest                 (the relay)
+    relay's half     staged sequence, digest, pinned         (the relay)
 
 **Seqlock.** `sequence` is odd while a slot is being written and grows with every write, so it names one
 filling of the slot. The relay confirms a filling by storing the sequence that it digested: a slot is
@@ -39,7 +39,7 @@ from millrace.core.errors import UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint
 
 MAGIC = b"MLLRACEW"
-FORMAT = 3
+FORMAT = 4
 PAGE = mmap.PAGESIZE
 MANIFEST_BYTES = 4 << 20  # address space only: pages of it that no manifest reaches are never allocated
 TOUCH_BYTES = 64 << 20
@@ -47,9 +47,9 @@ TOUCH_BYTES = 64 << 20
 HEADER = np.dtype([("magic", "S8"), ("format", "<u8"), ("slots", "<u8"), ("slot_bytes", "<u8")])
 RECORD = np.dtype(
     {
-        "names": ["sequence", "version", "manifest_bytes", "staged", "digest"],
-        "formats": ["<u8", "<i8", "<u8", "<u8", "S48"],
-        "offsets": [0, 8, 16, 64, 72],
+        "names": ["sequence", "version", "manifest_bytes", "staged", "digest", "pinned"],
+        "formats": ["<u8", "<i8", "<u8", "<u8", "S48", "<u8"],
+        "offsets": [0, 8, 16, 64, 72, 120],
         "itemsize": 128,
     }
 )
@@ -95,6 +95,10 @@ class Memory:
     def complete(self, slot: int) -> bool:
         """Whether the slot holds a staged version."""
         return self.written(slot) and int(self.records["staged"][slot]) == self.sequence(slot)
+
+    def pinned(self, slot: int) -> bool:
+        """Whether the relay is completing what the slot holds: better another one is written."""
+        return int(self.records["pinned"][slot]) == self.sequence(slot) > 0
 
     def held(self) -> list[int]:
         """Staged versions, oldest first."""

@@ -105,10 +105,14 @@ def decode_manifest(encoded: bytes, slot_bytes: int, where: str) -> list[TensorS
 
 
 def in_order(manifest: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """The same tensors one after the other, with their pieces in order: alike for all that hold a version."""
+    """The same tensors one after the other, with their pieces in order, wherever these are: alike for all
+    that hold a version."""
     laid = lay_out((spec.name, spec.dtype, spec.shape, spec.num_bytes) for spec in manifest)
     return [
-        replace(spec, pieces=tuple(sorted(old.pieces, key=lambda piece: piece.start)))
+        replace(
+            spec,
+            pieces=tuple(replace(p, absent=False) for p in sorted(old.pieces, key=lambda piece: piece.start)),
+        )
         for spec, old in zip(laid, manifest, strict=True)
     ]
 

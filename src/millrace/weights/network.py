@@ -7,21 +7,24 @@ and a role that is busy is not silent.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager
 
 import msgspec
 
 from millrace.core.errors import WeightsError
 from millrace.weights.fetching import Order, fetch
+from millrace.weights.holding import Holding
 from millrace.weights.layout import Memory
 from millrace.weights.sending import answer
 from millrace.weights.versions import Versions
 from millrace.weights.wire import Ask, Deadlines, accepted, listening
 
+LOG = logging.getLogger(__name__)
 LINKS_MAX = 64
 """Served at the same time; who comes later waits until one ends."""
 
@@ -117,10 +120,14 @@ class Network:
                 await asyncio.sleep(self._deadlines.heartbeat_s)
 
     async def _serve(self, connection: socket.socket, peer: str) -> None:
-        """One request. Whatever goes wrong, who asked has heard of it or is gone."""
-        with suppress(WeightsError):
+        """One request. Whatever goes wrong, who asked has heard of it, or sees the connection end."""
+        try:
             async with accepted(connection, peer, self._secret, self._deadlines) as link:
                 await answer(link, self._versions, self._deadlines, self._rates)
+        except WeightsError as error:
+            LOG.warning("relay `%s`: %s", self._name, error)
+        except Exception:
+            LOG.exception("relay `%s`: serving %s", self._name, peer)
 
     def _start(self, key: tuple[int, str], sources: Sequence[str], future: Future[Fetched]) -> None:
         if key in self._fetches:
@@ -157,15 +164,32 @@ class Network:
             self._secret,
             self._deadlines,
         )
+        ours = versions.find(version, digest)
         try:
-            holding, source = await fetch(order, sources)
+            with _pinned(ours):
+                holding, source = await fetch(order, sources, ours)
+                whole = holding.finish()
         except BaseException:
-            versions.ended("no source of it is left")
+            versions.ended(version, digest, "no source of it is left")
             raise
         return Fetched(
-            holding.finish(),
+            whole,
             source,
             holding.received_bytes,
             holding.decoded_bytes,
             dict(holding.encodings),
         )
+
+
+@contextmanager
+def _pinned(holding: Holding | None) -> Iterator[None]:
+    """What ranks of this host wrote is completed before they take its slot again, if there is another."""
+    if holding is None or not holding.writers:
+        yield
+        return
+    pinned = holding.memory.records["pinned"]
+    pinned[holding.slot] = holding.sequence
+    try:
+        yield
+    finally:
+        pinned[holding.slot] = 0

@@ -209,6 +209,11 @@ class Relay:
     def _stage(self, memory: Memory, version: int, digest: str) -> str:
         slot, sequence = self._find(memory, version)
         manifest = read_manifest(memory, slot, sequence)
+        if absent := sum(piece.absent for spec in manifest for piece in spec.pieces):
+            raise UnknownVersionError(
+                f"of weights version {version}, {absent} pieces were written on other hosts: relay "
+                f"`{self._name}` must fetch these"
+            )
         if memory.complete(slot):
             read, found = memory.digest(slot), published_digest(manifest)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -116,14 +117,21 @@ class RingWriter:
         self._hold(filling)
         return [pieces[index] for index in range(len(blocks))]
 
-    def end(self, filling: Filling, manifest: Sequence[TensorSpec], written: Iterable[NamedPiece]) -> str:
-        """The version is whole: `written` are the pieces of all processes.
+    def end(
+        self,
+        filling: Filling,
+        manifest: Sequence[TensorSpec],
+        written: Iterable[NamedPiece],
+        elsewhere: Iterable[NamedPiece] = (),
+    ) -> str:
+        """The version is whole: `written` are the pieces of all processes that fill this slot, `elsewhere`
+        those of processes on other hosts, which fill the slots of their own. The relay gets these from there.
 
-        Returns: the version digest of these pieces.
+        Returns: the version digest of all pieces.
         Raises: WeightsError: they are not exactly the tensors of `manifest`. TornVersionError: as `fill`.
         """
         pieces = dict[str, list[Piece]]()
-        for name, piece in written:
+        for name, piece in chain(written, ((n, replace(p, absent=True)) for n, p in elsewhere)):
             pieces.setdefault(name, []).append(piece)
         whole = [replace(spec, pieces=tuple(pieces.get(spec.name, ()))) for spec in manifest]
         if faults := [f"`{spec.name}` {list(spec.shape)}" for spec in whole if not exact(spec)]:

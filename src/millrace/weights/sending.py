@@ -33,6 +33,7 @@ from millrace.weights.wire import (
 
 DELTA = "delta"
 SAMPLE = 256
+LOOK_S = 0.05  # what ranks of this host write wakes nobody
 ENCODED_MAX = 2  # chunks that wait to be sent, while the next one is encoded
 TELLING_BYTES = 1 << 20  # sent raw: from so many on, it is seen what the link carries
 
@@ -91,8 +92,9 @@ async def _awaited(shelf: Shelf, ask: Ask, begin_s: float) -> Holding | None:
     deadline_s = asyncio.get_running_loop().time() + begin_s
     while (holding := shelf.find(ask.version, ask.digest)) is None:
         left_s = deadline_s - asyncio.get_running_loop().time()
-        if left_s <= 0 or not await shelf.news.wait(left_s):
-            return shelf.find(ask.version, ask.digest)
+        if left_s <= 0:
+            return None
+        await shelf.news.wait(min(left_s, LOOK_S))
     return holding
 
 

@@ -29,6 +29,12 @@ def fill_in(memory: Memory, slot: int, version: int, encoded: bytes) -> None:
     memory.records["sequence"][slot] += 1
 
 
+def complete_manifest(memory: Memory, slot: int, encoded: bytes) -> None:
+    """What other hosts wrote of a version is here too: the relay says so, in a slot that nobody reads yet."""
+    memory.manifests[slot][: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    memory.records["manifest_bytes"][slot] = len(encoded)
+
+
 def confirm(memory: Memory, slot: int, sequence: int, digest: str) -> None:
     """Make a filling readable. Only the relay, once it has digested it."""
     memory.records["digest"][slot] = digest.encode()
@@ -51,12 +57,13 @@ def check_room(memory: Memory, version: int, data_bytes: int, manifest_bytes: in
 
 def _choose(memory: Memory, version: int) -> int:
     """The slot that holds this version already, else an unused one, else the oldest that is not the newest
-    staged version."""
+    staged version, nor one that the relay is completing."""
     newest = max(memory.held(), default=-1)
 
-    def rank(slot: int) -> tuple[bool, bool, bool, int]:
+    def rank(slot: int) -> tuple[bool, bool, bool, bool, int]:
         used, held = memory.written(slot), memory.version(slot)
-        return (not used or held != version, used, memory.complete(slot) and held == newest, held)
+        served = memory.complete(slot) and held == newest
+        return (not used or held != version, used, served, memory.pinned(slot), held)
 
     return min(range(memory.slots), key=rank)
 
