@@ -157,7 +157,7 @@ class Relay:
         relays = [source for source in sources if "://" not in source]
         places = [source for source in sources if "://" in source]
         failed: WeightsError | None = None
-        if relays and self._network is not None:
+        if self._network is not None and (relays or not places):  # ranks of this host may have all of it
             try:
                 return await self._network.fetch(version, digest, relays)
             except DigestMismatchError:
