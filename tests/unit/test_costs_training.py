@@ -22,6 +22,14 @@ def test_a_step_of_one_device_is_its_work_over_achieved_peak():
     assert trainer.step_s([length] * 64) == pytest.approx(expected)
 
 
+def test_going_through_a_batch_again_costs_as_much_again_but_for_the_log_prob_pass():
+    once = Training(SEVEN, H800, 8, updates=4, log_prob_pass=True)
+    again = Training(SEVEN, H800, 8, updates=4, log_prob_pass=True, epochs=3)
+    lengths = [4000] * 64
+    first = once.log_prob_s(lengths)
+    assert again.step_s(lengths) - first == pytest.approx(3 * (once.step_s(lengths) - first))
+
+
 def test_recomputation_adds_a_forward_pass_and_so_does_a_log_prob_pass():
     plain = Training(SEVEN, H800, 8, recompute=False)
     again = Training(SEVEN, H800, 8, recompute=True)

@@ -86,7 +86,9 @@ def cluster_of(config: SimulatedConfig) -> Cluster:
         model_parallel=section.model_parallel,
         mfu=section.mfu,
         recompute=section.recompute,
-        log_prob_pass=section.log_prob_pass,
+        log_prob_pass=section.log_prob_pass or config.batch.minibatches * config.batch.epochs > 1,
+        updates=config.batch.minibatches,
+        epochs=config.batch.epochs,
     )
     generation = Generation(model, replica_device, section.tensor_parallel, section.dtype)
     return Cluster(generation, training, section.replicas, section.transport, score_s=section.reward_s)

@@ -53,6 +53,7 @@ class Training:
     recompute: bool = True
     log_prob_pass: bool = False
     updates: int = 1  # optimizer steps that a batch is split into
+    epochs: int = 1  # how often it is gone through
 
     @property
     def ranks(self) -> int:
@@ -65,7 +66,8 @@ class Training:
         work = [self.sequence_flops(length) for length in lengths]
         update_s = self.heaviest(work) / (self._rank_flops * self.mfu)
         update_s = max(update_s, self.traffic_s() * self.updates)
-        return update_s + self.optimizer_s() * self.updates + self.log_prob_s(lengths)
+        once_s = update_s + self.optimizer_s() * self.updates
+        return once_s * self.epochs + self.log_prob_s(lengths)
 
     def log_prob_s(self, lengths: Sequence[int]) -> float:
         """The forward pass over the batch for log-probs; 0 where there is none."""
