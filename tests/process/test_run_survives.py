@@ -67,6 +67,16 @@ def test_a_killed_worker_changes_nothing_about_the_result(role, when, start, und
     assert weights(run) == weights(undisturbed)
 
 
+def test_a_killed_trainer_repeats_all_optimizer_steps_of_a_batch(start, tmp_path):
+    several = "batch.minibatches=2", "batch.epochs=2", "algorithm.kind=gspo"
+    undisturbed = train(start, tmp_path / "undisturbed", *several)
+    killer = Killer("trainer", _second_step)
+    run = train(start, tmp_path / "run", *several, sinks=(killer,))
+    assert [e.fields["name"] for e in events(run, "worker_died")] == [killer.killed]
+    assert weights(run) == weights(undisturbed)
+    assert {e.fields["metrics"]["updates"] for e in events(run, "step")} == {4.0}
+
+
 def test_a_run_tells_what_its_workers_compute_in(undisturbed):
     told = {e.fields["name"]: e.fields["computes"] for e in events(undisturbed, "computes")}
     assert told.pop("trainer") == "float32"

@@ -9,7 +9,14 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from trainer_doubles import make_batch, make_trainer, sequence_logprobs, tiny_model, weights_of
+from trainer_doubles import (
+    make_batch,
+    make_trainer,
+    save_checkpoint,
+    sequence_logprobs,
+    tiny_model,
+    weights_of,
+)
 
 from millrace.algorithms import build
 from millrace.algorithms.proximal import interpolated
@@ -17,6 +24,7 @@ from millrace.config.algorithms import GRPO
 from millrace.config.training import Optimizer
 from millrace.core.errors import TrainingError, WeightsError
 from millrace.core.types import Batch
+from millrace.trainer.checkpoint import load_checkpoint
 from millrace.trainer.flat_batch import flatten
 
 LR = Optimizer(lr=3e-3, grad_clip=None, eps=1e-5)  # so large an eps that rounding is not divided by itself
@@ -164,3 +172,19 @@ def test_an_interpolated_anchor_needs_no_pass_and_makes_other_steps(tmp_path):
     trainer._logprobs = None
     trainer.step(make_batch(groups=4), quarantine=tmp_path)
     assert apart(weights_of(trainer), stepped(tmp_path, epochs=2)[0]) > 1e-5
+
+
+def test_a_batch_that_was_cut_off_in_the_middle_is_repeated_from_the_same_weights(tmp_path):
+    several = {"minibatches": 2, "epochs": 2, "optimizer": LR}
+    whole, cut = make_trainer(**several), make_trainer(**several)
+    whole.step(make_batch(0), quarantine=tmp_path)
+    saved = save_checkpoint(whole, tmp_path)
+    whole.step(make_batch(1), quarantine=tmp_path)
+    load_checkpoint(failing(cut, 2), saved)
+    with pytest.raises(WeightsError):
+        cut.step(make_batch(1), quarantine=tmp_path)
+    again = make_trainer(**several)
+    load_checkpoint(again, saved)
+    again.step(make_batch(1), quarantine=tmp_path)
+    assert apart(weights_of(cut), weights_of(again)) > 0
+    assert apart(weights_of(whole), weights_of(again)) == 0.0
