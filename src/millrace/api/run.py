@@ -24,6 +24,7 @@ from millrace.observe.terminal import Terminal
 from millrace.reading.reader import LedgerReader
 from millrace.session import run_directory
 from millrace.session.resume import check_resume
+from millrace.session.scaling import TIMEOUT_S, scale
 from millrace.session.views import is_finished, tokenizer_of, trajectory_record
 
 
@@ -143,6 +144,20 @@ class Run:
         if self._asked is not None:
             self._asked.stop()
             self._finish()
+        return self
+
+    def scale(self, replicas: int, *, timeout_s: float = TIMEOUT_S, show: bool = True) -> Run:
+        """Let replicas join or leave while it trains, and wait until they have.
+
+        Args:
+            replicas: how many there shall be. 0: the run waits until it has one again.
+            timeout_s: how long to wait.
+            show: print how far it is.
+        Raises:
+            WorkerError: it is not running, has no room for them, or could not start them.
+            DeadlineExceeded: it takes longer, and goes on.
+        """
+        scale(self._directory, replicas, timeout_s=timeout_s, tell=say if show else lambda line: None)
         return self
 
     def resume(

@@ -22,6 +22,7 @@ from millrace.cli import (
     plan,
     quickstart,
     report,
+    scale,
     sft,
     show,
     simulate,
@@ -49,6 +50,7 @@ app.command("sft")(sft.command)
 app.command("eval")(evaluate.command)
 app.command("export")(export.command)
 app.command("show")(show.command)
+app.command("scale")(scale.command)
 app.command("doctor")(doctor.command)
 app.command("ui")(ui.command)
 app.command("report")(report.command)

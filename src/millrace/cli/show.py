@@ -147,6 +147,7 @@ def _run(view: dict[str, Any]) -> Group:
         _named("Trajectories", view["accounting"]),
         *([_table("Ended otherwise", ["state", "reason", "trajectories"], ends)] if ends else []),
         _records("Replicas, over the last steps", view["replicas"]),
+        *([_records("Who joined and left", view["fleet"])] if view["fleet"] else []),
         _records("Last steps", view["last_steps"]),
     )
 

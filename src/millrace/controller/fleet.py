@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core.errors import ConfigError
 
-JoinSpec = Callable[[str, Sequence[WorkerSpec]], WorkerSpec]
-"""For a name and the replicas that are there: a further replica, where there is room. Raises: ConfigError."""
+Join = Callable[[Sequence[str], Sequence[WorkerSpec]], list[WorkerSpec]]
+"""For these names, and the replicas that are there: further replicas, where there is room for all of them.
+Raises: ConfigError."""
 
 
-def no_room(name: str, present: Sequence[WorkerSpec]) -> WorkerSpec:
-    raise ConfigError(f"{name} cannot join: this run has a fixed number of replicas ({len(present)})")
+def no_room(names: Sequence[str], there: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+    raise ConfigError(f"{', '.join(names)} cannot join: the number of replicas is fixed ({len(there)})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Fleet:
     relays: tuple[WorkerSpec, ...]
     replicas: tuple[WorkerSpec, ...]
     environments: tuple[WorkerSpec, ...]
-    join: JoinSpec = no_room
+    join: Join = no_room
 
     @property
     def hosts(self) -> dict[str, str]:

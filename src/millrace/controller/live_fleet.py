@@ -12,7 +12,7 @@ tokens, and is killed; then its name is forgotten and never given again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from millrace.controller.context import RunContext
 from millrace.controller.fleet import Fleet
@@ -20,7 +20,7 @@ from millrace.controller.orders import Mailbox
 from millrace.controller.replica_session import ReplicaSession
 from millrace.controller.replicas import ReplicaRecord
 from millrace.controller.supervisor import Supervisor, WorkerSpec
-from millrace.core.errors import ConfigError
+from millrace.core.errors import ConfigError, WorkerError
 from millrace.core.placement import THIS_HOST
 
 NOTICE = "its process was told to end"
@@ -41,10 +41,12 @@ class LiveFleet:
         self._run, self._fleet, self._supervisor = run, fleet, supervisor
         self._specs = {spec.name: spec for spec in fleet.replicas}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._first = frozenset(self._specs)
         self._limits: dict[str, asyncio.Timeout] = {}  # of their coroutines, for those that are not up
         self._group: asyncio.TaskGroup | None = None
         self._next = 1 + max((_number(name) for name in self._specs), default=-1)
         self.wanted = len(fleet.replicas)
+        self.trouble = ""  # why there shall be fewer than the last command asked for
 
     @property
     def num_serving(self) -> int:
@@ -71,13 +73,8 @@ class LiveFleet:
 
     def scale(self, replicas: int) -> None:
         """There shall be so many. Raises: ConfigError: there is no room for them; then nothing changes."""
-        before, self.wanted = self.wanted, replicas
-        joining = self._joining()
-        try:
-            specs = self._placed(joining)
-        except ConfigError:
-            self.wanted = before
-            raise
+        specs = self._placed(replicas - len(self._run.state.replicas.staying))
+        before, self.wanted, self.trouble = self.wanted, replicas, ""
         self._run.events.emit("scaled", replicas=replicas, before=before, reason="a command")
         for spec in specs:
             self._join(spec)
@@ -92,7 +89,7 @@ class LiveFleet:
         if record.leaving:
             return
         if record.host != THIS_HOST:
-            self.wanted -= 1
+            self._settle_for(self.wanted - 1, f"the host of {name} goes away")
         self._leave(name, NOTICE)
 
     # ------------------------------------------------------------ one replica
@@ -109,9 +106,12 @@ class LiveFleet:
         try:
             async with asyncio.timeout(0 if record.leaving else None) as self._limits[name]:
                 await self._supervisor.keep(spec, session.run, leaves=lambda: bool(record.leaving))
-        except TimeoutError:
+        except (TimeoutError, WorkerError) as error:
             if not record.leaving:
-                raise
+                if name in self._first or run.waits.fruitful(name):
+                    raise
+                self._settle_for(self.wanted - 1, f"{name} could not join: {error}")
+                run.state.replicas.leave(name, "it could not join")
         self._gone(name)
 
     def _join(self, spec: WorkerSpec) -> None:
@@ -143,29 +143,29 @@ class LiveFleet:
 
     # ------------------------------------------------------------ as many as there shall be
 
-    def _joining(self) -> int:
-        return self.wanted - len(self._run.state.replicas.staying)
-
-    def _placed(self, num: int) -> Sequence[WorkerSpec]:
+    def _placed(self, num: int) -> list[WorkerSpec]:
         """Raises: ConfigError: there is no room for `num` more."""
-        there = list(self._specs.values())
-        for number in range(self._next, self._next + num):
-            there.append(self._fleet.join(f"replica-{number}", there))
-        return there[len(self._specs) :]
+        if num <= 0:
+            return []
+        names = [f"replica-{number}" for number in range(self._next, self._next + num)]
+        return self._fleet.join(names, list(self._specs.values()))
 
     def _fill(self) -> None:
         """Somebody has left: another may take the place. Where none can, the run goes on with fewer."""
-        if self._group is None or self._run.stopping or self._joining() <= 0:
+        staying = len(self._run.state.replicas.staying)
+        if self._group is None or self._run.stopping or staying >= self.wanted:
             return
         try:
-            specs = self._placed(self._joining())
+            specs = self._placed(self.wanted - staying)
         except ConfigError as error:
-            staying = len(self._run.state.replicas.staying)
-            self._run.events.emit("scaled", replicas=staying, before=self.wanted, reason=str(error))
-            self.wanted = staying
+            self._settle_for(staying, str(error))
             return
         for spec in specs:
             self._join(spec)
+
+    def _settle_for(self, replicas: int, reason: str) -> None:
+        self._run.events.emit("scaled", replicas=replicas, before=self.wanted, reason=reason)
+        self.wanted, self.trouble = replicas, reason
 
 
 def _number(name: str) -> int:

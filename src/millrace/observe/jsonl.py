@@ -69,14 +69,14 @@ class MetricsLog:
         self._file.close()
 
 
-def read_events(path: Path, kind: str = "") -> Iterator[Event]:
-    """The events of an earlier `EventLog`, in order, from all its parts; only those of `kind`, if given. A
+def read_events(path: Path, *kinds: str) -> Iterator[Event]:
+    """The events of an earlier `EventLog`, in order, from all its parts; only those of `kinds`, if given. A
     last line cut short by a crash is left out.
 
     Keys of mappings inside the fields are strings, as in the file.
     Raises DataError: another line cannot be read. OSError: there is no such log.
     """
-    start = f'{{"kind":"{kind}"'.encode() if kind else b""
+    start = tuple(f'{{"kind":"{kind}"'.encode() for kind in kinds) or b""
     with opened(path) as files:
         for part, file in files:
             for number, line in enumerate(file, 1):

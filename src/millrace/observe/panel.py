@@ -128,7 +128,8 @@ def _replicas(status: Status, width: int) -> RenderableType:
     table.add_column("replica", no_wrap=True)
     for name in ("version", "running", "waiting", "KV", "idle", "generated"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name, history in sorted(status.replicas.by_name.items()):
+    there = {name: history for name, history in status.replicas.by_name.items() if not history.left}
+    for name, history in sorted(there.items()):
         table.add_row(*_replica_row(name, history), style=None if history.alive else "red")
     return table
 

@@ -15,6 +15,7 @@ class ReplicaHistory:
     latest: dict[str, Any] = field(default_factory=dict)  # fields of the newest report
     incarnations: int = 0
     alive: bool = False
+    left: bool = False
     pulls: int = 0
     pull_s: float = 0.0  # of all pulls
     swap_s_max: float | None = None
@@ -61,6 +62,8 @@ class ReplicaTotals:
                 self._of(fields["name"]).begin()
             case "worker_died" if fields["role"] == "replica":
                 self._of(fields["name"]).alive = False
+            case "left":
+                self._of(fields["replica"]).left = True
             case "report":
                 self._of(fields["replica"]).latest = fields
             case "pulled":

@@ -46,6 +46,8 @@ _SPANS: dict[str, tuple[str, str, str]] = {  # kind: (row, field of the duration
 _MARKS: dict[str, tuple[str, str]] = {  # kind: (row, label)
     "worker_died": ("{name}", "died: {cause}"),
     "moved": ("{source}", "moved to {destination}"),
+    "joined": ("{replica}", "joined"),
+    "leaving": ("{replica}", "leaves: {reason}"),
     "quarantined": ("controller", "quarantined {row_id}"),
     "stalled": ("controller", "stalled"),
 }

@@ -156,10 +156,15 @@ def _share(worker: int, gpus: Sequence[tuple[int, ...]], gpu: Gpu, needs: Needs)
     together = [other for other, used in enumerate(gpus) if used == gpus[worker]]
     if 0 not in together:
         return 1 / len(together)
+    each = least_share(gpu, needs)
+    return each if worker else max(0.0, 1 - each * (len(together) - 1))
+
+
+def least_share(gpu: Gpu, needs: Needs) -> float:
+    """Of the memory of `gpu`, what a replica works with."""
     kept = needs.replica.device_bytes
     working = max(kept * WORKSPACE, kept + needs.momentary.replica_bytes) + LIBRARIES_BYTES
-    each = min(1.0, (working + CONTEXT_BYTES) / gpu.memory_bytes)
-    return each if worker else max(0.0, 1 - each * (len(together) - 1))
+    return min(1.0, (working + CONTEXT_BYTES) / gpu.memory_bytes)
 
 
 def relay_slots(config: Config, host: Host, needs: Needs) -> int:

@@ -23,15 +23,22 @@ MIB = 1 << 20
 
 def read_host() -> Host:
     """This host, now. Raises: ConfigError: CUDA_VISIBLE_DEVICES names a GPU that is not there."""
-    memory = dict(_meminfo())
-    limits = list(_group_limits())
+    memory_bytes, free_bytes = read_memory()
     return Host(
         name=THIS_HOST,
         cores=len(os.sched_getaffinity(0)),
-        memory_bytes=min([memory["MemTotal"], *(limit for limit, _ in limits)]),
-        free_bytes=max(0, min([memory["MemAvailable"], *(limit - used for limit, used in limits)])),
+        memory_bytes=memory_bytes,
+        free_bytes=free_bytes,
         gpus=visible(list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")),
     )
+
+
+def read_memory() -> tuple[int, int]:
+    """Bytes that the processes of a run may use here: in all, and of them what can be had at this moment."""
+    memory = dict(_meminfo())
+    limits = list(_group_limits())
+    total = min([memory["MemTotal"], *(limit for limit, _ in limits)])
+    return total, max(0, min([memory["MemAvailable"], *(limit - used for limit, used in limits)]))
 
 
 def list_gpus() -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from hashlib import blake2b
+from math import inf
 from secrets import token_hex
 from typing import Any
 
@@ -22,8 +24,9 @@ from millrace.controller.controller import Controller, ended_by
 from millrace.controller.fleet import Fleet
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock, model_version
-from millrace.core.errors import LedgerError, after
+from millrace.core.errors import ConfigError, LedgerError, after
 from millrace.core.events import Events, Sink
+from millrace.core.placement import Place
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.doctor.watch import DoctorWatch
 from millrace.observe.jsonl import retell
@@ -33,8 +36,9 @@ from millrace.observe.readers import LostReaders
 from millrace.observe.sinks import open_sinks
 from millrace.observe.summary import Summary
 from millrace.placement.assign import Placement
+from millrace.placement.further import further
 from millrace.placement.hosts import Layout, computes_on_gpus, lay_out
-from millrace.placement.inventory import read_host
+from millrace.placement.inventory import read_host, read_memory
 from millrace.placement.needs import read_needs
 from millrace.rollout.engines import ENGINES
 from millrace.rollout.protocol import EngineOptions
@@ -49,6 +53,7 @@ from millrace.session.examine import evidence_of
 from millrace.session.memory import MemoryTeller
 from millrace.session.run_directory import RunDirectory
 from millrace.session.sampler import Sampler, open_decoder
+from millrace.session.scaling import obey, with_standing
 
 PRELOAD = (
     "millrace.rollout.replica",
@@ -89,6 +94,7 @@ async def train(
         ledger = SqliteLedger(run.ledger, run=about)
         stack.push(lambda _, error, __: _close(ledger, error))  # its lock came first
         refuse_other_content(ledger.run.get("content", {}), content)
+        config, standing = with_standing(config, run)
         run.write_config(config)
         if parts(run.events):
             retell(run.events, summary, summary.result)
@@ -105,9 +111,10 @@ async def train(
             _go_back(run, ledger, events, from_version)
         _refuse_newer_checkpoints(run, ledger)
         async with _runtime(config, run) as runtime, asyncio.TaskGroup() as group:
+            workers = fleet(config, run)
             controller = Controller(
                 config,
-                fleet=fleet(config, run),
+                fleet=dataclasses.replace(workers, replicas=workers.replicas[: standing.replicas]),
                 runtime=runtime,
                 ledger=ledger,
                 schedule=build(config),
@@ -116,9 +123,13 @@ async def train(
                 export=str(run.model),
                 on_stall=lambda: _dump_stacks(run, runtime),
             )
-            stopper = group.create_task(_stop_when(stop, controller), name="stop")
+            others = [
+                group.create_task(_stop_when(stop, controller), name="stop"),
+                group.create_task(obey(run, controller, events, standing), name="scale"),
+            ]
             await controller.run()
-            stopper.cancel()
+            for other in others:
+                other.cancel()
 
 
 def _samplers(config: Config, ledger: SqliteLedger, events: Events) -> Iterator[Sampler]:
@@ -173,24 +184,31 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
         "device_share": placed.trainer.share,
         "open_writer": "millrace.weights.ring:open_writer",
     }
+
+    def spec(name: str, its_place: Place, server: str = "") -> WorkerSpec:
+        kwargs = {
+            "name": name,
+            "options": replace(options, device_share=its_place.share, server=server),
+            **replica,
+        }
+        target = "millrace.rollout.replica:EngineReplica"
+        return WorkerSpec("replica", name, target, kwargs, its_place, ENGINES[rollout.engine].spawn_s_max)
+
+    def join(names: Sequence[str], there: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+        if rollout.servers:
+            raise ConfigError("each of `rollout.servers` has its replica already: none can join")
+        free_bytes = inf if isinstance(config.runtime, RayCluster) else read_memory()[1]
+        present = [spec.place for spec in there]
+        places = further(config, layout, present, len(names), free_bytes=free_bytes)
+        return list(map(spec, names, places))
+
     return Fleet(
         trainer=WorkerSpec(
             "trainer", "trainer", "millrace.trainer.role:TorchTrainer", trainer, placed.trainer
         ),
         relays=tuple(relays(layout, config.weights)),
         replicas=tuple(
-            WorkerSpec(
-                "replica",
-                f"replica-{i}",
-                "millrace.rollout.replica:EngineReplica",
-                {
-                    "name": f"replica-{i}",
-                    "options": replace(options, device_share=its_place.share, server=server),
-                    **replica,
-                },
-                its_place,
-                ENGINES[rollout.engine].spawn_s_max,
-            )
+            spec(f"replica-{i}", its_place, server)
             for i, (its_place, server) in enumerate(zip(layout.replicas, servers, strict=True))
         ),
         environments=tuple(
@@ -203,6 +221,7 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
             )
             for i, its_place in enumerate(layout.environments)
         ),
+        join=join,
     )
 
 

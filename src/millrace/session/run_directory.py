@@ -51,6 +51,16 @@ class RunDirectory:
         return self.path / "events.jsonl"
 
     @property
+    def scale(self) -> Path:
+        """How many replicas there shall be: see `session.scaling`."""
+        return self.path / "scale.json"
+
+    @property
+    def scale_ask(self) -> Path:
+        """What `millrace scale` asks for."""
+        return self.path / "scale.ask.json"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
@@ -163,13 +173,14 @@ def _numbered(name: str, runs: Path) -> RunDirectory:
 
 def _remove_barren(run: RunDirectory) -> None:
     """Remove a run without a single group, unless the directory holds a file that is not the run's."""
+    scaled = (run.scale, run.scale_ask)
     ours = (run.config, run.carried, run.events, run.metrics, run.summary, run.logs, run.path / "tensorboard")
     if any(path.is_symlink() for path in run.path.glob("*")):
         return
     if not run.config.is_file() or run.is_held() or not _is_barren(run.ledger):
         return
     found = list(run.path.iterdir())
-    if all(path in ours or path.name.startswith(run.ledger.name) for path in found):
+    if all(path in (*ours, *scaled) or path.name.startswith(run.ledger.name) for path in found):
         for path in found:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 

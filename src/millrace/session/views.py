@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 from millrace.core import model_version
@@ -19,6 +20,7 @@ from millrace.reading.samples import Choice
 from millrace.session.run_directory import RunDirectory
 
 LAST_STEPS = 10
+LAST_CHANGES = 20
 
 View = dict[str, Any]
 
@@ -35,6 +37,7 @@ def run_view(reader: LedgerReader, run: RunDirectory) -> View:
         "steps": config.steps,
         "schedule": config.schedule.kind,
         "computes": _computes(run),
+        "fleet": _fleet(run),
         "checkpoint": state.checkpoint.path if state.checkpoint else None,
         "num_groups": state.num_groups,
         "num_skipped": state.num_skipped,
@@ -64,6 +67,28 @@ def _hosts(run: RunDirectory) -> dict[str, View]:
     for event in sorted(told, key=lambda event: event.wall_s):
         hosts(event)
     return hosts.told()
+
+
+def _fleet(run: RunDirectory) -> list[View]:
+    """The last changes of the fleet: who joined or left, why, and how many there are after it."""
+    changes: list[View] = []
+    num = 0
+    kinds = ("run_started", "joined", "leaving")
+    for event in read_events(run.events, *kinds) if parts(run.events) else ():
+        if event.kind == "run_started":
+            num = len(event.fields["replicas"])
+            continue
+        num += 1 if event.kind == "joined" else -1
+        changes.append(
+            {
+                "at": datetime.fromtimestamp(event.wall_s).isoformat(" ", "seconds"),
+                "replica": event.fields["replica"],
+                "what": event.kind,
+                "why": event.fields.get("reason", ""),
+                "replicas": num,
+            }
+        )
+    return changes[-LAST_CHANGES:]
 
 
 def _window(run: RunDirectory) -> dict[str, float | None]:

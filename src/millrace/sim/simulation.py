@@ -283,5 +283,5 @@ def _fleet(scenario: Scenario, world: World, replicas: int) -> Fleet:
             spec("environment", f"environment-{i}", "SimEnvironment", environment)
             for i in range(config.reward.workers)
         ),
-        join=lambda name, there: replica_on(name, len(there)),
+        join=lambda names, there: [replica_on(name, len(there) + i) for i, name in enumerate(names)],
     )
