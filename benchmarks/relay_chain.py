@@ -10,6 +10,8 @@ rounds.
 chainN   each relay asks the one before it
 starN    all ask the first
 ideal    bytes over bandwidth
+halves4  two hosts of the trainer with half of the tensors each, and two more relays after them: until all
+         four have the version. The first host gets what it lacks from the last relay, which is otherwise idle
 death4   chain4, in the middle of which a relay with two after it is killed: until the others have the version
 stallN   what the trainer waits for when it publishes while the version before goes down a chain of N. It has
          a CPU of its own; all relays share the others, which they would not on hosts of their own
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +30,9 @@ from contextlib import contextmanager
 import numpy as np
 from common import ROOT, median, report, say, table
 
-from millrace.core.digest import NamedBuffer
-from millrace.weights.ring import open_writer
+from millrace.core.digest import NamedBuffer, Piece, tensor_digest
+from millrace.weights.manifest import make_manifest
+from millrace.weights.ring import RingWriter, open_writer
 
 sys.path.insert(0, str(ROOT))
 from tests.namespaces import Host, hosts, refusal
@@ -38,6 +42,7 @@ BYTES_PER_S = 1e9 / 8
 TENSOR_BYTES = 4 << 20
 CHAINS, RELAYS_MAX = (1, 2, 4), 8
 STALLS = 3
+MODELS = 4  # more than any ring holds: no version is as one that is held
 
 
 def pin(process: int, cpus: set[int]) -> None:
@@ -52,18 +57,30 @@ class Trainer:
 
     def __init__(self, head: RelayProcess, num_bytes: int) -> None:
         self._head, self._writer = head, open_writer(head.endpoint)
-        self._models = [list(random_tensors(num_bytes, seed)) for seed in range(2)]
+        self._models = [list(random_tensors(num_bytes, seed)) for seed in range(MODELS)]
         self.version = 0
 
     def write(self) -> tuple[str, float]:
         """The next version: its digest, and how long the trainer waited."""
         self.version += 1
-        tensors = self._models[self.version % 2]
+        tensors = self._models[self.version % MODELS]
         for tensor in tensors:
             tensor.data[0] = self.version % 256
         started = time.perf_counter()
         digest = self._writer.write(self.version, tensors)
         return digest, time.perf_counter() - started
+
+    def write_halves(self, others: RingWriter) -> str:
+        """The next version, every second tensor into the ring of another host. Returns its digest."""
+        self.version += 1
+        tensors = self._models[self.version % MODELS]
+        manifest = make_manifest(tensors)
+        pieces = [(t.name, Piece((0,), tuple(t.shape), tensor_digest(t.data))) for t in tensors]
+        for first, writer in enumerate((self._writer, others)):
+            filling = writer.begin(self.version, manifest)
+            writer.fill(filling, manifest, tensors[first::2])
+            digest = writer.end(filling, manifest, pieces[first::2], pieces[1 - first :: 2])
+        return digest
 
     def publish(self) -> str:
         digest, _ = self.write()
@@ -78,6 +95,12 @@ def random_tensors(num_bytes: int, seed: int) -> Iterator[NamedBuffer]:
         yield NamedBuffer(
             f"layers.{index}", "bfloat16", (size // 2,), random.integers(0, 256, size, np.uint8)
         )
+
+
+def sent_bytes(host: Host) -> int:
+    """On its link, headers and acknowledgements included."""
+    counter = "/sys/class/net/eth0/statistics/tx_bytes"
+    return int(subprocess.run([*host.prefix, "cat", counter], capture_output=True, check=True).stdout)
 
 
 class Cluster:
@@ -114,6 +137,22 @@ class Cluster:
         taken_s = time.perf_counter() - started
         self.relays[victim] = self._relay(victim)
         return taken_s
+
+    def halves(self) -> tuple[float, float]:
+        """(seconds, the most that a host sent) of a version that two hosts have in halves."""
+        writer = open_writer(self.relays[1].endpoint)
+        digest = self.trainer.write_halves(writer)
+        before_bytes = [sent_bytes(host) for host in self._places[:4]]
+        started = time.perf_counter()
+        for place, sources in enumerate([(3, 2, 1), (0,), (1, 0), (2, 1, 0)]):
+            addresses = [self.relays[source].endpoint.address for source in sources]
+            self.relays[place].ask("fetch", self.trainer.version, digest, addresses)
+        for relay in self.relays[:4]:
+            relay.answer()
+        taken_s = time.perf_counter() - started
+        writer.close()
+        sent = [sent_bytes(host) for host in self._places[:4]]
+        return taken_s, max(after - before for before, after in zip(before_bytes, sent, strict=True))
 
     def stall(self, relays: int) -> float:
         """Of the trainer, which publishes in the middle of a broadcast of the version before."""
@@ -165,6 +204,7 @@ def measure(num_bytes: int, rounds: int) -> dict[str, float]:
             one = {f"chain{relays}": cluster.broadcast(relays) for relays in CHAINS}
             one["star4"] = cluster.broadcast(4, star=True)
             one["death4"] = cluster.death(4, 2, ideal_s / 2)
+            one["halves4"], one["halves4_sent_bytes"] = cluster.halves()
             for name, value in one.items():
                 taken.setdefault(name, []).append(value)
             with cluster.apart():
@@ -183,10 +223,14 @@ def main() -> None:
     args = parser.parse_args()
     if why := refusal():
         raise SystemExit(why)
-    seconds = measure(args.megabytes * 10**6, args.rounds)
+    num_bytes = args.megabytes * 10**6
+    seconds = measure(num_bytes, args.rounds)
+    sent = seconds.pop("halves4_sent_bytes")
     table({"seconds": seconds})
     ratios = {f"chain{relays}_over_ideal": seconds[f"chain{relays}"] / seconds["ideal"] for relays in CHAINS}
     ratios["star4_over_chain4"] = seconds["star4"] / seconds["chain4"]
+    ratios["halves4_over_ideal"] = seconds["halves4"] / seconds["ideal"]
+    ratios["halves4_sent_over_version"] = sent / num_bytes
     ratios["stall8_over_stall1"] = seconds["stall8"] / seconds["stall1"]
     ratios["relay_death_cost"] = (seconds["death4"] - seconds["chain4"]) / seconds["chain4"]
     report({**ratios, "seconds": seconds}, as_json=args.json)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +15,7 @@ from unittest.mock import ANY
 import msgspec
 import numpy as np
 import pytest
+from tests.cables import wire
 
 from millrace.core.digest import (
     MULTILINEAR,
@@ -104,58 +103,6 @@ def hosts(*names: str, **options) -> Iterator[list[Host]]:
             host.close()
 
 
-class Wire:
-    """A cable between two relays. `passed` counts the bytes from the serving side.
-
-    After `limit` of them it is cut, or, if it `holds`, the others wait until `free` is set. `flip`: a bit of
-    that byte is changed.
-    """
-
-    def __init__(self, to: str, *, limit: int | None = None, holds: bool = False, flip: int | None = None):
-        self._to, self._limit, self._holds, self._flip = to, limit, holds, flip
-        self.passed, self.free = 0, threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._ends = [self._listener]
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                host, port = self._to.split(":")
-                far = socket.create_connection((host, int(port)))
-                self._ends += [near, far]
-                threading.Thread(target=self._pass, args=(near, far, lambda data: True), daemon=True).start()
-                threading.Thread(target=self._pass, args=(far, near, self._served), daemon=True).start()
-
-    def _served(self, data: bytearray) -> bool:
-        """Whether these bytes go on."""
-        if self._flip is not None and 0 <= self._flip - self.passed < len(data):
-            data[self._flip - self.passed] ^= 1
-        if self._limit is not None and self.passed + len(data) > self._limit:
-            if not self._holds:
-                return False
-            self.free.wait(DEADLINE_S)
-        self.passed += len(data)
-        return True
-
-    @staticmethod
-    def _pass(source: socket.socket, target: socket.socket, allowed: Callable[[bytearray], bool]) -> None:
-        with suppress(OSError):
-            while (data := bytearray(source.recv(500))) and allowed(data):
-                target.sendall(data)
-            for end in (source, target):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.free.set()
-        for end in self._ends:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-
 def until(condition: Callable[[], object]) -> None:
     deadline_s = time.monotonic() + DEADLINE_S
     while not condition():
@@ -168,15 +115,6 @@ def connections(host: Host) -> list[str]:
     port = int(host.address.rpartition(":")[2])
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     return [line for line in lines if line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "01"]
-
-
-@contextmanager
-def wire(to: str, **options) -> Iterator[Wire]:
-    made = Wire(to, **options)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def test_a_version_goes_down_a_chain_bit_for_bit():
