@@ -14,6 +14,7 @@ import typer
 import millrace
 from millrace.cli import (
     chaos,
+    check,
     compare,
     doctor,
     evaluate,
@@ -45,6 +46,7 @@ app = typer.Typer(
 )
 app.command("quickstart")(quickstart.command)
 app.command("train")(train.command)
+app.command("check")(check.command)
 app.command("fetch")(fetch.command)
 app.command("sft")(sft.command)
 app.command("eval")(evaluate.command)

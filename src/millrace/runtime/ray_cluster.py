@@ -195,10 +195,6 @@ def _with_lease(ray: Any) -> type:
 
 def _import_ray() -> Any:
     try:
-        import ray.exceptions
-        import ray.util
-        import ray.util.scheduling_strategies
-
         with _environment(QUIET):
             import ray.exceptions
             import ray.util

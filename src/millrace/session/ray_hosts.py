@@ -30,9 +30,9 @@ def ray_hosts(config: Config, runtime: RayCluster) -> tuple[Host, ...]:
     Raises: ConfigError: a node cannot be used, and why. WorkerError: the cluster cannot be reached.
     """
     cluster = connect(runtime.address)
-    nodes, seen = survey(cluster, shared_paths(config))
+    nodes, seen = survey(cluster, shared_paths(config), str(Path.cwd()))
     problems = [
-        f"node {node.name}: {told}" for node, one in zip(nodes, seen, strict=True) for told in _told(one)
+        f"node {node.name}: {told}" for node, one in zip(nodes, seen, strict=True) for told in told_of(one)
     ]
     if problems:
         raise ConfigError("\n".join(problems))
@@ -45,10 +45,11 @@ def ray_hosts(config: Config, runtime: RayCluster) -> tuple[Host, ...]:
     return (found[here], *found[:here], *found[here + 1 :])
 
 
-def survey(cluster: Cluster, paths: Sequence[str]) -> tuple[list[Node], list[Seen | Exception]]:
-    """Every live node, and what it says of itself."""
+def survey(
+    cluster: Cluster, paths: Sequence[str], directory: str
+) -> tuple[list[Node], list[Seen | Exception]]:
+    """Every live node, and what it says of itself and of the disk of `directory`."""
     nodes = cluster.nodes()
-    directory = str(Path.cwd())
     asked = cluster.ask(nodes, "millrace.session.node_probe:look", list(paths), directory, timeout_s=LOOK_S)
     return nodes, asked
 
@@ -65,7 +66,7 @@ def shared_paths(config: Config) -> list[str]:
     return [str(Path(path).resolve()) for path in paths]
 
 
-def _told(seen: Seen | Exception) -> Iterator[str]:
+def told_of(seen: Seen | Exception) -> Iterator[str]:
     """What keeps a node from being used."""
     if isinstance(seen, Exception):
         told = [line for line in str(seen).splitlines() if line.strip()]
