@@ -10,6 +10,7 @@ rounds.
 chainN   each relay asks the one before it
 starN    all ask the first
 ideal    bytes over bandwidth
+deltaN   chainN, of a version in which 1 % of the elements differ by one from the version before
 halves4  two hosts of the trainer with half of the tensors each, and two more relays after them: until all
          four have the version. The first host gets what it lacks from the last relay, which is otherwise idle
 death4   chain4, in the middle of which a relay with two after it is killed: until the others have the version
@@ -41,6 +42,7 @@ from tests.relays import RelayProcess
 BYTES_PER_S = 1e9 / 8
 TENSOR_BYTES = 4 << 20
 CHAINS, RELAYS_MAX = (1, 2, 4), 8
+CHANGED = 0.01  # of the elements, in a version that is sent as a delta
 STALLS = 3
 MODELS = 4  # more than any ring holds: no version is as one that is held
 
@@ -53,27 +55,33 @@ def pin(process: int, cpus: set[int]) -> None:
 
 class Trainer:
     """Writes versions into the ring of the first relay. Each differs from the one before in every tensor and
-    nearly every byte, so that no delta makes it smaller."""
+    nearly every byte, so that no delta makes it smaller; or, `alike`, in few elements."""
 
     def __init__(self, head: RelayProcess, num_bytes: int) -> None:
         self._head, self._writer = head, open_writer(head.endpoint)
         self._models = [list(random_tensors(num_bytes, seed)) for seed in range(MODELS)]
+        self._model = 0
         self.version = 0
 
-    def write(self) -> tuple[str, float]:
+    def write(self, *, alike: bool = False) -> tuple[str, float]:
         """The next version: its digest, and how long the trainer waited."""
         self.version += 1
-        tensors = self._models[self.version % MODELS]
+        if not alike:
+            self._model += 1
+        tensors, random = self._models[self._model % MODELS], np.random.default_rng(self.version)
         for tensor in tensors:
             tensor.data[0] = self.version % 256
+            if alike:
+                elements = tensor.data.view(np.uint16)
+                elements[random.random(elements.size) < CHANGED] += 1
         started = time.perf_counter()
         digest = self._writer.write(self.version, tensors)
         return digest, time.perf_counter() - started
 
     def write_halves(self, others: RingWriter) -> str:
         """The next version, every second tensor into the ring of another host. Returns its digest."""
-        self.version += 1
-        tensors = self._models[self.version % MODELS]
+        self.version, self._model = self.version + 1, self._model + 1
+        tensors = self._models[self._model % MODELS]
         manifest = make_manifest(tensors)
         pieces = [(t.name, Piece((0,), tuple(t.shape), tensor_digest(t.data))) for t in tensors]
         for first, writer in enumerate((self._writer, others)):
@@ -82,8 +90,8 @@ class Trainer:
             digest = writer.end(filling, manifest, pieces[first::2], pieces[1 - first :: 2])
         return digest
 
-    def publish(self) -> str:
-        digest, _ = self.write()
+    def publish(self, *, alike: bool = False) -> str:
+        digest, _ = self.write(alike=alike)
         self._head.call("stage", self.version, digest)
         return digest
 
@@ -112,10 +120,15 @@ class Cluster:
         self.trainer = Trainer(self.relays[0], num_bytes)
 
     def broadcast(
-        self, relays: int, *, star: bool = False, during: Callable[[], object] | None = None
+        self,
+        relays: int,
+        *,
+        star: bool = False,
+        alike: bool = False,
+        during: Callable[[], object] | None = None,
     ) -> float:
         """Seconds for one version to reach so many relays; `during` is called once all are told."""
-        digest = self.trainer.publish()
+        digest = self.trainer.publish(alike=alike)
         started = time.perf_counter()
         asked = self._order(relays, digest, star=star)
         if during is not None:
@@ -202,6 +215,7 @@ def measure(num_bytes: int, rounds: int) -> dict[str, float]:
         for index in range(rounds):
             say(f"round {index + 1} of {rounds}")
             one = {f"chain{relays}": cluster.broadcast(relays) for relays in CHAINS}
+            one |= {f"delta{relays}": cluster.broadcast(relays, alike=True) for relays in CHAINS}
             one["star4"] = cluster.broadcast(4, star=True)
             one["death4"] = cluster.death(4, 2, ideal_s / 2)
             one["halves4"], one["halves4_sent_bytes"] = cluster.halves()
@@ -228,6 +242,7 @@ def main() -> None:
     sent = seconds.pop("halves4_sent_bytes")
     table({"seconds": seconds})
     ratios = {f"chain{relays}_over_ideal": seconds[f"chain{relays}"] / seconds["ideal"] for relays in CHAINS}
+    ratios |= {f"delta{relays}_over_ideal": seconds[f"delta{relays}"] / seconds["ideal"] for relays in CHAINS}
     ratios["star4_over_chain4"] = seconds["star4"] / seconds["chain4"]
     ratios["halves4_over_ideal"] = seconds["halves4"] / seconds["ideal"]
     ratios["halves4_sent_over_version"] = sent / num_bytes
