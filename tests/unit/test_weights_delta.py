@@ -96,6 +96,13 @@ def test_a_link_faster_than_encoding_gets_raw_bytes():
     assert kind_of(encode(dense, old, 2, link_bytes_s=1e10)) == RAW
 
 
+def test_a_small_chunk_on_a_quick_link_is_not_worth_a_delta():
+    old = noise(1 << 18)
+    new = changed(old, 0.01)
+    assert kind_of(encode(new, old, 2, link_bytes_s=1.25e8)) == SPARSE
+    assert kind_of(encode(new[: 1 << 15], old[: 1 << 15], 2, link_bytes_s=1.25e8)) == RAW
+
+
 def test_a_delta_may_be_applied_in_place():
     old = noise(100_003)
     new = changed(old, 0.02)

@@ -53,6 +53,7 @@ ESCAPE = 15  # in a nibble: the difference has a place of its own
 SCAN_BYTES_S = 4e9  # of one core, to compare and to digest
 CHANGED_S = 12e-9  # of one core, for each changed element
 XOR_BYTES_S = 7e8  # of one core
+CHUNK_S = 4e-4  # for each delta, however small: threads and calls
 SAMPLE_BYTES = 1 << 16
 _INSIDE = {8: (0, 0), 4: (1, 1), 2: (2, 3), 1: (3, 7)}  # of elements in a word: bits of the index, mask
 DENSE = 0.9  # of 8-byte words: with more changed ones, nobody looks for single elements
@@ -139,11 +140,11 @@ def _smallest(
         escapes = np.count_nonzero(differences > ESCAPE)
         gap_bits = math.log2(num_bytes / width / max(1, len(places))) + 3.5
         size = len(places) * gap_bits / 8 + escapes * width
-        costs[SPARSE] = through_s(num_bytes / SCAN_BYTES_S + len(places) * CHANGED_S, size)
+        costs[SPARSE] = through_s(CHUNK_S + num_bytes / SCAN_BYTES_S + len(places) * CHANGED_S, size)
     if 2 * num_changed > len(words):
         sample = slice(0, SAMPLE_BYTES // 8)
         share = len(_xored(words[sample], old_words[sample], width, squeeze)) / words[sample].nbytes
-        costs[XOR] = through_s(num_bytes / XOR_BYTES_S, share * num_bytes)
+        costs[XOR] = through_s(CHUNK_S + num_bytes / XOR_BYTES_S, share * num_bytes)
     kind = min(costs, key=costs.__getitem__)
     if kind == SPARSE:
         return kind, _told(places, differences, squeeze)
