@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from millrace.config.schedules import Laminar, Millrace, Synchronous
+from millrace.config.schedules import Laminar, Millrace, RLBoost, Synchronous
 from millrace.controller import controller
 from millrace.controller.live_fleet import to_leave
 from millrace.controller.replicas import ReplicaRecord
@@ -17,6 +17,7 @@ from millrace.sim.explore.worlds import SCHEDULES, small_config, spot
 from millrace.sim.simulation import Scaling, Scenario, simulate
 from millrace.sim.virtual.faults import Crash, Faults, Notice
 
+PRESETS = (*SCHEDULES, RLBoost(), RLBoost(staleness_max=1), RLBoost(staleness_max=0))
 SLOW = Costs(step_base_s=0.2)
 
 
@@ -42,11 +43,11 @@ def resumed(outcome):
     }
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(30))
 def test_replicas_that_come_and_go_cost_nothing_but_time(seed):
     """Spot instances: everything that happens to them is drawn from the seed."""
     rng = random.Random(seed)
-    config = small_config(SCHEDULES[seed % len(SCHEDULES)], steps=rng.randint(4, 12), seed=seed)
+    config = small_config(PRESETS[seed % len(PRESETS)], steps=rng.randint(4, 12), seed=seed)
     played(spot(Scenario(config, seed=seed, costs=SLOW), rng))
 
 
@@ -150,3 +151,16 @@ def test_those_with_the_least_to_move_leave_first_and_of_equals_the_last():
     records[1].version = -1
     assert to_leave(records, 3) == ["r1", "r3", "r0"]
     assert to_leave(records, -1) == []
+
+
+def test_rlboost_leases_new_groups_only_where_the_newest_weights_are():
+    """And its staleness stays below its bound, as replicas come and go."""
+    outcome = run((3.0, 3), (6.0, 1), (9.0, 4), schedule=RLBoost(staleness_max=2), replicas=2)
+    newest, admitted = -1, 0
+    for event in outcome.events:
+        if event.kind == "staged":
+            newest = event.fields["version"]
+        elif event.kind == "leased" and not event.fields["resumed_tokens"]:
+            admitted += 1
+            assert event.fields["version"] >= newest - 1  # at most the one that was staged in this moment
+    assert admitted and max(step["staleness_max"] for step in outcome.of("step")) <= 2

@@ -1,6 +1,7 @@
 """From configuration to schedule, and what a schedule says of itself."""
 
 import pytest
+from msgspec.structs import replace
 
 from millrace.config.schema import Config
 from millrace.schedule import build
@@ -49,6 +50,7 @@ def config(schedule, **fields):
         ({"kind": "rlax", "reload_staleness": 1, "acceptance_staleness": 2}, 2, False),
         ({"kind": "laminar", "staleness_max": 5}, 5, False),
         ({"kind": "millrace", "staleness_max": 3}, 3, False),
+        ({"kind": "rlboost", "staleness_max": 2}, 2, False),
     ],
 )
 def test_each_kind_builds_its_preset_with_the_bound_of_the_configuration(schedule, bound, mixes):
@@ -109,3 +111,24 @@ def test_an_unbounded_run_is_told_its_limit_too():
     told = explain(config({"kind": "laminar", "staleness_max": None}, rollout={"replicas": 2, "slots": 8}))
     assert told["staleness, worst case"] == "unbounded"
     assert told["groups live, at most"].startswith("10 ahead of the trainer + 5 being trained = 15 ")
+
+
+def replica(name, version, slots=10):
+    return ReplicaView(name, version, slots=slots, kv_capacity_tokens=10_000)
+
+
+def test_rlboost_starts_groups_only_on_replicas_with_the_newest_weights():
+    seen = replace(look(2), newest=3, version=3, replicas=(replica("old", 2), replica("new", 3)))
+    stale = replace(seen.replicas[0], running=1)
+    built = build(config({"kind": "rlboost"}))
+    assert set(built.admit(replace(seen, replicas=(stale, seen.replicas[1])))) == {"new"}
+
+
+def test_rlboost_begins_as_much_as_the_replicas_that_are_there_can_hold():
+    built = build(config({"kind": "rlboost", "staleness_max": 3}))
+
+    def live_max(num):
+        return built.groups_max(replace(look(num), replicas=tuple(replica(f"r{i}", 0) for i in range(num))))
+
+    # A batch of 5 groups, and 2 x 10 slots / 4 = 5 groups for each replica, up to the bound's 3 batches.
+    assert [live_max(num) for num in range(6)] == [5, 10, 15, 20, 20, 20]

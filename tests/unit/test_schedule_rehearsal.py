@@ -40,6 +40,8 @@ def schedule(kind, bound, rng):
             return presets.areal(eta=bound)
         case "rlax":
             return presets.rlax(reload_staleness=rng.randint(0, bound), acceptance_staleness=bound)
+        case "rlboost":
+            return presets.rlboost(staleness_max=bound)
         case "laminar":
             rounds = rng.randint(1, 3)
             return presets.laminar(staleness_max=bound, round_groups=rounds, batch_max=None, repack=REPACK)
@@ -59,6 +61,7 @@ def schedule(kind, bound, rng):
 
 KINDS = [
     "synchronous", "llamarl", "areal", "rlax", "laminar", "unbounded", "millrace", "millrace, unbounded",
+    "rlboost",
 ]  # fmt: skip
 
 

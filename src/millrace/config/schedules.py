@@ -78,6 +78,12 @@ class RLAX(Section):
         return self
 
 
+class RLBoost(Section):
+    kind: Literal["rlboost"] = "rlboost"
+    staleness_max: CountOrZero = 4
+    """Staleness bound."""
+
+
 class FunctionSchedule(Section):
     kind: Literal["function"] = "function"
     path: str
@@ -88,5 +94,6 @@ class FunctionSchedule(Section):
 
 
 Schedule = Annotated[
-    Synchronous | LlamaRL | AReaL | Laminar | Millrace | RLAX | FunctionSchedule, Field(discriminator="kind")
+    Synchronous | LlamaRL | AReaL | Laminar | Millrace | RLAX | RLBoost | FunctionSchedule,
+    Field(discriminator="kind"),
 ]

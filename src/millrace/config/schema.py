@@ -21,6 +21,7 @@ from millrace.config.schedules import (
     Laminar,
     LlamaRL,
     Millrace,
+    RLBoost,
     Schedule,
     Synchronous,
 )
@@ -71,7 +72,7 @@ class Config(Section):
                 return schedule.eta
             case RLAX():
                 return schedule.acceptance_staleness
-            case Laminar() | Millrace() | FunctionSchedule():
+            case Laminar() | Millrace() | RLBoost() | FunctionSchedule():
                 return schedule.staleness_max
 
     @property

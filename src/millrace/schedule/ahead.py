@@ -28,6 +28,30 @@ GAIN = 4.0
 
 
 @dataclass(frozen=True, slots=True)
+class WithCapacity:
+    """As many batches ahead as the replicas that are there hold, within the staleness bound: what their slots
+    decode at once, `rounds` times over.
+
+    So more is begun at once when replicas join. When they are taken away no more is begun than the rest can
+    generate, and what is begun does not grow old in a queue.
+    """
+
+    staleness_max: int | None
+    rounds: int
+
+    def groups_max(self, view: View) -> int:
+        """Live groups at most, without those in training. Without replicas a batch."""
+        lead = view.version - view.newest
+        slots = sum(replica.slots for replica in view.replicas)
+        held = self.rounds * slots / (view.group_size * view.batch_groups)
+        limit = inf if self.staleness_max is None else self.staleness_max
+        return ceil(view.batch_groups * (min(held, limit) + 1 - lead))
+
+    def describe(self) -> str:
+        return f"a batch, and {self.rounds} x the slots of the replicas that are there"
+
+
+@dataclass(frozen=True, slots=True)
 class Ahead:
     """`batches` None: as many as measured durations need. Within
 

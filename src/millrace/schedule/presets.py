@@ -9,11 +9,11 @@ from millrace.config.objects import load_function
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, boundary
 from millrace.schedule.admit import KVRoom, WhileNewest, WithinBound
-from millrace.schedule.ahead import Ahead
+from millrace.schedule.ahead import Ahead, WithCapacity
 from millrace.schedule.refresh import AtOnce, BetweenIterations, BeyondReload, WhenEmpty
 from millrace.schedule.repack import BestFit
 from millrace.schedule.repack_demand import OnDemand
-from millrace.schedule.route import LeastLoaded, Local
+from millrace.schedule.route import LeastLoaded, Local, NewestOnly
 from millrace.schedule.schedule import Schedule
 from millrace.schedule.take import FirstReady, InOrder, OldestFirst
 
@@ -50,6 +50,8 @@ def build(config: Config) -> Schedule:
                 repack_interval_s=knobs.repack_interval_s,
                 batch_max=knobs.batch_max,
             )
+        case schedules.RLBoost() as knobs:
+            return rlboost(staleness_max=knobs.staleness_max)
         case schedules.FunctionSchedule() as own:
             return _own(own.path, config)
         case unknown:
@@ -179,4 +181,30 @@ def millrace(
         take_rule=InOrder(),
         repack_rule=OnDemand(repack_interval_s, ahead_rule, batch_max),
         ahead_rule=ahead_rule,
+    )
+
+
+def rlboost(*, staleness_max: int | None) -> Schedule:
+    """RLBoost (arXiv:2510.19225): for replicas that come and go, such as preemptible instances.
+
+    New groups go to replicas with the newest weights only. Each replica pulls them by itself, when it is
+    empty: one that joins pulls first, so it starts at the newest version. Trajectories of a replica that is
+    taken away go on elsewhere with their tokens, which the controller does for every schedule.
+
+    Differs: in the paper the trainer's own GPUs generate at the beginning of each step, until partial
+    responses are handed over to the instances, and this share of seeding is adapted to how many there are.
+    Here a trainer never generates. So what is seeded is groups: the share begun ahead of the trainer follows
+    the slots of the replicas that are there (`WithCapacity`). The paper's steps are on-policy; here the bound
+    says how stale a group may be, and 0 is on-policy. The paper also moves requests to even out load between
+    instances; here only those of a replica that leaves move.
+    """
+    return Schedule(
+        kind="rlboost",
+        staleness_max=staleness_max,
+        mixes_versions=False,
+        admit_rule=WithinBound(QUEUE_ROUNDS),
+        route_rule=NewestOnly(),
+        refresh_rule=WhenEmpty(),
+        take_rule=FirstReady(),
+        ahead_rule=WithCapacity(staleness_max, QUEUE_ROUNDS),
     )

@@ -41,6 +41,18 @@ class LeastLoaded:
 
 
 @dataclass(frozen=True, slots=True)
+class NewestOnly:
+    """RLBoost (arXiv:2510.19225): the least loaded of the replicas that serve the newest weights, or are just
+    taking them. The others only end what they have begun, and then they are empty and take them too."""
+
+    def rank(self, view: View, replica: ReplicaView, load: int) -> float | None:
+        return None if replica.version < view.newest else load / replica.slots
+
+    def describe(self) -> str:
+        return "least loaded replica of those that serve the newest weights or are taking them"
+
+
+@dataclass(frozen=True, slots=True)
 class Local:
     """Laminar: each serving replica starts its own groups and waits for no other; emptiest first."""
 

@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heappush
 from msgspec.structs import replace
 
 from millrace.schedule.admit import Admit
-from millrace.schedule.ahead import Ahead
+from millrace.schedule.ahead import Ahead, WithCapacity
 from millrace.schedule.deadlines import Deadlines, choose, groups_max, overdue
 from millrace.schedule.place import placements
 from millrace.schedule.refresh import Refresh
@@ -46,7 +46,7 @@ class Schedule:
     refresh_rule: Refresh
     take_rule: Take
     repack_rule: Repack | None = None
-    ahead_rule: Ahead | None = None
+    ahead_rule: Ahead | WithCapacity | None = None
 
     @property
     def repack_interval_s(self) -> float | None:

@@ -15,6 +15,7 @@ BOUND = {
     "rlax": "schedule.acceptance_staleness",
     "laminar": "schedule.staleness_max",
     "millrace": "schedule.staleness_max",
+    "rlboost": "schedule.staleness_max",
     "function": "schedule.staleness_max",
 }
 """The key with the bound on staleness. `synchronous` has none."""
