@@ -42,6 +42,7 @@ from millrace.algorithms import build
 from millrace.config.algorithms import GRPO
 from millrace.config.training import Optimizer
 from millrace.core.columns import TokenColumns, token_array
+from millrace.core.digest import digest_blocks
 from millrace.core.types import Batch, Sampling, TrainGroup, TrainSequence, Work
 from millrace.rollout.architecture import architecture_of
 from millrace.rollout.engine import TorchEngine
@@ -380,8 +381,11 @@ def weights_part(sizes: Sizes, note: Callable[[Figures], None]) -> None:
         row: Figures = {}
         row["fill_s"] = seconds(buffers.fill, sizes.device)
         began = time.perf_counter()
-        digest = writer.write(version, buffers.fill())
+        filling = writer.begin(version, buffers.manifest)
+        writer.fill(filling, buffers.manifest, buffers.fill())
         row["stall_s"] = time.perf_counter() - began
+        digest = writer.end(filling, buffers.manifest, digest_blocks(buffers.blocks))
+        row["digest_s"] = time.perf_counter() - began - row["stall_s"]
         began = time.perf_counter()
         asyncio.run(relay.stage(version, digest))
         row["stage_s"] = time.perf_counter() - began

@@ -254,11 +254,17 @@ class PlayedTrainer:
         num_tokens = sum(len(s.columns) for g in batch.groups for s in g.sequences)
         return StepResult(self._version, {"loss": 0.0}, {}, num_tokens, self._step_s)
 
-    async def publish(self, endpoint: Endpoint) -> Published:
-        return Published(self._version, str(self._version), weights_bytes=1, stall_s=0.0)
+    async def publish(self, endpoint: Endpoint) -> None:
+        self._copied = self._version
 
-    async def checkpoint(self, directory: str) -> CheckpointInfo:
-        return CheckpointInfo(self._version, f"{directory}/v{self._version:08d}", save_s=0.0)
+    async def published(self) -> Published:
+        return Published(self._copied, str(self._copied), weights_bytes=1, stall_s=0.0)
+
+    async def checkpoint(self, directory: str) -> None:
+        self._saved = CheckpointInfo(self._version, f"{directory}/v{self._version:08d}", save_s=0.0)
+
+    async def saved(self) -> CheckpointInfo:
+        return self._saved
 
 
 class PlayedRelay:

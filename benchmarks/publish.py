@@ -6,7 +6,8 @@ Each rank is a process with its share of 200 bfloat16 matrices: rows, as shardin
 tensor parallelism leaves some. In a round all ranks copy their blocks between warm pages, then all publish,
 and this process stages the version. The least of all rounds, of the slowest rank.
 
-stall   a rank's `publish`: digests, copies into the slot, and three exchanges of small messages
+stall   what a rank waits for: copies into the slot, and one exchange of small messages
+digest  from there until the version is whole: digests, and three exchanges more. A trainer goes on meanwhile
 copy    the same blocks, copied into memory of the rank's own
 cpu     the same in CPU seconds of both threads, which tell more on a machine that does other work
 stage   the relay digests the slot, by blocks and by tensors, and makes it readable
@@ -57,14 +58,16 @@ def one_rank(
     import torch
 
     from millrace.trainer.mesh import Ranks
-    from millrace.trainer.publish import PublishBuffers, publish
+    from millrace.trainer.publish import Publisher
     from millrace.weights.ring import open_writer
 
     ranks = Ranks(shard=world, rank=rank)
     ranks.join(meet, torch.device("cpu"))
     torch.manual_seed(rank)
-    buffers, writer = PublishBuffers(weights(rows, dim, ranks), torch.bfloat16), open_writer(endpoint)
-    sources = [buffer.data for buffer in buffers.fill()]
+    held = weights(rows, dim, ranks)
+    unused = torch.optim.SGD([torch.zeros(1)])
+    publisher, writer = Publisher(held, torch.bfloat16, unused, ranks), open_writer(endpoint)
+    sources = [buffer.data for buffer in publisher.buffers.fill()]
     targets = [np.ones_like(source) for source in sources]
     pipe.send(sum(source.nbytes for source in sources))
     while (version := pipe.recv()) is not None:
@@ -75,8 +78,10 @@ def one_rank(
         copied = now() - began
         ranks.gather(None)
         started = now()
-        digest, _ = publish(lambda: writer, version, buffers, ranks)
-        pipe.send((digest, *copied, *(now() - started)))
+        publisher.begin(lambda: writer, endpoint, version)
+        stalled = now() - started
+        published = publisher.published()
+        pipe.send((published.digest, *copied, *stalled, published.digest_s))
     os._exit(0)  # gloo's threads outlive what they talk about
 
 
@@ -111,7 +116,7 @@ def one_round(relay: Relay, version: int, pipes: list[Connection]) -> dict[str, 
     began = time.perf_counter()
     asyncio.run(relay.stage(version, answers[0][0]))
     stage_s = time.perf_counter() - began
-    names = ("copy", "copy_cpu", "stall", "stall_cpu")
+    names = ("copy", "copy_cpu", "stall", "stall_cpu", "digest")
     slowest = {name: float(max(one[index] for one in answers)) for index, name in enumerate(names, 1)}
     return {**slowest, "stage": stage_s}
 

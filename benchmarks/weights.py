@@ -6,7 +6,8 @@ Trainer and relay are this process, every replica one of its own, with a ring of
 A version is written, staged, pulled by all replicas at once, and digested by them. The copy that each
 figure is compared with is made by the same process, in the same round, between pages as warm as those.
 
-stall    what the trainer waits for: its tensors copied into a slot, with their digest taken beside that
+stall    what the trainer waits for: its tensors copied into a slot
+digest   taken of the tensors, while the trainer goes on
 copied   the copy alone
 stage    the relay digests the slot and makes it readable
 pull     a replica copies the slot into its standby weights, while it would decode; the slowest one
@@ -26,8 +27,9 @@ from multiprocessing.connection import Connection
 import numpy as np
 from common import median, report, say, table
 
-from millrace.core.digest import NamedBuffer, digest_buffers
+from millrace.core.digest import NamedBuffer, digest_blocks, digest_buffers
 from millrace.core.types import Endpoint
+from millrace.weights.manifest import make_manifest
 from millrace.weights.relay import Relay
 from millrace.weights.ring import RingWriter, open_reader, open_writer
 
@@ -103,11 +105,14 @@ class Trainer:
     def publish(self) -> Seconds:
         self.version += 1
         memcpy_s = seconds(lambda: copy(self._tensors, self._target))
-        started = time.perf_counter()
-        published = self._writer.write(self.version, self._tensors)
-        stall_s = time.perf_counter() - started
+        started, manifest = time.perf_counter(), make_manifest(self._tensors)
+        filling = self._writer.begin(self.version, manifest)
+        self._writer.fill(filling, manifest, self._tensors)
+        stalled = time.perf_counter()
+        published = self._writer.end(filling, manifest, digest_blocks(self._tensors))
+        digest_s = time.perf_counter() - stalled
         stage_s = seconds(lambda: asyncio.run(self._relay.stage(self.version, published)))
-        return {"memcpy": memcpy_s, "stall": stall_s, "stage": stage_s}
+        return {"memcpy": memcpy_s, "stall": stalled - started, "digest": digest_s, "stage": stage_s}
 
 
 def one_round(trainer: Trainer, pipes: Sequence[Connection]) -> Seconds:

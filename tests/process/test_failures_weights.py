@@ -65,7 +65,8 @@ async def two_versions(start: Path, run_dir: Path, *, writer: str, reader: str) 
     for version in (0, 1):
         if version:
             await trainer.step(batch(0))
-        published = await trainer.publish(endpoint)
+        await trainer.publish(endpoint)
+        published = await trainer.published()
         await relay.stage(version, published.digest)
         served.append((await replica.pull(version, endpoint)).version)
     return served

@@ -17,7 +17,7 @@ from millrace.core.errors import MillraceError, UnknownVersionError
 from millrace.core.types import Endpoint
 from millrace.trainer.mesh import Ranks
 from millrace.trainer.parts import parts
-from millrace.trainer.publish import PublishBuffers, publish
+from millrace.trainer.publish import PublishBuffers, Publisher
 from millrace.weights.relay import Relay
 from millrace.weights.ring import open_reader, open_writer
 
@@ -47,16 +47,17 @@ def one_rank(endpoint: Endpoint, rank: int, rendezvous: str, pipe: Connection) -
     ranks.join(rendezvous, torch.device("cpu"))
     trained = divided(ranks)
     weights = trained.state_dict()
-    buffers = PublishBuffers(weights, torch.bfloat16)
-    writer = open_writer(endpoint)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    publisher = Publisher(weights, torch.bfloat16, optimizer, ranks)
+    buffers, writer = publisher.buffers, open_writer(endpoint)
     told = []
     for version in (0, 1):
         if version:
-            optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
             trained(torch.ones(3, WIDTH)).square().sum().backward()
             optimizer.step()
-        digest, mine = publish(lambda: writer, version, buffers, ranks)
-        assert mine == digest_buffers(buffers.fill())
+        publisher.begin(lambda: writer, endpoint, version)
+        digest = publisher.published().digest
+        publisher.refuse_changed(version)
         whole = {name: weight.full_tensor().bfloat16() for name, weight in weights.items()}
         assert not version or not torch.equal(whole["2.weight"], model().state_dict()["2.weight"].bfloat16())
         told.append((version, digest, buffers.weights_bytes, digest_buffers(as_bytes(whole))))
@@ -68,7 +69,7 @@ def one_rank(endpoint: Endpoint, rank: int, rendezvous: str, pipe: Connection) -
         return writer
 
     try:
-        publish(lost, 2, buffers, ranks)  # type: ignore[arg-type]
+        publisher.begin(lost, endpoint, 2)  # type: ignore[arg-type]
     except MillraceError as error:
         told.append((type(error), str(error)))
     held = sum(part.block.numel() for part in parts(weights))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
+from pathlib import Path
 
 import pytest
+from late_digest import LATE_VERSION
 from tests.runs import events, summary, train, weights
 
 from millrace.cli.app import run as command
+from millrace.observe.jsonl import read_events
 from millrace.runtime.gang import GangHandle
+from millrace.session import compose
 
 TWO = "trainer.shard=2"
 STRUCK_S = 0.3  # so long the other rank works or waits alone
@@ -50,6 +55,29 @@ def test_a_rank_killed_in_the_middle_changes_nothing_about_the_result(
     assert accounting["trained"] == accounting["admitted"] == 64
     staged = {e.fields["version"]: e.fields["digest"] for e in events(run, "staged")}
     assert all(staged[e.fields["version"]] == e.fields["digest"] for e in events(run, "pulled"))
+    assert not events(run, "replay_differs")
+    assert weights(run) == weights(undisturbed)
+
+
+def test_a_rank_killed_between_its_copy_and_the_end_leaves_nothing_to_read(
+    start, undisturbed, tmp_path, monkeypatch
+):
+    honest = compose.fleet
+
+    def late(loaded, run):
+        fleet = honest(loaded, run)
+        return dataclasses.replace(
+            fleet, trainer=dataclasses.replace(fleet.trainer, target="late_digest:LateDigest")
+        )
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setattr(compose, "fleet", late)
+    strike(monkeypatch, "published", 1 + LATE_VERSION)
+    run = train(start, tmp_path / "run", TWO)
+    told = [(e.kind, e.fields.get("version")) for e in read_events(run.events)]
+    (died,) = (at for at, (kind, _) in enumerate(told) if kind == "worker_died")
+    assert told.index(("step", LATE_VERSION)) < died
+    assert min(told.index((kind, LATE_VERSION)) for kind in ("published", "staged", "pulled")) > died
     assert not events(run, "replay_differs")
     assert weights(run) == weights(undisturbed)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millrace.core.digest import Filling, NamedBuffer, Piece, TensorSpec, digest_buffers
+from millrace.core.digest import Filling, NamedBuffer, Piece, TensorSpec, digest_blocks, digest_buffers
 from millrace.core.errors import DigestMismatchError, TornVersionError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint
 from millrace.weights.manifest import exact, make_manifest
@@ -89,7 +89,8 @@ def rank_process(endpoint: Endpoint, rank: int, world: int, pipe: Connection) ->
                 blocks = share(model(seed), rank, world)
                 if kill_after is not None:
                     blocks = Dying(kill_after)(blocks)
-                pipe.send(writer.fill(filling, make_manifest(model(seed)), blocks))
+                writer.fill(filling, make_manifest(model(seed)), blocks)
+                pipe.send(digest_blocks(share(model(seed), rank, world)))
             elif step == "begin":
                 pipe.send(writer.begin(values[0], make_manifest(model(values[1]))))
             else:
@@ -217,7 +218,8 @@ def test_what_is_left_of_an_earlier_gang_is_refused_once_another_has_begun(host,
 def write_alone(writer: RingWriter, seed: int, blocks: Sequence[NamedBuffer]) -> str:
     manifest = make_manifest(model(seed))
     filling = writer.begin(1, manifest)
-    return writer.end(filling, manifest, writer.fill(filling, manifest, blocks))
+    writer.fill(filling, manifest, blocks)
+    return writer.end(filling, manifest, digest_blocks(blocks))
 
 
 @pytest.mark.parametrize("fault", ["missing", "twice"])
@@ -258,10 +260,9 @@ def write_share(endpoint: Endpoint, rank: int, world: int, pipe: Connection) -> 
     data = np.full(rows << 20, rank, np.uint8)
     filling = pipe.recv()
     before = anonymous_bytes()
-    written = writer.fill(
-        filling, BIG, [NamedBuffer("w", "float32", (rows, 1 << 18), data, (rows * rank, 0))]
-    )
-    pipe.send((written, anonymous_bytes() - before))
+    blocks = [NamedBuffer("w", "float32", (rows, 1 << 18), data, (rows * rank, 0))]
+    writer.fill(filling, BIG, blocks)
+    pipe.send((digest_blocks(blocks), anonymous_bytes() - before))
 
 
 def anonymous_bytes() -> int:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
-from millrace.core.digest import NamedBuffer, digest_buffers
+from millrace.core.digest import Filling, NamedBuffer, NamedPiece, TensorSpec, version_digest
 from millrace.core.types import Endpoint
 from millrace.weights import ring
 
+Spoil = Callable[[Sequence[NamedBuffer]], list[NamedBuffer]]
 VICTIM, OTHER = "model.layers.1.mlp.gate_proj.weight", "model.layers.1.mlp.up_proj.weight"  # of one shape
 
 
@@ -55,17 +57,28 @@ class _Frozen:
         return [self._first if tensor.name == VICTIM else tensor for tensor in tensors]
 
 
+@dataclass
+class _Saboteur:
+    """Writes spoiled blocks, and tells the digest of what it was given, as an honest one."""
+
+    honest: ring.RingWriter
+    spoil: Spoil
+
+    def begin(self, version: int, manifest: Sequence[TensorSpec]) -> Filling:
+        return Filling(version, 0, 0)
+
+    def fill(self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]) -> None:
+        spoiled = self.spoil(blocks) if filling.version else _first(self.spoil, blocks)
+        self.honest.write(filling.version, spoiled)
+
+    def end(self, filling: Filling, manifest: Sequence[TensorSpec], written: Iterable[NamedPiece]) -> str:
+        pieces = dict(written)
+        return version_digest((s.name, s.dtype, s.shape, pieces[s.name].digest) for s in manifest)
+
+
 def _writer(fault):
-    def open_writer(endpoint: Endpoint) -> ring.RingWriter:
-        writer = ring.open_writer(endpoint)
-        honest, spoil = writer.write, fault() if isinstance(fault, type) else fault
-
-        def write(version: int, tensors: Sequence[NamedBuffer]) -> str:
-            honest(version, spoil(tensors) if version else _first(spoil, tensors))
-            return digest_buffers(tensors)  # of what it was given, as an honest one
-
-        writer.write = write
-        return writer
+    def open_writer(endpoint: Endpoint) -> _Saboteur:
+        return _Saboteur(ring.open_writer(endpoint), fault() if isinstance(fault, type) else fault)
 
     return open_writer
 

@@ -174,10 +174,10 @@ def relay_not_filled_again(patch: pytest.MonkeyPatch) -> None:
     """The trainer publishes each version once, also when the relay that held it is gone."""
     honest = TrainerSession._publish
 
-    async def publish(session: TrainerSession, handle: Any) -> None:
+    async def publish(session: TrainerSession, *told: Any) -> None:
         published = session._published_to
         if published is None or published[1] != session._run.state.version:
-            await honest(session, handle)
+            await honest(session, *told)
 
     patch.setattr(TrainerSession, "_publish", publish)
 

@@ -202,7 +202,8 @@ class Stage:
     endpoint: Endpoint
 
     async def publish(self) -> Staged:
-        published = await call(self.trainer, "publish", self.endpoint)
+        await call(self.trainer, "publish", self.endpoint)
+        published = await call(self.trainer, "published")
         return await call(self.relay, "stage", published.version, published.digest)
 
     async def step(self) -> Any:

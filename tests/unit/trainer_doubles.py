@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from millrace.algorithms import Algorithm, TokenLogprobs, build
 from millrace.config.algorithms import GRPO
 from millrace.config.training import Optimizer
 from millrace.core.columns import TokenColumns
-from millrace.core.digest import NamedBuffer, digest_buffers
+from millrace.core.digest import Filling, NamedBuffer, NamedPiece, TensorSpec, version_digest
 from millrace.core.types import Batch, Endpoint, TrainGroup, TrainSequence
 from millrace.trainer.attention import NAME
 from millrace.trainer.checkpoint import Saver
@@ -211,10 +212,18 @@ class MemoryWriter:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint, self.closed = endpoint, False
         self.written: list[tuple[int, dict[str, bytes]]] = []
+        self.ended: list[int] = []
 
-    def write(self, version: int, tensors: list[NamedBuffer]) -> str:
-        self.written.append((version, {tensor.name: bytes(tensor.data) for tensor in tensors}))
-        return digest_buffers(tensors)
+    def begin(self, version: int, manifest: list[TensorSpec]) -> Filling:
+        return Filling(version, 0, 1)
+
+    def fill(self, filling: Filling, manifest: list[TensorSpec], blocks: list[NamedBuffer]) -> None:
+        self.written.append((filling.version, {block.name: bytes(block.data) for block in blocks}))
+
+    def end(self, filling: Filling, manifest: list[TensorSpec], written: Iterable[NamedPiece]) -> str:
+        pieces = dict(written)
+        self.ended.append(filling.version)
+        return version_digest((s.name, s.dtype, s.shape, pieces[s.name].digest) for s in manifest)
 
     def close(self) -> None:
         self.closed = True

@@ -57,15 +57,18 @@ class Patience:
             return self._limit_s
         return min(self._limit_s, max(FLOOR_S, FACTOR * longest_s))
 
-    async def call(self, handle: Handle, method: str, *args: Any, waits: bool = False) -> Any:
+    async def call(
+        self, handle: Handle, method: str, *args: Any, waits: bool = False, also_s: float = 0.0
+    ) -> Any:
         """`handle.call` with the deadline of `method`. `waits`: it may wait for something else that its
-        worker does. So it has all of the limit, and does not tell how long others take.
+        worker does. So it has all of the limit, and does not tell how long others take. `also_s`: the
+        deadline of something that it usually waits for.
 
         Raises: as `handle.call`.
         """
         calls, call = self._incarnation(handle).calls, _Call(method, clock.now())
         calls.append(call)
-        timeout_s = self._limit_s if waits else self.deadline_s(method)
+        timeout_s = self._limit_s if waits else min(self._limit_s, self.deadline_s(method) + also_s)
         try:
             answer = await handle.call(method, *args, timeout_s=timeout_s)
         except DeadlineExceeded:

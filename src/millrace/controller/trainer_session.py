@@ -1,5 +1,6 @@
 """The trainer's session: replay, then take -> step -> commit -> publish -> checkpoint, until done.
 
+A version is digested while the next step is computed. It is whole at the relay before that step is committed.
 A checkpoint is written while the next steps are made. Its files are complete, then the ledger has it.
 
 A trainer that crashed goes on as a resumed run does. It loads the newest checkpoint, then repeats the later
@@ -47,7 +48,8 @@ class TrainerSession:
     def __init__(self, run: RunContext, *, checkpoints: str, export: str | None) -> None:
         self._run, self._checkpoints, self._export = run, checkpoints, export
         self._loaded: TrainerState | None = None
-        self._published_to: tuple[object, int] | None = None  # (endpoint, version) last published
+        self._published_to: tuple[object, int] | None = None  # (endpoint, version) last copied
+        self._publishing: asyncio.Task[None] | None = None  # one at a time
         self._checkpointed = -1  # the version saved last, or being saved
         self._saving: asyncio.Task[None] | None = None  # one at a time
         self._rejected_in_a_row = 0
@@ -63,30 +65,31 @@ class TrainerSession:
 
     async def run(self, handle: Handle) -> None:
         """Returns when the last step is committed, checkpointed and exported."""
-        async with asyncio.TaskGroup() as saving:
-            self._saving = None
-            await self._train(handle, saving)
+        async with asyncio.TaskGroup() as beside:
+            self._publishing = self._saving = None
+            await self._train(handle, beside)
 
-    async def _train(self, handle: Handle, saving: asyncio.TaskGroup) -> None:
+    async def _train(self, handle: Handle, beside: asyncio.TaskGroup) -> None:
         run, state = self._run, self._run.state
-        await self._catch_up(handle, saving)
+        await self._catch_up(handle, beside)
         taken_s: float | None = None
         while True:
-            await self._publish(handle)
+            await self._publish(handle, beside)
             if state.version >= run.config.steps:
                 break
             free_s = clock.now()
             if taken_s is not None:
                 state.measured.step_took(free_s - taken_s)
-            batch = await self._take(handle)
+            batch = await self._take(handle, beside)
             if batch is None:
                 break
             taken_s = clock.now()
             result = await self._step(handle, batch)
+            await self._published()
             if isinstance(result, StepRejected):
                 await self._reject(handle, result)
                 if result.weights_lost:
-                    await self._catch_up(handle, saving)
+                    await self._catch_up(handle, beside)
                 continue
             self._rejected_in_a_row = 0
             record = self._commit(batch, result)
@@ -95,14 +98,15 @@ class TrainerSession:
             run.repack_due = True
             run.pulse.fire()
             if state.version % run.config.checkpoints.every == 0:
-                await self._publish(handle)
-                await self._checkpoint(handle, saving, state.version)
-        await self._checkpoint(handle, saving, state.version)
+                await self._publish(handle, beside)
+                await self._checkpoint(handle, beside, state.version)
+        await self._checkpoint(handle, beside, state.version)
+        await self._published()
         await self._saved()
         if self._export is not None:
             await self._call(handle, "export", self._export)
 
-    async def _catch_up(self, handle: Handle, saving: asyncio.TaskGroup) -> None:
+    async def _catch_up(self, handle: Handle, beside: asyncio.TaskGroup) -> None:
         """Load the newest checkpoint and replay the committed steps after it.
 
         If the last trainer died before it had caught up, every replayed step is saved. Then a trainer that
@@ -128,7 +132,7 @@ class TrainerSession:
                 )
             self._emit_step(batch, record, result, wait_s=0.0, replayed=True)
             if died_in_it:
-                await self._checkpoint(handle, saving, record.version)
+                await self._checkpoint(handle, beside, record.version)
                 await self._saved()
         self._catching_up = False
 
@@ -140,7 +144,7 @@ class TrainerSession:
             await asyncio.sleep(0)
         return make_batch(record.version - 1, groups)
 
-    async def _take(self, handle: Handle) -> Batch | None:
+    async def _take(self, handle: Handle, beside: asyncio.TaskGroup) -> Batch | None:
         """Wait for a batch; meanwhile serve a relay that came back. None: the run is to stop.
 
         A batch once taken stays taken: a trainer that died in its step gets the same one again.
@@ -148,7 +152,7 @@ class TrainerSession:
         run, state = self._run, self._run.state
         with run.waits.waiting("trainer", f"{run.config.batch.prompts} ready groups"):
             while not run.stopping:
-                await self._publish(handle)
+                await self._publish(handle, beside)
                 if not state.taken and state.num_ready >= run.config.batch.prompts:
                     state.take(run.schedule.take(state.view()) or ())
                 if state.taken:
@@ -168,7 +172,11 @@ class TrainerSession:
     async def _step(self, handle: Handle, batch: Batch) -> StepResult | StepRejected:
         with self._run.waits.waiting("trainer", f"its step from version {batch.version}", bounded=True):
             saving = self._saving is not None and not self._saving.done()  # the update waits for its files
-            result: StepResult | StepRejected = await self._call(handle, "step", batch, waits=saving)
+            digesting = self._publishing is not None and not self._publishing.done()
+            also_s = self._run.patience.deadline_s("published") if digesting else 0.0
+            result: StepResult | StepRejected = await self._call(
+                handle, "step", batch, waits=saving, also_s=also_s
+            )
         self._run.waits.progress(handle.name)
         return result
 
@@ -205,26 +213,38 @@ class TrainerSession:
         run.state.committed(result.version)
         return record
 
-    async def _publish(self, handle: Handle) -> None:
-        """Publish the current version to the current relay, once. Staging is not waited for."""
+    async def _publish(self, handle: Handle, beside: asyncio.TaskGroup) -> None:
+        """Copy the current version to the current relay, once. Only the copy is waited for."""
         run = self._run
         endpoint = run.endpoint(run.trainer_host)
-        target = (endpoint, run.state.version)
-        if endpoint is None or self._published_to == target:
+        if endpoint is None or self._published_to == (target := (endpoint, run.state.version)):
             return
+        await self._published()
         try:
-            published: Published = await self._call(handle, "publish", endpoint)
+            await self._call(handle, "publish", endpoint)
         except UnknownVersionError:
             return await self._await_another_relay(endpoint)
+        self._published_to = target
+        self._publishing = beside.create_task(self._hand_over(handle, *target), name="publish")
+
+    async def _hand_over(self, handle: Handle, endpoint: Endpoint, version: int) -> None:
+        """Wait until `version`, which is copied, is whole in its slot; then the relay may stage it."""
+        run = self._run
+        with run.waits.waiting("publication", f"the digest of version {version}", bounded=True):
+            published: Published = await self._call(handle, "published")
         if run.endpoint(run.trainer_host) != endpoint:
             return  # that relay died meanwhile, and its slots with it
-        self._published_to = target
         self._hold_to_record(published)
         run.lineage.published(published)
         run.published.append(published)
         run.to_relays.fire()
         run.events.emit("published", **asdict(published))
         run.pulse.fire()
+
+    async def _published(self) -> None:
+        """Wait until no version is being digested. One that fails ends the session."""
+        if self._publishing is not None:
+            await self._publishing
 
     def _hold_to_record(self, published: Published) -> None:
         """The version may have been published before: by a trainer that died, or in an earlier session.
@@ -256,7 +276,7 @@ class TrainerSession:
                     raise DeadlineExceeded(f"the slots at {endpoint.path} are gone, yet their relay answers")
                 await run.pulse.wait(timeout_s=TICK_S)
 
-    async def _checkpoint(self, handle: Handle, saving: asyncio.TaskGroup, version: int) -> None:
+    async def _checkpoint(self, handle: Handle, beside: asyncio.TaskGroup, version: int) -> None:
         """Begin to save the trainer, which is at `version`, unless that is saved already."""
         if self._checkpointed == version:
             return
@@ -266,7 +286,7 @@ class TrainerSession:
         with self._run.waits.waiting("trainer", "its checkpoint", bounded=True):
             await self._call(handle, "checkpoint", self._checkpoints)
         self._checkpointed = version
-        self._saving = saving.create_task(self._commit_checkpoint(handle, waited_s), name="checkpoint")
+        self._saving = beside.create_task(self._commit_checkpoint(handle, waited_s), name="checkpoint")
 
     async def _commit_checkpoint(self, handle: Handle, waited_s: float) -> None:
         """`waited_s`: for the checkpoint before, which training waited for too."""

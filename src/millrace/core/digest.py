@@ -114,6 +114,13 @@ def digest_buffers(buffers: Iterable[NamedBuffer], kind: str = XXH3) -> str:
     return version_digest(((b.name, b.dtype, b.shape, tensor_digest(b.data, kind)) for b in buffers), kind)
 
 
+def digest_blocks(blocks: Iterable[NamedBuffer]) -> list[NamedPiece]:
+    """The pieces that these are."""
+    return [
+        (b.name, Piece(b.start or (0,) * len(b.shape), tuple(b.shape), tensor_digest(b.data))) for b in blocks
+    ]
+
+
 def published_digest(tensors: Sequence[TensorSpec]) -> str:
     """The version digest of tensors in pieces."""
     entries = ((t.name, t.dtype, t.shape, t.digest) for t in tensors)

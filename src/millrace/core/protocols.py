@@ -129,8 +129,12 @@ class Trainer(Protocol):
         """One optimizer step. A repeat of the last applied batch version returns its result again. What is
         not finite is rejected, with what is at fault: a repeat of that batch is rejected again."""
 
-    async def publish(self, endpoint: Endpoint) -> Published:
-        """Write the current version into a slot of `endpoint`."""
+    async def publish(self, endpoint: Endpoint) -> None:
+        """Copy the current version into a slot of `endpoint`. Training goes on while it is digested: nobody
+        can read it before. A repeat copies nothing."""
+
+    async def published(self) -> Published:
+        """Wait until the version that was copied last is digested, and whole in its slot."""
 
     async def checkpoint(self, directory: str) -> None:
         """Begin to save everything as `directory`/`v{version:08d}`, atomically. Training goes on meanwhile.
@@ -184,21 +188,14 @@ class Environment(Protocol):
 
 
 class WeightsWriter(Protocol):
-    """Writes versions into a relay's slots: whole ones, or as one of a trainer's processes its own blocks.
-    One trainer per relay."""
-
-    def write(self, version: int, tensors: Sequence[NamedBuffer]) -> str:
-        """Copy `tensors` into the oldest slot and return their digest, taken of them, not of the copy.
-
-        Readers of that slot see it torn, never mixed."""
+    """Writes versions into a relay's slots: each of a trainer's processes its own blocks. One trainer per
+    relay. Readers of a slot that is written see it torn, never mixed."""
 
     def begin(self, version: int, manifest: Sequence[TensorSpec]) -> Filling:
         """By one process: take the oldest slot for these tensors. It is unreadable until `end`."""
 
-    def fill(
-        self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]
-    ) -> list[NamedPiece]:
-        """By each process: copy its own blocks there. Their digests are taken of them, not of the copy."""
+    def fill(self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]) -> None:
+        """By each process: copy its own blocks there."""
 
     def pin(self, register: Callable[[Any], Callable[[], None]]) -> None:
         """As a reader's."""
@@ -216,6 +213,7 @@ class WeightsWriter(Protocol):
         elsewhere: Iterable[NamedPiece] = (),
     ) -> str:
         """By the process that began, once all have filled: the digest of the version, made of its pieces.
+        Theirs are taken of the blocks, not of the copy.
         `elsewhere`: those that were written into the slots of other hosts, from where the relay gets them.
 
         Raises: WeightsError: the pieces are not exactly the tensors, or another trainer took the slot."""

@@ -274,7 +274,8 @@ class Published(msgspec.Struct, frozen=True):
     version: int
     digest: str  # of the source tensors, taken by the trainer, of the pieces that its processes hold
     weights_bytes: int
-    stall_s: float  # what the trainer waited for: the copy and its digest
+    stall_s: float  # what the trainer waited for: the copy, and an update for the digest
+    digest_s: float = 0.0  # from the copy until the version was whole: the digest
 
 
 class Staged(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """A run on a timeline: events as a Chrome trace, for Perfetto or chrome://tracing.
 
-Every role is a row. A duration that an event reports becomes a span that ends at the event's time.
+Every role is a row. A duration that an event reports becomes a span that ends at the event's time; that of a
+publish ends when the digest begins.
 Deaths and moves become marks. Replica rows also have counters of running and waiting.
 """
 
@@ -59,6 +60,7 @@ def records_of(event: Event, now_us: float) -> Iterator[tuple[str, Record]]:
     if event.kind in _SPANS:
         row, duration, label = _SPANS[event.kind]
         span_us = fields[duration] * 1e6
+        now_us -= fields.get("digest_s", 0.0) * 1e6
         span = {
             "ph": "X",
             "cat": event.kind,

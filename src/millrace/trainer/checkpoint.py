@@ -17,10 +17,9 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from threading import Event
 
 import msgspec
 import torch
@@ -29,6 +28,7 @@ import xxhash
 from millrace.core.errors import DataError, boundary
 from millrace.core.types import CheckpointInfo
 from millrace.trainer.adamw import put_together, taken_apart
+from millrace.trainer.beside import Beside
 from millrace.trainer.directories import atomic_directory
 from millrace.trainer.mesh import ALONE, Ranks, agreed, all_or_none
 from millrace.trainer.model import named_weights, not_finite, rounded_weights
@@ -66,31 +66,22 @@ class Saver:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> None:
-        self._ranks = ranks.apart()
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._saving: Future[CheckpointInfo] | None = None
+        self._beside = Beside[CheckpointInfo](optimizer, ranks, "checkpoint")
         self._copies: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
-        self._written = Event()
-        self._written.set()
-        self._began_s = self._stall_s = 0.0
-        self._waits_since_s: float | None = None
-        optimizer.register_step_pre_hook(lambda *_: self._await_written())
 
     def begin(self, trainer: PolicyTrainer, directory: str | Path, began_s: float | None = None) -> None:
         """Save the present state of `trainer` as `directory`/v{version:08d}. It may go on at once.
 
         `began_s`: since when the trainer waits for this, by `time.perf_counter`; None: since now.
         """
+        began_s = began_s or time.perf_counter()
         self.wait()
-        self._began_s, self._waits_since_s = began_s or time.perf_counter(), None
         target = Path(directory) / _name(trainer.version)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # the thread has a stream of its own
-        files, blocks = _state(trainer, self._ranks)
+        files, blocks = _state(trainer, self._beside.ranks)
         blocks = self._without_rounded(trainer, blocks)
-        self._written.clear()
-        self._stall_s = time.perf_counter() - self._began_s
-        self._saving = self._thread.submit(self._save, trainer.version, target, files, blocks)
+        self._beside.begin(partial(self._save, trainer.version, target, files, blocks, began_s), began_s)
 
     def _without_rounded(self, trainer: PolicyTrainer, blocks: list[Part]) -> list[Part]:
         settings, unchanging = trainer.settings, list[Part]()
@@ -106,47 +97,33 @@ class Saver:
 
     def wait(self) -> None:
         """Until none is under way, however it ended."""
-        if self._saving is not None:
-            self._saving.exception()
+        self._beside.wait()
 
     def saved(self) -> CheckpointInfo:
         """Wait for the checkpoint that was begun last.
 
         Raises: StorageError, and whatever else kept it from being written, here or on another rank.
         """
-        assert self._saving is not None, "no checkpoint was begun"
-        return self._saving.result()
+        return self._beside.result()
 
     def _save(
-        self, version: int, target: Path, files: list[TensorFile], blocks: list[Part]
+        self, version: int, target: Path, files: list[TensorFile], blocks: list[Part], began_s: float
     ) -> CheckpointInfo:
-        ranks = self._ranks
-        try:
-            with atomic_directory(target, marker="manifest.json", ranks=ranks) as path:
-                with all_or_none(ranks):
-                    if ranks.rank == 0:
-                        make(path, files)
-                with all_or_none(ranks):
-                    fill(path, files, blocks)
-                self._release()
-                own = [path / file.name for file in files[ranks.rank :: ranks.world]]
-                shared = agreed(ranks, lambda: {file.name: _describe(file) for file in own})
-                described = {name: file for part in shared for name, file in part.items()}
+        ranks = self._beside.ranks
+        with atomic_directory(target, marker="manifest.json", ranks=ranks) as path:
+            with all_or_none(ranks):
                 if ranks.rank == 0:
-                    manifest = _Manifest(FORMAT, version, dict(sorted(described.items())))
-                    (path / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
-        finally:
-            self._release()
-        return CheckpointInfo(version, str(target), time.perf_counter() - self._began_s, self._stall_s)
-
-    def _release(self) -> None:
-        if not self._written.is_set() and self._waits_since_s is not None:
-            self._stall_s += time.perf_counter() - self._waits_since_s
-        self._written.set()
-
-    def _await_written(self) -> None:
-        self._waits_since_s = time.perf_counter()
-        self._written.wait()
+                    make(path, files)
+            with all_or_none(ranks):
+                fill(path, files, blocks)
+            stall_s = self._beside.release()
+            own = [path / file.name for file in files[ranks.rank :: ranks.world]]
+            shared = agreed(ranks, lambda: {file.name: _describe(file) for file in own})
+            described = {name: file for part in shared for name, file in part.items()}
+            if ranks.rank == 0:
+                manifest = _Manifest(FORMAT, version, dict(sorted(described.items())))
+                (path / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+        return CheckpointInfo(version, str(target), time.perf_counter() - began_s, stall_s)
 
 
 def load_checkpoint(trainer: PolicyTrainer, path: str | Path, ranks: Ranks = ALONE) -> None:

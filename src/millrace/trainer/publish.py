@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import chain
 
 import torch
 
-from millrace.core.digest import Filling, NamedBuffer, lay_out, version_digest
+from millrace.core.digest import (
+    Filling,
+    NamedBuffer,
+    NamedPiece,
+    digest_blocks,
+    digest_buffers,
+    lay_out,
+    version_digest,
+)
+from millrace.core.errors import DigestMismatchError
 from millrace.core.protocols import WeightsWriter
-from millrace.trainer.mesh import ALONE, Ranks, agreed
+from millrace.core.types import Endpoint, Published
+from millrace.trainer.beside import Beside
+from millrace.trainer.mesh import ALONE, Ranks, agreed, all_or_none
 from millrace.trainer.parts import parts
 
 
@@ -57,30 +70,94 @@ class PublishBuffers:
         return self.blocks
 
 
-def publish(
-    opened: Callable[[], WeightsWriter], version: int, buffers: PublishBuffers, ranks: Ranks = ALONE
-) -> tuple[str, str]:
-    """Write this rank's buffers and no others'. The first rank begins the version, and ends it after all.
+class Publisher:
+    """Publishes versions of `weights`, which `optimizer` updates. The trainer waits for the copy alone: this
+    rank's buffers and no others'.
 
-    Only digests go from rank to rank. Where one rank fails all fail, so that none waits for another.
-
-    Returns: digests (of the version, of this rank's buffers).
+    Their digest is taken beside the next step: of the buffers, not of the copy. Only digests go from rank to
+    rank. The first rank begins a version, and ends it after all. Where one rank fails all fail, so that none
+    waits for another.
     """
-    if ranks.world == 1:
-        digest = opened().write(version, buffers.fill())
-        return digest, digest
-    first, manifest = ranks.rank == 0, buffers.manifest
 
-    def begin() -> Filling | None:
-        writer = opened()
-        return writer.begin(version, manifest) if first else None
+    def __init__(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        dtype: torch.dtype,
+        optimizer: torch.optim.Optimizer,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.buffers, self._ranks = PublishBuffers(weights, dtype), ranks
+        self._beside = Beside[Published](optimizer, ranks, "publish")
+        self._begun: tuple[Endpoint, int] | None = None
+        self._held = ""  # the digest of this rank's buffers
 
-    filling = agreed(ranks, begin)[0]
-    assert filling is not None, version
-    written = agreed(ranks, lambda: opened().fill(filling, manifest, buffers.fill()))
-    digests = agreed(ranks, lambda: opened().end(filling, manifest, chain(*written)) if first else "")
-    mine = zip(buffers.blocks, written[ranks.rank], strict=True)
-    return digests[0], version_digest((b.name, b.dtype, b.shape, piece.digest) for b, (_, piece) in mine)
+    def begin(self, opened: Callable[[], WeightsWriter], endpoint: Endpoint, version: int) -> None:
+        """Copy the weights into a slot of `endpoint`, of which `opened` gives the writer. They may be trained
+        on at once. A repeat writes nothing: it would cost the readers a slot."""
+        began_s = time.perf_counter()
+        if self._beside.wait() and self._begun == (endpoint, version):
+            return
+        first, manifest = self._ranks.rank == 0, self.buffers.manifest
+
+        def begin() -> Filling | None:
+            writer = opened()
+            return writer.begin(version, manifest) if first else None
+
+        filling = agreed(self._ranks, begin)[0]
+        assert filling is not None, version
+        self._begun, writer, fault = (endpoint, version), opened(), None
+        try:
+            writer.fill(filling, manifest, self.buffers.fill())
+        except Exception as error:
+            fault = error  # raised where all ranks learn of it
+        self._beside.begin(partial(self._end, writer, filling, fault), began_s)
+
+    def published(self) -> Published:
+        """Wait until the version that was begun last is whole in its slot.
+
+        Raises: WeightsError, and whatever else kept it from being whole, here or on another rank.
+        """
+        return self._beside.result()
+
+    def wait(self) -> None:
+        """Until none is under way, however it ended."""
+        self._beside.wait()
+
+    def refuse_changed(self, version: int) -> None:
+        """Raises: DigestMismatchError: the weights changed since they were published as `version`."""
+        if not self._beside.wait() or self.published().version != version:
+            return
+        found = digest_buffers(self.buffers.fill())
+        if found != self._held:
+            raise DigestMismatchError(
+                f"the trainer's weights of version {version} changed in memory: published with digest "
+                f"{self._held}, they have {found} now.\n"
+                "  Nothing of them is saved: test the memory, then `--resume`"
+            )
+
+    def _end(self, writer: WeightsWriter, filling: Filling, fault: Exception | None) -> Published:
+        ranks, manifest, began_s = self._beside.ranks, self.buffers.manifest, time.perf_counter()
+        with all_or_none(ranks):  # nobody digests while another copies
+            if fault is not None:
+                raise fault
+        written = agreed(ranks, self._digest)
+        ended = agreed(
+            ranks, lambda: "" if ranks.rank else writer.end(filling, manifest, chain.from_iterable(written))
+        )
+        return Published(
+            version=filling.version,
+            digest=ended[0],
+            weights_bytes=self.buffers.weights_bytes,
+            stall_s=self._beside.release(),
+            digest_s=time.perf_counter() - began_s,
+        )
+
+    def _digest(self) -> list[NamedPiece]:
+        pieces, blocks = digest_blocks(self.buffers.blocks), self.buffers.blocks
+        self._beside.release()
+        named = zip(blocks, pieces, strict=True)
+        self._held = version_digest((b.name, b.dtype, b.shape, piece.digest) for b, (_, piece) in named)
+        return pieces
 
 
 def _host_copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 from millrace.algorithms import build
 from millrace.config.schema import Config
 from millrace.core import model_version
-from millrace.core.digest import digest_buffers
 from millrace.core.errors import (
     DataError,
     DigestMismatchError,
@@ -52,7 +51,7 @@ from millrace.trainer.model import (
     read_tokenizer,
     recompute_layers,
 )
-from millrace.trainer.publish import PublishBuffers, publish
+from millrace.trainer.publish import Publisher
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 T = TypeVar("T")
@@ -84,12 +83,10 @@ class TorchTrainer:
         self._turn = asyncio.Lock()
         self._trainer: PolicyTrainer | None = None
         self._saver: Saver | None = None
-        self._buffers: PublishBuffers | None = None
+        self._publisher: Publisher | None = None
         self._writer: tuple[Endpoint, WeightsWriter] | None = None
         self._tokenizer: dict[str, bytes] = {}
         self._last: StepResult | None = None
-        self._published: tuple[Endpoint, Published] | None = None
-        self._held = ""  # the digest of what this process held of the published version
 
     async def load(self, checkpoint: str | None) -> TrainerState:
         return await self._run(lambda: self._load(checkpoint), "the model and its optimizer")
@@ -99,8 +96,14 @@ class TorchTrainer:
         what = f"its step from version {batch.version} ({num_tokens} tokens)"
         return await self._run(lambda: self._step(batch), what)
 
-    async def publish(self, endpoint: Endpoint) -> Published:
-        return await self._run(lambda: self._publish(endpoint), "publishing")
+    async def publish(self, endpoint: Endpoint) -> None:
+        await self._run(lambda: self._publish(endpoint), "publishing")
+
+    async def published(self) -> Published:
+        """Without a turn: steps go on meanwhile."""
+        if self._publisher is None:
+            raise WorkerError("the trainer has no weights yet: `load` must come first")
+        return await asyncio.to_thread(self._publisher.published)
 
     async def checkpoint(self, directory: str) -> None:
         await self._run(lambda: self._checkpoint(directory), "a checkpoint")
@@ -130,8 +133,10 @@ class TorchTrainer:
     def _load(self, checkpoint: str | None) -> TrainerState:
         if self._saver is not None:
             self._saver.wait()  # it writes where `sweep` looks
-        self._trainer = self._saver = self._buffers = None  # free the old weights before the new ones
-        self._last = self._published = None
+        if self._publisher is not None:
+            self._publisher.wait()
+        self._trainer = self._saver = self._publisher = None  # free the old weights before the new ones
+        self._last = None
         self._tokenizer = self._tokenizer or read_tokenizer(self._config.model.path)
         agreed(self._ranks, self._sweep)
         device = torch_device(*self._device)
@@ -139,10 +144,11 @@ class TorchTrainer:
         if checkpoint is not None:
             load_checkpoint(trainer, checkpoint, self._ranks)
         self._trainer, self._saver = trainer, Saver(trainer.optimizer, self._ranks)
-        self._buffers = PublishBuffers(named_weights(trainer.model), _dtype(self._config))
+        weights = named_weights(trainer.model)
+        self._publisher = Publisher(weights, _dtype(self._config), trainer.optimizer, self._ranks)
         told = computes(_dtype(self._config), trainer.settings.dtype)
         rounding = arithmetic(device, self._config)
-        return TrainerState(trainer.version, self._buffers.weights_bytes, told, rounding)
+        return TrainerState(trainer.version, self._publisher.buffers.weights_bytes, told, rounding)
 
     def _sweep(self) -> None:
         """By one rank; the others begin to write after it."""
@@ -168,23 +174,10 @@ class TorchTrainer:
             return StepRejected(batch.version, ids, str(error), weights_lost=True)
         return self._last
 
-    def _publish(self, endpoint: Endpoint) -> Published:
-        trainer, buffers = self._ready(), self._buffers
-        assert buffers is not None
-        if self._published is not None:
-            earlier, published = self._published
-            if (earlier, published.version) == (endpoint, trainer.version):
-                return published  # a repeat: writing again would cost the readers a slot
-        began = time.perf_counter()
-        digest, self._held = publish(lambda: self._writer_to(endpoint), trainer.version, buffers, self._ranks)
-        published = Published(
-            version=trainer.version,
-            digest=digest,
-            weights_bytes=buffers.weights_bytes,
-            stall_s=time.perf_counter() - began,
-        )
-        self._published = endpoint, published
-        return published
+    def _publish(self, endpoint: Endpoint) -> None:
+        trainer, publisher = self._ready(), self._publisher
+        assert publisher is not None
+        publisher.begin(lambda: self._writer_to(endpoint), endpoint, trainer.version)
 
     def _writer_to(self, endpoint: Endpoint) -> WeightsWriter:
         """The open writer, or a new one where the relay has moved."""
@@ -203,19 +196,13 @@ class TorchTrainer:
         saver.begin(trainer, directory, began_s)
 
     def _refuse_changed(self, version: int) -> None:
-        """What is saved must be what replicas were given as this version, in the dtype that they have it in.
-
-        Raises: DigestMismatchError: it changed in memory since it was published.
-        """
-        if self._published is None or self._buffers is None or self._published[1].version != version:
-            return
-        due, found = self._held, digest_buffers(self._buffers.fill())
-        if found != due:
+        """What is saved must be what replicas were given as `version`, in the dtype that they have it in."""
+        assert self._publisher is not None
+        try:
+            self._publisher.refuse_changed(version)
+        except DigestMismatchError:
             self._trainer = None  # nothing may be trained, published or saved of it
-            raise DigestMismatchError(
-                f"the trainer's weights of version {version} changed in memory: published with digest {due}, "
-                f"they have {found} now.\n  Nothing of them is saved: test the memory, then `--resume`"
-            )
+            raise
 
     def _export(self, directory: str) -> None:
         trainer = self._ready()

@@ -17,8 +17,8 @@ from millrace.core.digest import (
     NamedPiece,
     Piece,
     TensorSpec,
+    digest_blocks,
     published_digest,
-    tensor_digest,
 )
 from millrace.core.errors import TornVersionError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint
@@ -76,7 +76,8 @@ class RingWriter:
         """
         manifest = make_manifest(tensors)
         filling = self.begin(version, manifest)
-        return self.end(filling, manifest, self.fill(filling, manifest, tensors))
+        self.fill(filling, manifest, tensors)
+        return self.end(filling, manifest, digest_blocks(tensors))
 
     def begin(self, version: int, manifest: Sequence[TensorSpec]) -> Filling:
         """Take a slot, as `slots` says, for the tensors of `manifest`. Versions above are dropped.
@@ -88,26 +89,20 @@ class RingWriter:
         drop_above(self._memory, version)
         return Filling(version, *take_slot(self._memory, version))
 
-    def fill(
-        self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]
-    ) -> list[NamedPiece]:
-        """Copy this process's blocks to their places, each while it is in the cache, where it was digested.
+    def fill(self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]) -> None:
+        """Copy this process's blocks to their places. Two threads share them: both let go of the GIL.
 
-        Two threads share the blocks: both let go of the GIL.
-
-        Returns: the pieces that they are, with digests taken of them here, not of the copy.
         Raises: WeightsError: not bytes. TornVersionError: another writer has taken the slot.
         """
         specs, data = {spec.name: spec for spec in manifest}, self._memory.data[filling.slot]
-        pieces, left = dict[int, NamedPiece](), iter(enumerate(blocks))
+        left = iter(blocks)
 
         def work() -> None:
-            for index, block in left:
+            for block in left:
                 self._hold(filling)
-                source, start = bytes_of(block), block.start or (0,) * len(block.shape)
+                start = block.start or (0,) * len(block.shape)
                 place = placed(data, specs[block.name], start, block.shape)
-                pieces[index] = block.name, Piece(start, tuple(block.shape), tensor_digest(source))
-                np.copyto(place, source.reshape(place.shape))
+                np.copyto(place, bytes_of(block).reshape(place.shape))
 
         other = self._helper.submit(work)
         try:
@@ -115,7 +110,6 @@ class RingWriter:
         finally:
             other.result()
         self._hold(filling)
-        return [pieces[index] for index in range(len(blocks))]
 
     def end(
         self,

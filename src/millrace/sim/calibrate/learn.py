@@ -3,6 +3,7 @@
     replicas   `replica_costs`
     messages   half of what passes from a publish to its staging, without the staging
     trainer    seconds from a taken batch to its commit = a + b tokens, without messages     least squares
+    digest     from copied to published; the trainer is free as soon as a version is copied  mean
     publish, stage, pull, swap, score, load, save, spawn                                     means
     lengths    whole groups of the ledger, as observed
 
@@ -131,6 +132,7 @@ def _costs(events: Sequence[Event], config: Config, prompt_tokens: float, *, cal
         step_base_s=max(0.0, step_base_s - call_s),
         train_per_token_s=train_token_s,
         publish_s=max(0.0, mean(list(_publish_s(events))) - call_s),
+        digest_s=mean([_digest_s(e) for e in events if e.kind == "published"]),
         stage_s=mean([e.fields["stage_s"] for e in events if e.kind == "staged"]),
         snapshot_s=mean([e.fields.get("stall_s", 0.0) for e in events if e.kind == "checkpoint"]),
         save_s=mean([e.fields["save_s"] for e in events if e.kind == "checkpoint"]),
@@ -148,7 +150,7 @@ def _training(events: Sequence[Event], config: Config, prompt_tokens: float) -> 
     free_s: float | None = None
     for event in events:
         if event.kind == "published":
-            free_s = event.time_s
+            free_s = event.time_s - _digest_s(event)
         elif event.kind == "step" and free_s is not None and _counts(event):
             prompts = prompt_tokens * config.trajectories_per_step
             rows.append((1.0, event.fields["trained_tokens"] + prompts))
@@ -166,11 +168,16 @@ def _counts(step: Event) -> bool:
 
 
 def _publish_s(events: Sequence[Event]) -> Iterator[float]:
-    """Seconds from a step to the publish that comes right after it in the trainer."""
+    """Seconds from a step to the copy that comes right after it in the trainer."""
     trainer = [e for e in events if e.kind in ("step", "published")]
     for before, now in pairwise(trainer):
         if before.kind == "step" and now.kind == "published":
-            yield now.time_s - before.time_s
+            yield now.time_s - _digest_s(now) - before.time_s
+
+
+def _digest_s(published: Event) -> float:
+    """Beside the next step. Earlier runs have it in the stall."""
+    return float(published.fields.get("digest_s", 0.0))
 
 
 def _score_s(events: Sequence[Event], workers: int) -> float:

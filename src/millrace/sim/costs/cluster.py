@@ -101,6 +101,10 @@ class ClusterCosts:
         return self.cluster.transfer.trainer_stall_s
 
     @property
+    def digest_s(self) -> float:
+        return self.cluster.transfer.digest_s
+
+    @property
     def stage_s(self) -> float:
         return self.cluster.transfer.available_s if self.cluster.hosts == 1 else 0.0
 

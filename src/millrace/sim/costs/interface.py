@@ -39,7 +39,11 @@ class CostModel(Protocol):
 
     @property
     def publish_s(self) -> float:
-        """The trainer waits for it."""
+        """Copying a version; the trainer waits for it."""
+
+    @property
+    def digest_s(self) -> float:
+        """From copied to published, while the trainer goes on with its step."""
 
     @property
     def stage_s(self) -> float:
@@ -93,7 +97,8 @@ class Costs:
     swap_s: float = 0.01
     step_base_s: float = 0.2
     train_per_token_s: float = 0.0001
-    publish_s: float = 0.03
+    publish_s: float = 0.02
+    digest_s: float = 0.01
     stage_s: float = 0.02
     fetch_s: float = 0.04
     hop_s: float = 0.002

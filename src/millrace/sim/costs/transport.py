@@ -1,7 +1,8 @@
 """What a new version costs on its way to the replicas, per transport.
 
-Every function answers with the same four numbers: how long the trainer waits, how long until a replica may
-read, how long the replica reads while it goes on decoding, and how long the replica waits.
+Every function answers with the same numbers: how long the trainer waits, how long until a replica may read,
+how long the replica reads while it goes on decoding, how long the replica waits, and how long the trainer
+digests while it goes on with its step.
 """
 
 from __future__ import annotations
@@ -32,21 +33,25 @@ DELTA_BYTES_FRACTION = 0.01
 """Encoded change of a step at a learning rate of 1e-6: 14 GB to 108 MB (PULSE, arXiv:2602.03839)."""
 DELTA_ENCODE_BYTES_PER_S = 20e9
 """Comparing and packing on the host. Calibrated: 100 M bf16 parameters in 0.2 s on one core, 20 cores."""
+DIGEST_BYTES_PER_S = 5e9
+"""XXH3 of weights in memory, one core for each device of the trainer, beside its step. Measured on a small
+CPU."""
 SWAP_S = 0.05
 """Between two decode steps: exchanging pointers to standby weights and dropping captured state. Assumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Seconds. The first two are the trainer's and the network's, the others each replica's."""
+    """Seconds. The first two are the trainer's and the network's, the next two each replica's."""
 
     trainer_stall_s: float
-    available_s: float  # from the end of the stall until replicas may read
+    available_s: float  # from the end of the digest until replicas may read
     background_s: float  # a replica reads, decoding meanwhile
     replica_stall_s: float  # a replica waits
     fetch_s: float = (
         0.0  # one relay receives from another; where hosts are simulated, in place of `available_s`
     )
+    digest_s: float = 0.0  # from the end of the stall; the trainer computes meanwhile
 
 
 def transfer(
@@ -64,10 +69,11 @@ def transfer(
     hosts = max(1, math.ceil(replicas * tensor_parallel / device.devices_per_host))
     link = device.scale_out_bytes_per_s * LINK_EFFICIENCY
     load_s = size / tensor_parallel / (device.host_bytes_per_s * LINK_EFFICIENCY)
+    digest_s = size / trainer_devices / DIGEST_BYTES_PER_S
     match kind:
         case "relay":
             chain, hop = (chain_s(n, size, link * device.devices_per_host) for n in (hosts, 2))
-            return Transfer(size / PUSH_BYTES_PER_S, chain, load_s, SWAP_S, hop)
+            return Transfer(size / PUSH_BYTES_PER_S, chain, load_s, SWAP_S, hop, digest_s)
         case "ddma":
             stall = SWAP_S + ddma_s(size, link, trainer_devices, replicas, tensor_parallel)
             return Transfer(stall, 0.0, 0.0, stall)
@@ -80,7 +86,7 @@ def transfer(
             encoded = size * DELTA_BYTES_FRACTION
             chain, hop = (chain_s(n, encoded, link * device.devices_per_host) for n in (hosts, 2))
             encode_s = size / DELTA_ENCODE_BYTES_PER_S
-            return Transfer(encode_s, chain, encode_s, SWAP_S, hop)
+            return Transfer(encode_s, chain, encode_s, SWAP_S, hop, digest_s)
 
 
 def chain_s(relays: int, size: float, bytes_per_s: float) -> float:

@@ -107,7 +107,8 @@ class Measure(Observer):
             case "step":
                 self._step(event)
             case "published":
-                self._span("published", event.time_s, fields["stall_s"], fields["version"])
+                copied_s = event.time_s - fields["digest_s"]
+                self._span("published", copied_s, fields["stall_s"], fields["version"])
             case "pulled":
                 span = Span(event.time_s - fields["swap_s"], event.time_s, "pulled", fields["version"])
                 self.timeline.pulls.append((fields["replica"], span))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass
 
 from millrace.core import clock
 from millrace.core.errors import DataError, TrainingError
@@ -18,8 +19,19 @@ from millrace.core.types import (
     TrainSequence,
 )
 from millrace.sim.costs.interface import CostModel, Costs
-from millrace.sim.roles.world import History, World
+from millrace.sim.roles.world import History, Shelf, World
 from millrace.sim.virtual.faults import pace
+
+
+@dataclass
+class _Copy:
+    """A version in a slot, digested from `digested_s` on."""
+
+    endpoint: Endpoint
+    published: Published
+    shelf: Shelf
+    digested_s: float
+    whole: bool = False
 
 
 class SimTrainer:
@@ -30,7 +42,7 @@ class SimTrainer:
         self._weights: History | None = None
         self._saving: tuple[str, History] | None = None  # the path of a checkpoint, and what is saved
         self._last: StepResult | None = None
-        self._published: tuple[Endpoint, Published] | None = None
+        self._copy: _Copy | None = None
         self._turn = asyncio.Lock()  # one command at a time, as in a process with one model
 
     async def load(self, checkpoint: str | None) -> TrainerState:
@@ -39,7 +51,7 @@ class SimTrainer:
             if checkpoint is not None and checkpoint not in self._world.checkpoints:
                 raise DataError(f"no checkpoint at {checkpoint}; saved: {sorted(self._world.checkpoints)}")
             self._weights = History() if checkpoint is None else self._world.checkpoints[checkpoint]
-            self._last = self._published = None
+            self._last = self._copy = None
             return TrainerState(self._weights.version, self._costs.weights_bytes, arithmetic="exact")
 
     async def step(self, batch: Batch) -> StepResult | StepRejected:
@@ -59,32 +71,51 @@ class SimTrainer:
                 self._world.training = False
             if poison := [s.trajectory_id for s in _sequences(batch) if self._world.poisons(s.trajectory_id)]:
                 return StepRejected(batch.version, poison, f"step {batch.version}: the loss is nan")
+            await self._digested()
             self._weights = weights.after(batch)
             self._last = _result(batch, step_s=clock.now() - started)
             return self._last
 
-    async def publish(self, endpoint: Endpoint) -> Published:
+    async def publish(self, endpoint: Endpoint) -> None:
         async with self._turn:
-            weights = self._loaded()
-            if self._published is not None and self._is_repeat(endpoint, *self._published):
-                return self._published[1]
+            await self._digested()
+            weights, costs = self._loaded(), self._costs
+            if self._is_repeat(endpoint, weights.version):
+                return
             shelf = self._world.shelf(endpoint.path)
             shelf.begin_write(weights.version)
-            await self._spend(self._costs.publish_s)
-            shelf.write(weights.version, self._world.written(weights.digest))
+            await self._spend(costs.publish_s)
             published = Published(
-                weights.version, weights.digest, self._costs.weights_bytes, self._costs.publish_s
+                weights.version, weights.digest, costs.weights_bytes, costs.publish_s, costs.digest_s
             )
-            self._published = endpoint, published
-            return published
+            digested_s = clock.now() + costs.digest_s * pace.get()()
+            self._copy = _Copy(endpoint, published, shelf, digested_s)
 
-    def _is_repeat(self, endpoint: Endpoint, earlier: Endpoint, published: Published) -> bool:
+    def _is_repeat(self, endpoint: Endpoint, version: int) -> bool:
         """A slot that is written again would be torn for its readers."""
-        return endpoint == earlier and published.version == self._loaded().version
+        copy = self._copy
+        return copy is not None and (copy.endpoint, copy.published.version) == (endpoint, version)
+
+    async def published(self) -> Published:
+        """Steps go on meanwhile."""
+        copy = self._copy
+        assert copy is not None, "nothing was published"
+        await self._digested()
+        return copy.published
+
+    async def _digested(self) -> None:
+        """Updates wait for it too."""
+        if (copy := self._copy) is None:
+            return
+        await asyncio.sleep(copy.digested_s - clock.now())
+        if not copy.whole:
+            copy.whole = True
+            copy.shelf.write(copy.published.version, self._world.written(copy.published.digest))
 
     async def checkpoint(self, directory: str) -> None:
         async with self._turn:
             weights = self._loaded()
+            await self._digested()  # what is saved is compared with it
             await self._spend(self._costs.snapshot_s)
             self._saving = f"{directory}/v{weights.version:08d}", weights
 

@@ -1,0 +1,65 @@
+"""A version is digested while the next step is computed, and nobody can read it before."""
+
+from __future__ import annotations
+
+from millrace.config.schedules import AReaL, Schedule, Synchronous
+from millrace.sim.costs.interface import Costs
+from millrace.sim.explore.invariants import Invariants
+from millrace.sim.explore.worlds import small_config
+from millrace.sim.simulation import Outcome, Scenario, simulate
+from millrace.sim.virtual.faults import Crash, Faults
+
+STEPS = 6
+
+
+def run(costs: Costs, *crashes: Crash, schedule: Schedule = AReaL(eta=2)) -> Outcome:
+    config = small_config(schedule, steps=STEPS)
+    scenario = Scenario(config, costs=costs, faults=Faults(crashes=crashes), time_max_s=400.0)
+    return simulate(scenario, Invariants(scenario))
+
+
+def times(outcome: Outcome, kind: str) -> dict[int, float]:
+    """By version, the first."""
+    told = [(e.fields["version"], e.time_s) for e in outcome.events if e.kind == kind]
+    return dict(reversed(told))
+
+
+def test_a_trainer_waits_for_the_copy_alone() -> None:
+    waiting = run(Costs(step_base_s=5.0, publish_s=4.0, digest_s=0.0))
+    beside = run(Costs(step_base_s=5.0, publish_s=1.0, digest_s=3.0))
+    assert times(beside, "step")[STEPS] < times(waiting, "step")[STEPS] - 3.0 * (STEPS - 2)
+    assert {(info["stall_s"], info["digest_s"]) for info in beside.of("published")} == {(1.0, 3.0)}
+
+
+def test_an_update_waits_until_the_version_before_it_is_digested() -> None:
+    outcome = run(Costs(digest_s=4.0))
+    steps, published = times(outcome, "step"), times(outcome, "published")
+    assert sorted(published) == list(range(STEPS + 1))
+    assert all(steps[version] >= published[version - 1] for version in steps)
+    assert all(published[version] > steps[version] + 4.0 for version in steps)
+    assert outcome.restarts == 0
+
+
+def test_the_last_version_is_whole_before_the_model_is_exported() -> None:
+    outcome = run(Costs(digest_s=4.0), schedule=Synchronous())
+    assert times(outcome, "published")[STEPS] < outcome.events[-1].time_s
+    assert times(outcome, "published")[STEPS] > times(outcome, "step")[STEPS] + 4.0
+
+
+def test_a_trainer_that_dies_between_the_copy_and_its_digest_leaves_nothing_to_read() -> None:
+    calm = run(Costs(digest_s=4.0))
+    third = times(calm, "published")[3]
+    outcome = run(Costs(digest_s=4.0), Crash("trainer", third - 1.0))
+    recovered = next(e.time_s for e in outcome.events if e.kind == "worker_recovered")
+    assert min(times(outcome, kind)[3] for kind in ("published", "staged", "pulled")) > recovered
+    assert outcome.accounting.trained == outcome.accounting.admitted
+    assert outcome.of("published")[-1]["digest"] == calm.of("published")[-1]["digest"]
+
+
+def test_a_relay_that_dies_between_the_copy_and_its_digest_gets_the_version_again() -> None:
+    calm = run(Costs(digest_s=4.0))
+    third = times(calm, "published")[3]
+    outcome = run(Costs(digest_s=4.0), Crash("relay", third - 1.0))
+    assert [info["version"] for info in outcome.of("published")].count(3) <= 1
+    assert outcome.of("staged")[-1]["version"] == STEPS
+    assert outcome.accounting.trained == outcome.accounting.admitted
