@@ -58,7 +58,7 @@ def one_rank(
     import torch
 
     from millrace.trainer.mesh import Ranks
-    from millrace.trainer.publish import Publisher
+    from millrace.trainer.publish import PublishBuffers, Publisher
     from millrace.weights.ring import open_writer
 
     ranks = Ranks(shard=world, rank=rank)
@@ -66,7 +66,8 @@ def one_rank(
     torch.manual_seed(rank)
     held = weights(rows, dim, ranks)
     unused = torch.optim.SGD([torch.zeros(1)])
-    publisher, writer = Publisher(held, torch.bfloat16, unused, ranks), open_writer(endpoint)
+    publisher = Publisher(PublishBuffers(held, torch.bfloat16), unused, ranks)
+    writer = open_writer(endpoint)
     sources = [buffer.data for buffer in publisher.buffers.fill()]
     targets = [np.ones_like(source) for source in sources]
     pipe.send(sum(source.nbytes for source in sources))

@@ -48,8 +48,8 @@ def one_rank(endpoint: Endpoint, rank: int, rendezvous: str, pipe: Connection) -
     trained = divided(ranks)
     weights = trained.state_dict()
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
-    publisher = Publisher(weights, torch.bfloat16, optimizer, ranks)
-    buffers, writer = publisher.buffers, open_writer(endpoint)
+    buffers, writer = PublishBuffers(weights, torch.bfloat16), open_writer(endpoint)
+    publisher = Publisher(buffers, optimizer, ranks)
     told = []
     for version in (0, 1):
         if version:

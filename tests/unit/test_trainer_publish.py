@@ -12,7 +12,7 @@ from millrace.core.digest import digest_buffers
 from millrace.core.errors import DigestMismatchError, TornVersionError
 from millrace.core.types import Endpoint
 from millrace.trainer import publish
-from millrace.trainer.publish import Publisher
+from millrace.trainer.publish import PublishBuffers, Publisher
 
 HERE, THERE = Endpoint("memory", "here", 2, 1 << 20), Endpoint("memory", "there", 2, 1 << 20)
 
@@ -27,7 +27,7 @@ class Bench:
         self.weight.grad = torch.ones_like(self.weight)
         self.optimizer = torch.optim.SGD([self.weight], lr=1.0)
         self.optimizer.register_step_pre_hook(lambda *_: self.go.set())
-        self.publisher = Publisher({"w": self.weight.detach()}, dtype, self.optimizer)
+        self.publisher = Publisher(PublishBuffers({"w": self.weight.detach()}, dtype), self.optimizer)
         self.optimizer.register_step_post_hook(lambda *_: self.order.append("updated"))
         honest = publish.digest_blocks
 
@@ -42,7 +42,7 @@ class Bench:
         self.publisher.begin(lambda: self.writer, endpoint, version)
 
     def held(self):
-        return digest_buffers(self.publisher.buffers.fill())
+        return self.publisher.buffers.digest()
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16])

@@ -15,6 +15,7 @@ from millrace.core.digest import (
     NamedPiece,
     digest_blocks,
     digest_buffers,
+    kind_of,
     lay_out,
     version_digest,
 )
@@ -69,27 +70,34 @@ class PublishBuffers:
             torch.cuda.current_stream().synchronize()
         return self.blocks
 
+    def copy(self, writer: WeightsWriter, filling: Filling) -> None:
+        """The current weights, into the slot of `filling`."""
+        writer.fill(filling, self.manifest, self.fill())
+
+    def pieces(self) -> list[NamedPiece]:
+        """What was copied, with digests taken of the buffers, not of the copy."""
+        return digest_blocks(self.blocks)
+
+    def digest(self) -> str:
+        """Of this rank's parts of the current weights."""
+        return digest_buffers(self.fill())
+
 
 class Publisher:
-    """Publishes versions of `weights`, which `optimizer` updates. The trainer waits for the copy alone: this
-    rank's buffers and no others'.
+    """Publishes versions of weights that `optimizer` updates. The trainer waits for the copy alone: of this
+    rank's `buffers` and no others'.
 
-    Their digest is taken beside the next step: of the buffers, not of the copy. Only digests go from rank to
-    rank. The first rank begins a version, and ends it after all. Where one rank fails all fail, so that none
-    waits for another.
+    Their digest is taken beside the next step. Only digests go from rank to rank. The first rank begins a
+    version, and ends it after all. Where one rank fails all fail, so that none waits for another.
     """
 
     def __init__(
-        self,
-        weights: Mapping[str, torch.Tensor],
-        dtype: torch.dtype,
-        optimizer: torch.optim.Optimizer,
-        ranks: Ranks = ALONE,
+        self, buffers: PublishBuffers, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE
     ) -> None:
-        self.buffers, self._ranks = PublishBuffers(weights, dtype), ranks
+        self.buffers, self._ranks = buffers, ranks
         self._beside = Beside[Published](optimizer, ranks, "publish")
         self._begun: tuple[Endpoint, int] | None = None
-        self._held = ""  # the digest of this rank's buffers
+        self._held = ""  # the digest of what this rank published last; empty: it held nothing
 
     def begin(self, opened: Callable[[], WeightsWriter], endpoint: Endpoint, version: int) -> None:
         """Copy the weights into a slot of `endpoint`, of which `opened` gives the writer. They may be trained
@@ -107,7 +115,7 @@ class Publisher:
         assert filling is not None, version
         self._begun, writer, fault = (endpoint, version), opened(), None
         try:
-            writer.fill(filling, manifest, self.buffers.fill())
+            self.buffers.copy(writer, filling)
         except Exception as error:
             fault = error  # raised where all ranks learn of it
         self._beside.begin(partial(self._end, writer, filling, fault), began_s)
@@ -127,8 +135,8 @@ class Publisher:
         """Raises: DigestMismatchError: the weights changed since they were published as `version`."""
         if not self._beside.wait() or self.published().version != version:
             return
-        found = digest_buffers(self.buffers.fill())
-        if found != self._held:
+        found = self.buffers.digest()
+        if self._held and found != self._held:
             raise DigestMismatchError(
                 f"the trainer's weights of version {version} changed in memory: published with digest "
                 f"{self._held}, they have {found} now.\n"
@@ -153,10 +161,12 @@ class Publisher:
         )
 
     def _digest(self) -> list[NamedPiece]:
-        pieces, blocks = digest_blocks(self.buffers.blocks), self.buffers.blocks
+        pieces = self.buffers.pieces()
         self._beside.release()
-        named = zip(blocks, pieces, strict=True)
-        self._held = version_digest((b.name, b.dtype, b.shape, piece.digest) for b, (_, piece) in named)
+        self._held = ""
+        if pieces:
+            dtype, kind = self.buffers.manifest[0].dtype, kind_of(pieces[0][1].digest)
+            self._held = version_digest(((name, dtype, p.shape, p.digest) for name, p in pieces), kind)
         return pieces
 
 

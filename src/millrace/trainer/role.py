@@ -51,7 +51,7 @@ from millrace.trainer.model import (
     read_tokenizer,
     recompute_layers,
 )
-from millrace.trainer.publish import Publisher
+from millrace.trainer.publish import PublishBuffers, Publisher
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 T = TypeVar("T")
@@ -144,11 +144,11 @@ class TorchTrainer:
         if checkpoint is not None:
             load_checkpoint(trainer, checkpoint, self._ranks)
         self._trainer, self._saver = trainer, Saver(trainer.optimizer, self._ranks)
-        weights = named_weights(trainer.model)
-        self._publisher = Publisher(weights, _dtype(self._config), trainer.optimizer, self._ranks)
+        buffers = PublishBuffers(named_weights(trainer.model), _dtype(self._config))
+        self._publisher = Publisher(buffers, trainer.optimizer, self._ranks)
         told = computes(_dtype(self._config), trainer.settings.dtype)
         rounding = arithmetic(device, self._config)
-        return TrainerState(trainer.version, self._publisher.buffers.weights_bytes, told, rounding)
+        return TrainerState(trainer.version, buffers.weights_bytes, told, rounding)
 
     def _sweep(self) -> None:
         """By one rank; the others begin to write after it."""
