@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from millrace.config.schedules import AReaL, Schedule, Synchronous
+from millrace.config.schedules import AReaL, Millrace, Schedule, Synchronous
+from millrace.controller.state import RunState
+from millrace.core import clock
 from millrace.sim.costs.interface import Costs
 from millrace.sim.explore.invariants import Invariants
 from millrace.sim.explore.worlds import small_config
@@ -63,3 +65,31 @@ def test_a_relay_that_dies_between_the_copy_and_its_digest_gets_the_version_agai
     assert [info["version"] for info in outcome.of("published")].count(3) <= 1
     assert outcome.of("staged")[-1]["version"] == STEPS
     assert outcome.accounting.trained == outcome.accounting.admitted
+
+
+def test_no_group_starts_under_old_weights_while_newer_ones_are_digested() -> None:
+    """Where the trainer has taken its next batch, there is room for groups: they wait for the new weights."""
+    outcome = run(Costs(step_base_s=5.0, digest_s=3.0), schedule=Millrace(staleness_max=4))
+    pulled, published = times(outcome, "pulled"), times(outcome, "published")
+    admitted = [e.time_s for e in outcome.events if e.kind == "admitted"]
+    for version in range(1, STEPS):
+        assert not any(published[version] - 3.0 < at < pulled[version] for at in admitted)
+    assert any(at > published[1] for at in admitted)
+
+
+def test_a_trainer_that_dies_in_a_digest_leaves_no_replica_waiting_for_its_version() -> None:
+    class Watch(Invariants):
+        def on_decision(self, state: RunState) -> None:
+            super().on_decision(state)
+            due.append((clock.now(), next(iter(state.relays.values())).due))
+
+    costs, due = Costs(step_base_s=5.0, digest_s=4.0, load_s=15.0), list[tuple[float, int]]()
+    died = times(run(costs), "published")[1] - 1.0
+    faults = Faults(crashes=(Crash("trainer", died),))
+    scenario = Scenario(small_config(AReaL(eta=2), steps=STEPS), costs=costs, faults=faults, time_max_s=400.0)
+    simulate(scenario, Watch(scenario))
+    before, meanwhile, after = (
+        {version for at, version in due if first < at < last}
+        for first, last in ((0.0, died), (died + 1.0, died + 15.0), (died + 15.0, 400.0))
+    )
+    assert 1 in before and meanwhile == {-1} and 1 in after

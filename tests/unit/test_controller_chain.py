@@ -96,6 +96,19 @@ def test_the_heads_are_first_in_the_chain(relays: Relays) -> None:
     assert list(relays) == ["a", "b", "c"]
 
 
+def test_a_version_that_was_put_somewhere_is_due_there_until_it_arrives_or_will_not_come(
+    relays: Relays,
+) -> None:
+    relays.put("a", 5)
+    relays.arrived("a", 4)
+    assert [relays[host].due for host in "abc"] == [5, -1, -1]
+    relays.arrived("a", 5)
+    assert relays["a"].due == -1
+    relays.put("a", 6)
+    relays.down("a")
+    assert relays["a"].due == -1
+
+
 def test_a_version_is_coming_to_a_host_that_has_it_not_yet_unless_its_relay_fails(relays: Relays) -> None:
     relays.holds("a", [5])
     assert [relays.coming(host) for host in "abc"] == [-1, 5, 5]

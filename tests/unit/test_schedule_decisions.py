@@ -54,6 +54,13 @@ def test_a_replica_that_is_taking_new_weights_keeps_its_share_of_the_batch():
     assert SYNCHRONOUS.admit(view(replica("a"), pulling)) == ["a", "a"]
 
 
+def test_no_round_begins_under_weights_that_newer_ones_follow_in_a_moment():
+    assert LAMINAR.admit(view(replica(version=2), version=3, newest=2)) == ["a", "a"]
+    assert LAMINAR.admit(view(replica(version=2, due=3), version=3, newest=2)) == []
+    begun = replica(version=2, due=3, groups_since_swap=1, running=2)
+    assert LAMINAR.admit(view(begun, version=3, newest=2)) == ["a"]
+
+
 def test_a_replica_that_has_to_refresh_first_gets_nothing_in_the_same_view():
     assert SYNCHRONOUS.admit(view(replica("a", 2))) == []
     assert AREAL.admit(view(replica("a", 2))) == []

@@ -19,13 +19,14 @@ from millrace.core.types import Endpoint
 @dataclass(slots=True)
 class RelayRecord:
     """One relay. `endpoint` None: it is not up. `held`: its complete versions, ascending. `failing`: the last
-    fetch got nothing."""
+    fetch got nothing. `due`: a version that lies in its slots and is not digested yet; -1: none."""
 
     host: str
     head: bool
     endpoint: Endpoint | None = None
     held: tuple[int, ...] = ()
     failing: bool = False
+    due: int = -1
 
     @property
     def newest(self) -> int:

@@ -103,7 +103,7 @@ class Decisions:
             self._run.submit(replica, batch)
 
     def _repack(self) -> None:
-        """Every `repack_interval_s`, and at once after an update."""
+        """Every `repack_interval_s`, and at once when a new version can be pulled."""
         run, interval = self._run, self._run.schedule.repack_interval_s
         if interval is None or not (run.repack_due or clock.now() >= self._repack_at_s):
             return

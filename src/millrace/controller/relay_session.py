@@ -72,9 +72,12 @@ class RelaySession:
             # again. `run.published` gets either when it is whole.
             run.events.emit("stage_missed", version=item.version, reason=str(error))
             return
+        finally:
+            run.state.relays.arrived(self._host, item.version)
         run.lineage.published(staged)
         run.state.relays.staged(staged.version, staged.digest)
         run.state.relay_holds(self._host, staged.held)
+        run.repack_due = True
         run.waits.progress(handle.name)
         run.events.emit("staged", version=staged.version, digest=staged.digest, stage_s=staged.stage_s)
         self._tell()

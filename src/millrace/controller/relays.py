@@ -25,13 +25,22 @@ class Relays(dict[str, RelayRecord]):
 
     def down(self, host: str) -> None:
         """It is gone, and what it held with it."""
-        self[host].endpoint = None
+        self[host].endpoint, self[host].due = None, -1
         self.holds(host, ())
 
     def holds(self, host: str, versions: Iterable[int]) -> None:
         """What replicas on `host` can pull from now on."""
         self[host].held = tuple(versions)
         self.newest = max((relay.newest for relay in self.values()), default=-1)
+
+    def put(self, host: str, version: int) -> None:
+        """The trainer has copied `version` there. Replicas can pull it once it is digested and staged."""
+        self[host].due = version
+
+    def arrived(self, host: str, version: int) -> None:
+        """Nobody is to wait any longer for `version` or an older one: it can be pulled, or will not come."""
+        if self[host].due <= version:
+            self[host].due = -1
 
     def staged(self, version: int, digest: str) -> None:
         """At a head. With other weights than before (some devices repeat a step only up to rounding), hosts

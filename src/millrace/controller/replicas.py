@@ -33,7 +33,7 @@ class ReplicaRecord:
     def busy(self) -> bool:
         return self.pulling >= 0 or bool(self.moves)
 
-    def view(self, held: tuple[int, ...] | None = None, coming: int = -1) -> ReplicaView:
+    def view(self, held: tuple[int, ...] | None = None, coming: int = -1, due: int = -1) -> ReplicaView:
         """`held` and `coming`: of its host, where there are several."""
         leased = len(self.leased)
         return ReplicaView(
@@ -51,6 +51,7 @@ class ReplicaRecord:
             groups_since_swap=self.groups_since_swap,
             held=held,
             coming=coming,
+            due=due,
         )
 
 

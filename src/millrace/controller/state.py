@@ -58,9 +58,10 @@ class RunState(Trajectories):
         return {version for t in self.queued.values() for version, _ in t.columns.runs[-1:]}
 
     def _seen(self, record: ReplicaRecord) -> ReplicaView:
+        relay = self.relays[record.host]
         if len(self.relays) == 1:
-            return record.view()
-        return record.view(self.relays[record.host].held, self.relays.coming(record.host))
+            return record.view(due=relay.due)
+        return record.view(relay.held, self.relays.coming(record.host), relay.due)
 
     def resume(self, version: int, reached: int, quarantined: Iterable[str]) -> None:
         """The position found in the ledger."""

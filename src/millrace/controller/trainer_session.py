@@ -65,9 +65,12 @@ class TrainerSession:
 
     async def run(self, handle: Handle) -> None:
         """Returns when the last step is committed, checkpointed and exported."""
-        async with asyncio.TaskGroup() as beside:
-            self._publishing = self._saving = None
-            await self._train(handle, beside)
+        try:
+            async with asyncio.TaskGroup() as beside:
+                self._publishing = self._saving = None
+                await self._train(handle, beside)
+        finally:
+            self._run.state.relays.arrived(self._run.trainer_host, self._run.state.version)
 
     async def _train(self, handle: Handle, beside: asyncio.TaskGroup) -> None:
         run, state = self._run, self._run.state
@@ -95,7 +98,6 @@ class TrainerSession:
             record = self._commit(batch, result)
             state.measured.batch_trained(mean_staleness(batch))
             self._emit_step(batch, record, result, wait_s=taken_s - free_s, replayed=False)
-            run.repack_due = True
             run.pulse.fire()
             if state.version % run.config.checkpoints.every == 0:
                 await self._publish(handle, beside)
@@ -225,6 +227,7 @@ class TrainerSession:
         except UnknownVersionError:
             return await self._await_another_relay(endpoint)
         self._published_to = target
+        run.state.relays.put(run.trainer_host, run.state.version)
         self._publishing = beside.create_task(self._hand_over(handle, *target), name="publish")
 
     async def _hand_over(self, handle: Handle, endpoint: Endpoint, version: int) -> None:

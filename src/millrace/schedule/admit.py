@@ -72,7 +72,7 @@ class KVRoom:
         if started:
             return round_groups - started
         begins = replica.groups_since_swap == 0 or replica.load == 0
-        return round_groups if begins and replica.version >= view.newest_for(replica) else 0
+        return round_groups if begins and not view.behind(replica) else 0
 
     def describe(self) -> str:
         size = "its share of a batch" if self.round_groups is None else f"{self.round_groups} groups"
@@ -90,7 +90,7 @@ class WhileNewest:
     """
 
     def room(self, view: View, replica: ReplicaView) -> int:
-        if replica.version < view.newest_for(replica):
+        if view.behind(replica):
             return 0
         wanted = replica.slots + view.group_size // 2
         by_slots = _groups_to_fill(wanted - replica.load, view.group_size)

@@ -39,6 +39,7 @@ class ReplicaView(msgspec.Struct, frozen=True):
     groups_since_swap: int = 0  # groups started here under the present version
     held: tuple[int, ...] | None = None  # versions that its host holds, oldest first; None: `View.held`
     coming: int = -1  # the version that its host is about to hold; -1: none
+    due: int = -1  # the version that the trainer has just put there: pullable in a moment; -1: none
 
     @property
     def load(self) -> int:
@@ -97,6 +98,10 @@ class View(msgspec.Struct, frozen=True):
     def newest_for(self, replica: ReplicaView) -> int:
         """The newest version that `replica` can pull; -1: none."""
         return self.newest if replica.held is None else max(replica.held, default=-1)
+
+    def behind(self, replica: ReplicaView) -> bool:
+        """Whether `replica` can pull a newer version than it serves, now or in a moment."""
+        return replica.version < max(self.newest_for(replica), replica.due)
 
 
 class RefreshOrder(msgspec.Struct, frozen=True):
