@@ -60,7 +60,7 @@ def test_a_replica_that_joins_serves_once_it_has_proved_a_digest():
 
 
 def test_what_a_leaving_replica_works_on_goes_on_elsewhere_with_its_tokens():
-    outcome = run((4.0, 1), replicas=3)
+    outcome = run((3.0, 1), replicas=3)
     moved = {tid for event in outcome.of("leaving") for tid in event["trajectories"]}
     assert len(outcome.of("left")) == 2 and moved
     assert moved <= {tid for ids in resumed(outcome) for tid in ids}
