@@ -45,7 +45,7 @@ def test_who_still_waits_for_a_slow_source_takes_no_other_version_meanwhile(
     """What came from the other sources has ended, and newer weights are there, before its own arrives."""
     schedule = FunctionSchedule(path=f"{__file__}:gather")
     scenario = Scenario(
-        crowded(small_config(schedule, steps=30, replicas=4, seed=seed)),
+        crowded(small_config(schedule, steps=36, replicas=4, seed=seed)),
         seed=seed,
         faults=Faults(lags=(Lag("replica-1", extra_s=lag_s),)),
         workload=Workload(completion=LogNormal(length, 0.5)),
