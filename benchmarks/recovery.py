@@ -1,12 +1,14 @@
 """How long a run needs to recover from kill -9, role by role, and what it keeps of its throughput.
 
     python benchmarks/recovery.py [--kills 10] [--window-s 60] [--only recovery|throughput] [--json]
+                                   [--runtime local|ray]
 
 Recovered means of use: a replica serves the current weights again, the relay has staged them, the
 trainer has replayed and published, a reward worker is ready, and a new controller's first replica
 serves (its processes import everything anew). One process is killed at a time, from whatever it is
 doing. `throughput_kept`: trained tokens per second with one replica killed every 20 s, as a fraction of
 those of the undisturbed window before it; `alive_fraction` is the part of the replicas that was alive.
+With `--runtime ray` the workers are actors of a Ray cluster of this machine, which ends with its controller.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tiny_run import FOR_EVER, tiny_run
 
@@ -74,9 +76,9 @@ def recovery_s(run: ChildRun, role: str, kills: int, rng: random.Random) -> list
     return times
 
 
-def measure_recovery(kills: int) -> dict[str, dict[str, float]]:
+def measure_recovery(kills: int, overrides: Sequence[str]) -> dict[str, dict[str, float]]:
     rng, result = random.Random(0), {}
-    with tiny_run(*OVERRIDES) as run:
+    with tiny_run(*overrides) as run:
         run.start()
         wait(run, lambda: run.version >= 3, [])
         for name, role in {**ROLES, "controller": "controller"}.items():
@@ -97,8 +99,8 @@ def tokens_per_s(run: ChildRun, window_s: float, kill_every_s: float | None) -> 
     return sum(step["trained_tokens"] for step in steps) / spent_s, attacks
 
 
-def measure_throughput(window_s: float) -> dict[str, float]:
-    with tiny_run(*OVERRIDES) as run:
+def measure_throughput(window_s: float, overrides: Sequence[str]) -> dict[str, float]:
+    with tiny_run(*overrides) as run:
         run.start()
         wait(run, lambda: run.version >= 10, [])
         calm, _ = tokens_per_s(run, window_s, None)
@@ -121,14 +123,16 @@ def main() -> None:
     parser.add_argument("--window-s", type=float, default=60.0, help="of each throughput measurement")
     parser.add_argument("--only", choices=("recovery", "throughput"))
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--runtime", choices=("local", "ray"), default="local")
     options = parser.parse_args()
+    overrides = (*OVERRIDES, f"runtime.kind={options.runtime}")
     result: dict[str, object] = {}
     if options.only != "throughput":
-        result["recovery_s"] = times = measure_recovery(options.kills)
+        result["recovery_s"] = times = measure_recovery(options.kills, overrides)
         for role, numbers in times.items():
             print(f"{role:12} median {numbers['median']:6.2f} s   worst {numbers['worst']:6.2f} s")
     if options.only != "recovery":
-        kept = measure_throughput(options.window_s)
+        kept = measure_throughput(options.window_s, overrides)
         result |= kept
         for name, value in kept.items():
             print(f"{name:24} {value:10.3f}")
