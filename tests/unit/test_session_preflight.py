@@ -279,3 +279,12 @@ def test_preflight_warns_of_a_step_that_hardly_ends(model: Path, tmp_path: Path)
 class _Usage:
     def __init__(self, free: int) -> None:
         self.free = free
+
+
+def test_preflight_refuses_a_directory_of_weights_that_nothing_here_can_open(
+    model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="nosuch://place"):
+        preflight(config_for(model, weights={"directory": "nosuch://place"}), tmp_path)
+    (tmp_path / "file").write_text("")
+    preflight(config_for(model, weights={"directory": f"file://{tmp_path}/new"}), tmp_path)

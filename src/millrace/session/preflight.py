@@ -29,6 +29,7 @@ from millrace.session.compose import engine_options, place
 from millrace.session.model_files import check_model, model_problems
 from millrace.session.run_directory import RunDirectory
 from millrace.session.sound import unsound
+from millrace.weights.directory import Directory
 
 TEMPORARY_CHECKPOINTS = 1  # written beside the kept ones before the oldest goes
 TRAJECTORY_BYTES = 1000  # of the controller's memory, at least
@@ -39,7 +40,10 @@ ROUNDS_MAX = 100
 
 
 def preflight(config: Config, run_path: Path) -> list[str]:
-    """Warnings, one sentence each. Raises: ConfigError naming everything that is missing."""
+    """Warnings, one sentence each.
+
+    Raises: ConfigError naming everything that is missing. WeightsError: `weights.directory` cannot be listed.
+    """
     missing = [*model_problems(Path(config.model.path)), *_file_problems(config), *unsound(config)]
     if missing:
         raise ConfigError("\n".join(missing))
@@ -57,6 +61,8 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     _check_step(config, placed.host.memory_bytes)
     _check_python(config.rollout)
     _check_servers(config, engine_options(config, RunDirectory(run_path), placed))
+    if config.weights.directory is not None:
+        Directory(config.weights.directory).entries()
     refuse_unusable(config.observe)
     return [*tell.tight(layout, config), *_size_warnings(config, placed), *_thread_warnings(config)]
 
