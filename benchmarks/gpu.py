@@ -42,7 +42,6 @@ from millrace.algorithms import build
 from millrace.config.algorithms import GRPO
 from millrace.config.training import Optimizer
 from millrace.core.columns import TokenColumns, token_array
-from millrace.core.digest import digest_blocks
 from millrace.core.types import Batch, Sampling, TrainGroup, TrainSequence, Work
 from millrace.rollout.architecture import architecture_of
 from millrace.rollout.engine import TorchEngine
@@ -51,7 +50,7 @@ from millrace.trainer.attention import NAME
 from millrace.trainer.flat_batch import flatten
 from millrace.trainer.model import named_weights, recompute_layers
 from millrace.trainer.packing import pack
-from millrace.trainer.publish import PublishBuffers
+from millrace.trainer.publish import buffers_of
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 from millrace.weights.relay import Relay
 from millrace.weights.ring import open_reader, open_writer
@@ -368,7 +367,7 @@ def weights_part(sizes: Sizes, note: Callable[[Figures], None]) -> None:
     torch.manual_seed(0)
     with torch.device(sizes.device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    buffers = PublishBuffers(named_weights(model), torch.bfloat16)
+    buffers = buffers_of(named_weights(model), torch.bfloat16)
     engine = random_engine(config, sizes, slots=min(32, max(sizes.counts)))
     relay = Relay("relay", slots=2)
     endpoint = asyncio.run(relay.open(buffers.weights_bytes))
@@ -379,12 +378,12 @@ def weights_part(sizes: Sizes, note: Callable[[Figures], None]) -> None:
         for _ in range(3):
             engine.step()
         row: Figures = {}
-        row["fill_s"] = seconds(buffers.fill, sizes.device)
+        settle(sizes.device)
         began = time.perf_counter()
         filling = writer.begin(version, buffers.manifest)
-        writer.fill(filling, buffers.manifest, buffers.fill())
+        buffers.copy(writer, filling)
         row["stall_s"] = time.perf_counter() - began
-        digest = writer.end(filling, buffers.manifest, digest_blocks(buffers.blocks))
+        digest = writer.end(filling, buffers.manifest, buffers.pieces())
         row["digest_s"] = time.perf_counter() - began - row["stall_s"]
         began = time.perf_counter()
         asyncio.run(relay.stage(version, digest))
@@ -400,6 +399,7 @@ def weights_part(sizes: Sizes, note: Callable[[Figures], None]) -> None:
             "version_bytes": count,
             "stall_over_copy": medians["stall_s"] * top["to_host_bytes_per_s"] / count,
             "pull_over_copy": medians["pull_s"] * top["to_device_bytes_per_s"] / count,
+            "digest_bytes_per_s": count / medians["digest_s"],
         })  # fmt: skip
     writer.close()
     reader.close()

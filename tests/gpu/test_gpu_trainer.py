@@ -14,9 +14,8 @@ from millrace.trainer import model as trainer_model
 from millrace.trainer import ragged
 from millrace.trainer.flat_batch import flatten
 from millrace.trainer.metrics import TokenStatistics
-from millrace.trainer.model import named_weights, row_logprobs
+from millrace.trainer.model import row_logprobs
 from millrace.trainer.packing import pack
-from millrace.trainer.publish import PublishBuffers
 
 pytestmark = pytest.mark.gpu
 CPU = torch.device("cpu")
@@ -93,18 +92,6 @@ def test_nothing_waits_for_the_gpu_inside_a_micro_batch(dtype, gpu):
             trainer._backward(row, flat, 0.0, statistics, first=True)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_what_is_published_is_what_the_gpu_has(gpu):
-    model = tiny_model().to(gpu)
-    buffers = PublishBuffers(named_weights(model), torch.bfloat16)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(1)
-    expected = {name: weight.bfloat16().cpu() for name, weight in named_weights(model).items()}
-    for buffer in buffers.fill():
-        found = torch.from_numpy(buffer.data).view(torch.bfloat16).view(buffer.shape)
-        assert torch.equal(found, expected[buffer.name]), buffer.name
 
 
 def test_a_step_in_bfloat16_goes_where_that_in_float32_goes(gpu, tmp_path):

@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from millrace.core.digest import NamedBuffer, digest_buffers
+from millrace.core.digest import MULTILINEAR, XXH3, NamedBuffer, digest_buffers, kind_of
 from millrace.core.errors import MillraceError, UnknownVersionError
 from millrace.core.types import Endpoint
+from millrace.trainer import device_buffers, publish
 from millrace.trainer.mesh import Ranks
 from millrace.trainer.parts import parts
-from millrace.trainer.publish import PublishBuffers, Publisher
+from millrace.trainer.publish import PublishBuffers, Publisher, buffers_of
 from millrace.weights.relay import Relay
 from millrace.weights.ring import open_reader, open_writer
 
@@ -42,13 +43,15 @@ def divided(ranks: Ranks) -> nn.Module:
     return fully_shard(whole, mesh=mesh["shard"])
 
 
-def one_rank(endpoint: Endpoint, rank: int, rendezvous: str, pipe: Connection) -> None:
+def one_rank(endpoint: Endpoint, rank: int, rendezvous: str, kind: str, pipe: Connection) -> None:
+    if kind == MULTILINEAR:  # as if this rank had a GPU
+        publish.has_own_memory, device_buffers.pinned = lambda _: True, lambda _: lambda: None
     ranks = Ranks(shard=2, tensor=2, rank=rank)
     ranks.join(rendezvous, torch.device("cpu"))
     trained = divided(ranks)
     weights = trained.state_dict()
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
-    buffers, writer = PublishBuffers(weights, torch.bfloat16), open_writer(endpoint)
+    buffers, writer = buffers_of(weights, torch.bfloat16), open_writer(endpoint)
     publisher = Publisher(buffers, optimizer, ranks)
     told = []
     for version in (0, 1):
@@ -60,7 +63,7 @@ def one_rank(endpoint: Endpoint, rank: int, rendezvous: str, pipe: Connection) -
         publisher.refuse_changed(version)
         whole = {name: weight.full_tensor().bfloat16() for name, weight in weights.items()}
         assert not version or not torch.equal(whole["2.weight"], model().state_dict()["2.weight"].bfloat16())
-        told.append((version, digest, buffers.weights_bytes, digest_buffers(as_bytes(whole))))
+        told.append((version, digest, buffers.weights_bytes, digest_buffers(as_bytes(whole), kind)))
         ranks.gather(None)
 
     def lost() -> object:
@@ -87,8 +90,8 @@ def as_bytes(weights: dict[str, torch.Tensor]) -> list[NamedBuffer]:
     ]
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory):
+@pytest.fixture(scope="module", params=[XXH3, MULTILINEAR])
+def published(tmp_path_factory, request):
     """What the four ranks say, and what the relay and a replica say of the same versions."""
     relay = Relay("relay", 3)
     slot_bytes = PublishBuffers(model().state_dict(), torch.bfloat16).weights_bytes
@@ -96,7 +99,9 @@ def published(tmp_path_factory):
     rendezvous, pipes = f"file://{tmp_path_factory.mktemp('ranks') / 'meet'}", []
     for rank in range(4):
         ours, theirs = SPAWN.Pipe()
-        SPAWN.Process(target=one_rank, args=(endpoint, rank, rendezvous, theirs), daemon=True).start()
+        SPAWN.Process(
+            target=one_rank, args=(endpoint, rank, rendezvous, request.param, theirs), daemon=True
+        ).start()
         theirs.close()
         pipes.append(ours)
     assert all(pipe.poll(DEADLINE_S) for pipe in pipes)
@@ -114,7 +119,8 @@ def test_ranks_publish_what_the_whole_model_is(published):
         into = as_bytes(
             {n: torch.zeros(w.shape, dtype=torch.bfloat16) for n, w in model().state_dict().items()}
         )
-        assert open_reader(endpoint).read(version, into) == staged.digest == whole == digest_buffers(into)
+        found = open_reader(endpoint).read(version, into)
+        assert found == staged.digest == whole == digest_buffers(into, kind_of(digest))
         assert needed == slot_bytes
     assert all(told[:2] == first[:2] for told, _ in answers)
     assert np.any(first[0][3] != first[1][3])

@@ -51,7 +51,7 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     """What each worker keeps, beside what it needs for a moment.
 
         trainer   16 bytes a parameter (10 with 8-bit moments, 4 more for a reference), and for publishing one
-                  version on the host, unless that is the master weights themselves (float32 on a CPU). In
+                  version where the master weights are on the host, unless these are it (float32). In
                   bfloat16, 4 bytes for each weight that is rounded for a step (all where bfloat16 is computed
                   in float32, else those in no layer), and 4 on the host for a checkpoint of them. The rest of
                   a checkpoint is written from where it lies
@@ -82,7 +82,7 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     moments = int(parameters * MOMENTS_BYTES[config.optimizer.states])
     states = COPY_BYTES * (parameters * (2 + _has_reference(config)) + rounded) + moments
     hosted = not on_gpu or config.trainer.offload
-    staged = COPY_BYTES * rounded + (weights if not hosted or size != 4 else 0)
+    staged = COPY_BYTES * rounded + (weights if hosted and size != 4 else 0)
     replica = 2 * parameters * computing + kv_replica
     landing = weights if computing != size else 0
     landing += shape.largest_weight * size if on_gpu or computing != size else 0

@@ -22,7 +22,9 @@ from millrace.core.digest import (
 from millrace.core.errors import DigestMismatchError
 from millrace.core.protocols import WeightsWriter
 from millrace.core.types import Endpoint, Published
+from millrace.placement.gpu import has_own_memory
 from millrace.trainer.beside import Beside
+from millrace.trainer.device_buffers import DeviceBuffers
 from millrace.trainer.mesh import ALONE, Ranks, agreed, all_or_none
 from millrace.trainer.parts import parts
 
@@ -65,9 +67,7 @@ class PublishBuffers:
         """The blocks of the current weights. They stay valid until the next step."""
         for part, host in self._parts:
             if part.block.data_ptr() != host.data_ptr():
-                host.copy_(part.block, non_blocking=part.block.is_cuda)  # all in line, waited for once
-        if torch.cuda.is_initialized():
-            torch.cuda.current_stream().synchronize()
+                host.copy_(part.block)
         return self.blocks
 
     def copy(self, writer: WeightsWriter, filling: Filling) -> None:
@@ -83,6 +83,14 @@ class PublishBuffers:
         return digest_buffers(self.fill())
 
 
+def buffers_of(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> PublishBuffers | DeviceBuffers:
+    """How this rank's parts are published: by the device that holds all of them, else by the host."""
+    devices = {part.block.device for part in parts(weights)}
+    if len(devices) == 1 and has_own_memory(device := devices.pop()):
+        return DeviceBuffers(weights, dtype, device)
+    return PublishBuffers(weights, dtype)
+
+
 class Publisher:
     """Publishes versions of weights that `optimizer` updates. The trainer waits for the copy alone: of this
     rank's `buffers` and no others'.
@@ -92,7 +100,10 @@ class Publisher:
     """
 
     def __init__(
-        self, buffers: PublishBuffers, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE
+        self,
+        buffers: PublishBuffers | DeviceBuffers,
+        optimizer: torch.optim.Optimizer,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.buffers, self._ranks = buffers, ranks
         self._beside = Beside[Published](optimizer, ranks, "publish")
@@ -173,4 +184,4 @@ class Publisher:
 def _host_copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if tensor.device.type == "cpu" and tensor.dtype == dtype and tensor.is_contiguous():
         return tensor
-    return torch.empty(tensor.shape, dtype=dtype, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor)
+    return torch.empty(tensor.shape, dtype=dtype, device="cpu").copy_(tensor)

@@ -51,7 +51,7 @@ from millrace.trainer.model import (
     read_tokenizer,
     recompute_layers,
 )
-from millrace.trainer.publish import PublishBuffers, Publisher
+from millrace.trainer.publish import Publisher, buffers_of
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 T = TypeVar("T")
@@ -144,7 +144,7 @@ class TorchTrainer:
         if checkpoint is not None:
             load_checkpoint(trainer, checkpoint, self._ranks)
         self._trainer, self._saver = trainer, Saver(trainer.optimizer, self._ranks)
-        buffers = PublishBuffers(named_weights(trainer.model), _dtype(self._config))
+        buffers = buffers_of(named_weights(trainer.model), _dtype(self._config))
         self._publisher = Publisher(buffers, trainer.optimizer, self._ranks)
         told = computes(_dtype(self._config), trainer.settings.dtype)
         rounding = arithmetic(device, self._config)
