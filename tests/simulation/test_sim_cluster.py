@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from html.parser import HTMLParser
 
@@ -23,6 +24,7 @@ from millrace.sim.report.compare import Interval, compare, schedules
 from millrace.sim.report.measure import measure
 from millrace.sim.roles.batching import BatchingEngine
 from millrace.sim.setup import check_memory, cluster_of, scenario
+from millrace.sim.simulation import Scale, simulate
 
 
 def config(schedule=Laminar(), *, steps=9, **cluster) -> SimulatedConfig:
@@ -38,6 +40,20 @@ def config(schedule=Laminar(), *, steps=9, **cluster) -> SimulatedConfig:
 
 
 # ---------------------------------------------------------------- runs
+
+
+def test_hosts_that_are_simulated_one_by_one_get_their_versions_down_the_chain():
+    played = dataclasses.replace(scenario(config(hosts=4, steps=3)), scale=Scale(isolate=False))
+    outcome = simulate(played)
+    costs = cluster_of(config(hosts=4)).costs(1)
+    last = [e["fetch_s"] for e in outcome.of("fetched") if e["host"] == "host-3"]
+    assert last and last == pytest.approx([costs.fetch_s] * len(last), rel=0.1)
+
+
+@pytest.mark.parametrize("wrong", [{"hosts": 5}, {"hosts": 2, "transport": "collective"}])
+def test_hosts_without_relays_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"cluster\.hosts"):
+        config(**wrong)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

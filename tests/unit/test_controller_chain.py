@@ -59,6 +59,13 @@ def test_what_lost_trajectories_need_is_asked_for_after_the_newest_and_of_those_
     assert asked(chain, "b", 1) is None, "nobody has it"
 
 
+def test_of_many_sources_few_are_asked_at_a_time_and_all_of_them_in_turn() -> None:
+    assert Fetch(4, ("c", "b", "a")).asked(0) == Fetch(4, ("c", "b", "a")).asked(1) == ("c", "b", "a")
+    many = Fetch(4, tuple("gfedcba"))
+    assert many.asked(0) == ("g", "f", "e"), "the nearest"
+    assert {source for misses in range(3) for source in many.asked(misses)} == set("gfedcba")
+
+
 def test_nothing_is_asked_for_before_there_is_a_version() -> None:
     assert asked([relay("a", head=True), relay("b")], "b") is None
 

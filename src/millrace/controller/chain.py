@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 from millrace.core.types import Endpoint
 
+SOURCES_MAX = 3
+"""Asked in one fetch. Each may stay silent for seconds, and a call that does nothing for long is stuck."""
+
 
 @dataclass(slots=True)
 class RelayRecord:
@@ -40,6 +43,11 @@ class Fetch:
 
     version: int
     sources: tuple[str, ...]
+
+    def asked(self, misses: int) -> tuple[str, ...]:
+        """The sources for one try after so many in a row that got nothing: the next ones after each miss."""
+        first = misses * SOURCES_MAX % len(self.sources) if len(self.sources) > SOURCES_MAX else 0
+        return (self.sources[first:] + self.sources[:first])[:SOURCES_MAX]
 
 
 def next_fetch(

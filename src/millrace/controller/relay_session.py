@@ -29,6 +29,7 @@ class RelaySession:
         self._host, self._run, self._slot_bytes = host, run, slot_bytes
         self._head = run.state.relays[host].head
         self._call = run.patience.call
+        self._misses = 0  # fetches in a row that got nothing
 
     async def run(self, handle: Handle) -> None:
         run = self._run
@@ -113,20 +114,22 @@ class RelaySession:
     async def _fetch(self, handle: Handle, fetch: Fetch) -> bool:
         """Whether it got it. A source that dies is the relay's to replace by the next of `fetch`."""
         run, relay = self._run, self._run.state.relays[self._host]
-        what = f"version {fetch.version} from {' or '.join(fetch.sources)}"
+        asked = fetch.asked(self._misses)
+        what = f"version {fetch.version} from {' or '.join(asked)}"
         try:
             with run.waits.waiting(handle.name, what, bounded=True):
                 digest = run.lineage.digest(fetch.version)
-                got: Staged = await self._call(handle, "fetch", fetch.version, digest, list(fetch.sources))
+                call = self._call(handle, "fetch", fetch.version, digest, list(asked), waits=True)
+                got: Staged = await call
         except DigestMismatchError:
             raise
         except WeightsError as error:
-            relay.failing = True
+            relay.failing, self._misses = True, self._misses + 1
             run.state.relays.stored(fetch.version, False)
             run.events.emit("fetch_missed", host=self._host, version=fetch.version, reason=str(error))
             run.pulse.fire()
             return False
-        relay.failing = False
+        relay.failing, self._misses = False, 0
         run.state.relay_holds(self._host, got.held)
         run.waits.progress(handle.name)
         run.events.emit(

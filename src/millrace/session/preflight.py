@@ -19,7 +19,8 @@ from millrace.core.errors import ConfigError
 from millrace.engines.vllm import versions
 from millrace.observe.sinks import refuse_unusable
 from millrace.placement import tell
-from millrace.placement.assign import Placement, size
+from millrace.placement.assign import size
+from millrace.placement.hosts import Layout
 from millrace.placement.needs import Needs
 from millrace.rollout.engines import refuse_unable
 from millrace.rollout.protocol import EngineOptions
@@ -64,7 +65,7 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     if config.weights.directory is not None:
         Directory(config.weights.directory).entries()
     refuse_unusable(config.observe)
-    return [*tell.tight(layout, config), *_size_warnings(config, placed), *_thread_warnings(config)]
+    return [*tell.tight(layout, config), *_size_warnings(config, layout), *_thread_warnings(config)]
 
 
 def _file_problems(config: Config) -> Iterator[str]:
@@ -179,9 +180,10 @@ def _check_step(config: Config, memory_bytes: int) -> None:
         )
 
 
-def _size_warnings(config: Config, placed: Placement) -> Iterator[str]:
+def _size_warnings(config: Config, layout: Layout) -> Iterator[str]:
     """More replicas than cores, steps so large that they hardly end, or a warm-up longer than the run."""
-    replicas, cores, each = config.rollout.replicas, placed.host.cores, config.trajectories_per_step
+    placed, cores = layout.main, sum(part.host.cores for part in layout.placements)
+    replicas, each = config.rollout.replicas, config.trajectories_per_step
     slots = replicas * config.rollout.slots
     if each > ROUNDS_MAX * slots:
         yield (
@@ -200,6 +202,7 @@ def _size_warnings(config: Config, placed: Placement) -> Iterator[str]:
             f"{replicas} replicas{of_parts} share {cores} cores with the trainer: more than {cores} generate "
             "no faster, lower `rollout.replicas`"
         )
+    cores = placed.host.cores
     if placed.device == "cpu" and config.trainer.ranks > cores:
         yield (
             f"the trainer's {config.trainer.ranks} ranks share {cores} cores: more than {cores} train no "

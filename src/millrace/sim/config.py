@@ -33,6 +33,9 @@ class ClusterSection(Section):
     """Trajectories that one replica decodes at the same time."""
     transport: Transport = "relay"
     """How weights reach the replicas."""
+    hosts: int = Field(default=1, ge=1, le=1024)
+    """Hosts that are simulated one by one, with a relay each. Replicas go round them. 1: the chain of relays
+    is one constant."""
     mfu: float = Field(default=0.4, gt=0, le=1)
     """Model FLOP/s utilisation of training."""
     recompute: bool = True
@@ -43,6 +46,20 @@ class ClusterSection(Section):
     """Mean latency of a reward. A sandbox takes seconds."""
     replica_mtbf_s: float | None = None
     """Mean time between failures of a replica. `"none"`: no replica fails."""
+
+    @model_validator(mode="after")
+    def _hosts_have_relays(self) -> ClusterSection:
+        if self.hosts > self.replicas:
+            raise ValueError(
+                f"`cluster.hosts` ({self.hosts}) is more than `cluster.replicas` ({self.replicas}): a host "
+                "without a replica needs no relay"
+            )
+        if self.hosts > 1 and self.transport not in ("relay", "delta"):
+            raise ValueError(
+                f'`cluster.hosts` ({self.hosts}) needs `cluster.transport` "relay" or "delta": with '
+                f'"{self.transport}" there are no relays'
+            )
+        return self
 
 
 class LogNormalLengths(Section):

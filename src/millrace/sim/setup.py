@@ -60,6 +60,7 @@ def scenario(config: SimulatedConfig, *, seed: int | None = None) -> Scenario:
         workload=workload_of(config, quantum),
         faults=Faults(failures=(Failures("replica-*", mtbf_s),) if mtbf_s else ()),
         time_max_s=1e9,
+        hosts=config.cluster.hosts,
         scale=Scale(
             isolate=False,
             pace=Pace(decision_s=report_s / 4, look_s=report_s / 4, flush_s=8 * report_s),
@@ -91,7 +92,14 @@ def cluster_of(config: SimulatedConfig) -> Cluster:
         epochs=config.batch.epochs,
     )
     generation = Generation(model, replica_device, section.tensor_parallel, section.dtype)
-    return Cluster(generation, training, section.replicas, section.transport, score_s=section.reward_s)
+    return Cluster(
+        generation,
+        training,
+        section.replicas,
+        section.transport,
+        score_s=section.reward_s,
+        hosts=section.hosts,
+    )
 
 
 def check_memory(config: SimulatedConfig) -> None:

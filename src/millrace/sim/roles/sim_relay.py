@@ -13,7 +13,6 @@ from millrace.sim.roles.world import Shelf, World
 from millrace.sim.virtual.faults import pace
 
 BEGIN_S = 2.0  # a source may hear of the version a moment after who asks it
-LOOK_S = 0.05
 
 
 class SimRelay:
@@ -68,6 +67,7 @@ class SimRelay:
             shelf.begin_write(version)
             took_s = max(self._costs.fetch_s * pace.get()(), at_s + self._costs.hop_s - clock.now())
             shelf.arriving[version] = clock.now() + took_s
+            shelf.news.fire()
             try:
                 await asyncio.sleep(took_s)
             finally:
@@ -84,7 +84,8 @@ class SimRelay:
         while (at_s := self._found(address, version, digest)) is None and clock.now() < deadline_s:
             if address not in self._world.addresses:
                 return None
-            await asyncio.sleep(LOOK_S)
+            shelf = self._world.shelf(self._world.addresses[address])
+            await shelf.news.wait(timeout_s=deadline_s - clock.now())
         return at_s
 
     def _found(self, address: str, version: int, digest: str) -> float | None:
@@ -109,5 +110,7 @@ class SimRelay:
     def reclaim(self) -> None:
         """The simulated runtime calls this when the process dies: its memory goes with it."""
         if self._endpoint is not None:
-            self._world.shelves.pop(self._endpoint.path, None)
+            shelf = self._world.shelves.pop(self._endpoint.path, None)
             self._world.addresses.pop(self._endpoint.address, None)
+            if shelf is not None:
+                shelf.news.fire()

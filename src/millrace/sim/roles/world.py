@@ -11,6 +11,7 @@ import msgspec
 import xxhash
 
 from millrace.core.errors import UnknownVersionError
+from millrace.core.pulse import Pulse
 from millrace.core.types import Batch
 from millrace.sim.virtual.faults import Corruption
 from millrace.sim.virtual.seeded import stream
@@ -47,6 +48,7 @@ class Shelf:
         self._written: dict[int, str] = {}  # version -> digest
         self._staged: set[int] = set()
         self.arriving: dict[int, float] = {}  # version from another host -> when all of it will be here
+        self.news = Pulse()  # something is here, or arrives, or nothing will any more
 
     @property
     def held(self) -> list[int]:
@@ -74,6 +76,7 @@ class Shelf:
 
     def stage(self, version: int) -> None:
         self._staged.add(version)
+        self.news.fire()
 
     def arrives_s(self, version: int, digest: str, now_s: float) -> float | None:
         """From when on another relay can have all of it; None: it is not here, nor coming."""
