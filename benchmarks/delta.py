@@ -132,7 +132,8 @@ def trained(lr: float, steps: int, last: int) -> tuple[list[np.ndarray], list[np
     from transformers import AutoModelForCausalLM
 
     from millrace.algorithms import build
-    from millrace.config.training import GRPO, Optimizer
+    from millrace.config.algorithms import GRPO
+    from millrace.config.training import Optimizer
     from millrace.environments.tokenizer import load_tokenizer
     from millrace.trainer.model import load_model, named_weights
     from millrace.trainer.publish import PublishBuffers
