@@ -98,3 +98,6 @@ def test_four_ranks_go_on_from_a_checkpoint_of_two(start, tmp_path):
     accounting = summary(first)["accounting"]
     assert accounting["trained"] == accounting["admitted"] == 64
     assert [e.fields["version"] for e in events(first, "step")] == [1, 2, 3, 4]
+    again = [e.fields["digest"] for e in events(first, "staged") if e.fields["version"] == 2]
+    assert len(again) == 2 and len(set(again)) == 1  # of other pieces, and the same weights
+    assert not events(first, "replay_differs")

@@ -60,6 +60,7 @@ class RunContext:
         self.published: deque[Published] = deque()  # written into the head's slots, not yet staged
         self.to_relays = Pulse()  # for relays alone: `pulse` fires with every completion
         self.lineage = Lineage()
+        self.arithmetic = ""  # of the trainer that loaded last: how its steps are rounded
         self._computes: dict[str, str] = {}
         self.stopping = False
         self.repack_due = False

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from millrace.controller.chain import Fetch
 from millrace.controller.context import RunContext
+from millrace.controller.lineage import replay_difference
 from millrace.core.errors import (
     DigestMismatchError,
     TornVersionError,
@@ -15,7 +16,7 @@ from millrace.core.errors import (
     leaves,
 )
 from millrace.core.protocols import Handle
-from millrace.core.types import Staged, Stored
+from millrace.core.types import Published, Staged, Stored, VersionRecord
 
 TICK_S = 1.0  # between two looks of a relay that nobody woke, and between two tries to get a version
 
@@ -75,6 +76,7 @@ class RelaySession:
             return
         finally:
             run.state.relays.arrived(self._host, item.version)
+        self._hold_to_record(item, staged)
         run.lineage.published(staged)
         run.state.relays.staged(staged.version, staged.digest)
         run.state.relay_holds(self._host, staged.held)
@@ -110,6 +112,27 @@ class RelaySession:
             store_s=last.store_s,
         )
         run.to_relays.fire()
+
+    def _hold_to_record(self, item: Published, staged: Staged) -> None:
+        """The version may have been published before: by a trainer that died, or in an earlier session. It is
+        the same if its tensors are, whichever pieces its ranks had, or if its pieces are.
+
+        Raises: DigestMismatchError: it was other weights, and nothing explains it.
+        """
+        run, now = self._run, VersionRecord(staged.version, staged.digest, self._run.arithmetic)
+        earlier = run.ledger.published(now.version)
+        known = {record.digest for record in earlier}
+        why = "" if item.digest in known else replay_difference(earlier, now)
+        if now.digest not in known:
+            run.ledger.publish(now)
+        if why:
+            run.events.emit(
+                "replay_differs",
+                version=now.version,
+                digest=now.digest,
+                published_before=earlier[-1].digest,
+                reason=why,
+            )
 
     async def _fetch(self, handle: Handle, fetch: Fetch) -> bool:
         """Whether it got it. A source that dies is the relay's to replace by the next of `fetch`."""

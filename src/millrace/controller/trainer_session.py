@@ -17,7 +17,6 @@ from msgspec.structs import asdict
 
 from millrace.controller.context import RunContext
 from millrace.controller.groups import make_batch
-from millrace.controller.lineage import replay_difference
 from millrace.controller.step_event import StepTeller, mean_staleness, staleness_histogram
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, TrainingError, UnknownVersionError
@@ -31,7 +30,6 @@ from millrace.core.types import (
     StepRejected,
     StepResult,
     TrainerState,
-    VersionRecord,
 )
 
 TICK_S = 1.0
@@ -121,6 +119,7 @@ class TrainerSession:
         with run.waits.waiting("trainer", "its weights to load", bounded=True):
             self._loaded = await self._call(handle, "load", path)
         run.computes("trainer", self._loaded.computes)
+        run.arithmetic = self._loaded.arithmetic
         self._published_to = None
         self._checkpointed = self._loaded.version
         run.pulse.fire()
@@ -237,7 +236,6 @@ class TrainerSession:
             published: Published = await self._call(handle, "published")
         if run.endpoint(run.trainer_host) != endpoint:
             return  # that relay died meanwhile, and its slots with it
-        self._hold_to_record(published)
         run.lineage.published(published)
         run.published.append(published)
         run.to_relays.fire()
@@ -248,26 +246,6 @@ class TrainerSession:
         """Wait until no version is being digested. One that fails ends the session."""
         if self._publishing is not None:
             await self._publishing
-
-    def _hold_to_record(self, published: Published) -> None:
-        """The version may have been published before: by a trainer that died, or in an earlier session.
-
-        Raises DigestMismatchError: it was other weights, and nothing explains it.
-        """
-        assert self._loaded is not None, published
-        now = VersionRecord(published.version, published.digest, self._loaded.arithmetic)
-        earlier = self._run.ledger.published(now.version)
-        why = replay_difference(earlier, now)
-        if now.digest not in (record.digest for record in earlier):
-            self._run.ledger.publish(now)
-        if why:
-            self._run.events.emit(
-                "replay_differs",
-                version=now.version,
-                digest=now.digest,
-                published_before=earlier[-1].digest,
-                reason=why,
-            )
 
     async def _await_another_relay(self, endpoint: Endpoint) -> None:
         """The slots are gone, so the relay is gone too, and its death will be known in a moment."""
