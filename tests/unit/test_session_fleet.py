@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from safetensors.numpy import save_file
 
 from millrace.config.runtime import LocalHosts, RayCluster
 from millrace.config.schema import Config
-from millrace.core.errors import ConfigError
+from millrace.core.errors import WorkerError
 from millrace.core.placement import Gpu, Host
 from millrace.placement.assign import CONTEXT_BYTES
 from millrace.placement.device import torch_device
@@ -114,8 +115,9 @@ def test_relays_of_several_hosts_get_an_address_and_one_secret_that_no_configura
 
 
 def test_a_runtime_that_is_not_there_is_refused_by_its_name(
-    configured: Callable[[dict[str, Any]], Config],
+    configured: Callable[[dict[str, Any]], Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
     config = configured({}).model_copy(update={"runtime": RayCluster(address="10.0.0.1:6379")})
-    with pytest.raises(ConfigError, match=r"runtime.kind.*ray"):
+    with pytest.raises(WorkerError, match=r"runtime.kind.*needs Ray: install"):
         compose.place(config)
