@@ -215,6 +215,12 @@ def test_a_contradiction_of_two_keys_names_the_lines_of_both(tmp_path: Path) -> 
     assert said.endswith(f"[{path}:18, {path}:20]")
 
 
+def test_a_python_for_replicas_is_refused_where_nodes_have_their_own(tmp_path: Path) -> None:
+    path = write(tmp_path, BASE)
+    with pytest.raises(ConfigError, match="`rollout.python` .*On Ray all workers run in the Python of their"):
+        load(path, ["runtime=ray", "rollout.python=/opt/vllm/bin/python"])
+
+
 def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
     said = refusal(write(tmp_path, BASE), "steps=0", "sede=1", "schedule=foo")
     assert len(said.split("[--set")) == 4

@@ -107,6 +107,11 @@ class Config(Section):
                 '`optimizer.rule` ("muon") needs whole matrices: a trainer of one rank, not '
                 f"{self.trainer.ranks}, and without `trainer.offload`"
             )
+        if self.rollout.python is not None and self.runtime.kind == "ray":
+            raise ValueError(
+                f"`rollout.python` ({self.rollout.python}) starts replicas of one machine. On Ray all workers "
+                "run in the Python of their node: install the engine there"
+            )
         if self.reward.kind == "gym" and self.task.kind != "gym":
             raise ValueError('`reward.kind` "gym" needs `task.kind` "gym": use "exact", "math" or "function"')
         if self.reward.kind in ("exact", "math") and self.task.kind != "gym" and self.task.answer is None:

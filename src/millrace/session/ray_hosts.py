@@ -61,8 +61,6 @@ def shared_paths(config: Config) -> list[str]:
         paths.append(config.task.path)
     if config.reward.kind == "function":
         paths += [file for file in (config.reward.path.rpartition(":")[0],) if file.endswith(".py")]
-    if config.rollout.python is not None:
-        paths.append(config.rollout.python)
     return [str(Path(path).resolve()) for path in paths]
 
 
