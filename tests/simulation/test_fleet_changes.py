@@ -68,6 +68,12 @@ def test_what_a_leaving_replica_works_on_goes_on_elsewhere_with_its_tokens():
     assert not outcome.of("restarted") and not outcome.restarts
 
 
+def test_one_replica_that_stays_takes_over_trajectories_of_several_versions():
+    outcome = run((3.5, 1), replicas=3)
+    before = {event["version"] for event in outcome.of("leased") if event["resumed_tokens"]}
+    assert len(before) > 1 and outcome.wall_s < 30
+
+
 def test_names_are_never_given_twice():
     outcome = run((2.0, 3), (4.0, 1), (6.0, 3), steps=20)
     names = [event["replica"] for event in outcome.of("joined")]

@@ -217,7 +217,7 @@ def test_a_contradiction_of_two_keys_names_the_lines_of_both(tmp_path: Path) -> 
 
 def test_a_python_for_replicas_is_refused_where_nodes_have_their_own(tmp_path: Path) -> None:
     path = write(tmp_path, BASE)
-    with pytest.raises(ConfigError, match="`rollout.python` .*On Ray all workers run in the Python of their"):
+    with pytest.raises(ConfigError, match=r"`rollout\.python` .*On Ray every worker runs"):
         load(path, ["runtime=ray", "rollout.python=/opt/vllm/bin/python"])
 
 

@@ -193,6 +193,13 @@ def test_an_empty_replica_that_serves_a_lost_version_waits_for_its_trajectories(
     assert LAMINAR.place(look, [QueuedView(2, 2)]) == ["a"]
 
 
+def test_one_replica_ends_the_trajectories_of_one_version_before_it_goes_to_another():
+    both = view(replica("a", 2), orphans=(1, 2))
+    assert LAMINAR.refresh(both) == []
+    assert LAMINAR.place(both, [QueuedView(1, 1), QueuedView(2, 2)]) == [None, "a"]
+    assert LAMINAR.refresh(view(replica("a", 2), orphans=(1,))) == [RefreshOrder("a", 1)]
+
+
 def test_a_lost_version_that_is_neither_served_nor_held_is_lost_for_good():
     look = view(replica("a"), orphans=(0, 3), held=(2, 3))
     assert LAMINAR.restart(look) == [0]

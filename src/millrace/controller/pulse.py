@@ -15,6 +15,7 @@ class Waits:
         self._open: dict[str, tuple[str, float]] = {}
         self._bounded: set[str] = set()  # open waits that have a deadline of their own
         self._tried: set[tuple[str, str]] = set()  # waits with a deadline since the last progress
+        self._prepared: set[tuple[str, str]] = set()  # what was got ready since the last progress
         self._fruitful: set[str] = set()
         self.progressed_s = 0.0
 
@@ -41,8 +42,16 @@ class Waits:
         """The run made progress; `worker` did a part of it."""
         self.progressed_s = clock.now()
         self._tried.clear()
+        self._prepared.clear()
         if worker is not None:
             self._fruitful.add(worker)
+
+    def prepared(self, worker: str, what: str) -> None:
+        """`worker` has `what`, and can work. Between two times of real progress the same counts once. A worker
+        that is prepared again and again for nothing is a stall."""
+        if (worker, what) not in self._prepared:
+            self._prepared.add((worker, what))
+            self.progressed_s = clock.now()
 
     def fruitful(self, worker: str) -> bool:
         """Has `worker`, in whichever incarnation, done a part of the run's work?"""

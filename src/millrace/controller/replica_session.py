@@ -157,7 +157,7 @@ class ReplicaSession:
         run.lineage.check_served(self.name, order.version, served)
         run.state.replicas.served(self.name, served.version)
         run.computes(self.name, served.computes)
-        run.waits.progress()
+        run.waits.prepared(self.name, f"version {served.version}")
         run.events.emit(
             "pulled",
             replica=self.name,

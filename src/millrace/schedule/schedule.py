@@ -101,7 +101,8 @@ class Schedule:
         """Which replicas take which version now. Busy replicas are left alone.
 
         A first pull, and an empty replica for lost trajectories that no replica serves the version of,
-        come before the schedule's own rule. Only such a pull may go to an older version.
+        come before the schedule's own rule. Only such a pull may go to an older version. A replica that
+        serves the version of lost trajectories gets these first. Else one could go to and fro between two.
         """
         resumable = self._resumable(view)
         present = {replica.version_next for replica in view.replicas}
@@ -111,7 +112,7 @@ class Schedule:
             if replica.busy:
                 continue
             rescue = [version for version in missing if version in view.held_by(replica)]
-            if rescue and replica.load == 0:
+            if rescue and replica.load == 0 and replica.version not in resumable:
                 missing.remove(rescue[0])
                 orders.append(RefreshOrder(replica.replica_id, rescue[0]))
             elif view.newest_for(replica) > replica.version and self._takes_newest(view, replica, resumable):
