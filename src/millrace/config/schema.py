@@ -109,8 +109,8 @@ class Config(Section):
             )
         if self.rollout.python is not None and self.runtime.kind == "ray":
             raise ValueError(
-                f"`rollout.python` ({self.rollout.python}) starts replicas of one machine. On Ray every worker "
-                "runs in the Python of its node: install the engine there"
+                f"`rollout.python` ({self.rollout.python}) starts replicas of one machine. On Ray every "
+                "worker runs in the Python of its node: install the engine there"
             )
         if self.reward.kind == "gym" and self.task.kind != "gym":
             raise ValueError('`reward.kind` "gym" needs `task.kind` "gym": use "exact", "math" or "function"')

@@ -47,8 +47,8 @@ class Waits:
             self._fruitful.add(worker)
 
     def prepared(self, worker: str, what: str) -> None:
-        """`worker` has `what`, and can work. Between two times of real progress the same counts once. A worker
-        that is prepared again and again for nothing is a stall."""
+        """`worker` has `what`, and can work. Between two times of real progress the same counts once. A
+        worker that is prepared again and again for nothing is a stall."""
         if (worker, what) not in self._prepared:
             self._prepared.add((worker, what))
             self.progressed_s = clock.now()
