@@ -34,8 +34,8 @@ DELTA_BYTES_FRACTION = 0.01
 DELTA_ENCODE_BYTES_PER_S = 20e9
 """Comparing and packing on the host. Calibrated: 100 M bf16 parameters in 0.2 s on one core, 20 cores."""
 DIGEST_BYTES_PER_S = 5e9
-"""XXH3 of weights in memory, one core for each device of the trainer, beside its step. Measured on a small
-CPU."""
+"""XXH3 of weights in memory, one core for each device of the trainer, beside its step. The least of
+5 to 25 GB/s that two shared cores of a small CPU showed."""
 SWAP_S = 0.05
 """Between two decode steps: exchanging pointers to standby weights and dropping captured state. Assumed."""
 
