@@ -20,8 +20,8 @@ LONG = (
     "steps=5000",
     "schedule.kind=millrace",
     "rollout.replicas=1",
-    "rollout.max_sequence_tokens=64",
-    "sampling.max_tokens=48",
+    "rollout.max_sequence_tokens=256",
+    "sampling.max_tokens=240",
     "sampling.ignore_eos=true",
     "checkpoints.every=1000",
 )
