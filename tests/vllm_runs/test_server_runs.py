@@ -94,11 +94,11 @@ def test_a_server_that_is_killed_is_told_and_the_run_goes_on_when_one_comes_back
     serving: Serving, start: Path, tmp_path: Path
 ) -> None:
     killer = Killer(serving)
-    settings = (*SETTINGS, *LONG, f"rollout.servers=['{serving.url}']")
+    settings = (*SETTINGS, *LONG, "steps=12", f"rollout.servers=['{serving.url}']")
     run = train(start, tmp_path / "run", *settings, sinks=(killer,))
     assert killer.killed
     died = events(run, "worker_died")[0]
     assert died.fields["name"] == "replica-0" and f"server {serving.url}" in died.fields["cause"]
     accounting = summary(run)["accounting"]
-    assert accounting["trained"] == 64 and accounting["failed"] == 0
+    assert accounting["trained"] == 192 and accounting["failed"] == 0
     assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4
