@@ -62,7 +62,7 @@ async def cause_of_death(worker: LocalHandle) -> str:
 def test_a_worker_that_outlives_its_kill_is_named_when_the_runtime_closes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("millrace.runtime.local.CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("millrace.runtime.workers.CLOSE_TIMEOUT_S", 0.01)
 
     class Undying(LocalHandle):
         def __init__(self) -> None:
@@ -74,7 +74,7 @@ def test_a_worker_that_outlives_its_kill_is_named_when_the_runtime_closes(
 
     async def run() -> None:
         runtime = LocalRuntime()
-        runtime._handles.add(Undying())
+        runtime._workers._handles.add(Undying())
         with pytest.raises(DeadlineExceeded, match=r"worker \(epoch 1\)"):
             await runtime.close()
 

@@ -5,27 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from placement_needs import GB, ON_CPU, ON_GPU
 
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host
 from millrace.placement.assign import CONTEXT_BYTES, LIBRARIES_BYTES, Placement, assign, devices_of
-from millrace.placement.momentary import Momentary
-from millrace.placement.needs import MemoryNeed, Needs
+from millrace.placement.needs import MemoryNeed
 from millrace.placement.tell import table, warnings
-
-GB = 1_000_000_000
-ON_GPU = Needs(
-    num_parameters=500_000_000,
-    weights_bytes=GB,
-    kv_token_bytes=12_000,
-    kv_replica_bytes=3 * GB,
-    trainer=MemoryNeed(8 * GB, GB),
-    replica=MemoryNeed(5 * GB, 2 * GB),
-    checkpoint_bytes=6 * GB,
-    momentary=Momentary(),
-)
-ON_CPU = replace(ON_GPU, trainer=MemoryNeed(0, 9 * GB), replica=MemoryNeed(0, 7 * GB))
 
 
 def host(gpus: int, *, gpu_gb: int = 80, gb: int = 100, free_gb: int | None = None) -> Host:

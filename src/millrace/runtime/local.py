@@ -14,21 +14,22 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from millrace.core.errors import DeadlineExceeded, WorkerError
+from millrace.core.errors import WorkerError
 from millrace.core.placement import HERE, THIS_HOST, Place
 from millrace.runtime.gang import GangHandle
 from millrace.runtime.handle import LocalHandle
 from millrace.runtime.kernel import check_kernel
 from millrace.runtime.launcher import Launcher
 from millrace.runtime.logs import bound_log, open_log
-from millrace.runtime.seam import PING, late
+from millrace.runtime.seam import PING
+from millrace.runtime.workers import CLOSE_TIMEOUT_S, Workers, file_name
 
-CLOSE_TIMEOUT_S = 10.0
 LOG_LOOK_S = 0.5  # between two looks at the length of a log
 
 
@@ -63,10 +64,8 @@ class LocalRuntime:
         self._hosts = {THIS_HOST: (), **{name: tuple(prefix) for name, prefix in (hosts or {}).items()}}
         self._preload, self._log_dir = preload, log_dir
         self._silence_s_max, self._answer_s = silence_s_max, answer_s
-        self._epochs = past_epochs(log_dir)  # of the newest incarnation, by `file_name`
-        self._handles: set[LocalHandle | GangHandle] = set()
+        self._workers = Workers[LocalHandle](log_dir)
         self._launcher: Launcher | None = None
-        self._closed = False
 
     async def spawn(
         self,
@@ -92,29 +91,18 @@ class LocalRuntime:
             await member.construct(target, kwargs or {}, self._answer_s)
 
         place = self._checked(name, place)
-        handle = self._new_handle(name, place.ranks)
-        try:
-            async with asyncio.timeout(timeout_s) as limit:
-                if isinstance(handle, GangHandle):
-                    await handle.start(place, begin)
-                else:
-                    await begin(handle, place)
-        except BaseException as error:
-            await handle.end()
-            if isinstance(error, TimeoutError) and limit.expired():
-                raise late(name, handle.epoch, target, timeout_s) from None
-            raise
+        if self._launcher is None or self._launcher.gone.done():
+            self._launcher = Launcher(self._preload)
+        handle = self._workers.make(name, place.ranks, partial(LocalHandle, launcher=self._launcher))
+        await self._workers.start(handle, place, begin, target=target, timeout_s=timeout_s)
         return handle
 
     def _checked(self, name: str, place: Place) -> Place:
         """`place`, with this Python started afresh where its host has a prefix. Raises: WorkerError."""
+        self._workers.check(name, place.ranks)
         if place.host not in self._hosts:
             known = ", ".join(map(repr, self._hosts))
             raise WorkerError(f"cannot spawn {name} on {place.host!r}: this runtime's hosts are {known}")
-        if place.ranks < 1:
-            raise WorkerError(
-                f"cannot spawn {name} with {place.ranks} ranks: a worker is at least one process"
-            )
         if not self._hosts[place.host] or place.python is not None:
             return place
         path = os.pathsep.join(filter(None, sys.path))
@@ -122,37 +110,14 @@ class LocalRuntime:
 
     def dump_stacks(self) -> None:
         """Have every worker write its stacks into its log."""
-        for handle in self._handles:
-            handle.dump_stacks()
+        self._workers.dump_stacks()
 
     async def close(self) -> None:
         """Kill every worker and wait until none is left. Raises: DeadlineExceeded, naming those that are."""
-        self._closed = True
-        handles = list(self._handles)
-        for handle in handles:
-            handle.kill()
+        self._workers.kill()
         if self._launcher is not None:
             await self._launcher.close(CLOSE_TIMEOUT_S)
-        if handles:
-            await asyncio.wait([handle.dead for handle in handles], timeout=CLOSE_TIMEOUT_S)
-        if left := [f"{handle.name} (epoch {handle.epoch})" for handle in handles if not handle.dead.done()]:
-            raise DeadlineExceeded(f"{', '.join(left)}: alive {CLOSE_TIMEOUT_S:g} s after they were killed")
-
-    def _new_handle(self, name: str, ranks: int) -> LocalHandle | GangHandle:
-        if self._closed:
-            raise WorkerError(f"cannot spawn {name}: the runtime is closed")
-        if self._launcher is None or self._launcher.gone.done():
-            self._launcher = Launcher(self._preload)
-        epoch = self._epochs[file_name(name)] = self._epochs.get(file_name(name), 0) + 1
-        handle: LocalHandle | GangHandle
-        if ranks == 1:
-            handle = LocalHandle(name, epoch, self._launcher)
-        else:
-            members = [LocalHandle(f"{name}.{rank}", epoch, self._launcher) for rank in range(ranks)]
-            handle = GangHandle(name, epoch, members)
-        self._handles.add(handle)
-        handle.dead.add_done_callback(lambda _: self._handles.discard(handle))
-        return handle
+        await self._workers.gone()
 
     @contextmanager
     def _log_file(self, handle: LocalHandle) -> Iterator[int | None]:
@@ -173,19 +138,3 @@ class LocalRuntime:
             bound_log(path)
         if not handle.dead.done():
             asyncio.get_running_loop().call_later(LOG_LOOK_S, self._look_at_log, handle, path)
-
-
-def file_name(name: str) -> str:
-    return name.replace("/", "_")
-
-
-def past_epochs(log_dir: Path | None) -> dict[str, int]:
-    """The newest epoch of every worker that has a log there, of however many ranks it was."""
-    epochs: dict[str, int] = {}
-    for path in log_dir.glob("*.*.log") if log_dir is not None else ():
-        name, _, epoch = path.name.removesuffix(".log").rpartition(".")
-        worker, _, rank = name.rpartition(".")
-        for one in (name, worker) if rank.isdecimal() else (name,):
-            if epoch.isdecimal():
-                epochs[one] = max(epochs.get(one, 0), int(epoch))
-    return epochs

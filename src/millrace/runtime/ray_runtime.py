@@ -13,16 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from millrace.core.errors import DeadlineExceeded, WorkerError
 from millrace.core.placement import HERE, OWN_ADDRESS, THIS_HOST, Place
 from millrace.runtime.gang import GangHandle
 from millrace.runtime.kernel import check_kernel
-from millrace.runtime.local import CLOSE_TIMEOUT_S, file_name, past_epochs
 from millrace.runtime.ray_actor import Setup
 from millrace.runtime.ray_cluster import LOCAL, Cluster, connect
 from millrace.runtime.ray_handle import RayHandle
 from millrace.runtime.ray_places import Node, Places
-from millrace.runtime.seam import late
+from millrace.runtime.workers import Workers, file_name
 
 
 class RayRuntime:
@@ -47,11 +45,9 @@ class RayRuntime:
         check_kernel()
         self._address, self._namespace = address, f"millrace-{run_id or os.getpid()}"
         self._log_dir, self._silence_s_max, self._answer_s = log_dir, silence_s_max, answer_s
-        self._epochs = past_epochs(log_dir)
-        self._handles: set[RayHandle | GangHandle] = set()
+        self._workers = Workers[RayHandle](log_dir)
         self._cluster: Cluster | None = None
         self._places = Places()
-        self._closed = False
 
     async def spawn(
         self,
@@ -63,11 +59,14 @@ class RayRuntime:
         timeout_s: float = 60.0,
     ) -> RayHandle | GangHandle:
         """Start a worker; see `core.protocols.Runtime`. One that fails leaves no process behind."""
-        if self._closed:
-            raise WorkerError(f"cannot spawn {name}: the runtime is closed")
+        self._workers.check(name, place.ranks)
         cluster = self._connected()
         node = await self._node(cluster, place.host)
-        handle = self._new_handle(name, place.ranks, cluster, node)
+        handle = self._workers.make(
+            name,
+            place.ranks,
+            lambda one, epoch: RayHandle(one, epoch, cluster, self._namespace, node),
+        )
         given = {
             key: node.address if value == OWN_ADDRESS else value for key, value in (kwargs or {}).items()
         }
@@ -82,36 +81,21 @@ class RayRuntime:
                 variables = {"MILLRACE_RENDEZVOUS": await meeting}
             await member.construct(target, given, variables, self._answer_s)
 
-        try:
-            async with asyncio.timeout(timeout_s) as limit:
-                if isinstance(handle, GangHandle):
-                    await handle.start(place, begin)
-                else:
-                    await begin(handle, place)
-        except BaseException as error:
-            await handle.end()
-            if isinstance(error, TimeoutError) and limit.expired():
-                raise late(name, handle.epoch, target, timeout_s) from None
-            raise
+        await self._workers.start(handle, place, begin, target=target, timeout_s=timeout_s)
         return handle
 
     def dump_stacks(self) -> None:
         """Have every worker write its stacks into its log."""
-        for handle in self._handles:
-            handle.dump_stacks()
+        self._workers.dump_stacks()
 
     async def close(self) -> None:
         """Kill every worker and leave the cluster. Raises: DeadlineExceeded, naming those that live on."""
-        self._closed = True
-        handles = list(self._handles)
-        for handle in handles:
-            handle.kill()
-        if handles:
-            await asyncio.wait([handle.dead for handle in handles], timeout=CLOSE_TIMEOUT_S)
-        if self._cluster is not None:
-            self._cluster.close()
-        if left := [f"{handle.name} (epoch {handle.epoch})" for handle in handles if not handle.dead.done()]:
-            raise DeadlineExceeded(f"{', '.join(left)}: alive {CLOSE_TIMEOUT_S:g} s after they were killed")
+        self._workers.kill()
+        try:
+            await self._workers.gone()
+        finally:
+            if self._cluster is not None:
+                self._cluster.close()
 
     def _connected(self) -> Cluster:
         """By the main thread; nobody else waits for the loop at the first spawn."""
@@ -123,23 +107,6 @@ class RayRuntime:
     async def _node(self, cluster: Cluster, host: str) -> Node:
         alive = await asyncio.to_thread(cluster.nodes)
         return self._places.node_of(cluster.here if host == THIS_HOST else host, alive)
-
-    def _new_handle(self, name: str, ranks: int, cluster: Cluster, node: Node) -> RayHandle | GangHandle:
-        if ranks < 1:
-            raise WorkerError(f"cannot spawn {name} with {ranks} ranks: a worker is at least one process")
-        epoch = self._epochs[file_name(name)] = self._epochs.get(file_name(name), 0) + 1
-        handle: RayHandle | GangHandle
-        if ranks == 1:
-            handle = RayHandle(name, epoch, cluster, self._namespace, node)
-        else:
-            handle = GangHandle(
-                name,
-                epoch,
-                [RayHandle(f"{name}.{i}", epoch, cluster, self._namespace, node) for i in range(ranks)],
-            )
-        self._handles.add(handle)
-        handle.dead.add_done_callback(lambda _: self._handles.discard(handle))
-        return handle
 
     def _setup(self, member: RayHandle, place: Place) -> Setup:
         log = None

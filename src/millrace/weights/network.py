@@ -27,6 +27,8 @@ from millrace.weights.wire import Ask, Deadlines, accepted, listening
 LOG = logging.getLogger(__name__)
 LINKS_MAX = 64
 """Served at the same time; who comes later waits until one ends."""
+THREAD_S = 10.0
+"""For the thread to begin, and to end: it is a daemon, so a process does not wait for it."""
 
 
 class Fetched(msgspec.Struct, frozen=True):
@@ -65,7 +67,7 @@ class Network:
             target=lambda: asyncio.run(self._run(ready)), name="relay network", daemon=True
         )
         self._thread.start()
-        ready.result()
+        ready.result(THREAD_S)
 
     async def fetch(self, version: int, digest: str, sources: Sequence[str]) -> Fetched:
         """Get a version and make it readable. One at a time, in the order of the calls.
@@ -86,7 +88,7 @@ class Network:
         """End every link. Idempotent."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closing.set)
-            self._thread.join()
+            self._thread.join(THREAD_S)
 
     async def _run(self, ready: Future[None]) -> None:
         """Consumes connections and orders to fetch; ends with `close`."""

@@ -1,0 +1,21 @@
+"""What the workers of a model of 500 M parameters need, for tests of placements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from millrace.placement.momentary import Momentary
+from millrace.placement.needs import MemoryNeed, Needs
+
+GB = 1_000_000_000
+ON_GPU = Needs(
+    num_parameters=500_000_000,
+    weights_bytes=GB,
+    kv_token_bytes=12_000,
+    kv_replica_bytes=3 * GB,
+    trainer=MemoryNeed(8 * GB, GB),
+    replica=MemoryNeed(5 * GB, 2 * GB),
+    checkpoint_bytes=6 * GB,
+    momentary=Momentary(),
+)
+ON_CPU = replace(ON_GPU, trainer=MemoryNeed(0, 9 * GB), replica=MemoryNeed(0, 7 * GB))
