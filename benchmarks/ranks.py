@@ -3,13 +3,14 @@
     python benchmarks/ranks.py [--ranks 2] [--json]
 
 Each rank is a process with the trainer's role and a Qwen3 of 108 M parameters. Alone and divided, it
-accumulates the gradient of a batch, publishes and exports. Times are the least of seven. The memory of steps
+accumulates the gradient of a batch, publishes and exports. Times are medians of fifteen. The memory of steps
 and of `--dry-run` is measured by `rank_memory.py`, in processes of its own.
 
 gradient_error_max      largest |g - g1| / |g1| of a tensor's gradient (norms), g1 that of one process
 rank_peak_over_share    a rank's peak over its share of the states (16 bytes a parameter) and what one process
                         holds beside its states
-publish_over_copy       time for which publishing stops a rank, over a copy of its own bytes
+publish_over_copy       time for which publishing stops a rank, over a copy of its own bytes. The ranks copy
+                        at the same moment, as when they publish: they share the memory's bandwidth
 export_peak_over_share  a rank's peak during an export, over what it held before
 dry_run_error           largest |said - measured| / measured of what `--dry-run` says of a rank's peak
 """
@@ -24,6 +25,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -31,7 +33,7 @@ from common import report, say, table
 from memory import imports, resident
 from rank_memory import configuration, make_batch, make_model, measure, run_ranks, said
 
-COPIES = 7
+COPIES = 15
 SLOT_SPARE = 1 << 20
 
 
@@ -46,14 +48,8 @@ async def measured(config: dict[str, Any], directory: Path, kept: Path, endpoint
     role = TorchTrainer(config, str(directory / "run"), "millrace.weights.ring:open_writer", "cpu")
     await role.load(None)
     found = {"gradient_error": gradient_error(role._ready(), kept)}
-    publisher, told = role._publisher, []
-    for _ in range(COPIES):
-        publisher._begun = None  # a repeat writes nothing
-        await role.publish(endpoint)
-        told.append(await role.published())
-    found["stall_s"] = min(published.stall_s for published in told)
-    found["digest_s"] = min(published.digest_s for published in told)
-    found["copy_s"] = copy_s(publisher.buffers)
+    times = await publish_times(role, endpoint)
+    found |= {name: median(one[name] for one in times) for name in times[0]}
     held = resident("VmRSS") - before
     reset_peak()
     await role.export(str(directory / "exported"))
@@ -84,19 +80,26 @@ def gradient_error(trainer: Any, kept: Path) -> float:
     return max((math.hypot(*(one.get(name, 0.0) for one in each)) for name in gradients), default=0.0)
 
 
-def copy_s(buffers: Any) -> float:
-    """The least time for a copy of what this rank publishes, into memory that is warm."""
+async def publish_times(role: Any, endpoint: Any) -> list[dict[str, float]]:
+    """Of versions that are published, and in turns of copies of this rank's bytes into memory that is warm.
+    All ranks begin together, as after a step."""
     import numpy as np
 
-    sources = [buffer.data for buffer in buffers.fill()]
+    sources = [buffer.data for buffer in role._publisher.buffers.fill()]
     targets = [np.ones_like(source) for source in sources]
     times = []
-    for _ in range(COPIES):
+    for _ in range(COPIES + 1):
+        role._ranks.gather(None)
+        await role.publish(endpoint)
+        published = await role.published()
+        role._publisher._begun = endpoint, -1  # a repeat writes nothing
+        role._ranks.gather(None)
         began = time.perf_counter()
         for target, source in zip(targets, sources, strict=True):
             np.copyto(target, source)
-        times.append(time.perf_counter() - began)
-    return min(times)
+        copy_s = time.perf_counter() - began
+        times.append({"stall_s": published.stall_s, "digest_s": published.digest_s, "copy_s": copy_s})
+    return times[1:]  # the first opens the ring
 
 
 def one_rank(config: dict[str, Any], directory: Path, kept: Path, endpoint: str) -> None:

@@ -10,10 +10,11 @@ from multiprocessing.connection import Connection
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from millrace.core.digest import MULTILINEAR, XXH3, NamedBuffer, digest_buffers, kind_of
-from millrace.core.errors import MillraceError, UnknownVersionError
+from millrace.core.errors import MillraceError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint
 from millrace.trainer import device_buffers, publish
 from millrace.trainer.mesh import Ranks
@@ -71,10 +72,15 @@ def one_rank(endpoint: Endpoint, rank: int, rendezvous: str, kind: str, pipe: Co
             raise UnknownVersionError("the relay is gone")
         return writer
 
-    try:
-        publisher.begin(lost, endpoint, 2)  # type: ignore[arg-type]
-    except MillraceError as error:
-        told.append((type(error), str(error)))
+    def full(*_: object) -> None:
+        raise WeightsError("no room in a slot")
+
+    for opened, where in ((lost, replace(endpoint, path="another relay")), (lambda: writer, endpoint)):
+        try:
+            publisher.begin(opened, where, 2)  # type: ignore[arg-type]
+        except MillraceError as error:
+            told.append((type(error), str(error)))
+        writer.begin = full  # type: ignore[assignment, method-assign]
     held = sum(part.block.numel() for part in parts(weights))
     pipe.send((told, held))
     pipe.recv()
@@ -137,3 +143,4 @@ def test_every_rank_holds_its_share_alone(published):
 def test_an_error_on_one_rank_is_raised_on_all(published):
     *_, answers = published
     assert [told[2] for told, _ in answers] == [(UnknownVersionError, "the relay is gone")] * 4
+    assert [told[3] for told, _ in answers] == [(WeightsError, "no room in a slot")] * 4

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from millrace.core.errors import DataError
-from millrace.trainer.mesh import Ranks, agreed, all_or_none
+from millrace.trainer.mesh import Ranks, agreed, all_or_none, first_alone
 
 
 @pytest.mark.parametrize("mine", [None, OSError("a full disk")])
@@ -21,3 +21,12 @@ def test_what_ranks_agree_on_is_every_rank_s_answer_or_the_first_error(monkeypat
     monkeypatch.setattr(Ranks, "gather", lambda ranks, told: [told, (None, (DataError, "damaged"))])
     with pytest.raises(DataError, match="damaged"):
         agreed(Ranks(shard=2), lambda: "one")
+
+
+def test_what_the_first_rank_alone_does_fails_on_the_others_too(monkeypatch):
+    assert first_alone(Ranks(), lambda: "one") == "one"
+    monkeypatch.setattr(Ranks, "tell", lambda ranks, told: ("one", None))
+    assert first_alone(Ranks(shard=2, rank=1), lambda: pytest.fail("not by this rank")) == "one"
+    monkeypatch.setattr(Ranks, "tell", lambda ranks, told: (None, (DataError, "damaged")))
+    with pytest.raises(DataError, match="damaged"):
+        first_alone(Ranks(shard=2, rank=1), lambda: "one")

@@ -120,6 +120,16 @@ class Ranks:
         distributed.all_gather_object(values, value, group=self.talks_in)
         return values
 
+    def tell(self, value: T) -> T:
+        """The first rank's small value. That rank waits for nobody. A collective call."""
+        if self.world == 1:
+            return value
+        from torch import distributed
+
+        values = [value]
+        distributed.broadcast_object_list(values, src=0, group=self.talks_in, device=torch.device("cpu"))
+        return values[0]
+
     def apart(self) -> Ranks:
         """The same ranks in a group of their own, for a thread: two threads that use one group abort the job.
         A collective call."""
@@ -158,6 +168,19 @@ def agreed(ranks: Ranks, work: Callable[[], T]) -> list[T]:
     told = ranks.gather((answer, _fault(ranks, mine)))
     _settle([fault for _, fault in told], mine)
     return [cast(T, answer) for answer, _ in told]
+
+
+def first_alone(ranks: Ranks, work: Callable[[], T]) -> T:
+    """What `work` answers on the first rank, which alone calls it. Fails as `all_or_none`."""
+    answer: T | None = None
+    mine: Exception | None = None
+    try:
+        answer = work() if ranks.rank == 0 else None
+    except Exception as error:
+        mine = error
+    told, fault = ranks.tell((answer, _fault(ranks, mine)))
+    _settle([fault], mine)
+    return cast(T, told)
 
 
 def _fault(ranks: Ranks, error: Exception | None) -> Fault | None:

@@ -25,7 +25,7 @@ from millrace.core.types import Endpoint, Published
 from millrace.placement.gpu import has_own_memory
 from millrace.trainer.beside import Beside
 from millrace.trainer.device_buffers import DeviceBuffers
-from millrace.trainer.mesh import ALONE, Ranks, agreed, all_or_none
+from millrace.trainer.mesh import ALONE, Ranks, agreed, all_or_none, first_alone
 from millrace.trainer.parts import parts
 
 
@@ -116,15 +116,11 @@ class Publisher:
         began_s = time.perf_counter()
         if self._beside.wait() and self._begun == (endpoint, version):
             return
-        first, manifest = self._ranks.rank == 0, self.buffers.manifest
-
-        def begin() -> Filling | None:
-            writer = opened()
-            return writer.begin(version, manifest) if first else None
-
-        filling = agreed(self._ranks, begin)[0]
-        assert filling is not None, version
-        self._begun, writer, fault = (endpoint, version), opened(), None
+        if self._begun is None or self._begun[0] != endpoint:
+            agreed(self._ranks, lambda: bool(opened()))
+        writer, fault = opened(), None
+        filling = first_alone(self._ranks, lambda: writer.begin(version, self.buffers.manifest))
+        self._begun = endpoint, version
         try:
             self.buffers.copy(writer, filling)
         except Exception as error:
