@@ -19,6 +19,7 @@ def command(
         int | None, typer.Option(min=1, help="Of which checkpoint. Default: the newest.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to. Default: RUN/exports/vNNNNNNNN.")] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="The adapter alone, as peft reads it.")] = False,
 ) -> None:
     """Write the model of a checkpoint, also while the run goes on."""
     found = run_directory.find(run)
@@ -28,6 +29,6 @@ def command(
             f"{found.path} has no checkpoint yet: the first comes after `checkpoints.every` steps"
         )
     chosen = kept[-1] if version is None else version
-    target = out or found.path / "exports" / f"v{chosen:08d}"
-    export(found, chosen, target)
+    target = out or found.path / "exports" / f"v{chosen:08d}{'-adapter' if adapter else ''}"
+    export(found, chosen, target, adapter=adapter)
     typer.echo(f"Version {chosen}: {target}")

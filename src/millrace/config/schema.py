@@ -26,7 +26,7 @@ from millrace.config.schedules import (
     Synchronous,
 )
 from millrace.config.section import Count, Section, Seed
-from millrace.config.training import BatchShape, Model, Optimizer, Trainer
+from millrace.config.training import Adapter, BatchShape, Model, Optimizer, Trainer
 
 
 class Config(Section):
@@ -46,6 +46,7 @@ class Config(Section):
     sampling: SamplingConfig = SamplingConfig()
     algorithm: Algorithm = GRPO()
     optimizer: Optimizer = Optimizer()
+    adapter: Adapter = Adapter()
     trainer: Trainer = Trainer()
     schedule: Schedule = Millrace()
     rollout: Rollout = Rollout()
@@ -106,6 +107,11 @@ class Config(Section):
             raise ValueError(
                 '`optimizer.rule` ("muon") needs whole matrices: a trainer of one rank, not '
                 f"{self.trainer.ranks}, and without `trainer.offload`"
+            )
+        if self.adapter.rank is not None and self.trainer.tensor > 1:
+            raise ValueError(
+                f"`adapter.rank` ({self.adapter.rank}) needs whole matrices, and `trainer.tensor` "
+                f"({self.trainer.tensor}) divides them. Set it to 1, and use `trainer.shard`"
             )
         if self.rollout.python is not None and self.runtime.kind == "ray":
             raise ValueError(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from millrace.config.section import COUNT_MAX, Count, CountOrZero, Decay, Section
+from millrace.core.errors import ConfigError
 
 
 class Model(Section):
@@ -20,6 +22,41 @@ class Model(Section):
     recompute: bool = False
     """The trainer keeps only each layer's input, and computes the rest again for the gradient. The gradient
     is the same. Memory falls to a fraction, and work rises by a third."""
+
+
+class Adapter(Section):
+    rank: int | None = Field(default=None, ge=1, le=4096)
+    """Train an adapter of this rank instead of the weights, and publish it alone. `"none"`: all weights are
+    trained. Not with `trainer.tensor`."""
+    kind: Literal["lora", "dora"] = "lora"
+    """`"lora"`: the product of two thin matrices beside each weight. `"dora"`: the length of each row too."""
+    alpha: float = Field(default=32.0, gt=0, le=1e6)
+    """The product counts `alpha` / `rank` times."""
+    targets: tuple[str, ...] = ()
+    """Matrices that get one, by the end of their names: `["q_proj", "v_proj"]`. Empty: all of the layers."""
+
+    @property
+    def scale(self) -> float | None:
+        """None: there is no adapter."""
+        return None if self.rank is None else self.alpha / self.rank
+
+    def layers(self, matrices: Iterable[str]) -> list[str]:
+        """Those of a model's matrices in layers that get an adapter. Raises: ConfigError: it has experts, or
+        none of a name that `targets` says."""
+        names = [name for name in matrices if ".layers." in name]
+        if any(".experts." in name for name in names):
+            raise ConfigError(
+                f"`adapter.rank` ({self.rank}): this model has experts, which get no adapters.\n"
+                '  Set it to "none"'
+            )
+        there = {name.rpartition(".")[2] for name in names}
+        if unknown := sorted(set(self.targets) - there):
+            raise ConfigError(
+                f"`adapter.targets`: no layer of this model has {', '.join(unknown)}.\n"
+                f"  Layers have {', '.join(sorted(there))}"
+            )
+        wanted = set(self.targets) or there
+        return [name for name in names if name.rpartition(".")[2] in wanted]
 
 
 class Trainer(Section):

@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from millrace.config.schema import Config
-from millrace.config.training import Trainer
+from millrace.config.training import Adapter, Trainer
 from millrace.core.errors import ConfigError, DataError, boundary
 from millrace.core.supported import GEMMA
 from millrace.placement.momentary import Momentary, Shape, estimate
@@ -51,7 +51,8 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     """What each worker keeps, beside what it needs for a moment.
 
         trainer   16 bytes a parameter (10 with 8-bit moments, 4 more for a reference), and for publishing one
-                  version where the master weights are on the host, unless these are it (float32). In
+                  version where the master weights are on the host, unless these are it (float32). Of an
+                  adapter these are its own numbers; the model is 4 bytes a parameter beside it. In
                   bfloat16, 4 bytes for each weight that is rounded for a step (all where bfloat16 is computed
                   in float32, else those in no layer), and 4 on the host for a checkpoint of them. The rest of
                   a checkpoint is written from where it lies
@@ -64,7 +65,7 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     Ranks of the trainer divide all of what it keeps. With `trainer.offload` all of it is on the host.
 
     Raises: DataError: the model directory cannot be read. ConfigError: `rollout.tensor`, `trainer.tensor` or
-    `trainer.sequence` does not divide it.
+    `trainer.sequence` does not divide it; it can have no such adapter.
     """
     directory = Path(config.model.path)
     size = DTYPE_BYTES[config.model.dtype]
@@ -78,11 +79,15 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     _check_ranks(shape, config.trainer)
     kv_token = parts * kv_token_bytes(model, computing, parts)
     kv_replica = kv_token * config.rollout.slots * config.rollout.max_sequence_tokens
-    rounded = 0 if size == 4 else parameters if computing == 4 else shape.other_weights
-    moments = int(parameters * MOMENTS_BYTES[config.optimizer.states])
-    states = COPY_BYTES * (parameters * (2 + _has_reference(config)) + rounded) + moments
+    adapted = config.adapter.rank is not None
+    trained = adapter_elements(directory, config.adapter) if adapted else parameters
+    frozen = parameters if adapted or _has_reference(config) else 0
+    rounded = 0 if size == 4 else trained if computing == 4 or adapted else shape.other_weights
+    moments = int(trained * MOMENTS_BYTES[config.optimizer.states])
+    states = COPY_BYTES * (2 * trained + frozen + rounded) + moments
+    version = trained * size
     hosted = not on_gpu or config.trainer.offload
-    staged = COPY_BYTES * rounded + (weights if hosted and size != 4 else 0)
+    staged = COPY_BYTES * rounded + (version if hosted and size != 4 else 0)
     replica = 2 * parameters * computing + kv_replica
     landing = weights if computing != size else 0
     landing += shape.largest_weight * size if on_gpu or computing != size else 0
@@ -94,12 +99,12 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
         replica_memory = MemoryNeed(0, 0)
     return Needs(
         num_parameters=parameters,
-        weights_bytes=weights,
+        weights_bytes=version,
         kv_token_bytes=kv_token,
         kv_replica_bytes=kv_replica,
         trainer=trainer,
         replica=replica_memory,
-        checkpoint_bytes=parameters * COPY_BYTES + moments,
+        checkpoint_bytes=trained * COPY_BYTES + moments,
         momentary=estimate(config, shape, computing, on_gpu=on_gpu),
     )
 
@@ -111,16 +116,28 @@ def _has_reference(config: Config) -> bool:
 
 def tensor_elements(directory: Path) -> dict[str, int]:
     """Elements of each tensor, from the headers of the safetensors files."""
+    return {name: math.prod(shape) for name, shape in tensor_shapes(directory).items()}
+
+
+def adapter_elements(directory: Path, adapter: Adapter) -> int:
+    """Numbers of an adapter in all. Raises: ConfigError: the model can have no such adapter."""
+    matrices = {n.removesuffix(".weight"): s for n, s in tensor_shapes(directory).items() if len(s) > 1}
+    rank, dora = adapter.rank or 0, adapter.kind == "dora"
+    shapes = [matrices[name] for name in adapter.layers(matrices)]
+    return sum(rank * (outputs + inputs) + dora * outputs for outputs, inputs in shapes)
+
+
+def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise DataError(f"{directory} has no *.safetensors file")
-    return {name: elements for file in files for name, elements in _elements(file).items()}
+    return {name: shape for file in files for name, shape in _shapes(file).items()}
 
 
-def _elements(path: Path) -> dict[str, int]:
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     try:
         with safe_open(path, framework="numpy") as file:
-            return {name: math.prod(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path} is not a safetensors file: {error}") from error
 

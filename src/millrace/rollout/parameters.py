@@ -98,7 +98,7 @@ class Parameters:
         """
         targets = dict(expert_by_expert(self.named.items()))
         missing, heads = set(targets), []
-        for name, tensor in expert_by_expert(_read_tensors(Path(model_path))):
+        for name, tensor in expert_by_expert(read_tensors(Path(model_path))):
             target = targets.get(name)
             if target is None:
                 if name.endswith("rotary_emb.inv_freq"):
@@ -190,7 +190,7 @@ def _as_buffer(name: str, tensor: Tensor) -> NamedBuffer:
     return NamedBuffer(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
 
 
-def _read_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
+def read_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
     for path in _weight_files(directory):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)

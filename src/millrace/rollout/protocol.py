@@ -20,11 +20,13 @@ from millrace.core.types import Progress, ReplicaLoad, Work
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine is opened. `device` is `cpu`, `cuda` or `auto`; `device_share` of its memory may be
-    taken. `server` is the URL of one that runs already, which may take `server_wait_s` to answer. The others
+    taken. `server` is the URL of one that runs already, which may take `server_wait_s` to answer.
+    `adapter_scale`: versions are adapters, whose products count so often; this is for the replica. The others
     are keys of `model` and `rollout`, under their names."""
 
     model_path: str
     dtype: str = "float32"
+    adapter_scale: float | None = None
     device: str = "auto"
     device_share: float = 1.0
     tensor: int = 1

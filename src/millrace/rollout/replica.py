@@ -21,6 +21,7 @@ from millrace.core.errors import ConfigError, DigestMismatchError, WeightsError,
 from millrace.core.objects import find_object
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import Endpoint, Progress, ReplicaLoad, Report, Served, Work
+from millrace.rollout.adapter import Merging
 from millrace.rollout.engines import open_engine
 from millrace.rollout.protocol import EngineOptions
 
@@ -51,6 +52,8 @@ class EngineReplica:
         with boundary(name, f"import `open_reader` ({open_reader})", ConfigError):
             self._open_reader: OpenReader = find_object(open_reader, "`open_reader`")[0]
         self._readers: dict[Endpoint, WeightsReader] = {}
+        scale = options.adapter_scale
+        self._merging = None if scale is None else Merging(options.model_path, options.dtype, scale)
         self._advice = (
             f"Lower `rollout.slots` ({options.slots}), `rollout.max_sequence_tokens` "
             f"({options.max_sequence_tokens}) or `rollout.prefill_chunk` ({options.prefill_chunk}), "
@@ -174,7 +177,7 @@ class EngineReplica:
         """Stage it while the engine goes on, then swap. One pull at a time."""
         if version == self._engine.version:
             digest = self._engine_thread.submit(self._engine.digest).result()
-            return Served(version, digest, 0.0, 0.0, self._engine.computes)
+            return Served(version, self._published(digest), 0.0, 0.0, self._engine.computes)
         started_s = time.monotonic()
         with boundary(f"replica {self._name}", f"pulling version {version}", WeightsError):
             staged_digest, digest = self._engine.stage(version, self._reader(endpoint))
@@ -186,14 +189,20 @@ class EngineReplica:
         pulled_s = time.monotonic()
         self._engine_thread.submit(self._swap, version, digest, pulled_s - started_s).result()
         swap_s = time.monotonic() - pulled_s
-        return Served(version, digest, pulled_s - started_s, swap_s, self._engine.computes)
+        told = self._published(digest)
+        return Served(version, told, pulled_s - started_s, swap_s, self._engine.computes)
+
+    def _published(self, digest: str) -> str:
+        """Under which digest the relay has what has `digest` here."""
+        return digest if self._merging is None else self._merging.published(digest)
 
     def _reader(self, endpoint: Endpoint) -> WeightsReader:
         """The reader of `endpoint`; opening another endpoint (a restarted relay) closes the last."""
         if endpoint not in self._readers:
             while self._readers:
                 self._readers.popitem()[1].close()
-            self._readers[endpoint] = self._open_reader(endpoint)
+            opened = self._open_reader(endpoint)
+            self._readers[endpoint] = opened if self._merging is None else self._merging.over(opened)
         return self._readers[endpoint]
 
     @staticmethod

@@ -244,6 +244,7 @@ def engine_options(config: Config, run: RunDirectory, placed: Placement) -> Engi
     return EngineOptions(
         model_path=config.model.path,
         dtype=config.model.dtype,
+        adapter_scale=config.adapter.scale,
         device=placed.device,
         tensor=rollout.tensor,
         slots=rollout.slots,

@@ -15,10 +15,13 @@ CHECKPOINT = "manifest.json"
 """A file that a checkpoint has and a model directory has not."""
 
 
-def export(run: RunDirectory, version: int, out: Path) -> None:
+def export(run: RunDirectory, version: int, out: Path, *, adapter: bool = False) -> None:
     """Write the model of a checkpoint as a Hugging Face directory, like the one that a run ends with.
 
-    Raises: DataError: there is no such checkpoint, or it is damaged; `out` holds something else.
+    `adapter`: of a run that trains one, it alone, as peft reads it.
+
+    Raises: DataError: there is no such checkpoint, or it is damaged; `out` holds something else; the run
+    trains no adapter.
     """
     kept = versions(run)
     if version not in kept:
@@ -27,7 +30,7 @@ def export(run: RunDirectory, version: int, out: Path) -> None:
             f"{run.path} has no checkpoint of version {version}: {there}.\n"
             "  `checkpoints.every` and `checkpoints.keep` say which are kept"
         )
-    _write(run, run.checkpoints / f"v{version:08d}", out)
+    _write(run, run.checkpoints / f"v{version:08d}", out, adapter=adapter)
 
 
 def versions(run: RunDirectory) -> list[int]:
@@ -80,9 +83,12 @@ def model_directory(path: Path) -> Iterator[Path]:
         yield Path(scratch) / "model"
 
 
-def _write(run: RunDirectory, checkpoint: Path, out: Path) -> None:
-    from millrace.trainer.export import export_checkpoint
+def _write(run: RunDirectory, checkpoint: Path, out: Path, *, adapter: bool = False) -> None:
+    from millrace.trainer.export import export_adapter, export_checkpoint
 
-    model = run.read_config().model
-    export_checkpoint(checkpoint, out, model_path=model.path, dtype=model.dtype)
+    config = run.read_config()
+    if adapter and config.adapter.rank is None:
+        raise DataError(f"{run.path} trains all weights (`adapter.rank` is none): it has no adapter to write")
+    write, model = export_adapter if adapter else export_checkpoint, config.model
+    write(checkpoint, out, model_path=model.path, dtype=model.dtype, adapter=config.adapter)
     model_version.write(out, int(checkpoint.name[1:]))

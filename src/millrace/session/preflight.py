@@ -21,7 +21,7 @@ from millrace.observe.sinks import refuse_unusable
 from millrace.placement import tell
 from millrace.placement.assign import size
 from millrace.placement.hosts import Layout
-from millrace.placement.needs import Needs
+from millrace.placement.needs import DTYPE_BYTES, Needs
 from millrace.rollout.engines import refuse_unable
 from millrace.rollout.protocol import EngineOptions
 from millrace.runtime.spawned import PYTHON_MIN
@@ -85,7 +85,8 @@ def _disk_problem(config: Config, needs: Needs, run_path: Path) -> str:
     count = min(ever, checkpoints.keep + TEMPORARY_CHECKPOINTS)
     rollout = config.rollout
     handed = 0 if rollout.shared_dir else len(rollout.servers)  # files of versions, one for each at most
-    needed = count * needs.checkpoint_bytes + (1 + handed + (handed > 0)) * needs.weights_bytes
+    model_bytes = needs.num_parameters * DTYPE_BYTES[config.model.dtype]
+    needed = count * needs.checkpoint_bytes + (1 + handed + (handed > 0)) * model_bytes
     if needed <= free:
         return ""
     return (

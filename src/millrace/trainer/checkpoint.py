@@ -5,7 +5,7 @@ refused, not trained from. Who held which block is not recorded: any number of r
 
     v00000012/
       manifest.json
-      model.safetensors      float32 master weights
+      model.safetensors      float32 master weights; where there is an adapter, its own alone
       optimizer.safetensors  `{state}/{parameter}` per tensor
       rng.safetensors        torch's generators; those of rank 1 as `cpu.1`
 
@@ -28,10 +28,11 @@ import xxhash
 from millrace.core.errors import DataError, boundary
 from millrace.core.types import CheckpointInfo
 from millrace.trainer.adamw import put_together, taken_apart
+from millrace.trainer.adapter import trained_weights
 from millrace.trainer.beside import Beside
 from millrace.trainer.directories import atomic_directory
 from millrace.trainer.mesh import ALONE, Ranks, agreed, all_or_none
-from millrace.trainer.model import named_weights, not_finite, rounded_weights
+from millrace.trainer.model import not_finite, rounded_weights
 from millrace.trainer.parts import Part, parts
 from millrace.trainer.tensor_files import TensorFile, copy_into, file_names, fill, lay_out, make, open_tensors
 from millrace.trainer.trainer import PolicyTrainer
@@ -138,12 +139,12 @@ def load_checkpoint(trainer: PolicyTrainer, path: str | Path, ranks: Ranks = ALO
     version, files = verified(path, ranks)
     with boundary("trainer", f"load the checkpoint {path}", DataError):
         saved = {kind: open_tensors(files[kind]) for kind in KINDS}
-        weights = named_weights(trainer.model)
+        weights = trained_weights(trainer.model)
         refuse_another_model(weights, saved["model"], path)
         copy_into(parts(weights, copies=True), saved["model"])
         _restore_optimizer(trainer, saved["optimizer"])
         _restore_generators(saved["rng"], ranks)
-    if broken := not_finite(named_weights(trainer.model), ranks):
+    if broken := not_finite(trained_weights(trainer.model), ranks):
         raise DataError(f"{path} holds weights that are not finite: {broken[:5]}.\n{_EARLIER}")
     trainer.version = version
 
@@ -219,7 +220,7 @@ def refuse_another_model(
 
 def _state(trainer: PolicyTrainer, ranks: Ranks) -> tuple[list[TensorFile], list[Part]]:
     """The files of a checkpoint, and the blocks that this rank writes."""
-    model, optimizer = named_weights(trainer.model), _optimizer_tensors(trainer)
+    model, optimizer = trained_weights(trainer.model), _optimizer_tensors(trainer)
     generators = _generators()
     of_all = {_of_rank(n, rank): state for rank in range(ranks.world) for n, state in generators.items()}
     files = [*lay_out("model", model), *lay_out("optimizer", optimizer), *lay_out("rng", of_all)]
@@ -231,6 +232,7 @@ def _optimizer_tensors(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
     return {
         f"{key}/{name}": value
         for name, parameter in trainer.model.named_parameters()
+        if parameter.requires_grad
         for key, value in sorted(taken_apart(trainer.optimizer.state[parameter]).items())
     }
 

@@ -36,10 +36,14 @@ COLUMNS, ROWS, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"
 VOCABULARY = "embedding_rowwise"  # divided here whether a plan says so or not
 
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+Insert = Callable[[PreTrainedModel], None]
 
 
-def load_divided(path: str, config: Any, ranks: Ranks, forward: Forward, **options: Any) -> Any:
+def load_divided(
+    path: str, config: Any, ranks: Ranks, forward: Forward, insert: Insert | None, **options: Any
+) -> Any:
     """What `from_pretrained` returns. Of every tensor in the files, only what this rank holds is read.
+    `insert` gives the model more layers, before it is divided.
 
     Raises: DataError: the model cannot be divided so.
     """
@@ -47,6 +51,8 @@ def load_divided(path: str, config: Any, ranks: Ranks, forward: Forward, **optio
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 
     def divide_empty(model: PreTrainedModel, *unused: Any) -> PreTrainedModel:
+        if insert is not None:
+            insert(model)
         return divide(model, ranks, forward)
 
     names = {"maybe_distribute_model": staticmethod(divide_empty), "__module__": kind.__module__}

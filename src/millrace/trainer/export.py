@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from millrace.config.training import Adapter
 from millrace.core.errors import DataError
+from millrace.trainer.adapter import adapt, adapted_layers, base_weights, trained_weights, whole_parts
 from millrace.trainer.checkpoint import refuse_another_model, verified
 from millrace.trainer.directories import atomic_directory
 from millrace.trainer.mesh import ALONE, Ranks, all_or_none
-from millrace.trainer.model import named_weights, read_tokenizer
+from millrace.trainer.model import load_model, named_weights, read_tokenizer
 from millrace.trainer.parts import Part, parts
-from millrace.trainer.tensor_files import Pieces, fill, index, lay_out, make, open_tensors
+from millrace.trainer.peft_format import CONFIG as ADAPTER_CONFIG
+from millrace.trainer.peft_format import peft_config, peft_tensors
+from millrace.trainer.tensor_files import Pieces, copy_into, fill, index, lay_out, make, open_tensors
+
+NO_ADAPTER = Adapter()
 
 
 def save_model(
@@ -26,34 +34,63 @@ def save_model(
     dtype: torch.dtype,
     ranks: Ranks = ALONE,
 ) -> None:
-    """Write config, weights in `dtype` and a tokenizer's files into `directory`: a rank its own blocks."""
-    _write(model, parts(named_weights(model)), tokenizer, directory, dtype=dtype, ranks=ranks)
+    """Write config, weights in `dtype` and a tokenizer's files into `directory`: a rank its own blocks. An
+    adapter becomes part of the weights."""
+    blocks = whole_parts(model) if adapted_layers(model) else [parts(named_weights(model))]
+    _write(model, blocks, tokenizer, directory, dtype=dtype, ranks=ranks)
 
 
-def export_checkpoint(checkpoint: Path, out: Path, *, model_path: str, dtype: str) -> None:
-    """`model_path`: what the run started from. `dtype`: of the written weights.
+def export_checkpoint(
+    checkpoint: Path, out: Path, *, model_path: str, dtype: str, adapter: Adapter = NO_ADAPTER
+) -> None:
+    """`model_path`: what the run started from. `dtype`: of the written weights. `adapter`: what was trained.
 
     Raises: DataError: the checkpoint is damaged, or of another model; `out` holds something else.
     """
+    if adapter.rank is not None:
+        adapted = _adapted(checkpoint, model_path=model_path, dtype=dtype, adapter=adapter)
+        with atomic_directory(out, marker="config.json") as directory:
+            save_model(adapted, read_tokenizer(model_path), directory, getattr(torch, dtype))
+        return
     _, files = verified(checkpoint)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path))
     saved, tokenizer = open_tensors(files["model"]), read_tokenizer(model_path)
     refuse_another_model(named_weights(model), saved, checkpoint)
     with atomic_directory(out, marker="config.json") as directory:
-        _write(model, parts(saved), tokenizer, directory, dtype=getattr(torch, dtype))
+        _write(model, [parts(saved)], tokenizer, directory, dtype=getattr(torch, dtype))
+
+
+def export_adapter(checkpoint: Path, out: Path, *, model_path: str, dtype: str, adapter: Adapter) -> None:
+    """The adapter alone, as peft reads it. Raises: as `export_checkpoint`."""
+    model = _adapted(checkpoint, model_path=model_path, dtype=dtype, adapter=adapter)
+    with atomic_directory(out, marker=ADAPTER_CONFIG) as directory:
+        save_file(peft_tensors(model, getattr(torch, dtype)), directory / "adapter_model.safetensors")
+        told = peft_config(model, adapter, model_path)
+        (directory / ADAPTER_CONFIG).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+
+
+def _adapted(checkpoint: Path, *, model_path: str, dtype: str, adapter: Adapter) -> PreTrainedModel:
+    _, files = verified(checkpoint)
+    saved = open_tensors(files["model"])
+    model = load_model(model_path, torch.device("cpu"))
+    adapt(model, adapter, published=getattr(torch, dtype), seed=0)
+    weights = trained_weights(model)
+    refuse_another_model(weights, saved, checkpoint)
+    copy_into(parts(weights, copies=True), saved)
+    return model
 
 
 def _write(
     model: PreTrainedModel,
-    blocks: Collection[Part],
+    blocks: Iterable[Collection[Part]],
     tokenizer: Mapping[str, bytes],
     directory: Path,
     *,
     dtype: torch.dtype,
     ranks: Ranks = ALONE,
 ) -> None:
-    weights = named_weights(model)
+    weights = base_weights(model)
     files = lay_out("model", weights, dtype, _pieces(model, weights))
     with all_or_none(ranks):
         if ranks.rank == 0:
@@ -63,7 +100,8 @@ def _write(
             if len(files) > 1:
                 (directory / "model.safetensors.index.json").write_bytes(index(files))
             make(directory, files)
-    fill(directory, files, blocks)
+    for some in blocks:
+        fill(directory, files, some)
 
 
 def _describe(model: PreTrainedModel, dtype: torch.dtype, directory: Path) -> None:

@@ -115,7 +115,8 @@ class _TokenLogprobs(torch.autograd.Function):
         of_entropy = grads[1]
         cast = weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros(weight.shape, dtype=_wide(weight), device=weight.device)
+        frozen = not ctx.needs_input_grad[1]
+        grad_weight = torch.zeros(0 if frozen else weight.shape, dtype=_wide(weight), device=weight.device)
         held, own = _held(targets, weight)
         for start in range(0, hidden.shape[0], ctx.rows):
             part = slice(start, start + ctx.rows)
@@ -136,8 +137,11 @@ class _TokenLogprobs(torch.autograd.Function):
                 slope += bend
             slope = slope.to(hidden.dtype)
             torch.mm(slope, cast, out=grad_hidden[part])
+            if frozen:
+                continue
             if slope.dtype == grad_weight.dtype:
                 grad_weight.addmm_(slope.T, hidden[part])
             else:
                 grad_weight += slope.T @ hidden[part]
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None
+        of_weight = None if frozen else grad_weight.to(weight.dtype)
+        return grad_hidden, of_weight, None, None, None, None

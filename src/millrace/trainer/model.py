@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from millrace.algorithms.low_rank import KINDS
 from millrace.core.errors import DataError, boundary
 from millrace.core.supported import TRAINER, refuse_unsupported
 from millrace.placement.gpu import on
@@ -30,8 +31,15 @@ TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json",
                    "chat_template*", "generation_config.json")  # fmt: skip
 
 
-def load_model(path: str | Path, device: torch.device, ranks: Ranks = ALONE) -> PreTrainedModel:
+def load_model(
+    path: str | Path,
+    device: torch.device,
+    ranks: Ranks = ALONE,
+    insert: Callable[[PreTrainedModel], None] | None = None,
+) -> PreTrainedModel:
     """The model in `path`, in float32, without dropout; of its weights, this rank's part.
+
+    `insert`: gives it layers of an adapter, before it is divided. Their numbers are not there yet.
 
     Raises:
         DataError: not a model directory; an architecture that is not known; weights that are damaged,
@@ -45,7 +53,7 @@ def load_model(path: str | Path, device: torch.device, ranks: Ranks = ALONE) -> 
     if not ranks.alone:
         from millrace.trainer.divided import load_divided
 
-        load = partial(load_divided, config=config, ranks=ranks, forward=_pair_logprobs)
+        load = partial(load_divided, config=config, ranks=ranks, forward=_pair_logprobs, insert=insert)
     logging.disable_progress_bar()  # a worker's stderr is a log
     with boundary("trainer", f"`model.path`: load the model in {path}", DataError):
         model, loaded = load(
@@ -56,6 +64,8 @@ def load_model(path: str | Path, device: torch.device, ranks: Ranks = ALONE) -> 
             output_loading_info=True,
         )
     _check_whole(model, loaded, path, ranks)
+    if insert is not None and ranks.alone:
+        insert(model)
     model.to("cpu" if ranks.offload else device)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -79,11 +89,12 @@ def _check_known(path: Path) -> PretrainedConfig:
 
 def _check_whole(model: PreTrainedModel, loaded: dict[str, Any], path: str | Path, ranks: Ranks) -> None:
     """transformers invents what a file lacks and drops what it does not know; training must not."""
+    own = {name: weight for name, weight in named_weights(model).items() if not name.endswith(KINDS)}
     faults = {
-        "missing": loaded["missing_keys"],
+        "missing": [name for name in loaded["missing_keys"] if not name.endswith(KINDS)],
         "left over": loaded["unexpected_keys"],
         "of another shape": [key[0] if isinstance(key, tuple) else key for key in loaded["mismatched_keys"]],
-        "not finite": not_finite(named_weights(model), ranks),
+        "not finite": not_finite(own, ranks),
         "that should be one and differ": _untied(model),
     }
     found = [f"{what}: {', '.join(sorted(names)[:4])}" for what, names in faults.items() if names]
@@ -129,7 +140,7 @@ def rounded_weights(
     """Those that `served_weights` changes for a while."""
     rounds = set[torch.Tensor]() if computing == torch.float32 else _matrices(model)
     named = dict(model.named_parameters()) if published != torch.float32 else {}
-    return {name: parameter for name, parameter in named.items() if parameter not in rounds}
+    return {name: p for name, p in named.items() if p.requires_grad and p not in rounds}
 
 
 def _matrices(model: PreTrainedModel) -> set[torch.Tensor]:

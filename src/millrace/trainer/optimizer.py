@@ -22,7 +22,7 @@ def make_optimizer(model: PreTrainedModel, config: Optimizer) -> torch.optim.Opt
         one learning rate serves both.
     """
     if config.rule == "adamw":
-        return make_adamw(model.parameters(), config)
+        return make_adamw((p for p in model.parameters() if p.requires_grad), config)
     if not hasattr(torch.optim, "Muon"):
         raise ConfigError(
             f'`optimizer.rule` ("muon"): torch {torch.__version__} has no torch.optim.Muon.\n'
@@ -31,6 +31,8 @@ def make_optimizer(model: PreTrainedModel, config: Optimizer) -> torch.optim.Opt
     matrices: list[Any] = []
     rest: list[Any] = []
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         (matrices if ".layers." in name and parameter.ndim == 2 else rest).append(parameter)
     if any(hasattr(matrix, "placements") for matrix in matrices):
         raise ConfigError(
@@ -40,7 +42,7 @@ def make_optimizer(model: PreTrainedModel, config: Optimizer) -> torch.optim.Opt
     muon = torch.optim.Muon(
         matrices, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
     )
-    return Together(muon, make_adamw(rest, config))
+    return Together(muon, *([make_adamw(rest, config)] if rest else []))
 
 
 class Together(torch.optim.Optimizer):

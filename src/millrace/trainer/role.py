@@ -9,6 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +40,7 @@ from millrace.core.types import (
     TrainerState,
 )
 from millrace.placement.device import computes, computing_dtype, torch_device
+from millrace.trainer.adapter import begin, insert, published_weights
 from millrace.trainer.arithmetic import arithmetic
 from millrace.trainer.blame import blame
 from millrace.trainer.checkpoint import Saver, load_checkpoint, prune_checkpoints
@@ -47,7 +49,6 @@ from millrace.trainer.export import save_model
 from millrace.trainer.mesh import Ranks, agreed, local
 from millrace.trainer.model import (
     load_model,
-    named_weights,
     read_tokenizer,
     recompute_layers,
 )
@@ -144,9 +145,10 @@ class TorchTrainer:
         if checkpoint is not None:
             load_checkpoint(trainer, checkpoint, self._ranks)
         self._trainer, self._saver = trainer, Saver(trainer.optimizer, self._ranks)
-        buffers = buffers_of(named_weights(trainer.model), _dtype(self._config))
+        dtype = _dtype(self._config)
+        buffers = buffers_of(published_weights(trainer.model, dtype), dtype)
         self._publisher = Publisher(buffers, trainer.optimizer, self._ranks)
-        told = computes(_dtype(self._config), trainer.settings.dtype)
+        told = computes(dtype, trainer.settings.dtype)
         rounding = arithmetic(device, self._config)
         return TrainerState(trainer.version, buffers.weights_bytes, told, rounding)
 
@@ -232,10 +234,13 @@ def join(config: Config, device: tuple[str, float]) -> Ranks:
 
 def _policy_trainer(config: Config, device: torch.device, ranks: Ranks) -> PolicyTrainer:
     algorithm = build(config.algorithm)
-    model = load_model(config.model.path, device, ranks)
+    model = _model(config, device, ranks)
     if config.model.recompute:
         recompute_layers(model)
-    reference = _reference(config, device, ranks) if algorithm.needs_reference else None
+    reference = None
+    if algorithm.needs_reference:
+        has_own = config.adapter.rank is not None
+        reference = model if has_own else _reference(config, device, ranks)
     settings = StepSettings(
         optimizer=config.optimizer,
         token_budget=config.batch.token_budget,
@@ -247,6 +252,17 @@ def _policy_trainer(config: Config, device: torch.device, ranks: Ranks) -> Polic
         epochs=config.batch.epochs,
     )
     return PolicyTrainer(model, algorithm, settings, reference=reference, ranks=ranks)
+
+
+def _model(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedModel:
+    """What is trained: the whole model, or its adapter."""
+    dtype = _dtype(config)
+    if config.adapter.rank is None:
+        return load_model(config.model.path, device, ranks)
+    with_layers = partial(insert, config=config.adapter, published=dtype)
+    model = load_model(config.model.path, device, ranks, with_layers)
+    begin(model, dtype, config.seed)
+    return model
 
 
 def _reference(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedModel:

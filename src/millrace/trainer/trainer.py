@@ -25,12 +25,13 @@ from millrace.config.training import Optimizer
 from millrace.core.errors import TrainingError, WeightsError
 from millrace.core.types import Batch, StepResult
 from millrace.placement.gpu import on
+from millrace.trainer.adapter import switched_off, trained_weights
 from millrace.trainer.flat_batch import FlatBatch, flatten, penalties, weigh
 from millrace.trainer.gradients import clip_gradients, grad_norm
 from millrace.trainer.learning_rate import learning_rate
 from millrace.trainer.mesh import ALONE, Ranks
 from millrace.trainer.metrics import TokenStatistics, batch_metrics
-from millrace.trainer.model import named_weights, not_finite, row_logprobs, served_weights
+from millrace.trainer.model import not_finite, row_logprobs, served_weights
 from millrace.trainer.optimizer import make_optimizer
 from millrace.trainer.packing import Row, pack
 from millrace.trainer.rejected import save_rejected
@@ -84,6 +85,8 @@ class PolicyTrainer:
     that is the current policy as a constant. Where it gets several, a pass without gradients finds its
     log-probs, or they are interpolated (`Algorithm.proximal`).
 
+    `reference`: version 0, or `model` itself where it has an adapter: then that is switched off.
+
     `ranks`: which process this is of several that make the step together. Each is given the whole batch,
     makes the same calls, and gets the same result or error. The models are divided among them.
     """
@@ -102,8 +105,13 @@ class PolicyTrainer:
         self._reference = reference
         self.optimizer = make_optimizer(model, settings.optimizer)
         if not ranks.offload:
-            for parameter in model.parameters():  # allocated once: made anew in every step, it would lie
+            for parameter in self.trained:  # allocated once: made anew in every step, it would lie
                 parameter.grad = torch.zeros_like(parameter)  # scattered among activations, and hold pages
+
+    @property
+    def trained(self) -> list[torch.nn.Parameter]:
+        """The others are frozen."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def step(self, batch: Batch, *, quarantine: Path) -> StepResult:
         """Apply a batch: all of its optimizer steps, or none.
@@ -148,7 +156,7 @@ class PolicyTrainer:
                     norms.append(self._finite_norm())
                 self._clip(norms[-1])
                 self._update(lr)
-        if broken := not_finite(named_weights(self.model), self.ranks):
+        if broken := not_finite(trained_weights(self.model), self.ranks):
             raise WeightsError(f"the weights {broken[:4]} are not finite after it")
         self.version += 1
         metrics = {
@@ -189,7 +197,8 @@ class PolicyTrainer:
             proximal_C = self._logprobs(self.model, every, flat)
             if algorithm.penalty is not None:
                 assert self._reference is not None
-                reference_C = self._logprobs(self._reference, every, flat)
+                with switched_off(self._reference):
+                    reference_C = self._logprobs(self._reference, every, flat)
                 penalties_S = penalties(flat, algorithm.penalty, proximal_C, reference_C)
                 flat = lay_out(penalties_S=penalties_S)
                 flat.reference_C[:] = reference_C
@@ -247,7 +256,7 @@ class PolicyTrainer:
 
         reference_N = None
         if self._reference is not None and self.algorithm.penalty is None:
-            with torch.no_grad():
+            with torch.no_grad(), switched_off(self._reference):
                 reference_N, _ = self._forward(self._reference, row)
         current_N, entropy_N = self._forward(self.model, row)
         fixed_N, behavior_N = current_N.detach(), pick(flat.behavior_C)
@@ -277,13 +286,13 @@ class PolicyTrainer:
         return loss.detach()
 
     def _finite_norm(self) -> float:
-        norm = grad_norm(self.model.parameters(), self.ranks).item()
+        norm = grad_norm(self.trained, self.ranks).item()
         if not math.isfinite(norm):
             raise TrainingError(f"the gradient norm is {norm}")
         return norm
 
     def _clip(self, norm: float) -> None:
-        parameters = list(self.model.parameters())
+        parameters = self.trained
         if self.settings.optimizer.grad_clip is not None:
             whole = torch.tensor(norm, device=parameters[0].device)
             clip_gradients(parameters, whole, self.settings.optimizer.grad_clip)
