@@ -12,7 +12,7 @@ from tests.runs import events, summary
 from millrace.config.load import load
 from millrace.core.errors import WorkerError
 from millrace.reading.reader import LedgerReader
-from millrace.session import compose, run_directory, scaling
+from millrace.session import compose, joining, run_directory, scaling
 from millrace.session.views import run_view
 
 DEADLINE_S = 90.0
@@ -32,9 +32,13 @@ pytestmark = pytest.mark.usefixtures("warm")
 class Play:
     """A run in this process, and what a test does to it meanwhile. `seen` has all events but reports."""
 
-    def __init__(self, start, run_dir):
+    def __init__(self, start, run_dir, *options):
         self.run, self.seen = run_directory.create("scaled", run_dir), []
-        self._config, self._stop, self._came = load(start, LONG), asyncio.Event(), asyncio.Event()
+        self._config, self._stop, self._came = (
+            load(start, [*LONG, *options]),
+            asyncio.Event(),
+            asyncio.Event(),
+        )
         self._noticed = ""
 
     def __call__(self, event):
@@ -115,11 +119,39 @@ def test_a_run_goes_from_one_to_three_replicas_and_back_and_one_is_told_to_end(s
     assert [change["replicas"] for change in changes] == [2, 3, 2, 3, 2, 1]
 
 
+def test_hosts_join_a_run_with_their_first_replica_and_leave_with_their_last(start, tmp_path):
+    async def deeds(play):
+        await play.scale(3)
+        await play.until(lambda: {e.fields["host"] for e in play.of("fetched")} == {"host-1", "host-2"})
+        for host in ("host-1", "host-2"):
+            told = len([e for e in play.of("fetched") if e.fields["host"] == host])
+            await play.until(
+                lambda host=host, told=told: (
+                    len([e for e in play.of("fetched") if e.fields["host"] == host]) > told + 1
+                )
+            )
+        await play.scale(1)
+        await play.scale(2)
+
+    play = Play(start, tmp_path / "run", "runtime.hosts=3")
+    run = asyncio.run(play.go(deeds))
+    hosts = {e.fields["replica"]: e.fields["host"] for e in events(run, "joined")}
+    assert {hosts[f"replica-{i}"] for i in (1, 2)} == {"host-1", "host-2"}
+    held = set()
+    for event in play.seen:
+        if event.kind == "fetched":
+            held.add((event.fields["host"], event.fields["version"]))
+        if event.kind == "pulled" and event.fields["replica"] in hosts:
+            assert (hosts[event.fields["replica"]], event.fields["version"]) in held
+    assert {e.fields["replica"] for e in events(run, "leased")} > set(hosts) - {"replica-3"}
+    assert not events(run, "worker_died") and summary(run)["ok"]
+
+
 def test_what_does_not_fit_is_refused_and_the_run_goes_on(start, tmp_path, monkeypatch):
     async def deeds(play):
         with pytest.raises(WorkerError, match=r"stays at 1 replicas: no room for 1 more replica\."):
             await play.scale(2)
 
-    monkeypatch.setattr(compose, "read_memory", lambda: (10**12, 0))
+    monkeypatch.setattr(joining, "read_memory", lambda: (10**12, 0))
     run = asyncio.run(Play(start, tmp_path / "run").go(deeds))
     assert summary(run)["ok"] and not events(run, "joined")

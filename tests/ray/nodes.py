@@ -23,7 +23,8 @@ class Nodes:
         self.address = f"{hosts[0].address}:{PORT}"
         self.join(0)
 
-    def join(self, index: int) -> None:
+    def join(self, index: int, *options: str) -> None:
+        """`options` of `ray start`."""
         host = self.hosts[index]
         role = (
             ("--head", f"--port={PORT}", "--include-dashboard=false")
@@ -32,7 +33,12 @@ class Nodes:
         )
         self._stack.callback(self.kill, index)
         self._stack.enter_context(
-            clusters.node(*role, f"--node-ip-address={host.address}", command=(*host.prefix, *clusters.RAY))
+            clusters.node(
+                *role,
+                f"--node-ip-address={host.address}",
+                *options,
+                command=(*host.prefix, *clusters.RAY),
+            )
         )
 
     def pids(self, index: int, name: str = "") -> list[int]:

@@ -48,7 +48,7 @@ def test_replicas_that_come_and_go_cost_nothing_but_time(seed):
     """Spot instances: everything that happens to them is drawn from the seed."""
     rng = random.Random(seed)
     config = small_config(PRESETS[seed % len(PRESETS)], steps=rng.randint(4, 12), seed=seed)
-    played(spot(Scenario(config, seed=seed, costs=SLOW), rng))
+    played(spot(Scenario(config, seed=seed, costs=SLOW, later_hosts=seed % 3), rng))
 
 
 def test_a_replica_that_joins_serves_once_it_has_proved_a_digest():

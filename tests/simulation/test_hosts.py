@@ -6,8 +6,12 @@ import asyncio
 
 import pytest
 
+from millrace.config.operation import Supervision
 from millrace.config.schedules import AReaL, Laminar, LlamaRL, Millrace, Schedule, Synchronous
 from millrace.config.training import BatchShape
+from millrace.core import clock
+from millrace.core.errors import HostLost, WeightsError
+from millrace.core.placement import HERE, Place
 from millrace.core.types import Endpoint, Staged
 from millrace.schedule.view import ReplicaView, View
 from millrace.sim.costs.interface import Costs
@@ -15,9 +19,10 @@ from millrace.sim.explore.invariants import InvariantBroken, Invariants
 from millrace.sim.explore.worlds import small_config
 from millrace.sim.roles.sim_relay import SimRelay
 from millrace.sim.roles.world import World
-from millrace.sim.simulation import Outcome, Scenario, simulate
+from millrace.sim.simulation import Outcome, Scaling, Scenario, simulate
 from millrace.sim.virtual import loop
-from millrace.sim.virtual.faults import Failures, Faults, Partitions
+from millrace.sim.virtual.faults import Crash, Failures, Faults, Partitions
+from millrace.sim.virtual.sim_runtime import SimHandle, SimRuntime
 
 SCHEDULES: tuple[Schedule, ...] = (
     Synchronous(),
@@ -125,3 +130,118 @@ def chained(num: int, *, hop_s: float = 0.01) -> list[float]:
 
 def test_a_chain_takes_hardly_longer_than_one_hop() -> None:
     assert chained(4) == pytest.approx([1.0, 1.01, 1.02, 1.03])
+
+
+# ---------------------------------------------------------------- hosts that come and go
+
+
+def growing(
+    *scalings: tuple[float, int],
+    schedule: Schedule = Millrace(),
+    replicas: int = 1,
+    steps: int = 16,
+    hosts: int = 1,
+    later_hosts: int = 2,
+    faults: Faults = Faults(),
+    **sections: object,
+) -> Outcome:
+    """From one host, if nothing else is said, to three."""
+    config = small_config(schedule, steps=steps, replicas=replicas, **sections)
+    scenario = Scenario(
+        config,
+        costs=Costs(step_base_s=0.2),
+        faults=faults,
+        hosts=hosts,
+        later_hosts=later_hosts,
+        scalings=tuple(Scaling(at_s, count) for at_s, count in scalings),
+    )
+    return simulate(scenario, Invariants(scenario))
+
+
+def relay_starts(outcome: Outcome) -> list[str]:
+    return [event["name"] for event in outcome.of("worker_started") if event["role"] == "relay"]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.kind)
+def test_a_host_that_joins_gets_a_relay_which_catches_up_before_anybody_serves_there(
+    schedule: Schedule,
+) -> None:
+    outcome = growing((2.0, 3), schedule=schedule)
+    assert {event["replica"]: event["host"] for event in outcome.of("joined")} == {
+        "replica-1": "host-1",
+        "replica-2": "host-2",
+    }
+    assert relay_starts(outcome) == ["relay-localhost", "relay-host-1", "relay-host-2"]
+    held: set[tuple[str, int]] = set()
+    for event in outcome.events:
+        if event.kind == "fetched":
+            held.add((event.fields["host"], event.fields["version"]))
+        if event.kind == "pulled" and event.fields["replica"] == "replica-2":
+            assert ("host-2", event.fields["version"]) in held
+    first = next(event for event in outcome.of("fetched") if event["host"] == "host-1")
+    assert first["version"] > 0, "the newest, and not all those before it"
+    assert {event["replica"] for event in outcome.of("leased")} == {f"replica-{i}" for i in range(3)}
+
+
+def test_the_relay_of_a_host_ends_with_its_last_replica_and_begins_again_with_the_next() -> None:
+    outcome = growing((2.0, 3), (5.0, 0), (8.0, 3), steps=24)
+    assert relay_starts(outcome).count("relay-localhost") == 1, "the trainer writes into it"
+    assert relay_starts(outcome).count("relay-host-1") == relay_starts(outcome).count("relay-host-2") == 2
+    assert not outcome.of("worker_died")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_relays_of_hosts_that_joined_die_again_and_again(seed: int) -> None:
+    faults = Faults(failures=(Failures("relay-host*", 1.0), Failures("replica-*", 4.0)))
+    outcome = growing((1.0, 4), (4.0, 1), (6.0, 3), schedule=SCHEDULES[seed % len(SCHEDULES)], faults=faults)
+    assert any(event["name"].startswith("relay-host") for event in outcome.of("worker_died"))
+
+
+def test_a_host_that_cannot_have_a_relay_joins_not_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = SimRelay.open
+
+    async def open_(relay: SimRelay, slot_bytes: int) -> Endpoint:
+        if relay._address == "host-1":
+            raise WeightsError("no memory for 3 slots")
+        return await honest(relay, slot_bytes)
+
+    monkeypatch.setattr(SimRelay, "open", open_)
+    outcome = growing((2.0, 3))
+    [scaled] = [event for event in outcome.of("scaled") if event["reason"] != "a command"]
+    assert scaled["replicas"] == 2
+    assert scaled["reason"] == "relay-host-1 cannot be there: no memory for 3 slots"
+    assert {event["replica"] for event in outcome.of("left")} == {"replica-1"}
+    assert {event["replica"] for event in outcome.of("leased")} == {"replica-0", "replica-2"}
+
+
+def test_replicas_of_a_host_whose_node_is_lost_for_good_go_to_other_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest, lost_s = SimRuntime.spawn, 3.0
+
+    async def spawn(
+        runtime: SimRuntime,
+        name: str,
+        target: str,
+        kwargs: object = None,
+        *,
+        place: Place = HERE,
+        **more: float,
+    ) -> SimHandle:
+        if place.host == "host-1" and clock.now() > lost_s:
+            raise HostLost("the node of host 'host-1' is lost")
+        return await honest(runtime, name, target, kwargs, place=place, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SimRuntime, "spawn", spawn)
+    outcome = growing(
+        replicas=3,
+        hosts=3,
+        later_hosts=0,
+        faults=Faults(crashes=(Crash("replica-1", lost_s), Crash("relay-host-1", lost_s))),
+        supervision=Supervision(restarts=2, backoff_s=0.05),
+    )
+    [joined] = outcome.of("joined")
+    assert joined["host"] == "host-2" and {event["replica"] for event in outcome.of("left")} == {"replica-1"}
+    assert joined["replica"] in {event["replica"] for event in outcome.of("leased")}

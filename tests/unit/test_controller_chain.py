@@ -168,3 +168,26 @@ def test_steps_that_were_undone_are_not_looked_for_in_the_directory() -> None:
     assert relays.next_fetch("b", ()) == Fetch(4, ("a:1",))
     relays.stored(4)
     assert relays.next_fetch("b", ()) == Fetch(4, ("a:1", "s3://run"))
+
+
+def test_a_host_that_joins_is_the_last_of_the_chain_and_asks_the_nearest_first(relays: Relays) -> None:
+    relays.join("aa")
+    assert list(relays) == ["a", "b", "c", "aa"] and relays.next_fetch("aa", ()) is None
+    for host in "abc":
+        relays.holds(host, [4, 5])
+    relays.up("aa", Endpoint("memfd", "aa", 3, 8, address="aa:1"))
+    assert relays.next_fetch("aa", ()) == Fetch(5, ("c:1", "b:1", "a:1"))
+    relays.holds("aa", [6])
+    relays.down("aa")
+    relays.gone("aa")
+    assert list(relays) == ["a", "b", "c"] and relays.newest == 5
+
+
+def test_what_a_lone_host_holds_is_seen_host_by_host_once_another_has_joined() -> None:
+    relays = Relays(["a"], heads=["a"])
+    relays.up("a", Endpoint("memfd", "a", 3, 8, address="a:1"))
+    relays.holds("a", [5])
+    relays.join("b")
+    assert relays.held({"b"}) == () and relays.coming("b") == -1
+    relays.up("b", Endpoint("memfd", "b", 3, 8, address="b:1"))
+    assert relays.held({"b"}) == (5,) and relays.coming("b") == 5

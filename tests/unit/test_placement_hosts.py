@@ -9,7 +9,7 @@ from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import HERE, Gpu, Host
 from millrace.placement.assign import assign
-from millrace.placement.hosts import Layout, lay_out, split
+from millrace.placement.hosts import Layout, added, lay_out, split
 from millrace.placement.tell import table, tables, tight
 
 
@@ -111,3 +111,19 @@ def test_what_is_told_names_the_host() -> None:
     assert any(
         warning.startswith("b: ") for warning in tight(lay_out(config_for(2), full, ON_CPU), config_for(2))
     )
+
+
+def test_hosts_without_a_relay_are_spare_and_replicas_may_join_on_them() -> None:
+    layout = lay_out(config_for(1), [host("a", 4), host("b"), host("c", 2)], ON_GPU)
+    assert [host.name for host in layout.spare] == ["b", "c"]
+    assert added(config_for(1), layout.spare[0], layout.main) is None, "replicas compute on GPUs"
+    there = added(config_for(1), layout.spare[1], layout.main)
+    assert there is not None and there.replicas == () and not there.trains
+    assert there.relay.host == "c" and there.relay_slots >= 2
+    small = Host("d", 8, GB, GB, address="10.0.0.4")
+    with pytest.raises(ConfigError, match=r"the host has 1\.0 GB of memory"):
+        added(
+            config_for(1, model={"path": "m", "device": "cpu"}),
+            small,
+            lay_out(config_for(1), [host("a")], ON_CPU).main,
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.core.errors import WorkerError
+from millrace.core.errors import HostLost, WorkerError
 from millrace.runtime.ray_places import Node, Places
 
 
@@ -57,6 +57,28 @@ def test_without_a_free_node_a_lost_host_shares_the_one_with_the_fewest() -> Non
 def test_a_host_with_gpus_never_shares_and_takes_no_node_with_fewer() -> None:
     gpus = [node(f"gpu-{i}", gpus=count) for i, count in enumerate((8, 8, 4, 8))]
     places = placed(gpus[0], gpus[1])
-    with pytest.raises(WorkerError, match="Start a node with 8 GPUs"):
+    with pytest.raises(HostLost, match="Start a node with 8 GPUs"):
         places.node_of("gpu-1", [gpus[0], gpus[2]])
     assert places.node_of("gpu-1", [gpus[0], gpus[2], gpus[3]]) == gpus[3]
+
+
+def test_nodes_that_are_no_host_are_spare() -> None:
+    assert placed(A, B).spare([A, B, C]) == {"node-3": C}
+    assert Places().spare([A]) == {"node-1": A}
+    places = placed(A, B)
+    places.node_of("node-2", [A, C])
+    assert places.spare([A, C]) == {}, "it carries the host of a lost one"
+
+
+def test_a_node_that_has_begun_again_is_the_host_that_it_was() -> None:
+    again = node("node-2", node_id="new")
+    assert placed(A, B).spare([A, again]) == {}
+    places = placed(A, B)
+    places.node_of("node-2", [A, C])
+    assert places.spare([A, C, again]) == {"new": again}, "another node is that host by now"
+
+
+def test_hosts_are_lost_whose_nodes_are_gone() -> None:
+    assert placed(A, B).lost([A, B]) == set()
+    assert placed(A, B).lost([A, C]) == {"node-2"}
+    assert placed(A, B).lost([A, node("node-2", node_id="new")]) == set()

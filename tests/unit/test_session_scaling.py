@@ -29,6 +29,10 @@ class Fleet:
         self.wanted, self._serving, self.refuses, self._trouble = wanted, wanted, refuses, trouble
         self.trouble = ""
 
+    async def look(self):
+        if self.refuses == "unreachable":
+            raise WorkerError("the cluster cannot be reached")
+
     def scale(self, replicas):
         if self.refuses:
             raise ConfigError(self.refuses)

@@ -4,7 +4,8 @@ decide       on any news: the schedule's decisions and safeguards     decide.py
 replica      one per replica: its reports in, its orders out          replica_session.py, live_fleet.py
 environment  one per reward worker: prompts and scores                environment_pool.py
 trainer      replay, then take, step, commit, publish, checkpoint; ends the run   trainer_session.py
-relay        one per host: stages what the trainer published, or gets it from another relay   relay_session.py
+relay        one per host: stages what the trainer published, or gets it from another relay
+             relay_session.py, live_relays.py
 flush        hands what changed to the ledger
 watch        ends a run that makes no progress and says who waits for whom
 """
@@ -23,9 +24,8 @@ from millrace.controller.decide import Decisions
 from millrace.controller.fleet import Fleet
 from millrace.controller.live_fleet import LiveFleet
 from millrace.controller.pace import PACE, Pace
-from millrace.controller.relay_session import RelaySession
 from millrace.controller.state import RunState
-from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
+from millrace.controller.supervisor import RestartPolicy, Supervisor
 from millrace.controller.trainer_session import TrainerSession
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, MillraceError, after, leaves
@@ -79,9 +79,9 @@ class Controller:
             limits.spawn_timeout_s,
         )
         self._supervisor = Supervisor(runtime, events, policy, self._run.waits, self._run.patience.heard)
-        self.replicas = LiveFleet(self._run, fleet, self._supervisor)
         self._decisions = Decisions(self._run, check)
         self._trainer = TrainerSession(self._run, checkpoints=checkpoints, export=export)
+        self.replicas = LiveFleet(self._run, fleet, self._supervisor, self._trainer.slot_bytes)
 
     @property
     def restarts(self) -> int:
@@ -132,12 +132,10 @@ class Controller:
     async def _run_loops(self) -> None:
         keep, fleet, run = self._supervisor.keep, self._fleet, self._run
         async with asyncio.TaskGroup() as group:
+            self.replicas.relays.begin(group)
             loops = [
-                *(group.create_task(keep(s, self._relay(s).run), name=s.name) for s in fleet.relays),
-                *(
-                    group.create_task(keep(s, run.pool.session, run.pool.is_scoring), name=s.name)
-                    for s in fleet.environments
-                ),
+                group.create_task(keep(s, run.pool.session, run.pool.is_scoring), name=s.name)
+                for s in fleet.environments
             ]
             self.replicas.begin(group)
             loops += [
@@ -149,9 +147,6 @@ class Controller:
             self.replicas.end()
             for loop in loops:
                 loop.cancel()
-
-    def _relay(self, spec: WorkerSpec) -> RelaySession:
-        return RelaySession(spec.place.host, self._run, self._trainer.slot_bytes)
 
     async def _flush(self) -> None:
         while True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from millrace.controller.supervisor import WorkerSpec
@@ -17,16 +17,27 @@ def no_room(names: Sequence[str], there: Sequence[WorkerSpec]) -> list[WorkerSpe
     raise ConfigError(f"{', '.join(names)} cannot join: the number of replicas is fixed ({len(there)})")
 
 
+def no_host(host: str) -> WorkerSpec:
+    raise ConfigError(f"no relay can join on {host}: the hosts of this run are those of its start")
+
+
+async def no_news() -> None:
+    """The hosts are those of the start."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """The workers of a run. `relays`: one for each host that has a rank of the trainer or a replica. `join`
-    makes replicas beside the first ones."""
+    makes replicas beside the first ones, `relay` the relay of a host that one of them is on. `look` finds out
+    which hosts there are by now, for the next `join`. Raises: MillraceError."""
 
     trainer: WorkerSpec
     relays: tuple[WorkerSpec, ...]
     replicas: tuple[WorkerSpec, ...]
     environments: tuple[WorkerSpec, ...]
     join: Join = no_room
+    relay: Callable[[str], WorkerSpec] = no_host
+    look: Callable[[], Awaitable[None]] = no_news
 
     @property
     def hosts(self) -> dict[str, str]:

@@ -6,25 +6,28 @@
 
 After each of these the fleet is made as large as it shall be. A replica that joins serves nothing before its
 first pull has proved a digest. One that leaves gets nothing new, gives back its trajectories with their
-tokens, and is killed; then its name is forgotten and never given again.
+tokens, and is killed; then its name is forgotten and never given again. A host that the first replica joins
+on gets a relay, and a host whose node is lost loses its replicas.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from millrace.controller.context import RunContext
 from millrace.controller.fleet import Fleet
+from millrace.controller.live_relays import LiveRelays
 from millrace.controller.orders import Mailbox
 from millrace.controller.replica_session import ReplicaSession
 from millrace.controller.replicas import ReplicaRecord
 from millrace.controller.supervisor import Supervisor, WorkerSpec
-from millrace.core.errors import ConfigError, WorkerError
+from millrace.core.errors import ConfigError, HostLost, MillraceError, WorkerError
 from millrace.core.placement import THIS_HOST
 
 NOTICE = "its process was told to end"
 COMMAND = "fewer replicas were asked for"
+LOST = "the node of its host is lost"
 
 
 def to_leave(replicas: Iterable[ReplicaRecord], num: int) -> list[str]:
@@ -35,10 +38,18 @@ def to_leave(replicas: Iterable[ReplicaRecord], num: int) -> list[str]:
 
 
 class LiveFleet:
-    """`wanted` replicas there shall be. Everything here is synchronous but the coroutines of the replicas."""
+    """`wanted` replicas there shall be. Everything here is synchronous but `look`, and the coroutines of the
+    replicas."""
 
-    def __init__(self, run: RunContext, fleet: Fleet, supervisor: Supervisor) -> None:
+    def __init__(
+        self,
+        run: RunContext,
+        fleet: Fleet,
+        supervisor: Supervisor,
+        slot_bytes: Callable[[], Awaitable[int]],
+    ) -> None:
         self._run, self._fleet, self._supervisor = run, fleet, supervisor
+        self.relays = LiveRelays(run, fleet, supervisor, slot_bytes=slot_bytes, gave_up=self._give_up)
         self._specs = {spec.name: spec for spec in fleet.replicas}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._first = frozenset(self._specs)
@@ -68,11 +79,18 @@ class LiveFleet:
     def end(self) -> None:
         """The run is over: nobody joins any more, and all coroutines end."""
         self._group = None
+        self.relays.end()
         for task in self._tasks.values():
             task.cancel()
 
+    async def look(self) -> None:
+        """Find out which hosts there are by now, for the next replicas. Raises: MillraceError."""
+        await self._fleet.look()
+
     def scale(self, replicas: int) -> None:
         """There shall be so many. Raises: ConfigError: there is no room for them; then nothing changes."""
+        if self._group is None:
+            raise ConfigError("the run is about to end")
         specs = self._placed(replicas - len(self._run.state.replicas.staying))
         before, self.wanted, self.trouble = self.wanted, replicas, ""
         self._run.events.emit("scaled", replicas=replicas, before=before, reason="a command")
@@ -108,17 +126,39 @@ class LiveFleet:
                 await self._supervisor.keep(spec, session.run, leaves=lambda: bool(record.leaving))
         except (TimeoutError, WorkerError) as error:
             if not record.leaving:
-                if name in self._first or run.waits.fruitful(name):
-                    raise
-                self._settle_for(self.wanted - 1, f"{name} could not join: {error}")
-                run.state.replicas.leave(name, "it could not join")
+                self._forgo(name, error)
         self._gone(name)
+        if self._lacks:
+            await self._try_to_look()
+            self._fill()
+        del self._tasks[name]
+
+    def _forgo(self, name: str, error: Exception) -> None:
+        """It cannot be. Raises: `error`, where the run cannot do without."""
+        run = self._run
+        if isinstance(error.__cause__, HostLost):
+            run.state.replicas.leave(name, LOST)
+            return
+        if name in self._first or run.waits.fruitful(name):
+            raise error
+        self._settle_for(self.wanted - 1, f"{name} could not join: {error}")
+        run.state.replicas.leave(name, "it could not join")
+
+    def _give_up(self, host: str, reason: str, lost: bool) -> None:
+        """No relay can be on `host`. Others take the places of its replicas if its node is lost. A host that
+        joined and cannot be used is not tried again."""
+        for record in self._run.state.replicas.staying:
+            if record.host == host:
+                if not lost:
+                    self._settle_for(self.wanted - 1, reason)
+                self._leave(record.name, LOST if lost else "its host could not join")
 
     def _join(self, spec: WorkerSpec) -> None:
         run = self._run
         self._specs[spec.name] = spec
         self._next = max(self._next, 1 + _number(spec.name))
         run.mailboxes[spec.name] = Mailbox()
+        self.relays.serve(spec.place.host)
         run.state.join(spec.name, spec.place.host)
         run.events.emit("joined", replica=spec.name, host=spec.place.host)
         run.waits.progress()
@@ -136,10 +176,10 @@ class LiveFleet:
 
     def _gone(self, name: str) -> None:
         run = self._run
-        del self._specs[name], self._tasks[name], self._limits[name], run.mailboxes[name]
+        del self._specs[name], self._limits[name], run.mailboxes[name]
         run.state.replicas.gone(name)
+        run.to_relays.fire()  # the last one of a host takes the relay with it
         run.events.emit("left", replica=name, replicas=len(run.state.replicas.staying))
-        self._fill()
 
     # ------------------------------------------------------------ as many as there shall be
 
@@ -150,11 +190,23 @@ class LiveFleet:
         names = [f"replica-{number}" for number in range(self._next, self._next + num)]
         return self._fleet.join(names, list(self._specs.values()))
 
+    @property
+    def _lacks(self) -> bool:
+        """Another is to take the place of one that left."""
+        lacks = len(self._run.state.replicas.staying) < self.wanted
+        return lacks and self._group is not None and not self._run.stopping
+
+    async def _try_to_look(self) -> None:
+        try:
+            await self.look()
+        except MillraceError as error:
+            self._run.events.emit("warned", source="hosts", reason=str(error))
+
     def _fill(self) -> None:
         """Somebody has left: another may take the place. Where none can, the run goes on with fewer."""
-        staying = len(self._run.state.replicas.staying)
-        if self._group is None or self._run.stopping or staying >= self.wanted:
+        if not self._lacks:
             return
+        staying = len(self._run.state.replicas.staying)
         try:
             specs = self._placed(self.wanted - staying)
         except ConfigError as error:

@@ -24,10 +24,17 @@ TICK_S = 1.0  # between two looks of a relay that nobody woke, and between two t
 class RelaySession:
     """Of the relay of one host. It makes versions pullable there: the head's from `run.published`, those of
     the others from the relays before them in the chain. When the relay dies its slots are no longer offered.
-    A new head gets the current version from the trainer again, another relay gets the newest from others."""
+    A new head gets the current version from the trainer again, another relay gets the newest from others.
+    It returns when the relay is no longer `needed`."""
 
-    def __init__(self, host: str, run: RunContext, slot_bytes: Callable[[], Awaitable[int]]) -> None:
-        self._host, self._run, self._slot_bytes = host, run, slot_bytes
+    def __init__(
+        self,
+        host: str,
+        run: RunContext,
+        slot_bytes: Callable[[], Awaitable[int]],
+        needed: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._host, self._run, self._slot_bytes, self._needed = host, run, slot_bytes, needed
         self._head = run.state.relays[host].head
         self._call = run.patience.call
         self._misses = 0  # fetches in a row that got nothing
@@ -40,7 +47,7 @@ class RelaySession:
             async with asyncio.TaskGroup() as tasks:
                 if self._head and run.config.weights.directory is not None:
                     tasks.create_task(self._store(handle), name=f"store {handle.name}")
-                while True:
+                while self._needed():
                     if not await self._serve(handle):
                         await run.to_relays.wait(timeout_s=TICK_S)
         except BaseExceptionGroup as group:

@@ -19,6 +19,16 @@ class Relays(dict[str, RelayRecord]):
         self._staged: dict[int, str] = {}
         self._directory, self._stored = directory, set[int]()
 
+    def join(self, host: str) -> None:
+        """A host becomes a part of the run, the last of the chain. Its relay is not up yet."""
+        assert host not in self, host
+        self[host] = RelayRecord(host, head=False)
+
+    def gone(self, host: str) -> None:
+        """Its relay has ended, and no replica is there."""
+        assert self[host].endpoint is None, self[host]
+        del self[host]
+
     def up(self, host: str, endpoint: Endpoint) -> None:
         """It is open and holds nothing yet."""
         self[host].endpoint, self[host].failing = endpoint, False

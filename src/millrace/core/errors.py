@@ -58,6 +58,10 @@ class WorkerDied(WorkerError):
     """The worker is gone; calls and streams in flight end with this."""
 
 
+class HostLost(WorkerError):
+    """The node that was a host of the run is gone, and no other can take its place."""
+
+
 class OutOfMemory(WorkerError, MemoryError):
     """A worker could not have the memory, of the host or of a device, that its work needs."""
 

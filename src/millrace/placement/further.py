@@ -1,9 +1,9 @@
 """The decision for replicas that join a running run: on which host, on which GPUs. Pure.
 
 Those that are there keep what they have. A further replica goes to the host with the fewest of them that has
-room, of those that have a relay. Room is, on the host, what the replica keeps there, of the memory that it
-has in all and of what is free now. On a GPU it is what nobody was given. A GPU that nobody uses is given
-whole, as at the start of a run; of a shared one a replica takes what it needs.
+room. The first one on a host brings a relay. Room is, on the host, what the replica keeps there, of the
+memory that it has in all and of what is free now. On a GPU it is what nobody was given. A GPU that nobody
+uses is given whole, as at the start of a run; of a shared one a replica takes what it needs.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ ROUNDING = 1e-6
 def further(
     config: Config, layout: Layout, there: Sequence[Place], count: int, *, free_bytes: float = inf
 ) -> list[Place]:
-    """Places for `count` replicas beside those that are `there`. `free_bytes`: of the machine that all hosts
-    are on, now; left out where they are machines of their own.
+    """Places for `count` replicas beside those that are `there`, on the hosts of `layout.placements`.
+    `free_bytes`: of the machine that all hosts are on, now; left out where they are machines of their own.
 
     Raises: ConfigError: there is no room for all of them. It says what each host lacks.
     """
@@ -38,11 +38,11 @@ def further(
     for _ in range(count):
         present, refused = [*there, *found], dict[str, str]()
         for placed in sorted(layout.placements, key=lambda placed: len(_on(placed, present))):
-            left = free_bytes - len(found) * _bytes(placed)
-            reason = _lacks_memory(placed, len(_on(placed, present)) + 1, left)
+            reason = _lacks_memory(placed, _on(placed, present), free_bytes)
             place = None if reason else _place(config, placed, present)
             if place is not None:
                 found.append(place)
+                free_bytes -= _new_bytes(placed, _on(placed, present))
                 break
             refused[placed.host.name] = reason or "what is left of its GPUs is too little for a replica"
         else:
@@ -61,15 +61,20 @@ def _bytes(placed: Placement) -> int:
     return placed.needs.replica.host_bytes + PROCESS_BYTES
 
 
-def _lacks_memory(placed: Placement, replicas: int, free_bytes: float) -> str:
-    needs, host = placed.needs, placed.host
+def _new_bytes(placed: Placement, there: Sequence[Place]) -> int:
+    """What one more replica takes. The first one on a host brings a relay with it."""
+    return _bytes(placed) + (0 if there or placed.trains else placed.relay_bytes)
+
+
+def _lacks_memory(placed: Placement, there: Sequence[Place], free_bytes: float) -> str:
+    needs, host, replicas = placed.needs, placed.host, len(there) + 1
     kept = processes_bytes(needs, 0) + replicas * _bytes(placed) + placed.relay_bytes
     if kept > host.memory_bytes:
         return (
             f"{replicas} replicas and what else is there take {size(kept)} of its {size(host.memory_bytes)}"
         )
-    if _bytes(placed) > free_bytes:
-        return f"a replica takes {size(_bytes(placed))}, and {size(max(0, free_bytes))} of memory are free"
+    if (taken := _new_bytes(placed, there)) > free_bytes:
+        return f"a replica takes {size(taken)}, and {size(max(0, free_bytes))} of memory are free"
     return ""
 
 

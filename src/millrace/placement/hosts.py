@@ -24,11 +24,13 @@ NOBODY = MemoryNeed(0, 0)
 
 @dataclass(frozen=True)
 class Layout:
-    """Everybody's place. `placements` are of the hosts that have a relay, the trainer's first."""
+    """Everybody's place. `placements` are of the hosts that have a relay, the trainer's first. The others are
+    `spare`."""
 
     placements: tuple[Placement, ...]
     replicas: tuple[Place, ...]
     environments: tuple[Place, ...]
+    spare: tuple[Host, ...] = ()
 
     @property
     def main(self) -> Placement:
@@ -62,7 +64,18 @@ def lay_out(config: Config, hosts: Sequence[Host], needs: Needs) -> Layout:
         placements=tuple(placements),
         replicas=tuple(next(left[index]) for index in chosen),
         environments=tuple(HERE if host is hosts[0] else Place(host=host.name) for host in workers),
+        spare=tuple(host for index, host in enumerate(hosts) if index not in used),
     )
+
+
+def added(config: Config, host: Host, main: Placement) -> Placement | None:
+    """Of a host that replicas may join on, beside the trainer's. None: it lacks GPUs, and they need them.
+
+    Raises: ConfigError: its memory is too small for a relay.
+    """
+    if main.device == "cuda" and not host.gpus:
+        return None
+    return _part(config, host, main.needs, replicas=0, trains=False).at(host.name)
 
 
 def trainer_host(config: Config, hosts: Sequence[Host], *, on_gpu: bool) -> int:

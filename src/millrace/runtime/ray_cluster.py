@@ -15,7 +15,7 @@ from typing import Any
 
 from millrace.core.errors import WorkerError
 from millrace.runtime.ray_actor import Hosted
-from millrace.runtime.ray_places import Node
+from millrace.runtime.ray_places import Node, Places
 from millrace.runtime.seam import load_class
 
 LOCAL = "local"
@@ -70,7 +70,8 @@ def connect(address: str) -> Cluster:
 
 
 class Cluster:
-    """One connection of this process to a cluster. Its methods wait for the cluster."""
+    """One connection of this process to a cluster. Its methods wait for the cluster. `places`: which node is
+    which host of the run."""
 
     def __init__(self, address: str) -> None:
         self._ray = ray = _import_ray()
@@ -93,6 +94,7 @@ class Cluster:
                     "  `runtime.address` is HOST:PORT of its head, as `ray start --head` printed it.\n"
                     "  A cluster with a token needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here too"
                 ) from error
+        self.places = Places()
         self.here: str = ray.get_runtime_context().get_node_id()
         self.actor_errors: tuple[type[BaseException], ...] = (
             ray.exceptions.RayActorError,

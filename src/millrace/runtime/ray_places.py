@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from millrace.core.errors import WorkerError
+from millrace.core.errors import HostLost, WorkerError
 
 
 class Node(NamedTuple):
@@ -24,6 +24,9 @@ class Node(NamedTuple):
     def gpus(self) -> float:
         return self.resources.get("GPU", 0.0)
 
+    def is_called(self, host: str) -> bool:
+        return host in (self.name, self.node_id, self.address)
+
 
 class Places:
     """Remembers, so that a host stays where it is."""
@@ -34,15 +37,36 @@ class Places:
     def node_of(self, host: str, alive: Sequence[Node]) -> Node:
         """The node that is `host` now.
 
-        Raises: WorkerError: no such node lives, or it is lost and none can take its place.
+        Raises: WorkerError: no such node lives. HostLost: it is lost, and none can take its place.
         """
-        named = [node for node in alive if host in (node.name, node.node_id, node.address)]
+        named = [node for node in alive if node.is_called(host)]
         before = self._nodes.get(host)
         if before is not None:
             named = [node for node in alive if node.node_id == before.node_id] or named
         node = named[0] if named else self._other(host, before, alive)
         self._nodes[host] = node
         return node
+
+    def lost(self, alive: Sequence[Node]) -> frozenset[str]:
+        """Hosts whose nodes are gone, and have not begun again."""
+        ids = {node.node_id for node in alive}
+        return frozenset(
+            host
+            for host, node in self._nodes.items()
+            if node.node_id not in ids and not any(one.is_called(host) for one in alive)
+        )
+
+    def spare(self, alive: Sequence[Node]) -> dict[str, Node]:
+        """Nodes that are no host, each by the name that a host there can have. A node that has begun again is
+        the host that it was, unless another node is that by now."""
+        ids = {node.node_id for node in alive}
+        carried = {node.node_id for node in self._nodes.values()}
+        waiting = [host for host, node in self._nodes.items() if node.node_id not in ids]
+        return {
+            node.node_id if node.name in self._nodes else node.name: node
+            for node in alive
+            if node.node_id not in carried and not any(node.is_called(host) for host in waiting)
+        }
 
     def _other(self, host: str, before: Node | None, alive: Sequence[Node]) -> Node:
         there = ", ".join(node.name for node in alive)
@@ -54,7 +78,7 @@ class Places:
             fit = [node for node in fit if node.node_id not in carried]
         if not fit:
             lost = f"the node of host {host!r} ({before.address}) is lost"
-            raise WorkerError(
+            raise HostLost(
                 f"{lost}, and none of {there} can take its place.\n  Start a node with {before.gpus:g} GPUs"
             )
         return min(fit, key=lambda node: carried.count(node.node_id))

@@ -19,7 +19,7 @@ from millrace.runtime.kernel import check_kernel
 from millrace.runtime.ray_actor import Setup
 from millrace.runtime.ray_cluster import LOCAL, Cluster, connect
 from millrace.runtime.ray_handle import RayHandle
-from millrace.runtime.ray_places import Node, Places
+from millrace.runtime.ray_places import Node
 from millrace.runtime.workers import Workers, file_name
 
 
@@ -47,7 +47,6 @@ class RayRuntime:
         self._log_dir, self._silence_s_max, self._answer_s = log_dir, silence_s_max, answer_s
         self._workers = Workers[RayHandle](log_dir)
         self._cluster: Cluster | None = None
-        self._places = Places()
 
     async def spawn(
         self,
@@ -106,7 +105,7 @@ class RayRuntime:
 
     async def _node(self, cluster: Cluster, host: str) -> Node:
         alive = await asyncio.to_thread(cluster.nodes)
-        return self._places.node_of(cluster.here if host == THIS_HOST else host, alive)
+        return cluster.places.node_of(cluster.here if host == THIS_HOST else host, alive)
 
     def _setup(self, member: RayHandle, place: Place) -> Setup:
         log = None

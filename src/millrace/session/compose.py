@@ -6,10 +6,10 @@ import asyncio
 import dataclasses
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from hashlib import blake2b
-from math import inf
 from secrets import token_hex
 from typing import Any
 
@@ -17,14 +17,13 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from millrace.config.freeze import config_digest, recorded
-from millrace.config.operation import Weights
 from millrace.config.runtime import LocalHosts, RayCluster
 from millrace.config.schema import Config
 from millrace.controller.controller import Controller, ended_by
 from millrace.controller.fleet import Fleet
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock, model_version
-from millrace.core.errors import ConfigError, LedgerError, after
+from millrace.core.errors import LedgerError, after
 from millrace.core.events import Events, Sink
 from millrace.core.placement import Place
 from millrace.ledger.sqlite import SqliteLedger
@@ -36,9 +35,8 @@ from millrace.observe.readers import LostReaders
 from millrace.observe.sinks import open_sinks
 from millrace.observe.summary import Summary
 from millrace.placement.assign import Placement
-from millrace.placement.further import further
 from millrace.placement.hosts import Layout, computes_on_gpus, lay_out
-from millrace.placement.inventory import read_host, read_memory
+from millrace.placement.inventory import read_host
 from millrace.placement.needs import read_needs
 from millrace.rollout.engines import ENGINES
 from millrace.rollout.protocol import EngineOptions
@@ -50,6 +48,7 @@ from millrace.schedule.presets import build
 from millrace.session import cluster
 from millrace.session.content import content_digests, refuse_other_content
 from millrace.session.examine import evidence_of
+from millrace.session.joining import Joining
 from millrace.session.memory import MemoryTeller
 from millrace.session.run_directory import RunDirectory
 from millrace.session.sampler import Sampler, open_decoder
@@ -194,19 +193,13 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
         target = "millrace.rollout.replica:EngineReplica"
         return WorkerSpec("replica", name, target, kwargs, its_place, ENGINES[rollout.engine].spawn_s_max)
 
-    def join(names: Sequence[str], there: Sequence[WorkerSpec]) -> list[WorkerSpec]:
-        if rollout.servers:
-            raise ConfigError("each of `rollout.servers` has its replica already: none can join")
-        free_bytes = inf if isinstance(config.runtime, RayCluster) else read_memory()[1]
-        present = [spec.place for spec in there]
-        places = further(config, layout, present, len(names), free_bytes=free_bytes)
-        return list(map(spec, names, places))
-
+    relay = partial(_relay, config, layout, token_hex(32))
+    joining = Joining(config, layout, replica=spec, relay=relay)
     return Fleet(
         trainer=WorkerSpec(
             "trainer", "trainer", "millrace.trainer.role:TorchTrainer", trainer, placed.trainer
         ),
-        relays=tuple(relays(layout, config.weights)),
+        relays=tuple(map(relay, layout.placements)),
         replicas=tuple(
             spec(f"replica-{i}", its_place, server)
             for i, (its_place, server) in enumerate(zip(layout.replicas, servers, strict=True))
@@ -221,21 +214,22 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
             )
             for i, its_place in enumerate(layout.environments)
         ),
-        join=join,
+        join=joining.join,
+        relay=joining.relay,
+        look=joining.look,
     )
 
 
-def relays(layout: Layout, weights: Weights) -> Iterator[WorkerSpec]:
-    """One for each host. Several of them know each other by a secret, a new one each time."""
-    several, secret = len(layout.placements) > 1, token_hex(32)
-    for placed in layout.placements:
-        name = f"relay-{placed.host.name}" if several else "relay"
-        kwargs: dict[str, Any] = {"name": name, "slots": placed.relay_slots}
-        if weights.directory is not None:
-            kwargs |= {"directory": weights.directory, "anchor_every": weights.anchor_every}
-        if several:
-            kwargs |= {"address": placed.host.address, "secret": secret}
-        yield WorkerSpec("relay", name, "millrace.weights.relay:Relay", kwargs, placed.relay)
+def _relay(config: Config, layout: Layout, secret: str, placed: Placement) -> WorkerSpec:
+    """Of one host. Relays of several hosts know each other by the `secret`, a new one each time."""
+    alone = layout.placements == (placed,)
+    name, weights = "relay" if alone else f"relay-{placed.host.name}", config.weights
+    kwargs: dict[str, Any] = {"name": name, "slots": placed.relay_slots}
+    if weights.directory is not None:
+        kwargs |= {"directory": weights.directory, "anchor_every": weights.anchor_every}
+    if placed.host.address:
+        kwargs |= {"address": placed.host.address, "secret": secret}
+    return WorkerSpec("relay", name, "millrace.weights.relay:Relay", kwargs, placed.relay)
 
 
 def engine_options(config: Config, run: RunDirectory, placed: Placement) -> EngineOptions:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from millrace.config.carried import is_carried
 from millrace.config.runtime import RayCluster
 from millrace.config.schema import Config
-from millrace.core.errors import ConfigError
+from millrace.core.errors import ConfigError, boundary
 from millrace.core.placement import OWN_ADDRESS, Host
 from millrace.runtime.ray_cluster import Cluster, connect
 from millrace.runtime.ray_places import Node
@@ -22,6 +23,16 @@ from millrace.session.node_probe import Seen, package
 
 LOOK_S = 60.0
 """A node's first process takes seconds to start; a host with GPUs answers for them slowly."""
+NEW_LOOK_S = 20.0
+"""For nodes that appear while a run goes on: somebody waits for the answer."""
+
+
+class Present(NamedTuple):
+    """`spare` hosts that nobody uses, those that are `lost`, and why some nodes cannot be used."""
+
+    spare: tuple[Host, ...] = ()
+    lost: frozenset[str] = frozenset()
+    problems: tuple[str, ...] = ()
 
 
 def ray_hosts(config: Config, runtime: RayCluster) -> tuple[Host, ...]:
@@ -31,9 +42,7 @@ def ray_hosts(config: Config, runtime: RayCluster) -> tuple[Host, ...]:
     """
     cluster = connect(runtime.address)
     nodes, seen = survey(cluster, shared_paths(config), str(Path.cwd()))
-    problems = [
-        f"node {node.name}: {told}" for node, one in zip(nodes, seen, strict=True) for told in told_of(one)
-    ]
+    problems = [f"node {node.name}: {t}" for node, one in zip(nodes, seen, strict=True) for t in told_of(one)]
     if problems:
         raise ConfigError("\n".join(problems))
     found = [
@@ -45,13 +54,39 @@ def ray_hosts(config: Config, runtime: RayCluster) -> tuple[Host, ...]:
     return (found[here], *found[:here], *found[here + 1 :])
 
 
+def present(config: Config, runtime: RayCluster) -> Present:
+    """What has become of the cluster since the run began. A node that cannot be used is told of, and left.
+
+    Raises: WorkerError: the cluster cannot be reached.
+    """
+    cluster = connect(runtime.address)
+    with boundary("controller", "looking at the nodes of the cluster"):
+        alive = cluster.nodes()
+        spare, paths = cluster.places.spare(alive), shared_paths(config)
+        seen = look_at(cluster, list(spare.values()), paths, str(Path.cwd()), timeout_s=NEW_LOOK_S)
+    found, problems = list[Host](), list[str]()
+    for name, one in zip(spare, seen, strict=True):
+        told = [f"node {spare[name].name}: {line}" for line in told_of(one)]
+        problems += told
+        if isinstance(one, Seen) and not told:
+            found.append(replace(one.host, name=name, address=OWN_ADDRESS))
+    return Present(tuple(found), cluster.places.lost(alive), tuple(problems))
+
+
 def survey(
     cluster: Cluster, paths: Sequence[str], directory: str
 ) -> tuple[list[Node], list[Seen | Exception]]:
     """Every live node, and what it says of itself and of the disk of `directory`."""
     nodes = cluster.nodes()
-    asked = cluster.ask(nodes, "millrace.session.node_probe:look", list(paths), directory, timeout_s=LOOK_S)
-    return nodes, asked
+    return nodes, look_at(cluster, nodes, paths, directory, timeout_s=LOOK_S)
+
+
+def look_at(
+    cluster: Cluster, nodes: Sequence[Node], paths: Sequence[str], directory: str, *, timeout_s: float
+) -> list[Seen | Exception]:
+    """What each of `nodes` says."""
+    look = "millrace.session.node_probe:look"
+    return cluster.ask(nodes, look, list(paths), directory, timeout_s=timeout_s) if nodes else []
 
 
 def shared_paths(config: Config) -> list[str]:

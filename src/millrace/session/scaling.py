@@ -91,18 +91,19 @@ async def obey(run: RunDirectory, controller: Controller, events: Events, told: 
     while True:
         await asyncio.sleep(LOOK_S)
         try:
-            told = _look(run, controller.replicas, told)
+            told = await _look(run, controller.replicas, told)
         except MillraceError as error:
             events.emit("warned", source="scale", reason=str(error))
             with suppress(OSError):
                 run.scale_ask.unlink(missing_ok=True)
 
 
-def _look(run: RunDirectory, fleet: LiveFleet, told: Standing) -> Standing:
+async def _look(run: RunDirectory, fleet: LiveFleet, told: Standing) -> Standing:
     """What is told now."""
     ask = _read(run.scale_ask, Ask)
     if ask is not None and ask.token != told.token:
-        told = msgspec.structs.replace(told, token=ask.token, refusal=_scaled(fleet, ask), settled=False)
+        refusal = await _scaled(fleet, ask)
+        told = msgspec.structs.replace(told, token=ask.token, refusal=refusal, settled=False)
     if not told.token or told.settled:
         return told
     now = msgspec.structs.replace(
@@ -117,11 +118,12 @@ def _look(run: RunDirectory, fleet: LiveFleet, told: Standing) -> Standing:
     return now
 
 
-def _scaled(fleet: LiveFleet, ask: Ask) -> str:
+async def _scaled(fleet: LiveFleet, ask: Ask) -> str:
     """Why not; empty: it is being done."""
     try:
+        await fleet.look()
         fleet.scale(ask.replicas)
-    except ConfigError as error:
+    except (ConfigError, WorkerError) as error:
         return str(error)
     return ""
 

@@ -71,7 +71,7 @@ class Scaling:
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """A configuration, and the world it runs in. Of several `hosts` the first has the trainer, and replicas
-    go round all of them."""
+    go round all of them. Those that join go round `later_hosts` more, too."""
 
     config: Config
     seed: int = 0
@@ -81,6 +81,7 @@ class Scenario:
     latency: Latency = Latency()
     time_max_s: float = 86_400.0
     hosts: int = 1
+    later_hosts: int = 0
     scale: Scale = Scale()
     scalings: tuple[Scaling, ...] = ()
 
@@ -261,27 +262,31 @@ def _fleet(scenario: Scenario, world: World, replicas: int) -> Fleet:
         "parallel": scale.parallel_rewards,
     }
 
-    hosts = [THIS_HOST, *(f"host-{number}" for number in range(1, scenario.hosts))]
+    every = [THIS_HOST, *(f"host-{number}" for number in range(1, scenario.hosts + scenario.later_hosts))]
+    hosts = every[: scenario.hosts]
 
     def spec(role: str, name: str, target: str, kwargs: dict[str, Any], host: str = THIS_HOST) -> WorkerSpec:
         return WorkerSpec(role, name, f"millrace.sim.roles:{target}", kwargs, Place(host=host))
 
     def relay(host: str) -> WorkerSpec:
-        several = len(hosts) > 1
+        several = len(every) > 1
         kwargs = {"world": world, "slots": config.relay_slots, "costs": costs}
         name = f"relay-{host}" if several else "relay"
         return spec("relay", name, "SimRelay", kwargs | ({"address": host} if several else {}), host)
 
-    def replica_on(name: str, number: int) -> WorkerSpec:
-        return spec("replica", name, "SimReplica", replica, hosts[number % len(hosts)])
+    def replica_on(name: str, host: str) -> WorkerSpec:
+        return spec("replica", name, "SimReplica", replica, host)
 
     return Fleet(
         trainer=spec("trainer", "trainer", "SimTrainer", {"world": world, "costs": costs}),
         relays=tuple(map(relay, hosts)),
-        replicas=tuple(replica_on(f"replica-{i}", i) for i in range(replicas)),
+        replicas=tuple(replica_on(f"replica-{i}", hosts[i % len(hosts)]) for i in range(replicas)),
         environments=tuple(
             spec("environment", f"environment-{i}", "SimEnvironment", environment)
             for i in range(config.reward.workers)
         ),
-        join=lambda names, there: [replica_on(name, len(there) + i) for i, name in enumerate(names)],
+        join=lambda names, there: [
+            replica_on(name, every[number % len(every)]) for number, name in enumerate(names, len(there))
+        ],
+        relay=relay,
     )
