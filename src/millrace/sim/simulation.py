@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from millrace.controller.pace import PACE, Pace
 from millrace.controller.state import RunState
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock
+from millrace.core.errors import ConfigError
 from millrace.core.events import Event, Events
 from millrace.core.placement import THIS_HOST, Place
 from millrace.core.types import Accounting
@@ -207,7 +209,8 @@ class _Simulation:
     def _to_be_scaled(self, controller: Controller) -> list[asyncio.TimerHandle]:
         def ask(replicas: int) -> None:
             self._replicas = replicas
-            controller.replicas.scale(replicas)
+            with suppress(ConfigError):  # the run is about to end
+                controller.replicas.scale(replicas)
 
         running, now_s = asyncio.get_running_loop(), clock.now()
         return [

@@ -86,7 +86,7 @@ def random_world(seed: int, config: Config | None = None) -> Scenario:
     if config is not None:
         run = _hardened(config, seed)
         hosts = config.runtime.hosts if isinstance(config.runtime, LocalHosts) else hosts
-    return Scenario(
+    scenario = Scenario(
         run,
         seed=seed,
         costs=Costs(step_base_s=rng.uniform(0.02, 0.5)),
@@ -103,6 +103,10 @@ def random_world(seed: int, config: Config | None = None) -> Scenario:
         time_max_s=TIME_MAX_S,
         hosts=min(hosts, run.rollout.replicas),
     )
+    fleet = random.Random(f"fleet {seed}")
+    if config is not None or fleet.random() > 0.25:
+        return scenario
+    return replace(spot(scenario, fleet), later_hosts=fleet.choice((0, 1, 2)))
 
 
 def _random_config(rng: random.Random, seed: int) -> Config:
