@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from millrace.api.train import train
     from millrace.config.schema import Config
     from millrace.core.errors import ConfigError, DataError, MillraceError, RewardError
-    from millrace.evaluation.evaluation import Evaluation
+    from millrace.estimates.evaluation import Evaluation
 
 __version__ = "0.1.0"
 
@@ -30,7 +30,7 @@ _HOMES = {
     "plan": "api.questions",
     "Run": "api.run",
     "Records": "api.records",
-    "Evaluation": "evaluation.evaluation",
+    "Evaluation": "estimates.evaluation",
     "Config": "config.schema",
     "MillraceError": "core.errors",
     "ConfigError": "core.errors",

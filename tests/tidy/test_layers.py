@@ -32,6 +32,7 @@ MAY_IMPORT = layer_table()
 WITHOUT_TORCH = (
     "core",
     "config",
+    "estimates",
     "schedule",
     "ledger",
     "reading",

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ledger_records import grow, lease, make_group, ready_group, step_of
+from ledger_records import evaluation_of, grow, lease, make_group, ready_group, step_of
 
 from millrace.core.errors import LedgerError
 from millrace.core.types import BadPrompt, CheckpointInfo, State, VersionRecord
@@ -34,6 +34,7 @@ def make_ledger(path: Path) -> None:
         ledger.publish(VersionRecord(version - 1, f"digest-{version - 1}", "one CPU"))
         ledger.commit_step(step_of(version, *batch))
     ledger.commit_checkpoint(CheckpointInfo(4, str(path.parent), 0.25))
+    ledger.evaluated(*evaluation_of(2))
     ended = ready_group(90)
     ledger.admit([ended])
     for member, state in zip(ended.members, [State.REJECTED, State.FAILED], strict=True):
@@ -62,6 +63,7 @@ def recovered(path: Path) -> Content:
             ledger.run,
             ledger.accounting(),
             ledger.checkpoint(),
+            ledger.evaluations(),
             [ledger.published(version) for version in range(8)],
             steps,
             trained,
@@ -76,7 +78,8 @@ def read(path: Path) -> Content:
     """Everything that a look at the run shows of single rows, and what is summed over all of them."""
     with LedgerReader(path) as reader:
         about = reader.overview()
-        sums = [reader.reasons(), reader.lengths(), reader.staleness_histogram()]
+        evaluated = [reader.evaluations(), reader.attempts("held-out", 2)]
+        sums = [*evaluated, reader.reasons(), reader.lengths(), reader.staleness_histogram()]
         return [about.about, about.version, about.checkpoint, reader.steps(), list(reader.groups()), *sums]
 
 

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from millrace.core.columns import TokenColumns, token_array
-from millrace.core.types import Finish, Group, State, StepRecord, Trajectory
+from millrace.core.types import (
+    EvaluationAttempt,
+    EvaluationRecord,
+    Finish,
+    Group,
+    State,
+    StepRecord,
+    Trajectory,
+)
 
 GROUP_SIZE = 2
 
@@ -51,3 +59,11 @@ def ready_group(group_id: int, version: int = 0, num_tokens: int = 4) -> Group:
 def step_of(version: int, *groups: Group) -> StepRecord:
     ids = [member.trajectory_id for group in groups for member in group.members]
     return StepRecord(version, [group.group_id for group in groups], ids, {"loss": 0.5})
+
+
+def evaluation_of(version: int) -> tuple[EvaluationRecord, list[EvaluationAttempt]]:
+    attempts = [
+        EvaluationAttempt(0, "row-7", 0, token_array([5, 6]), Finish.STOP, 1.0, answer="56"),
+        EvaluationAttempt(0, "row-7", 1, token_array([]), Finish.LENGTH, None, reason="it raised"),
+    ]
+    return EvaluationRecord("held-out", version, {"greedy_accuracy": 1.0}, took_s=2.0), attempts

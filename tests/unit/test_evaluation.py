@@ -10,8 +10,8 @@ import pytest
 from millrace.config.schema import Config
 from millrace.core.columns import token_array
 from millrace.core.types import Abstain, Failed, Finish, Prompt, Scored, ScoreRequest
+from millrace.estimates.evaluation import Attempt, powers_of_two, summarize
 from millrace.evaluation.evaluate import _attempts
-from millrace.evaluation.evaluation import Attempt, powers_of_two, summarize
 from millrace.evaluation.generate import Completion
 from millrace.session.scores import Timed
 
@@ -53,7 +53,7 @@ def test_a_completion_shorter_than_its_budget_is_truncated_where_the_engine_cut_
 ) -> None:
     asked: list[ScoreRequest] = []
 
-    def score(config: Config, requests: list[ScoreRequest]) -> list[Timed]:
+    def score(config: Config, requests: list[ScoreRequest], *, answers: bool) -> list[Timed]:
         asked.extend(requests)
         return [Timed(Scored(1.0), 0.0) for _ in requests]
 

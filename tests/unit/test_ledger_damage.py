@@ -30,6 +30,8 @@ def test_no_damage_of_the_file_is_taken_for_content(tmp_path):
         ("steps", "metrics", "x'80'", "version 1"),
         ("checkpoints", "path", "'elsewhere'", "version 4"),
         ("published", "digest", "'other'", "version 0"),
+        ("evaluations", "version", "3", "name held-out"),
+        ("evaluation_attempts", "reward", "0.5", "name held-out"),
         ("skipped", "reason", "'none'", "group_id 80"),
         ("run", "about", "'{}'", "rowid 1"),
     ],

@@ -12,7 +12,7 @@ from tests.look_runs import PROMPT, events, write_run
 
 from millrace.core.errors import DataError
 from millrace.core.types import Scored
-from millrace.evaluation.evaluation import Attempt, summarize
+from millrace.estimates.evaluation import Attempt, summarize
 from millrace.evaluation.kept import keep
 from millrace.look import figures
 from millrace.look.charts import CHARTS, overlaid

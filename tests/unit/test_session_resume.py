@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.config.evaluations import EvaluationSection
 from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.config.tree import leaves
@@ -49,6 +50,7 @@ def test_what_the_gradient_depends_on_may_not_and_is_told_key_by_key(path: Path)
 
 def test_every_rule_matches_a_key_of_the_schema() -> None:
     keys = [key for key, _, _ in leaves(Config)]
+    keys += [f"evaluations.one.{key}" for key in EvaluationSection.model_fields]
     for pattern in FREE_ON_RESUME:
         assert any(fnmatchcase(key, pattern) for key in keys), pattern
 

@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 
 from millrace.config.schema import Config
 from millrace.config.section import Section
-from millrace.config.tree import changed_fields, default_kind, plain_table, union_kinds
+from millrace.config.tree import changed_fields, default_kind, listed_table, plain_table, union_kinds
 from millrace.session.toml import as_toml
 from millrace.sft.config import SupervisedConfig
 from millrace.sim.config import SimulatedConfig
@@ -45,6 +45,9 @@ def reference(schema: type[Section]) -> str:
         section = plain_table(field)
         if section is not None:
             parts.append("\n".join([f"### `[{name}]`", "", *_table(name + ".", section.model_fields)]))
+        if listed := listed_table(field):
+            about = _line(field.description or "")
+            parts.append("\n".join([f"### `[[{name}]]`", "", about, "", *_table("", listed.model_fields)]))
         for kind, option in union_kinds(field).items():
             note = " (default)" if default_kind(field) == kind else ""
             title = f'### `[{name}]` with `kind = "{kind}"`{note}'
@@ -59,7 +62,7 @@ def reference(schema: type[Section]) -> str:
 
 
 def _is_leaf(field: FieldInfo) -> bool:
-    return plain_table(field) is None and not union_kinds(field)
+    return plain_table(field) is None and not union_kinds(field) and not listed_table(field)
 
 
 def _about(option: type[Section]) -> list[str]:
@@ -109,14 +112,15 @@ def _name(annotation: Any) -> str:
     if origin is Literal:
         return " or ".join(f"`{as_toml(arg)}`" for arg in args)
     if origin in (Union, types.UnionType):
-        return " or ".join('`"none"`' if arg is type(None) else _name(arg) for arg in args)
+        told = ('`"none"`' if arg is type(None) else _name(arg) for arg in args)
+        return " or ".join(dict.fromkeys(told))
     if origin is tuple:
         if get_origin(args[0]) is Literal:
             return f"list of {_name(args[0])}"
         name, space, bounds = _name(args[0]).partition(" ")
         count = "list of" if len(args) != 2 or Ellipsis in args else "two"
         return f"{count} {name}s{space}{bounds}"
-    if origin is dict:
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, Section)):
         return "table"
     names = {int: "integer", float: "number", str: "string", bool: "boolean"}
     return names.get(annotation, str(annotation))

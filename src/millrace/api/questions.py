@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +15,8 @@ from millrace.api.run import Run
 from millrace.config.freeze import dump
 from millrace.config.schema import Config
 from millrace.config.section import Section
+from millrace.estimates.evaluation import Evaluation
 from millrace.evaluation.evaluate import HELD_OUT_SEED
-from millrace.evaluation.evaluation import Evaluation
 from millrace.session.run_directory import RunDirectory
 from millrace.sim.config import SimulatedConfig
 from millrace.sim.plan.config import PlanConfig
@@ -61,8 +60,7 @@ def evaluate(
     with TemporaryDirectory(prefix="millrace-") as scratch:
         run = _placed(prepared, Path(scratch))
         told = ask("evaluate", {"run": run, "held_out": held_out | {"seed": noise_seed}, "asked": asked})
-    passes = {int(k): _number(value) for k, value in told["pass_at_k"].items()}
-    return Evaluation(**{key: _number(value) for key, value in told.items()} | {"pass_at_k": passes})
+    return Evaluation.of_json(told)
 
 
 def simulate(
@@ -125,8 +123,3 @@ def _placed(prepared: Prepared, scratch: Path) -> str:
     prepared.place(directory.path)
     directory.write_config(prepared.config)
     return str(directory.path)
-
-
-def _number(value: Any) -> Any:
-    """JSON has no NaN: a mean of nothing comes as None."""
-    return math.nan if value is None else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,8 +16,8 @@ from rich.table import Table
 from millrace.cli.options import AsJson, ConfigFile, Overrides
 from millrace.config.environment import FileTask, GymTask
 from millrace.config.load import load
+from millrace.estimates.evaluation import Evaluation
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
-from millrace.evaluation.evaluation import Evaluation
 from millrace.evaluation.kept import keep_if_of_a_run
 from millrace.observe.terminal import Terminal
 from millrace.session.export import model_directory, newest
@@ -81,11 +82,19 @@ def _table(result: Evaluation) -> Table:
     )
     table.add_column("")
     table.add_column("", justify="right")
-    table.add_row("greedy accuracy", f"{result.greedy_accuracy:.3f}")
-    table.add_row(f"sampled accuracy ({result.num_samples} each)", f"{result.sampled_accuracy:.3f}")
+    table.add_column("", justify="right")
+
+    def add(told: str, value: float, name: str) -> None:
+        low, high = result.intervals.get(name, (math.nan, math.nan))
+        table.add_row(told, f"{value:.3f}", "" if math.isnan(low) else f"{low:.3f} to {high:.3f}")
+
+    add("greedy accuracy", result.greedy_accuracy, "greedy_accuracy")
+    add(f"sampled accuracy ({result.num_samples} each)", result.sampled_accuracy, "sampled_accuracy")
     for k, value in result.pass_at_k.items():
-        table.add_row(f"pass@{k}", f"{value:.3f}")
-    table.add_row("reward, mean of samples", f"{result.reward_mean:.3f}")
+        add(f"pass@{k}", value, f"pass_at_k.{k}")
+    for k, value in result.majority_at_k.items():
+        add(f"majority@{k}", value, f"majority_at_k.{k}")
+    add("reward, mean of samples", result.reward_mean, "reward_mean")
     table.add_row("truncated share", f"{result.truncated_share:.3f}")
     table.add_row("completions without a reward", str(result.num_unscored))
     return table

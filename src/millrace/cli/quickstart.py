@@ -23,8 +23,8 @@ from millrace.cli.options import Overrides
 from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
+from millrace.estimates.evaluation import Evaluation
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
-from millrace.evaluation.evaluation import Evaluation
 from millrace.evaluation.kept import keep
 from millrace.observe.check import print_checks
 from millrace.observe.terminal import Terminal

@@ -26,7 +26,7 @@ from millrace.config.lines import key_lines
 from millrace.config.problems import describe
 from millrace.config.schema import Config
 from millrace.config.section import Section
-from millrace.config.tree import Tree, admits_none, default_kind, leaves, union_kinds
+from millrace.config.tree import Tree, admits_none, default_kind, leaves, listed_table, union_kinds
 from millrace.core.errors import ConfigError
 
 PATH_KEYS = (
@@ -128,6 +128,8 @@ def _plain(value: Any) -> Any:
         )
     if isinstance(value, Mapping):
         return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
@@ -195,6 +197,10 @@ def _normal(schema: type[Section], tree: Tree, base: Path, prefix: str = "") -> 
     for name, value in tree.items():
         if isinstance(value, dict):
             normal[name] = _normal(schema, value, base, f"{prefix}{name}.")
+        elif isinstance(value, list) and (section := listed_table(schema.model_fields.get(prefix + name))):
+            normal[name] = [
+                _normal(section, each, base) if isinstance(each, dict) else each for each in value
+            ]
         elif isinstance(value, str):
             normal[name] = _normal_text(schema, prefix + name, value, base)
         else:
@@ -204,6 +210,8 @@ def _normal(schema: type[Section], tree: Tree, base: Path, prefix: str = "") -> 
 
 def _normal_text(schema: type[Section], key: str, value: str, base: Path) -> Any:
     field = schema.model_fields.get(key)
+    if value == "none" and field is not None and admits_none(field):
+        return None
     if field is not None and union_kinds(field):
         return {"kind": value}
     if value == "none" and any(admits_none(f) for leaf, _, f in leaves(schema) if leaf == key):

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from millrace.config.foreign import OURS
 from millrace.config.schema import Config
 from millrace.config.section import Section
-from millrace.config.tree import leaves, plain_table, union_kinds
+from millrace.config.tree import leaves, listed_table, plain_table, union_kinds
 
 Location = Sequence[str | int]
 
@@ -41,6 +41,9 @@ def _locate(schema: type[Section], loc: Location) -> tuple[str, type[Section], F
         field = section.model_fields.get(str(name))
         if field is None or not parts:
             break
+        if (listed := listed_table(field)) and len(parts) > 1:
+            key, section = key + _inner(parts.pop(0)), listed
+            continue
         inner = union_kinds(field).get(str(parts.pop(0))) if union_kinds(field) else plain_table(field)
         if inner is None:
             return key + _inner(parts[0]), section, field

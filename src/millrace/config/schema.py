@@ -10,7 +10,8 @@ from typing import Literal
 from pydantic import model_validator
 
 from millrace.config.algorithms import GRPO, Algorithm
-from millrace.config.environment import Reward, Task
+from millrace.config.environment import GymTask, Reward, Task
+from millrace.config.evaluations import EvaluationSection
 from millrace.config.generation import Rollout, SamplingConfig
 from millrace.config.operation import Checkpoints, Observe, Supervision, Weights
 from millrace.config.runtime import LocalHosts, Runtime
@@ -55,6 +56,9 @@ class Config(Section):
     supervision: Supervision = Supervision()
     checkpoints: Checkpoints = Checkpoints()
     observe: Observe = Observe()
+    evaluations: tuple[EvaluationSection, ...] = ()
+    """`evaluations` is a list of tables, each headed `[[evaluations]]`: what is measured of the model while
+    it trains, by a process of its own. See docs/evaluation.md."""
 
     @property
     def trajectories_per_step(self) -> int:
@@ -84,6 +88,49 @@ class Config(Section):
             return self.weights.slots
         bound = self.staleness_bound
         return 8 if bound is None else min(8, bound + 3)
+
+    def of_evaluation(self, evaluation: EvaluationSection) -> Config:
+        """The configuration that an evaluation's prompts and rewards are made with."""
+        task = evaluation.task or self.task
+        if evaluation.task is None and isinstance(task, GymTask):
+            task = task.model_copy(update={"data_seed": task.data_seed + 1})
+        return self.model_copy(
+            update={"task": task, "reward": evaluation.reward or self.reward, "evaluations": ()}
+        )
+
+    @model_validator(mode="after")
+    def _evaluable(self) -> Config:
+        names = [evaluation.name for evaluation in self.evaluations]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"`evaluations`: {twice[0]!r} is the name of two: give each its own")
+        if self.evaluations and self.rollout.servers:
+            raise ValueError(
+                "`evaluations` need a replica that the run starts itself, and `rollout.servers` names "
+                "servers: leave one of them out, and evaluate checkpoints with `millrace eval`"
+            )
+        for evaluation in self.evaluations:
+            self._check_evaluation(evaluation, f"`evaluations` ({evaluation.name})")
+        return self
+
+    def _check_evaluation(self, evaluation: EvaluationSection, which: str) -> None:
+        if evaluation.task is None and not isinstance(self.task, GymTask):
+            raise ValueError(
+                f"{which} needs a `task` of its own: the rows of `task` are trained on.\n"
+                '  Name a file that training does not read: task = { kind = "file", path = "..." }'
+            )
+        whole = self.of_evaluation(evaluation)
+        _check_reward(whole.task, whole.reward, f"{which}: ")
+        least = {"greedy": 0, "majority": 2}.get(evaluation.by, 1)
+        if evaluation.samples < least:
+            raise ValueError(
+                f'{which}: `by` ("{evaluation.by}") needs `samples` of at least {least}, '
+                f"not {evaluation.samples}"
+            )
+        if evaluation.keep_best and evaluation.every % self.checkpoints.every:
+            raise ValueError(
+                f"{which}: with `keep_best`, `every` ({evaluation.every}) must be a multiple of "
+                f"`checkpoints.every` ({self.checkpoints.every}): only those versions have a checkpoint"
+            )
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
@@ -118,13 +165,7 @@ class Config(Section):
                 f"`rollout.python` ({self.rollout.python}) starts replicas of one machine. On Ray every "
                 "worker runs in the Python of its node: install the engine there"
             )
-        if self.reward.kind == "gym" and self.task.kind != "gym":
-            raise ValueError('`reward.kind` "gym" needs `task.kind` "gym": use "exact", "math" or "function"')
-        if self.reward.kind in ("exact", "math") and self.task.kind != "gym" and self.task.answer is None:
-            raise ValueError(
-                f'`reward.kind` "{self.reward.kind}" compares with an answer, and `task.answer` is "none": '
-                "name the column with the answer"
-            )
+        _check_reward(self.task, self.reward)
         if self.sampling.temperature < 0.01 or self.sampling.top_k == 1:
             raise ValueError(
                 f"`sampling.temperature` ({self.sampling.temperature}) must be 0.01 or more in training, and "
@@ -136,3 +177,15 @@ class Config(Section):
                 "version, a trajectory goes on otherwise than after a move"
             )
         return self
+
+
+def _check_reward(task: Task, reward: Reward, which: str = "") -> None:
+    if reward.kind == "gym" and task.kind != "gym":
+        raise ValueError(
+            f'{which}`reward.kind` "gym" needs `task.kind` "gym": use "exact", "math" or "function"'
+        )
+    if reward.kind in ("exact", "math") and task.kind != "gym" and task.answer is None:
+        raise ValueError(
+            f'{which}`reward.kind` "{reward.kind}" compares with an answer, and `task.answer` is "none": '
+            "name the column with the answer"
+        )

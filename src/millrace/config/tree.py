@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -16,12 +16,13 @@ def union_kinds(field: FieldInfo) -> dict[str, type[Section]]:
     """The alternatives of a tagged union by kind; empty for any other field."""
     if field.discriminator != "kind":
         return {}
-    return {option.model_fields["kind"].default: option for option in get_args(field.annotation)}
+    options = (option for option in get_args(field.annotation) if option is not type(None))
+    return {option.model_fields["kind"].default: option for option in options}
 
 
 def default_kind(field: FieldInfo) -> str | None:
     """The kind that a union has when the configuration does not mention it; None: it is required."""
-    return None if field.is_required() else field.default.kind
+    return None if field.is_required() or field.default is None else field.default.kind
 
 
 def changed_fields(field: FieldInfo, kind: str) -> dict[str, FieldInfo]:
@@ -38,6 +39,14 @@ def plain_table(field: FieldInfo) -> type[Section] | None:
     """The section of a table that is not a union."""
     annotation = field.annotation
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
+
+
+def listed_table(field: FieldInfo | None) -> type[Section] | None:
+    """The section of each table of a list of tables."""
+    if field is None or get_origin(field.annotation) is not tuple:
+        return None
+    inner = get_args(field.annotation)[0]
+    return inner if isinstance(inner, type) and issubclass(inner, Section) else None
 
 
 def admits_none(field: FieldInfo) -> bool:

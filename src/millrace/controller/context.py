@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from millrace.config.schema import Config
 from millrace.controller.environment_pool import EnvironmentPool
+from millrace.controller.evaluations import Evaluations
 from millrace.controller.fleet import Fleet
 from millrace.controller.lineage import Lineage
 from millrace.controller.orders import Abort, Mailbox, Submit
@@ -62,10 +63,11 @@ class RunContext:
         self.lineage = Lineage()
         self.arithmetic = ""  # of the trainer that loaded last: how its steps are rounded
         self._computes: dict[str, str] = {}
-        self.stopping = False
+        self.stopping, self.stop_reason = False, "stopped"
         self.repack_due = False
         recovered = ledger.recover()
         self.resumed_version = recovered.version
+        self.evaluations = Evaluations(config, ledger.evaluations(), recovered.version)
         last = ledger.steps_after(recovered.version - 1)
         reached = max((group_id for step in last for group_id in step.group_ids), default=-1)
         self.state.resume(recovered.version, reached, recovered.quarantined)
@@ -80,6 +82,12 @@ class RunContext:
         )
         for group in recovered.groups:
             self.request_scores(self.state.adopt(group, birth=recovered.version))
+
+    def stop(self, reason: str) -> None:
+        """End after the step under way; the first reason counts."""
+        if not self.stopping:
+            self.stopping, self.stop_reason = True, reason
+        self.pulse.fire()
 
     def endpoint(self, host: str) -> Endpoint | None:
         """Of the relay of `host`; None: it is not up."""
@@ -172,7 +180,7 @@ class RunContext:
             lines.append(f"{len(state.queued)} trajectories wait for a replica")
         if self.pool.num_requests:
             lines.append(f"{self.pool.num_requests} completions wait for a reward worker")
-        return lines
+        return lines + self.evaluations.standing()
 
     # ------------------------------------------------------------ ledger
 

@@ -4,6 +4,7 @@ decide       on any news: the schedule's decisions and safeguards     decide.py
 replica      one per replica: its reports in, its orders out          replica_session.py, live_fleet.py
 environment  one per reward worker: prompts and scores                environment_pool.py
 trainer      replay, then take, step, commit, publish, checkpoint; ends the run   trainer_session.py
+evaluator    one, with reward workers of its own, if the run has evaluations  evaluator_session.py
 relay        one per host: stages what the trainer published, or gets it from another relay
              relay_session.py, live_relays.py
 flush        hands what changed to the ledger
@@ -21,6 +22,7 @@ from dataclasses import asdict
 from millrace.config.schema import Config
 from millrace.controller.context import RunContext
 from millrace.controller.decide import Decisions
+from millrace.controller.evaluator_session import EvaluatorSession
 from millrace.controller.fleet import Fleet
 from millrace.controller.live_fleet import LiveFleet
 from millrace.controller.pace import PACE, Pace
@@ -89,8 +91,7 @@ class Controller:
 
     def stop(self) -> None:
         """End the run after the step under way, with a checkpoint; the ledger keeps all the rest."""
-        self._run.stopping = True
-        self._run.pulse.fire()
+        self._run.stop("stopped")
 
     async def run(self) -> None:
         """Returns when the last step is committed, checkpointed and exported, or the run was stopped.
@@ -110,7 +111,7 @@ class Controller:
             if error is raised:
                 raise
             raise error from None
-        self._tell_end(started, ok=True, reason="stopped" if self._run.stopping else "done")
+        self._tell_end(started, ok=True, reason=self._run.stop_reason if self._run.stopping else "done")
 
     def _tell_end(self, started_s: float, *, ok: bool, reason: str) -> None:
         accounting, took_s = asdict(self._run.ledger.accounting()), clock.now() - started_s
@@ -138,6 +139,7 @@ class Controller:
                 for s in fleet.environments
             ]
             self.replicas.begin(group)
+            self._evaluate(group, loops)
             loops += [
                 group.create_task(self._decisions.loop(), name="decide"),
                 group.create_task(self._flush(), name="flush"),
@@ -147,6 +149,18 @@ class Controller:
             self.replicas.end()
             for loop in loops:
                 loop.cancel()
+
+    def _evaluate(self, group: asyncio.TaskGroup, loops: list[asyncio.Task[None]]) -> None:
+        """The evaluator's coroutine and those of its reward workers, if the run has evaluations."""
+        spec, keep, run = self._fleet.evaluator, self._supervisor.keep, self._run
+        if spec is None:
+            return
+        if reason := run.evaluations.enough():
+            run.stop(reason)
+        session = EvaluatorSession(run, spec.place.host)
+        loops.append(group.create_task(keep(spec, session.run), name=spec.name))
+        for judge, pool in zip(self._fleet.judges, session.pools, strict=True):
+            loops.append(group.create_task(keep(judge, pool.session, pool.is_scoring), name=judge.name))
 
     async def _flush(self) -> None:
         while True:

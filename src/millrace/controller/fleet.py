@@ -29,7 +29,8 @@ async def no_news() -> None:
 class Fleet:
     """The workers of a run. `relays`: one for each host that has a rank of the trainer or a replica. `join`
     makes replicas beside the first ones, `relay` the relay of a host that one of them is on. `look` finds out
-    which hosts there are by now, for the next `join`. Raises: MillraceError."""
+    which hosts there are by now, for the next `join`. Raises: MillraceError. `evaluator`: a replica that is
+    set aside. `judges`: of each evaluation its reward worker, in their order."""
 
     trainer: WorkerSpec
     relays: tuple[WorkerSpec, ...]
@@ -38,6 +39,8 @@ class Fleet:
     join: Join = no_room
     relay: Callable[[str], WorkerSpec] = no_host
     look: Callable[[], Awaitable[None]] = no_news
+    evaluator: WorkerSpec | None = None
+    judges: tuple[WorkerSpec, ...] = ()
 
     @property
     def hosts(self) -> dict[str, str]:

@@ -86,7 +86,9 @@ class LiveRelays:
         del self._tasks[host]
 
     def _needed(self, host: str) -> bool:
-        state = self._run.state
+        state, evaluator = self._run.state, self._fleet.evaluator
+        if evaluator is not None and evaluator.place.host == host:
+            return True
         return state.relays[host].head or any(record.host == host for record in state.replicas.values())
 
     def _may_be_forgone(self, spec: WorkerSpec, error: BaseException) -> bool:

@@ -5,7 +5,7 @@ Synchronous and pure of I/O: the shell tells what happened, and nobody else chan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from millrace.controller.chain import Fetch
 from millrace.controller.groups import make_batch
@@ -30,6 +30,7 @@ class RunState(Trajectories):
         self.taken: tuple[int, ...] = ()  # groups of the step under way; kept until it is committed
         self.relays = relays
         self.quarantined: set[str] = set()
+        self.pinned: Mapping[str, Collection[int]] = {}  # of a host: versions that its relay is to get too
 
     def view(self) -> View:
         """The run as decisions see it."""
@@ -96,7 +97,7 @@ class RunState(Trajectories):
 
     def next_fetch(self, host: str) -> Fetch | None:
         """What the relay of `host` gets next from others; None: nothing."""
-        return self.relays.next_fetch(host, self.orphans)
+        return self.relays.next_fetch(host, self.orphans.union(self.pinned.get(host, ())))
 
     def take(self, group_ids: Iterable[int]) -> None:
         """These groups are the next batch; none: there is none yet."""

@@ -105,6 +105,17 @@ class TrainerSession:
         await self._saved()
         if self._export is not None:
             await self._call(handle, "export", self._export)
+        await self._evaluated(handle, beside)
+
+    async def _evaluated(self, handle: Handle, beside: asyncio.TaskGroup) -> None:
+        """Wait for the evaluations of the last version, each within its own deadline. A relay that comes back
+        meanwhile gets that version again."""
+        run, evaluations = self._run, self._run.evaluations
+        limit_s = clock.now() + evaluations.longest_s + run.config.supervision.step_timeout_s
+        evaluations.finishing = True
+        while not (run.stopping or evaluations.idle(run.state.version) or clock.now() > limit_s):
+            await self._publish(handle, beside)
+            await run.pulse.wait(timeout_s=TICK_S)
 
     async def _catch_up(self, handle: Handle, beside: asyncio.TaskGroup) -> None:
         """Load the newest checkpoint and replay the committed steps after it.
@@ -273,7 +284,9 @@ class TrainerSession:
         """`waited_s`: for the checkpoint before, which training waited for too."""
         run = self._run
         with run.waits.waiting("checkpoint", "its files", bounded=True):
-            info: CheckpointInfo = await self._call(handle, "saved")
+            info: CheckpointInfo = await self._call(
+                handle, "saved", run.evaluations.spared(run.state.version)
+            )
         run.ledger.commit_checkpoint(info)
         run.events.emit("checkpoint", **asdict(info) | {"stall_s": info.stall_s + waited_s})
 

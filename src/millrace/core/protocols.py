@@ -19,6 +19,8 @@ from millrace.core.types import (
     Batch,
     CheckpointInfo,
     Endpoint,
+    EvaluationAttempt,
+    EvaluationRecord,
     Group,
     Progress,
     Prompt,
@@ -140,8 +142,9 @@ class Trainer(Protocol):
         """Begin to save everything as `directory`/`v{version:08d}`, atomically. Training goes on meanwhile.
         One checkpoint at a time: a second one first waits for the first."""
 
-    async def saved(self) -> CheckpointInfo:
-        """Wait until the checkpoint that was begun last is complete."""
+    async def saved(self, spared: Sequence[int] = ()) -> CheckpointInfo:
+        """Wait until the checkpoint that was begun last is complete. Old ones are removed, but for those of
+        the versions `spared`."""
 
     async def export(self, directory: str) -> None:
         """Save the model and tokenizer as a Hugging Face directory."""
@@ -289,6 +292,12 @@ class Ledger(Protocol):
         """What it was published as, the first time first. A repeat that was rounded otherwise adds one."""
 
     def publish(self, record: VersionRecord) -> None: ...
+
+    def evaluations(self) -> list[EvaluationRecord]:
+        """Every one, in the order of their versions."""
+
+    def evaluated(self, record: EvaluationRecord, attempts: Sequence[EvaluationAttempt]) -> None:
+        """One evaluation, whole and durably. Each (name, version) once. Raises LedgerError."""
 
     def accounting(self) -> Accounting: ...
 

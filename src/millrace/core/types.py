@@ -173,8 +173,11 @@ def _unpacked_report(
 
 
 class Scored(msgspec.Struct, frozen=True, tag="scored"):
+    """`answer`: what the completion answers, where somebody counts equal answers; None: nobody does."""
+
     value: float
     metrics: dict[str, float] = {}
+    answer: str | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -409,3 +412,30 @@ class StepRecord:
     group_ids: list[int]
     trajectory_ids: list[int]
     metrics: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationAttempt:
+    """A completion that was evaluated: never trained on. `attempt` 0 is the greedy one. `reward` None: there
+    is none, for `reason`."""
+
+    prompt_index: int
+    row_id: str
+    attempt: int
+    tokens: array[int]
+    finish: Finish
+    reward: float | None
+    answer: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRecord:
+    """What became of evaluation `name` of `version`. `reason`: why it was skipped; empty: it was done, and
+    `metrics` has what it measured."""
+
+    name: str
+    version: int
+    metrics: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    took_s: float = 0.0

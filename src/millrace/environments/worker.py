@@ -8,10 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from millrace.config.schema import Config
 from millrace.core.columns import token_array
 from millrace.core.errors import DataError, OutOfMemory, needing_memory
-from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
+from millrace.core.types import BadPrompt, Failed, Prompt, Score, Scored, ScoreRequest
+from millrace.environments.answers import make_answer
 from millrace.environments.calls import Calls
 from millrace.environments.limits import limit_process_memory
 from millrace.environments.order import row_of
@@ -40,16 +43,18 @@ class EnvironmentWorker:
         config: a dumped `Config`.
         limit_memory: bound this process's memory by `reward.memory_mb`; False where the process is not
             the worker's own.
+        answers: tell with each score what the completion answers.
     Raises:
         ConfigError, DataError, RewardError: tokenizer, task or reward cannot be had as configured.
     """
 
-    def __init__(self, config: dict[str, Any], limit_memory: bool = True) -> None:
+    def __init__(self, config: dict[str, Any], limit_memory: bool = True, answers: bool = False) -> None:
         self._config = Config.model_validate(config)
         reward = self._config.reward
         self._tokenizer = load_tokenizer(self._config.model.path)
         self._task = make_task(self._config.task, self._tokenizer)
         self._calls = Calls(make_reward(reward, self._task), reward.timeout_s)
+        self._answer = make_answer(reward) if answers else None
         self._rows = ThreadPoolExecutor(1, "rows")
         if limit_memory:
             limit_process_memory(reward.memory_mb)
@@ -112,7 +117,14 @@ class EnvironmentWorker:
                 raise inputs
             case completion, columns:
                 answer = None if self._task.answer is None else find_column(columns, self._task.answer)
-                return await self._calls.score(completion, answer, columns)
+                score = await self._calls.score(completion, answer, columns)
+                return await self._with_answer(score, completion)
+
+    async def _with_answer(self, score: Score, completion: str) -> Score:
+        find = self._answer
+        if find is None or not isinstance(score, Scored):
+            return score
+        return replace(score, answer=await self._in_rows(lambda: find(completion)))
 
     def _inputs(self, request: ScoreRequest) -> Inputs:
         try:

@@ -12,7 +12,7 @@ from millrace.config.environment import GymTask
 from millrace.config.schema import Config
 from millrace.core.columns import token_array
 from millrace.core.types import Finish, Prompt, Sampling, ScoreRequest
-from millrace.evaluation.evaluation import Attempt, Evaluation, summarize
+from millrace.estimates.evaluation import Attempt, Evaluation, summarize
 from millrace.evaluation.generate import Completion, generate
 from millrace.session import scores
 
@@ -82,6 +82,6 @@ def _attempts(
     ]
     attempts = iter(
         Attempt(timed.score, truncated=request.finish is Finish.LENGTH)
-        for request, timed in zip(requests, scores.scores(config, requests), strict=True)
+        for request, timed in zip(requests, scores.scores(config, requests, answers=True), strict=True)
     )
     return [[next(attempts) for _ in row] for row in completions]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from millrace.core.errors import StorageError, writing
-from millrace.evaluation.evaluation import Evaluation
+from millrace.estimates.evaluation import Evaluation
 from millrace.session.export import origin
 from millrace.session.run_directory import RunDirectory
 

@@ -25,6 +25,8 @@ _KEYS = {
     "steps": "version",
     "checkpoints": "version",
     "published": "version",
+    "evaluations": "name",
+    "evaluation_attempts": "name",
 }
 _PROBLEMS_MAX = 3
 

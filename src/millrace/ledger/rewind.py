@@ -39,7 +39,8 @@ def rewind(db: sqlite3.Connection, version: int) -> int:
             ended += _end(db, group_id, reason)
     db.execute("DELETE FROM steps WHERE version > ?", (version,))
     db.execute("DELETE FROM checkpoints WHERE version > ?", (version,))
-    db.execute("DELETE FROM published WHERE version > ?", (version,))
+    for table in ("published", "evaluations", "evaluation_attempts"):
+        db.execute(f"DELETE FROM {table} WHERE version > ?", (version,))
     return ended
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from millrace.core.types import LIVE, State
 
 APPLICATION_ID = 0x4D4C5243  # "MLRC"
-FORMAT = 4
+FORMAT = 5
 
 ADMITTED = "admitted"  # the row of `counts` that only ever grows
 
@@ -30,6 +30,11 @@ CHECKED = {
     "steps": ("version", "group_ids", "trajectory_ids", "metrics", "wall_s"),
     "checkpoints": ("version", "path", "save_s", "wall_s"),
     "published": ("version", "digest", "arithmetic"),
+    "evaluations": ("name", "version", "num_attempts", "metrics", "reason", "took_s", "wall_s"),
+    "evaluation_attempts": (
+        *("name", "version", "prompt_index", "row_id", "attempt", "tokens"),
+        *("finish", "reward", "answer", "reason"),
+    ),
 }
 """Columns that a row's checksum covers: all of a table's."""
 
@@ -37,7 +42,7 @@ CHECKED = {
 def computed(table: str) -> str:
     """The checksum of a row as it is now, as SQL. Texts go as bytes: damaged ones may not be UTF-8."""
     texts = {"about", "row_id", "text", "reason", "state", "replica", "finish", "path"}
-    texts |= {"digest", "arithmetic"}
+    texts |= {"digest", "arithmetic", "name", "answer"}
     columns = (f"CAST({name} AS BLOB)" if name in texts else name for name in CHECKED[table])
     return f"row_checksum({', '.join(columns)})"
 
@@ -118,6 +123,31 @@ CREATE TABLE published (
     {_checksum("published")}
 ) STRICT;
 CREATE UNIQUE INDEX published_version ON published (version, digest);
+CREATE TABLE evaluations (
+    name TEXT NOT NULL,
+    version INTEGER NOT NULL,       -- of the weights that were evaluated
+    num_attempts INTEGER NOT NULL,  -- rows of evaluation_attempts
+    metrics BLOB NOT NULL,          -- msgpack
+    reason TEXT NOT NULL,           -- why it was skipped; empty: it was done
+    took_s REAL NOT NULL,
+    wall_s REAL NOT NULL,
+    {_checksum("evaluations")}
+) STRICT;
+CREATE UNIQUE INDEX evaluations_once ON evaluations (name, version);
+CREATE TABLE evaluation_attempts (
+    name TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    prompt_index INTEGER NOT NULL,
+    row_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL,       -- 0: the greedy one
+    tokens BLOB NOT NULL,           -- squeezed token ids (codec.py)
+    finish TEXT NOT NULL,
+    reward REAL,                    -- NULL: there is none
+    answer TEXT NOT NULL,
+    reason TEXT NOT NULL,           -- why there is no reward
+    {_checksum("evaluation_attempts")}
+) STRICT;
+CREATE UNIQUE INDEX evaluation_attempts_once ON evaluation_attempts (name, version, prompt_index, attempt);
 CREATE TABLE counts (name TEXT PRIMARY KEY, num INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 INSERT INTO counts VALUES {_COUNT_ROWS};
 CREATE TRIGGER trajectory_admitted AFTER INSERT ON trajectories BEGIN

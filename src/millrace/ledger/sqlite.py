@@ -21,13 +21,15 @@ from millrace.core.types import (
     Accounting,
     BadPrompt,
     CheckpointInfo,
+    EvaluationAttempt,
+    EvaluationRecord,
     Group,
     State,
     StepRecord,
     Trajectory,
     VersionRecord,
 )
-from millrace.ledger import records
+from millrace.ledger import evaluations, records
 from millrace.ledger.accounts import Accounts, refuse_imbalance
 from millrace.ledger.buffer import GROWING_MAX, Buffer
 from millrace.ledger.checksums import refuse_damage
@@ -91,6 +93,7 @@ class SqliteLedger:
                 self._accounts = Accounts(records.read_counts(self._db))
                 self._version: int = last_version(self._db)  # after the last committed step
                 self._refuse_lost_rows()
+                evaluations.refuse_lost(self._db)
             self._buffer = Buffer(self._accounts)
         except BaseException:
             self._release()
@@ -157,6 +160,22 @@ class SqliteLedger:
 
     def publish(self, record: VersionRecord) -> None:
         self._buffer.published.append(record)
+
+    def evaluated(self, record: EvaluationRecord, attempts: Sequence[EvaluationAttempt]) -> None:
+        """Raises LedgerError: of a version that is not committed, or it is recorded already."""
+        if record.version > self._version or any(
+            (record.name, record.version) == (known.name, known.version) for known in self.evaluations()
+        ):
+            raise LedgerError(
+                f"ledger {self._path}: evaluation {record.name} of version {record.version} cannot be "
+                f"recorded after version {self._version}\n  A version is evaluated once under a name."
+            )
+        with self._transaction(f"record evaluation {record.name} of {record.version}", durable=True):
+            evaluations.insert(self._db, record, attempts, wall())
+
+    def evaluations(self) -> list[EvaluationRecord]:
+        with reading(self._path, "read the evaluations"):
+            return evaluations.load(self._db)
 
     def rewind(self, version: int) -> int:
         """Go back to a committed version, durably. Returns how many trajectories ended by it. Meant for the

@@ -7,7 +7,7 @@ from typing import Any
 
 from millrace.core.events import Event
 from millrace.core.types import Accounting
-from millrace.evaluation.evaluation import Evaluation
+from millrace.estimates.evaluation import Evaluation
 from millrace.observe.check import Check
 from millrace.observe.jsonl import read_events
 from millrace.quickstart.saboteur import Saboteur

@@ -11,8 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from millrace.core.errors import LedgerError
-from millrace.core.types import Accounting, CheckpointInfo, Group, State, StepRecord, Trajectory
-from millrace.ledger import records
+from millrace.core.types import (
+    Accounting,
+    CheckpointInfo,
+    EvaluationAttempt,
+    EvaluationRecord,
+    Group,
+    State,
+    StepRecord,
+    Trajectory,
+)
+from millrace.ledger import evaluations, records
 from millrace.ledger.accounts import Accounts
 from millrace.ledger.codec import version_runs
 from millrace.ledger.failures import reading
@@ -89,6 +98,16 @@ class LedgerReader:
             query = f"{records.SELECT_STEPS} WHERE version = ?"
             row = self._db.execute(query, (version,)).fetchone()
             return records.to_step(self._found(row, f"step {version}", "steps", "version"))
+
+    def evaluations(self) -> list[EvaluationRecord]:
+        """Those done and those skipped, in the order of their versions."""
+        with self._snapshot("read the evaluations"):
+            return evaluations.load(self._db)
+
+    def attempts(self, name: str, version: int) -> list[EvaluationAttempt]:
+        """Of one evaluation, by prompt. With their tokens."""
+        with self._snapshot(f"read evaluation {name} of {version}"):
+            return evaluations.load_attempts(self._db, name, version)
 
     def trajectory(self, trajectory_id: int) -> Trajectory:
         """With its tokens."""

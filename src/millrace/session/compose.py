@@ -7,7 +7,7 @@ import dataclasses
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from hashlib import blake2b
 from secrets import token_hex
@@ -23,7 +23,7 @@ from millrace.controller.controller import Controller, ended_by
 from millrace.controller.fleet import Fleet
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock, model_version
-from millrace.core.errors import LedgerError, after
+from millrace.core.errors import ConfigError, LedgerError, after
 from millrace.core.events import Events, Sink
 from millrace.core.placement import Place
 from millrace.ledger.sqlite import SqliteLedger
@@ -35,6 +35,7 @@ from millrace.observe.readers import LostReaders
 from millrace.observe.sinks import open_sinks
 from millrace.observe.summary import Summary
 from millrace.placement.assign import Placement
+from millrace.placement.further import further
 from millrace.placement.hosts import Layout, computes_on_gpus, lay_out
 from millrace.placement.inventory import read_host
 from millrace.placement.needs import read_needs
@@ -193,8 +194,9 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
         target = "millrace.rollout.replica:EngineReplica"
         return WorkerSpec("replica", name, target, kwargs, its_place, ENGINES[rollout.engine].spawn_s_max)
 
+    aside = evaluator_place(config, layout)
     relay = partial(_relay, config, layout, token_hex(32))
-    joining = Joining(config, layout, replica=spec, relay=relay)
+    joining = Joining(config, layout, replica=spec, relay=relay, aside=aside)
     return Fleet(
         trainer=WorkerSpec(
             "trainer", "trainer", "millrace.trainer.role:TorchTrainer", trainer, placed.trainer
@@ -217,7 +219,37 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
         join=joining.join,
         relay=joining.relay,
         look=joining.look,
+        evaluator=dataclasses.replace(spec("evaluator", aside[0]), role="evaluator") if aside else None,
+        judges=tuple(judges(config, layout)),
     )
+
+
+def evaluator_place(config: Config, layout: Layout) -> list[Place]:
+    """A replica's, beside all of them, on the trainer's host where there is room: its relay gets every
+    version. None: there is nothing to evaluate.
+
+    Raises: ConfigError: there is no room for it.
+    """
+    if not config.evaluations:
+        return []
+    with suppress(ConfigError):
+        return further(config, dataclasses.replace(layout, placements=(layout.main,)), layout.replicas, 1)
+    try:
+        return further(config, layout, layout.replicas, 1)
+    except ConfigError as error:
+        raise ConfigError(
+            f"`evaluations` need an evaluator, which takes as much as a replica: {error}.\n"
+            f"  Lower `rollout.replicas` ({config.rollout.replicas}), or leave `evaluations` out and run "
+            "`millrace eval` on checkpoints"
+        ) from None
+
+
+def judges(config: Config, layout: Layout) -> Iterator[WorkerSpec]:
+    """The reward worker of each evaluation."""
+    for evaluation in config.evaluations:
+        kwargs = {"config": recorded(config.of_evaluation(evaluation)), "answers": evaluation.samples > 1}
+        name, target = f"environment-{evaluation.name}", "millrace.environments.worker:EnvironmentWorker"
+        yield WorkerSpec("environment", name, target, kwargs, layout.environments[0])
 
 
 def _relay(config: Config, layout: Layout, secret: str, placed: Placement) -> WorkerSpec:

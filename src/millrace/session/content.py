@@ -17,6 +17,7 @@ from millrace.core.errors import DataError
 MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
 """Weights, configuration and tokenizer: what else lies beside them is not read."""
 
+EVALUATIONS = "evaluations."
 _PIECE_BYTES = 1 << 20
 _MISSING = "(not there)"
 
@@ -30,19 +31,27 @@ def content_digests(config: Config) -> dict[str, str]:
     """
     model = Path(config.model.path)
     files = {f"model.path: {path.name}": path for kind in MODEL_FILES for path in model.glob(kind)}
-    if config.task.kind == "file":
-        data = Path(config.task.path)
-        inside = [path for path in data.rglob("*") if path.is_file()] if data.is_dir() else [data]
-        files |= {f"task.path: {path.relative_to(data.parent)}": path for path in inside}
+    tasks = {"": config.task} | {
+        f"{EVALUATIONS}{evaluation.name}.": evaluation.task
+        for evaluation in config.evaluations
+        if evaluation.task is not None
+    }
+    for prefix, task in tasks.items():
+        if task.kind == "file":
+            data = Path(task.path)
+            inside = [path for path in data.rglob("*") if path.is_file()] if data.is_dir() else [data]
+            files |= {f"{prefix}task.path: {path.relative_to(data.parent)}": path for path in inside}
     return {name: _digest(path) for name, path in sorted(files.items())}
 
 
 def refuse_other_content(recorded: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """Raises: DataError naming each file that is not what the run began with."""
+    """Raises: DataError naming each file that is not what the run began with. An evaluation may be added or
+    left out later."""
     wrong = [
         f"  {name}: {recorded.get(name, _MISSING)} -> {found.get(name, _MISSING)}"
         for name in sorted(recorded.keys() | found.keys())
         if recorded.get(name) != found.get(name)
+        and not (name.startswith(EVALUATIONS) and (name in recorded) != (name in found))
     ]
     if wrong:
         raise DataError(

@@ -21,7 +21,7 @@ from millrace.session.ray_hosts import Present, present
 
 class Joining:
     """`join`, `relay` and `look` of a fleet. `layout` is of the start. A host that was used once keeps its
-    placement, so what it has is divided once."""
+    placement, so what it has is divided once. `aside`: where further replicas are that nobody counts."""
 
     def __init__(
         self,
@@ -30,7 +30,9 @@ class Joining:
         *,
         replica: Callable[[str, Place], WorkerSpec],
         relay: Callable[[Placement], WorkerSpec],
+        aside: Sequence[Place] = (),
     ) -> None:
+        self._aside = aside
         self._config, self._layout, self._replica, self._relay = config, layout, replica, relay
         self._placements = {placed.relay.host: placed for placed in layout.placements}
         self._present = Present(layout.spare)
@@ -49,7 +51,7 @@ class Joining:
         here = {host: one for host, one in self._placements.items() if host not in self._present.lost}
         layout = replace(self._layout, placements=(*here.values(), *new.values()))
         free_bytes = inf if isinstance(self._config.runtime, RayCluster) else read_memory()[1]
-        places = [spec.place for spec in there]
+        places = [*(spec.place for spec in there), *self._aside]
         try:
             found = further(self._config, layout, places, len(names), free_bytes=free_bytes)
         except ConfigError as error:

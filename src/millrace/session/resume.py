@@ -40,6 +40,12 @@ FREE_ON_RESUME: dict[str, str] = {
     "supervision.*": "deadlines and restarts",
     "checkpoints.*": "how often, how many",
     "observe.*": "who watches",
+    "evaluations.*.every": "what is measured, not what is trained",
+    "evaluations.*.by": "what is made of figures that are recorded",
+    "evaluations.*.patience": "when to stop",
+    "evaluations.*.keep_best": "which checkpoints are kept",
+    "evaluations.*.share": "when it computes",
+    "evaluations.*.timeout_s": "a deadline",
 }
 
 
@@ -57,7 +63,7 @@ def diff(old: Config, new: Config) -> list[Change]:
     """Every key that differs, in the order of the schema."""
     before, after = dict(flat(recorded(old))), dict(flat(recorded(new)))
     return [
-        Change(key, before.get(key, ABSENT), after.get(key, ABSENT), _allowed(key))
+        Change(key, before.get(key, ABSENT), after.get(key, ABSENT), _allowed(key, before, after))
         for key in before | after
         if before.get(key, ABSENT) != after.get(key, ABSENT)
     ]
@@ -85,13 +91,19 @@ ABSENT = _Absent()
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys with their values."""
+    """Dotted keys with their values. Of a list of tables, each goes by its name."""
     for name, value in tree.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            value = {each["name"]: each for each in value}
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 
 
-def _allowed(key: str) -> str:
+def _allowed(key: str, before: dict[str, Any], after: dict[str, Any]) -> str:
+    if key == "evaluations" or key.startswith("evaluations."):
+        whole = ".".join(key.split(".")[:2]) + ".name"
+        if (whole in before) != (whole in after) or key == "evaluations":
+            return "what is measured, not what is trained"
     return next((why for pattern, why in FREE_ON_RESUME.items() if fnmatchcase(key, pattern)), "")

@@ -38,9 +38,9 @@ def prompts(config: Config, count: int) -> list[Prompt]:
     return asyncio.run(_prompts(config, count))
 
 
-def scores(config: Config, requests: Sequence[ScoreRequest]) -> list[Timed]:
-    """One score per request, in their order."""
-    return asyncio.run(_scores(config, requests))
+def scores(config: Config, requests: Sequence[ScoreRequest], *, answers: bool = False) -> list[Timed]:
+    """One score per request, in their order; with `answers`, what the completion answers."""
+    return asyncio.run(_scores(config, requests, answers))
 
 
 async def _prompts(config: Config, count: int) -> list[Prompt]:
@@ -63,12 +63,12 @@ async def _prompts(config: Config, count: int) -> list[Prompt]:
     return list(found.values())
 
 
-async def _scores(config: Config, requests: Sequence[ScoreRequest]) -> list[Timed]:
+async def _scores(config: Config, requests: Sequence[ScoreRequest], answers: bool) -> list[Timed]:
     runtime = LocalRuntime()
     results: list[Timed] = []
     try:
         while len(results) < len(requests):
-            worker = await start_worker(runtime, config)
+            worker = await start_worker(runtime, config, answers=answers)
             await drain(worker, config.reward.timeout_s, requests[len(results) :], results)
             worker.kill()
     finally:
@@ -100,7 +100,8 @@ async def drain(
     return False
 
 
-async def start_worker(runtime: Runtime, config: Config, target: str = TARGET) -> Handle:
-    return await runtime.spawn(
-        "environment", target, {"config": recorded(config)}, timeout_s=config.supervision.spawn_timeout_s
-    )
+async def start_worker(
+    runtime: Runtime, config: Config, target: str = TARGET, *, answers: bool = False
+) -> Handle:
+    kwargs = {"config": recorded(config)} | ({"answers": True} if answers else {})
+    return await runtime.spawn("environment", target, kwargs, timeout_s=config.supervision.spawn_timeout_s)

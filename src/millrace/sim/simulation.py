@@ -288,6 +288,11 @@ def _fleet(scenario: Scenario, world: World, replicas: int) -> Fleet:
             spec("environment", f"environment-{i}", "SimEnvironment", environment)
             for i in range(config.reward.workers)
         ),
+        evaluator=spec("evaluator", "evaluator", "SimReplica", replica) if config.evaluations else None,
+        judges=tuple(
+            spec("environment", f"environment-{one.name}", "SimEnvironment", environment)
+            for one in config.evaluations
+        ),
         join=lambda names, there: [
             replica_on(name, every[number % len(every)]) for number, name in enumerate(names, len(there))
         ],

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -149,13 +149,16 @@ def load_checkpoint(trainer: PolicyTrainer, path: str | Path, ranks: Ranks = ALO
     trainer.version = version
 
 
-def prune_checkpoints(directory: str | Path, *, newest: int, keep: int) -> list[Path]:
-    """Remove all but the last `keep` checkpoints up to version `newest`, and return what was removed.
+def prune_checkpoints(
+    directory: str | Path, *, newest: int, keep: int, spared: Collection[int] = ()
+) -> list[Path]:
+    """Remove all but the last `keep` checkpoints up to version `newest`, and those of the versions `spared`.
+    Returns what was removed.
 
     At least two stay: the newest may not be in the ledger yet, which then resumes from the one before.
     """
     saved = sorted(path for path in Path(directory).glob("v????????") if int(path.name[1:]) <= newest)
-    removed = saved[: -max(keep, 2)]
+    removed = [path for path in saved[: -max(keep, 2)] if int(path.name[1:]) not in spared]
     for path in removed:
         shutil.rmtree(path)
     return removed

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -109,14 +109,16 @@ class TorchTrainer:
     async def checkpoint(self, directory: str) -> None:
         await self._run(lambda: self._checkpoint(directory), "a checkpoint")
 
-    async def saved(self) -> CheckpointInfo:
+    async def saved(self, spared: Sequence[int] = ()) -> CheckpointInfo:
         """Without a turn: steps go on meanwhile."""
         if self._saver is None:
             raise WorkerError("the trainer has no weights yet: `load` must come first")
         info = await asyncio.to_thread(self._saver.saved)
         directory, keep = Path(info.path).parent, self._config.checkpoints.keep
         if self._ranks.rank == 0:
-            await asyncio.to_thread(lambda: prune_checkpoints(directory, newest=info.version, keep=keep))
+            await asyncio.to_thread(
+                lambda: prune_checkpoints(directory, newest=info.version, keep=keep, spared=spared)
+            )
         return info
 
     async def export(self, directory: str) -> None:

@@ -76,4 +76,5 @@ class SimEnvironment:
         if u < workload.failed_fraction + workload.abstained_fraction:
             return Abstain()
         right = uniform(self._seed, "reward", request.trajectory_id) < workload.reward_mean
-        return Scored(1.0 if right else 0.0, {"length": float(len(request.tokens))})
+        value = 1.0 if right else 0.0
+        return Scored(value, {"length": float(len(request.tokens))}, answer=f"{value:g}")

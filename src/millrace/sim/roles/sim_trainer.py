@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millrace.core import clock
@@ -119,7 +120,7 @@ class SimTrainer:
             await self._spend(self._costs.snapshot_s)
             self._saving = f"{directory}/v{weights.version:08d}", weights
 
-    async def saved(self) -> CheckpointInfo:
+    async def saved(self, spared: Sequence[int] = ()) -> CheckpointInfo:
         """Steps go on meanwhile."""
         assert self._saving is not None, "no checkpoint was begun"
         path, weights = self._saving

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from itertools import combinations
 
 import pytest
 
 from millrace.core.errors import DataError
-from millrace.evaluation.pass_at_k import mean_pass_at_k, pass_at_k
+from millrace.estimates.pass_at_k import pass_at_k
 
 
 @pytest.mark.parametrize(
@@ -40,8 +39,3 @@ def test_it_is_the_share_of_subsets_that_hold_a_correct_one(n: int) -> None:
 def test_impossible_counts_are_refused(n: int, c: int, k: int) -> None:
     with pytest.raises(DataError, match="pass@k needs"):
         pass_at_k(n, c, k)
-
-
-def test_the_mean_over_prompts_of_nothing_is_not_a_number() -> None:
-    assert mean_pass_at_k([0, 2, 4], n=4, k=1) == pytest.approx(0.5)
-    assert math.isnan(mean_pass_at_k([], n=4, k=1))

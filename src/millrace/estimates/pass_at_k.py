@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from millrace.core.errors import DataError
 
@@ -25,8 +24,3 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     if n - c < k:
         return 1.0
     return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
-
-
-def mean_pass_at_k(correct: Sequence[int], n: int, k: int) -> float:
-    """Mean over prompts, of which prompt j has `correct[j]` of `n`. No prompts -> nan."""
-    return math.fsum(pass_at_k(n, c, k) for c in correct) / len(correct) if correct else math.nan

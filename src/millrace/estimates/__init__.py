@@ -1,0 +1,1 @@
+"""What a sample of completions says of a model: estimators and their intervals. Pure."""

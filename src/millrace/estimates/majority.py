@@ -1,0 +1,61 @@
+"""Majority@k: how often the most frequent of k answers is correct, from n answers drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import comb
+
+from millrace.core.errors import DataError
+
+Answers = tuple[tuple[int, float], ...]
+"""Of each distinct answer: how many completions gave it, and the share of these that is correct."""
+
+
+def classes(answers: Sequence[str], correct: Sequence[bool]) -> Answers:
+    """The distinct answers, in an order that depends on their counts alone."""
+    found: dict[str, list[bool]] = {}
+    for answer, right in zip(answers, correct, strict=True):
+        found.setdefault(answer, []).append(right)
+    return tuple(sorted(((len(each), sum(each) / len(each)) for each in found.values()), reverse=True))
+
+
+@lru_cache(maxsize=4096)
+def majority_at_k(answers: Answers, k: int) -> float:
+    """Probability that the most frequent of k answers is correct. Answers that are equally frequent share it.
+
+    The mean over all C(n, k) ways to take k of the n completions, so it is unbiased. Summed over the highest
+    count t: in x^k of the product over the answers i of
+
+        sum_{u<t} C(c_i, u) x^u  +  y C(c_i, t) x^t
+
+    the power of y is the number of winners. Beside each coefficient goes the sum of the winners' shares.
+
+    Raises:
+        DataError: not 1 <= k <= n.
+    Degenerate:
+        k = 1 -> the share of correct completions.
+    Source:
+        Self-consistency, arXiv:2203.11171; unbiased as pass@k is, arXiv:2107.03374.
+    """
+    n = sum(count for count, _ in answers)
+    if not 1 <= k <= n:
+        raise DataError(f"majority@k needs 1 <= k <= n, got n={n}, k={k}")
+    most = max(count for count, _ in answers)
+    return sum(_won_with(answers, k, t) for t in range(1, min(most, k) + 1)) / comb(n, k)
+
+
+def _won_with(answers: Answers, k: int, t: int) -> float:
+    """Ways, weighed by the winners' mean share, in which the highest count is `t`."""
+    ways: dict[tuple[int, int], tuple[float, float]] = {(0, 0): (1.0, 0.0)}  # (taken, winners)
+    for count, share in answers:
+        grown: dict[tuple[int, int], tuple[float, float]] = {}
+        for (taken, winners), (number, shares) in ways.items():
+            for more in range(min(t, count, k - taken) + 1):
+                wins, times = more == t, comb(count, more)
+                key = taken + more, winners + wins
+                before = grown.get(key, (0.0, 0.0))
+                gained = shares + (share * number if wins else 0.0)
+                grown[key] = before[0] + times * number, before[1] + times * gained
+        ways = grown
+    return sum(shares / winners for (taken, winners), (_, shares) in ways.items() if taken == k and winners)

@@ -1,0 +1,83 @@
+"""Evaluations in the file: a stream of its own. Nothing of it can be trained on, and it has its own accounts.
+
+An evaluation is written whole: its row names how many attempts it has, and they come with it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+import msgspec
+
+from millrace.core.types import EvaluationAttempt, EvaluationRecord, Finish
+from millrace.ledger.checksums import DamageError, checked
+from millrace.ledger.codec import pack_prompt, unpack_prompt
+from millrace.ledger.records import encode
+from millrace.ledger.schema import intact
+
+_INSERT = (
+    "INSERT INTO evaluations (name, version, num_attempts, metrics, reason, took_s, wall_s)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
+_INSERT_ATTEMPT = (
+    "INSERT INTO evaluation_attempts (name, version, prompt_index, row_id, attempt, tokens, finish, reward,"
+    " answer, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_SELECT = (
+    f"SELECT name, version, metrics, reason, took_s, {intact('evaluations')} FROM evaluations"
+    " ORDER BY version, rowid"
+)
+_SELECT_ATTEMPTS = (
+    "SELECT prompt_index, row_id, attempt, tokens, finish, reward, answer, reason,"
+    f" {intact('evaluation_attempts')} FROM evaluation_attempts WHERE name = ? AND version = ?"
+    " ORDER BY prompt_index, attempt"
+)
+_INCOMPLETE = (
+    "SELECT name, version, num_attempts, (SELECT count(*) FROM evaluation_attempts a WHERE a.name = e.name"
+    " AND a.version = e.version) AS found FROM evaluations e WHERE num_attempts <> found LIMIT 1"
+)
+
+
+def insert(
+    db: sqlite3.Connection, record: EvaluationRecord, attempts: Sequence[EvaluationAttempt], wall_s: float
+) -> None:
+    """Inside a transaction. Raises sqlite3.IntegrityError: this one is there already."""
+    key = record.name, record.version
+    metrics = encode(record.metrics)
+    db.execute(_INSERT, (*key, len(attempts), metrics, record.reason, record.took_s, wall_s))
+    db.executemany(_INSERT_ATTEMPT, [(*key, *_row(attempt)) for attempt in attempts])
+
+
+def load(db: sqlite3.Connection) -> list[EvaluationRecord]:
+    """Raises DamageError."""
+    found = []
+    for row in db.execute(_SELECT):
+        name, version, metrics, reason, took_s = checked("evaluations", row)
+        found.append(EvaluationRecord(name, version, msgspec.msgpack.decode(metrics), reason, took_s))
+    return found
+
+
+def load_attempts(db: sqlite3.Connection, name: str, version: int) -> list[EvaluationAttempt]:
+    """Raises DamageError."""
+    found = []
+    for row in db.execute(_SELECT_ATTEMPTS, (name, version)):
+        index, row_id, attempt, tokens, finish, reward, answer, reason = checked("evaluation_attempts", row)
+        one = (index, row_id, attempt, unpack_prompt(tokens), Finish(finish), reward, answer, reason)
+        found.append(EvaluationAttempt(*one))
+    return found
+
+
+def refuse_lost(db: sqlite3.Connection) -> None:
+    """Its accounts: each evaluation has its attempts. Raises DamageError."""
+    row = db.execute(_INCOMPLETE).fetchone()
+    if row is not None:
+        name, version, due, found = row
+        raise DamageError(f"evaluation {name} of version {version} has {found} of its {due} attempts")
+
+
+def _row(one: EvaluationAttempt) -> tuple[object, ...]:
+    return (
+        *(one.prompt_index, one.row_id, one.attempt, pack_prompt(one.tokens), one.finish.value),
+        *(one.reward, one.answer, one.reason),
+    )

@@ -1,0 +1,165 @@
+"""Evaluations beside training, in virtual time: pinned, recorded once, never trained, and in nobody's way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millrace.config.evaluations import EvaluationSection
+from millrace.config.schedules import Laminar, Schedule, Synchronous
+from millrace.core.events import Event
+from millrace.core.types import EvaluationAttempt, EvaluationRecord
+from millrace.ledger.evaluations import load_attempts
+from millrace.ledger.sqlite import SqliteLedger
+from millrace.sim.costs.interface import Costs
+from millrace.sim.costs.workload import Workload
+from millrace.sim.explore.invariants import Invariants
+from millrace.sim.explore.worlds import small_config
+from millrace.sim.roles.world import World
+from millrace.sim.simulation import Outcome, Scenario, simulate
+from millrace.sim.virtual.faults import Crash, Faults
+
+
+class Watched(Invariants):
+    """All that must hold, and what the ledger has of evaluations at the end."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
+        self.records: list[EvaluationRecord] = []
+        self.attempts: dict[tuple[str, int], list[EvaluationAttempt]] = {}
+
+    def on_end(self, ledger: SqliteLedger, world: World) -> None:
+        if ledger.version == self._config.steps:
+            super().on_end(ledger, world)
+        self.records = ledger.evaluations()
+        for one in self.records:
+            self.attempts[one.name, one.version] = load_attempts(ledger._db, one.name, one.version)
+
+    def of(self, name: str) -> dict[int, str]:
+        """Version -> why it was skipped; empty: it was done."""
+        return {one.version: one.reason for one in self.records if one.name == name}
+
+
+def evaluation(**keys: Any) -> EvaluationSection:
+    return EvaluationSection(**{"name": "held-out", "every": 2, "prompts": 3, "samples": 2} | keys)
+
+
+def run(
+    *sections: EvaluationSection,
+    schedule: Schedule | None = None,
+    faults: Faults = Faults(),
+    costs: Costs = Costs(),
+    workload: Workload = Workload(),
+    steps: int = 8,
+    **changes: Any,
+) -> tuple[Watched, Outcome]:
+    config = small_config(schedule or Laminar(), steps=steps, **changes)
+    config = config.model_copy(update={"evaluations": sections})
+    scenario = Scenario(config, faults=faults, costs=costs, workload=workload)
+    watched = Watched(scenario)
+    return watched, simulate(scenario, watched)
+
+
+@pytest.mark.parametrize("schedule", [Synchronous(), Laminar()], ids=repr)
+def test_every_due_version_is_evaluated_once_or_told_as_skipped(schedule: Schedule) -> None:
+    watched, outcome = run(evaluation(), schedule=schedule)
+    assert list(watched.of("held-out")) == [0, 2, 4, 6, 8]
+    assert watched.of("held-out")[8] == ""  # the last one is waited for
+    told = [
+        (one["name"], one["version"])
+        for kind in ("evaluated", "evaluation_skipped")
+        for one in outcome.of(kind)
+    ]
+    assert sorted(told) == sorted((one.name, one.version) for one in watched.records)
+
+
+def test_nothing_that_is_evaluated_is_trained_or_in_the_accounts() -> None:
+    plain, without = run(evaluation(), steps=6)[1], run(steps=6)[1]
+    assert plain.accounting.admitted == without.accounting.admitted
+    assert plain.accounting.trained == plain.accounting.admitted
+
+
+def test_a_version_that_is_done_has_all_of_its_attempts() -> None:
+    watched, _ = run(evaluation(samples=3), steps=2)
+    attempts = watched.attempts["held-out", 2]
+    assert [(one.prompt_index, one.attempt) for one in attempts] == [
+        (i, j) for i in range(3) for j in range(4)
+    ]
+    assert all(one.reward in (0.0, 1.0) for one in attempts)
+
+
+def test_figures_come_with_intervals() -> None:
+    watched, _ = run(evaluation(), steps=2)
+    metrics = watched.records[-1].metrics
+    for name in ("greedy_accuracy", "sampled_accuracy"):
+        low, high = metrics["intervals"][name]
+        assert 0 <= low <= metrics[name] <= high <= 1
+    assert set(metrics["pass_at_k"]) == set(metrics["majority_at_k"]) == {"1", "2"}
+
+
+def test_a_reward_that_fails_is_counted_and_is_no_zero() -> None:
+    watched, _ = run(evaluation(), steps=2, workload=Workload(failed_fraction=0.3))
+    attempts = [one for each in watched.attempts.values() for one in each]
+    assert any(one.reward is None and one.reason for one in attempts)
+    assert watched.records[-1].metrics["num_unscored"] == sum(
+        one.reward is None for one in watched.attempts["held-out", 2]
+    )
+
+
+def test_an_evaluator_that_dies_again_and_again_goes_on_from_its_tokens() -> None:
+    faults = Faults(crashes=tuple(Crash("evaluator", 0.9 * i) for i in range(1, 12)))
+    watched, outcome = run(evaluation(prompts=4), faults=faults)
+    assert outcome.restarts >= 5
+    assert list(watched.of("held-out")) == [0, 2, 4, 6, 8]
+    assert watched.of("held-out")[8] == ""
+    assert all(
+        len(watched.attempts["held-out", v]) == 12 for v, why in watched.of("held-out").items() if not why
+    )
+
+
+def test_a_controller_that_dies_again_and_again_evaluates_no_version_twice() -> None:
+    faults = Faults(controller_crashes=tuple(1.5 * i for i in range(1, 8)))
+    watched, outcome = run(evaluation(), evaluation(name="other", every=3), faults=faults)
+    assert outcome.resumes == 7
+    for name, due in (("held-out", [0, 2, 4, 6, 8]), ("other", [0, 3, 6, 8])):
+        assert sorted(watched.of(name)) == due
+        assert watched.of(name)[8] == ""
+
+
+def test_relays_and_trainers_that_die_lose_no_evaluation_of_the_last_version() -> None:
+    crashes = [Crash("relay", 1.1 * i) for i in range(1, 8)] + [
+        Crash("trainer", 2.3 * i) for i in range(1, 4)
+    ]
+    watched, _ = run(evaluation(), faults=Faults(crashes=tuple(crashes)))
+    assert sorted(watched.of("held-out")) == [0, 2, 4, 6, 8]
+    assert watched.of("held-out")[8] == ""
+
+
+def test_an_evaluator_that_is_too_slow_skips_versions_and_delays_no_step() -> None:
+    quick, slow = run(steps=12)[1], run(evaluation(every=1, prompts=40, share=0.02), steps=12)
+    watched, outcome = slow
+    skipped = [why for why in watched.of("held-out").values() if why]
+    assert skipped
+    assert all("was due" in why or "left the relay" in why for why in skipped)
+    assert last_step_s(outcome) <= 1.05 * last_step_s(quick)
+
+
+def test_one_that_takes_too_long_is_given_up_and_told() -> None:
+    watched, _ = run(evaluation(every=8, prompts=40, share=0.01, timeout_s=3.0))
+    assert "took longer than 3 s" in watched.of("held-out")[0]
+
+
+def test_a_run_stops_when_it_has_not_improved_for_so_many_evaluations() -> None:
+    section = evaluation(every=1, patience=3)
+    watched, outcome = run(section, steps=60, workload=Workload(reward_mean=1.0))
+    (ended,) = outcome.of("run_ended")
+    assert "held-out has not improved for 3 evaluations" in ended["reason"]
+    assert ended["ok"]
+    assert outcome.of("step")[-1]["version"] < 60
+    assert sum(not why for why in watched.of("held-out").values()) == 4
+
+
+def last_step_s(outcome: Outcome) -> float:
+    events: list[Event] = [event for event in outcome.events if event.kind == "step"]
+    return events[-1].time_s
