@@ -8,7 +8,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,15 @@ class Kept:
         return windows(lengths) or [lengths]
 
 
-class Store:
-    """Kept runs in a directory."""
+Make = Callable[[Spec], list[dict[str, Any]]]
+"""Makes a run, and returns what is kept of each of its steps."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+
+class Store:
+    """Kept runs in a directory. `make`: how one is made; None: as `loop_vs_trl.py` does."""
+
+    def __init__(self, path: Path, make: Make | None = None) -> None:
+        self.path, self._make = path, make or _run
         path.mkdir(parents=True, exist_ok=True)
 
     def get(self, spec: Spec) -> Kept | None:
@@ -110,11 +114,11 @@ class Store:
         for spec in specs:
             if self.get(spec) is None:
                 began = time.monotonic()
-                kept = _run(spec)
+                kept = Kept(self._make(spec), spec.ours, _code(), os.getloadavg()[0])
                 partial = self.path / f"{spec.file}.{os.getpid()}"
                 partial.write_text(json.dumps(vars(kept)))
                 partial.replace(self.path / spec.file)
-                say(f"{spec.file}: {kept.tokens_per_s:.0f} tokens/s, {time.monotonic() - began:.0f} s")
+                say(f"{spec.file}: {time.monotonic() - began:.0f} s")
 
     def all(self, specs: Iterable[Spec]) -> dict[Spec, Kept]:
         """Those of `specs` that are kept."""
@@ -125,17 +129,13 @@ class Store:
         return found
 
 
-def _run(spec: Spec) -> Kept:
+def _run(spec: Spec) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as directory:
         bench = Bench(TASKS[spec.task], spec.steps, Path(directory))
         if spec.name in SCRIPTS:
-            steps = [
-                {"t_s": s.t_s, "tokens": s.tokens, "reward": s.reward}
-                for s in bench.run(spec.name, spec.seed)
-            ]
-        else:
-            steps = [_kept(event) for event in bench.train("ours", spec.seed, **spec.ours)]
-    return Kept(steps, spec.ours, _code(), os.getloadavg()[0])
+            curve = bench.run(spec.name, spec.seed)
+            return [{"t_s": s.t_s, "tokens": s.tokens, "reward": s.reward} for s in curve]
+        return [_kept(event) for event in bench.train("ours", spec.seed, **spec.ours)]
 
 
 def _kept(event: dict[str, Any]) -> dict[str, Any]:

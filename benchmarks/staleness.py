@@ -1,0 +1,212 @@
+"""Objectives by staleness: where training on old tokens hurts, and which correction helps.
+
+    python benchmarks/staleness.py --json                        # 3 seeds, every objective and staleness
+    python benchmarks/staleness.py --seeds 1 --ages 0,16         # a part; a later call completes it
+    python benchmarks/staleness.py --for-s 240                   # begins no run after that time
+    python benchmarks/staleness.py --quick                       # shows that it runs
+
+Real runs of the quickstart's task from its start model. Every token has the same staleness, as in
+`learning.py`. Every run has as many steps, of as many trajectories, at one learning rate. What counts is the
+final model: its mean reward on held-out prompts, four samples each. A run has collapsed where that is below
+half of the best fifth of its training rewards. ESS is that of the second half of the steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from common import cache_directory, report, table, train
+from stored_runs import Kept, Spec, Store, interval, plus_minus
+
+AGES = (0, 2, 8, 16)
+STEPS = (64, 20)  # in full, and with --quick
+HELD_OUT, SAMPLES = 150, 4
+OBJECTIVES = {
+    "none": '{ kind = "grpo", clip = "none", correction = "none" }',
+    "bypass": '{ kind = "bypass" }',
+    "tis": '{ kind = "grpo" }',
+    "sequence tis": '{ kind = "sequence_tis" }',
+    "icepop": '{ kind = "icepop" }',
+    "decoupled": '{ kind = "decoupled" }',
+    "aipo": '{ kind = "aipo" }',
+    "cispo": '{ kind = "cispo" }',
+    "gspo": '{ kind = "gspo", anchor = "behavior", correction = "none" }',
+    "m2po": '{ kind = "m2po" }',
+}
+"""Name -> `algorithm`. With one optimizer step a batch a clip to the proximal policy never acts. So PPO's clip
+is `bypass`, whose ratio is to the policy that sampled, and GSPO's ratio is to that policy too."""
+
+CONFIG = """
+steps = {steps}
+seed = {seed}
+allow = ["uncorrected"]
+algorithm = {algorithm}
+model.path = "{start}"
+batch = {{ prompts = 8, group_size = 8 }}
+sampling.max_tokens = 16
+optimizer = {{ lr = {lr}, warmup_steps = 5 }}
+schedule = {{ kind = "function", path = "lockstep:fixed", staleness_max = {age} }}
+checkpoints.every = 1000
+
+[task]
+kind = "gym"
+name = "spell_backward"
+options = {{ min_word_len = 3, max_word_len = 8 }}
+template = "{{metadata[word]}}>"
+
+[reward]
+kind = "gym"
+
+[rollout]
+replicas = 1
+slots = 64
+max_sequence_tokens = 32
+report_interval_s = 0.02
+"""
+
+Cells = dict[tuple[str, int], list[Kept]]
+"""(objective, staleness) -> a run for each seed."""
+
+
+def specs(objectives: Iterable[str], ages: Sequence[int], seeds: range, steps: int, lr: float) -> list[Spec]:
+    """All objectives and ages of one seed, then the next seed."""
+    return [
+        Spec(
+            "quickstart",
+            name,
+            seed,
+            steps,
+            f"lr-{lr:g}-staleness-{age}",
+            {"algorithm": OBJECTIVES[name], "age": age, "lr": lr},
+        )
+        for seed in seeds
+        for name in objectives
+        for age in ages
+    ]
+
+
+@cache
+def start_model() -> Path:
+    """The quickstart's, made once."""
+    from millrace.config.load import load
+    from millrace.observe.terminal import Terminal
+    from millrace.quickstart.start_model import make_start_model
+
+    directory = cache_directory() / "quickstart"
+    if not (directory / "start" / "model.safetensors").exists():
+        directory.mkdir(exist_ok=True)
+        written = directory / "quickstart.toml"
+        written.write_text(_config(0, 1, directory / "start", OBJECTIVES["tis"], 0, 1e-4))
+        make_start_model(load(written, []), directory, Terminal())
+    return directory / "start"
+
+
+def _config(seed: int, steps: int, start: Path, algorithm: str, age: int, lr: float) -> str:
+    return CONFIG.format(seed=seed, steps=steps, start=start, algorithm=algorithm, age=age, lr=lr)
+
+
+def make(spec: Spec) -> list[dict[str, Any]]:
+    """Of each step its reward and ESS; of the last one also the reward of the final model."""
+    with tempfile.TemporaryDirectory() as directory:
+        run = Path(directory) / "work"
+        events = train(_config(spec.seed, spec.steps, start_model(), **spec.ours), run)
+        steps = [event for event in events if event["kind"] == "step"]
+        found = held_out_reward(run / "run.toml", run / "run" / "model")
+    kept = [
+        {
+            "reward": step["reward_mean"],
+            "ess": step["metrics"]["ess"],
+            "silenced": step["metrics"]["silenced"],
+            "staleness": step["staleness_mean"],
+        }
+        for step in steps
+    ]
+    kept[-1]["held_out"] = found
+    return kept
+
+
+def held_out_reward(config: Path, model: Path) -> float:
+    """The mean over sampled completions."""
+    from millrace.config.load import load
+    from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
+
+    held_out = held_out_config(load(config, []), model, seed=0, data_seed=HELD_OUT_SEED)
+    return evaluate(held_out, prompts=HELD_OUT, samples=SAMPLES).reward_mean
+
+
+def final(run: Kept) -> float:
+    return float(run.steps[-1]["held_out"])
+
+
+def collapsed(run: Kept) -> bool:
+    rewards, size = run.rewards, max(1, len(run.rewards) // 5)
+    fifths = [sum(rewards[i : i + size]) / size for i in range(0, len(rewards) - size + 1, size)]
+    return final(run) < max(fifths) / 2
+
+
+def ess(run: Kept) -> float:
+    half = run.steps[len(run.steps) // 2 :]
+    return float(sum(step["ess"] for step in half) / len(half))
+
+
+def tell(cells: Cells, ages: Sequence[int]) -> dict[str, float | None]:
+    """Print the tables; returns the figures by name."""
+    names = list(dict.fromkeys(name for name, _ in cells))
+    rewards, weights, figures = {}, {}, dict[str, float | None]()
+    for name in names:
+        own = {age: cells[name, age] for age in ages if (name, age) in cells}
+        rewards[name] = {f"staleness {age}": _level(runs) for age, runs in own.items()}
+        weights[name] = {f"staleness {age}": plus_minus([ess(r) for r in runs]) for age, runs in own.items()}
+        for age, runs in own.items():
+            mean, half = interval([final(run) for run in runs])
+            figures |= {f"{name} {age}": mean, f"{name} {age} half width": half}
+            figures[f"{name} {age} collapsed"] = sum(map(collapsed, runs))
+            figures[f"{name} {age} ess"] = sum(map(ess, runs)) / len(runs)
+            figures[f"{name} {age} seeds"] = len(runs)
+    print("\nreward of the final model, 95 % intervals; in brackets runs that collapsed, of all")
+    table(rewards)
+    print("\neffective sample size of a batch, as a share")
+    table(weights)
+    return figures
+
+
+def _level(runs: list[Kept]) -> str:
+    return f"{plus_minus([final(run) for run in runs], 2)} ({sum(map(collapsed, runs))}/{len(runs)})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--ages", default=",".join(map(str, AGES)))
+    parser.add_argument("--objectives", default=",".join(OBJECTIVES))
+    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--for-s", type=float, default=None, help="begin no run after so many seconds")
+    parser.add_argument("--quick", action="store_true", help="few steps of one seed: shows that it runs")
+    parser.add_argument("--store", type=Path, default=None, help="directory of finished runs")
+    parser.add_argument("--json", action="store_true", help="the result as one JSON object on the last line")
+    options = parser.parse_args()
+    seeds = range(options.first_seed, options.first_seed + (1 if options.quick else options.seeds))
+    ages = [int(age) for age in options.ages.split(",")]
+    wanted = specs(options.objectives.split(","), ages, seeds, STEPS[options.quick], options.lr)
+    store = Store(options.store or cache_directory() / "staleness", make)
+    began = time.monotonic()
+    for spec in wanted:
+        if options.for_s is None or time.monotonic() - began < options.for_s:
+            store.complete([spec])
+    cells: Cells = {}
+    for spec, run in store.all(wanted).items():
+        cells.setdefault((spec.name, spec.ours["age"]), []).append(run)
+    report(tell(cells, ages), as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
