@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from trainer_doubles import make_batch, make_trainer
 
-from millrace.config.algorithms import GRPO, GSPO, M2PO
+from millrace.config.algorithms import GRPO, GSPO, M2PO, PPO
 from millrace.config.training import Optimizer
 from millrace.core.errors import MillraceError
 from millrace.core.types import Batch
@@ -96,6 +96,7 @@ WAYS: dict[str, Way] = {
     ),
     "against a reference": lambda path, ranks: against_a_reference(path, ranks),
     "settled for the batch": lambda path, ranks: settled(path, ranks),
+    "steps with a critic": lambda path, ranks: three_steps(path, ranks, algorithm=PPO(value_trunk=0.5))[0],
     "weights after three steps": lambda path, ranks: three_steps(path, ranks)[0],
     "several steps a batch": lambda path, ranks: three_steps(
         path, ranks, algorithm=GRPO(normalize="sequence"), minibatches=2, epochs=2
@@ -103,6 +104,7 @@ WAYS: dict[str, Way] = {
     "by sequence in float64": lambda path, ranks: gradient(
         in_double(trainer_of(path, ranks, algorithm=BY_SEQUENCE, dtype=torch.float64)), batch_of()
     ),
+    "with a critic in float64": lambda path, ranks: with_a_critic(path, ranks),
     "in float64": lambda path, ranks: gradient(  # the last: norms stay exact
         in_double(trainer_of(path, ranks, dtype=torch.float64)), batch_of()
     ),
@@ -151,11 +153,24 @@ def settled(path: Path, ranks: Ranks) -> torch.Tensor:
     return gradient(trainer_of(path, ranks, algorithm=SETTLED, reference=reference), batch_of())
 
 
+def with_a_critic(path: Path, ranks: Ranks) -> torch.Tensor:
+    trainer = trainer_of(path, ranks, algorithm=PPO(value_trunk=0.5), dtype=torch.float64)
+    head = trainer.value_head
+    assert head is not None
+    with torch.no_grad():
+        head.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
+    head.double()
+    found = gradient(in_double(trainer), batch_of())
+    head.share_gradient(ranks)
+    return torch.cat([found, *(parameter.grad.flatten() for parameter in head.parameters())])
+
+
 def three_steps(path: Path, ranks: Ranks, **changes: Any) -> tuple[torch.Tensor, Any]:
     trainer = trainer_of(path, ranks, optimizer=Optimizer(lr=1e-3, grad_clip=0.1), **changes)
     with tempfile.TemporaryDirectory() as directory:
         results = [trainer.step(batch_of(version=v), quarantine=Path(directory)) for v in range(3)]
-    return flat(trainer.model.parameters()), results[-1]
+    head = [] if trainer.value_head is None else trainer.value_head.parameters()
+    return flat([*trainer.model.parameters(), *head]), results[-1]
 
 
 def results(rank: int, rendezvous: str, shapes: list[Shape], path: Path) -> list[Any]:

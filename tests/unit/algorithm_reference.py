@@ -79,7 +79,7 @@ def m2po(t):
 
 def dppo_tv(t):
     p, q = exp(t.pi), exp(t.mu)
-    far = p - q > 0.2 if t.A > 0 else p - q < -0.2
+    far = p - q > 0.15 if t.A > 0 else p - q < -0.15
     return np.where(far, 0.0, np.minimum(p / q, 20.0) * t.A)
 
 
@@ -102,10 +102,35 @@ def deepseek_v32(t):
     return ppo(exp(t.pi - t.mu), t.A)
 
 
+def by_token(t):
+    """GRPO's, where each token has an advantage of its own."""
+    pairs = zip(exp(t.pi - t.old), t.A, strict=True)
+    return tis(t) * np.array([float(ppo(np.array(u), A)) for u, A in pairs])
+
+
+def gae(values, reward, discount=1.0, gae_lambda=0.95):
+    """One advantage a token, from the definition: a sum over all later temporal differences."""
+    size = len(values)
+    r, after = [0.0] * (size - 1) + [reward], [*values[1:], 0.0]
+    delta = [r[t] + discount * after[t] - values[t] for t in range(size)]
+    return np.array(
+        [sum((discount * gae_lambda) ** (k - t) * delta[k] for k in range(t, size)) for t in range(size)]
+    )
+
+
+def value_gradient(values, before, returns, clip=0.2):
+    """d/dV of max((V - R)^2, (V_clip - R)^2) / 2."""
+    near = before + np.clip(values - before, -clip, clip)
+    inside = np.abs(values - before) < clip
+    chosen = (values - returns) ** 2 >= (near - returns) ** 2
+    return np.where(chosen, values - returns, np.where(inside, near - returns, 0.0))
+
+
 COEFFICIENTS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("grpo", "dr_grpo", "reinforce_pp", "max_rl", "gfpo"), grpo),
+    **dict.fromkeys(("grpo", "dr_grpo", "max_rl", "gfpo"), grpo),
     **dict.fromkeys(("rloo", "reinforce", "raft"), plain),
     **{f.__name__: f for f in (dapo, aipo, cispo, decoupled, bypass, two_sided, sequence_tis, icepop, gspo)},
+    **dict.fromkeys(("ppo", "reinforce_pp"), by_token),
     **{f.__name__: f for f in (m2po, dppo_tv, dppo_kl, sapo, deepseek_v32)},
 }
 
@@ -124,7 +149,7 @@ def advantages(kind: str, rewards: Any, lengths: Any, max_tokens: int) -> Any:
         out = (r - r.mean()) / (r.std() + 1e-6)
     elif kind == "max_rl":
         out = (r - r.mean()) / (r.mean() + 1e-6)
-    elif kind in ("reinforce", "reinforce_pp"):
+    elif kind in ("reinforce", "reinforce_pp", "ppo"):
         out = r
     elif kind == "rloo":
         out = np.array([r[i] - np.delete(r, i).mean() for i in range(size)])
@@ -135,8 +160,10 @@ def advantages(kind: str, rewards: Any, lengths: Any, max_tokens: int) -> Any:
     return out
 
 
-def gradient(kind: str, batch: Any, old: Any, pi: Any, max_tokens: int) -> Any:
-    """(C,): of every completion token of the batch, with respect to its log-prob."""
+def gradient(kind: str, batch: Any, old: Any, pi: Any, max_tokens: int, values: Any = None) -> Any:
+    """(C,): of every completion token of the batch, with respect to its log-prob. `values`: of the critic at
+    the batch's beginning."""
+    values = np.zeros(len(pi)) if values is None else values
     sequences, first = [], 0
     for group in batch.groups:
         trained = [int(np.sum(s.mask)) for s in group.sequences]
@@ -150,10 +177,8 @@ def gradient(kind: str, batch: Any, old: Any, pi: Any, max_tokens: int) -> Any:
                 mu = np.asarray(s.columns.logprobs, float)[np.flatnonzero(s.mask)]
                 sequences.append(SimpleNamespace(at=at, A=a, mu=mu, old=old[at], pi=pi[at]))
     tokens = sum(len(t.at) for t in sequences)
-    if kind == "reinforce_pp":
-        every = np.repeat([t.A for t in sequences], [len(t.at) for t in sequences])
-        for t in sequences:
-            t.A = (t.A - every.mean()) / (every.std() + 1e-6)
+    if kind in ("ppo", "reinforce_pp"):
+        whiten(sequences, values if kind == "ppo" else None)
     if kind == "m2po":
         moments = np.sort(np.concatenate([(t.old - t.mu) ** 2 for t in sequences]))
         largest = max(m for n, m in enumerate(moments, 1) if moments[:n].mean() <= 0.04)
@@ -169,6 +194,15 @@ def gradient(kind: str, batch: Any, old: Any, pi: Any, max_tokens: int) -> Any:
             weight = 1 / (total * max_tokens)
         out[t.at] = -weight * COEFFICIENTS[kind](t)
     return out
+
+
+def whiten(sequences: list[SimpleNamespace], values: Any) -> None:
+    """`values`: those of a critic; None: there is none, and all tokens of a trajectory have its reward."""
+    for t in sequences:
+        t.A = np.full(len(t.at), t.A) if values is None else gae(values[t.at], t.A)
+    every = np.concatenate([t.A for t in sequences])
+    for t in sequences:
+        t.A = (t.A - every.mean()) / (every.std() + 1e-6)
 
 
 def trained_or_all(kind: str, group: Any, trained: list[int]) -> list[int]:

@@ -34,7 +34,8 @@ def group_advantages(group: Group, *, scale: Scale, baseline: Baseline = "group"
         GRPO, arXiv:2402.03300, section 4.1.2 (std; the paper leaves the estimator open, we take the one of
         the population). Dr. GRPO, arXiv:2503.20783, and AIPO, arXiv:2505.24034 (none). MaxRL,
         arXiv:2602.02710 (mean: the gradient of log p(correct), as far as G samples tell it; for rewards of 0
-        and 1). REINFORCE (no baseline). RLOO, arXiv:2402.14740, equation 8 (others: an unbiased baseline).
+        and 1; as in its authors' code). REINFORCE (no baseline). RLOO, arXiv:2402.14740, equation 8 (others:
+        an unbiased baseline).
     """
     rewards = group.rewards_G
     match baseline:

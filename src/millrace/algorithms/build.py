@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.algorithms.advantages import group_advantages, whitened
+from millrace.algorithms.critic import Critic, value_loss
+from millrace.algorithms.gae import value_advantages
 from millrace.algorithms.group import Group
 from millrace.algorithms.kl import kl
 from millrace.algorithms.objective import policy_gradient
@@ -46,6 +48,7 @@ class Algorithm:
                      trajectory. It costs a forward pass
     proximal         where a batch gets several optimizer steps: "recompute", a forward pass at its beginning
                      finds `proximal_N`; "interpolate", it lies between `behavior_N` and `fixed_N`
+    critic           `Group.values` are those of this critic, by a forward pass before the first gradient
     """
 
     advantages: Callable[[Group], Advantages]
@@ -58,6 +61,7 @@ class Algorithm:
     kept: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]] | None = None
     penalty: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]] | None = None
     proximal: Proximal = "recompute"
+    critic: Critic | None = None
 
 
 def build(config: config_of.Algorithm) -> Algorithm:
@@ -77,7 +81,12 @@ def build(config: config_of.Algorithm) -> Algorithm:
         else partial(within_second_moment, most=config.second_moment),
         penalty=partial(_penalty, config=config) if config.kl > 0 and config.kl_in == "reward" else None,
         proximal=config.proximal if _has_proximal(config) else "interpolate",
+        critic=_critic(config) if config.baseline == "value" else None,
     )
+
+
+def _critic(config: PolicyGradient) -> Critic:
+    return Critic(partial(value_loss, clip=config.value_clip), config.value_lr, config.value_trunk)
 
 
 def _has_proximal(config: PolicyGradient) -> bool:
@@ -85,8 +94,11 @@ def _has_proximal(config: PolicyGradient) -> bool:
     return config.anchor == "proximal" or config.correction is not None
 
 
-def _advantages(group: Group, config: PolicyGradient) -> NDArray[Any]:
+def _advantages(group: Group, config: PolicyGradient) -> Advantages:
     """Of the trajectories that `select` leaves; 0 of the others."""
+    if config.baseline == "value":
+        shaped = group.minus(overlong_penalty(group, fraction=config.overlong))
+        return value_advantages(shaped, discount=config.discount, gae_lambda=config.gae_lambda)
     kept_G = selected(group, select=config.select, keep=config.keep)
     compared = group.part(kept_G)
     found_G = np.zeros(kept_G.size)

@@ -21,6 +21,8 @@ class Group:
     truncated_G  cut by a budget
     turns_G      stretches of sampled tokens: 1 without an environment that answers
     max_tokens   the budget of a completion
+    values       of each completion the critic's value before each token, NaN where none is trained; None:
+                 there is no critic
     """
 
     rewards_G: NDArray[np.float64]
@@ -29,6 +31,7 @@ class Group:
     truncated_G: NDArray[np.bool_]
     turns_G: NDArray[np.int64]
     max_tokens: int = 0
+    values: Sequence[NDArray[np.float64]] | None = None
 
     @staticmethod
     def of(
@@ -36,6 +39,7 @@ class Group:
         masks: Sequence[ArrayLike] | None = None,
         truncated: ArrayLike = False,
         max_tokens: int = 0,
+        values: Sequence[NDArray[np.float64]] | None = None,
     ) -> Group:
         """`masks`: of each completion, which tokens are trained; None: one trained token each.
 
@@ -56,6 +60,7 @@ class Group:
             truncated_G=np.broadcast_to(np.asarray(truncated, dtype=bool), rewards_G.shape),
             turns_G=np.asarray([_num_stretches(mask) for mask in every]),
             max_tokens=max_tokens,
+            values=values,
         )
 
     def part(self, kept_G: NDArray[np.bool_]) -> Group:
@@ -67,6 +72,7 @@ class Group:
             self.truncated_G[kept_G],
             self.turns_G[kept_G],
             self.max_tokens,
+            None if self.values is None else [v for v, kept in zip(self.values, kept_G, strict=True) if kept],
         )
 
     def minus(self, penalty_G: NDArray[np.float64]) -> Group:

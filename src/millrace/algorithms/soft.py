@@ -16,7 +16,7 @@ def soft_gain(xp: Namespace, u_N: Any, advantages_N: Any, *, positive: float, ne
     Degenerate:
         u = 1 -> the gradient is A grad log pi.
     Source:
-        SAPO, arXiv:2511.20347 (1.0 and 1.05 there, as other implementations of it tell).
+        SAPO, arXiv:2511.20347 (1.0 and 1.05, which ms-swift's documentation cites as the paper's defaults).
     """
     tau_N = xp.where(advantages_N > 0, 0 * u_N + positive, 0 * u_N + negative)
     return 4.0 / tau_N / (1.0 + xp.exp(-tau_N * (u_N - 1.0))) * advantages_N

@@ -21,6 +21,7 @@ def weighted_gain(
         On-policy (r = 1) -> REINFORCE with a baseline.
     Source:
         AIPO: LlamaRL, arXiv:2505.24034, section 6 (low 0, cap in [2, 10]). CISPO: arXiv:2506.13585, equations
-        4 and 5 (cap 1 + eps_high; its value is not in the paper, which has no lower bound in effect).
+        4 and 5 (cap 1 + eps_high; its value is not in the paper, which has no lower bound in effect. TRL and
+        ms-swift have 5, as the preset).
     """
     return xp.clip(xp.exp(log_N), low, cap) * advantages_N * current_N

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from millrace.config.section import COUNT_MAX, Section
 
-Baseline = Literal["group", "others", "none"]
+Baseline = Literal["group", "others", "value", "none"]
 Scale = Literal["std", "mean", "batch", "none"]
 Select = Literal["all", "shortest", "efficient", "positive"]
 Level = Literal["token", "sequence"]
@@ -34,7 +34,7 @@ Small = Annotated[float, Field(gt=0, le=1000)]
 class PolicyGradient(Section):
     baseline: Baseline = "group"
     """What a reward is compared with. `"group"`: the mean of the group. `"others"`: the mean of its other
-    trajectories. `"none"`: nothing."""
+    trajectories. `"value"`: each token with what a critic expected before it (GAE). `"none"`: nothing."""
     scale: Scale = "std"
     """What the comparison is divided by. `"std"` or `"mean"`: that of the group's rewards. `"batch"`: less
     the mean, and divided by the standard deviation, over all trained tokens. `"none"`: nothing."""
@@ -48,6 +48,9 @@ class PolicyGradient(Section):
     the reward. 0 is off."""
     truncated: Literal["train", "mask"] = "train"
     """`"mask"`: trajectories that were cut by a budget are compared, and not trained."""
+    resample: int = Field(default=0, ge=0, le=1000)
+    """Groups whose rewards are all equal end as `rejected`, and others take their place: for each batch at
+    most this many times `batch.prompts`. Further ones are trained, and teach nothing. 0: off."""
     ratio: Level = "token"
     """Of which probabilities the ratio is taken. `"sequence"`: the geometric mean over the trained tokens."""
     anchor: Anchor = "proximal"
@@ -95,6 +98,16 @@ class PolicyGradient(Section):
     """`"reward"`: the penalty of a trajectory's tokens is taken off its reward. It costs a forward pass."""
     entropy: float = Field(default=0.0, ge=0, le=1000)
     """Weight of an entropy bonus."""
+    discount: Fraction = 1.0
+    """How much a reward counts one token earlier, with `baseline = "value"`."""
+    gae_lambda: Fraction = 0.95
+    """How far an advantage looks beyond the critic's next value. 1: to the end. 0: not at all."""
+    value_lr: float = Field(default=1e-3, gt=0, le=1)
+    """Learning rate of the critic: a linear head on the trained model."""
+    value_trunk: float = Field(default=0.0, ge=0, le=1000)
+    """How much of the critic's gradient goes on into the model. 0: the head alone learns."""
+    value_clip: Small | None = None
+    """How far a value may move in the steps of a batch before its loss stops to count. `"none"`: anywhere."""
     proximal: Literal["recompute", "interpolate"] = "recompute"
     """Where a batch gets several optimizer steps: the policy at its beginning, by a forward pass, or by
     interpolation between the policy that sampled and the current one (A-3PO)."""
@@ -128,9 +141,9 @@ def _contradictions(a: PolicyGradient) -> Iterator[tuple[bool, str]]:
         "  Set the upper bound too",
     )
     yield (
-        a.baseline == "none" and a.scale in ("std", "mean"),
+        a.baseline in ("none", "value") and a.scale in ("std", "mean"),
         f'`algorithm.scale` ("{a.scale}") is for rewards that are compared, and `algorithm.baseline` is '
-        '"none".\n  Set the scale to "batch" or "none"',
+        f'"{a.baseline}".\n  Set the scale to "batch" or "none"',
     )
     yield (
         (a.select in ("shortest", "efficient")) != (a.keep is not None),
@@ -172,6 +185,7 @@ class DAPO(PolicyGradient):
     kind: Literal["dapo"] = "dapo"
     clip_high: ClipHigh = 0.28
     overlong: Fraction = 0.2
+    resample: int = Field(default=10, ge=0, le=1000)
 
 
 class RLOO(PolicyGradient):
@@ -196,6 +210,13 @@ class ReinforcePlusPlus(PolicyGradient):
     scale: Scale = "batch"
     kl_estimator: Estimator = "k1"
     kl_in: Place = "reward"
+
+
+class PPO(PolicyGradient):
+    kind: Literal["ppo"] = "ppo"
+    baseline: Baseline = "value"
+    scale: Scale = "batch"
+    value_clip: Small | None = 0.2
 
 
 class MaxRL(PolicyGradient):
@@ -277,6 +298,8 @@ class DPPOTV(PolicyGradient):
     kind: Literal["dppo_tv"] = "dppo_tv"
     anchor: Anchor = "behavior"
     clip: Clip = "tv"
+    clip_low: ClipLow = 0.15
+    clip_high: ClipHigh = 0.15
     rho: Cap = 20.0
     correction: Cap | None = None
 
@@ -327,6 +350,7 @@ Algorithm = Annotated[
     | RLOO
     | Reinforce
     | ReinforcePlusPlus
+    | PPO
     | MaxRL
     | GFPO
     | RAFT

@@ -65,6 +65,7 @@ class RunContext:
         self._computes: dict[str, str] = {}
         self.stopping, self.stop_reason = False, "stopped"
         self.repack_due = False
+        self._out_of_signal = False
         recovered = ledger.recover()
         self.resumed_version = recovered.version
         self.evaluations = Evaluations(config, ledger.evaluations(), recovered.version)
@@ -128,9 +129,12 @@ class RunContext:
 
     def _scored(self, trajectory_id: int, score: Score) -> None:
         self.waits.progress()
+        unreplaced = self.state.unreplaced
         trajectory = self.state.score(trajectory_id, score)
         if trajectory is None:
             return
+        if self.state.unreplaced > unreplaced == 0 and not self._out_of_signal:
+            self._tell_out_of_signal()
         value = score.value if isinstance(score, Scored) else None
         self.events.emit(
             "scored",
@@ -143,6 +147,17 @@ class RunContext:
             self.state.note_ready(trajectory.group_id, clock.now())
         if trajectory.state is not State.SCORED:  # its group is complete, or it ended: a decision may differ
             self.pulse.fire()
+
+    def _tell_out_of_signal(self) -> None:
+        """Once a run. After that the metric `groups_without_signal` of each step tells."""
+        self._out_of_signal = True
+        self.events.emit(
+            "warned",
+            source="algorithm.resample",
+            reason=f"after version {self.state.version} {self.state.resampled} groups in which all rewards "
+            "are equal were replaced, which is the limit: further ones are trained, and teach nothing. The task "
+            "is learned, or too hard",
+        )
 
     def end_group(self, group_id: int, state: State, reason: str) -> None:
         """End what is live of a group, and stop the replicas that work on it."""
@@ -204,4 +219,5 @@ def _numbers(config: Config) -> RunNumbers:
         sampling=Sampling(**dict(config.sampling)),
         seed=config.seed,
         attempts=config.supervision.attempts,
+        resampled_max=getattr(config.algorithm, "resample", 0) * config.batch.prompts,
     )

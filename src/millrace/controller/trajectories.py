@@ -31,6 +31,7 @@ from millrace.core.types import (
 from millrace.schedule.view import QueuedView
 
 NO_BASELINE = "the only scored member of its group: no baseline"
+NO_SIGNAL = "all rewards of its group are equal: another group takes its place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class RunNumbers:
     sampling: Sampling
     seed: int
     attempts: int
+    resampled_max: int = 0  # groups without signal that may be replaced between two steps
 
 
 class Trajectories:
@@ -59,6 +61,8 @@ class Trajectories:
         self.dirty: dict[int, Trajectory] = {}
         self.grown: dict[int, Trajectory] = {}
         self.ended: list[Trajectory] = []  # since the shell last looked
+        self.resampled = 0  # groups without signal that were replaced since the last step
+        self.unreplaced = 0  # and those that are trained all the same, because that was the limit
         self._fruitless: dict[int, int] = {}  # trajectory -> leases lost without a single new token
         self._lease_start: dict[int, tuple[int, int]] = {}  # (tokens, replica's version) at the lease
         self._ready = 0  # groups that became ready, ever
@@ -275,7 +279,7 @@ class Trajectories:
         self._lease_start.pop(tid, None)
 
     def _settle(self, group_id: int) -> None:
-        """A group with nothing left to wait for becomes ready, or ends if it has no baseline."""
+        """A group with nothing left to wait for becomes ready, or ends if it has no baseline or no signal."""
         record = self.groups.get(group_id)
         if record is None or record.ready_rank is not None:
             return
@@ -286,11 +290,24 @@ class Trajectories:
             self.end(live[0], State.REJECTED, NO_BASELINE)
         elif not live:
             del self.groups[group_id]
+        elif self._replaces(live):
+            self.end_group(group_id, State.REJECTED, NO_SIGNAL)
         else:
             for member in live:
                 member.state = State.BUFFERED
                 self.dirty[member.trajectory_id] = member
             record.ready_rank, self._ready = self._ready, self._ready + 1
+
+    def _replaces(self, scored: list[Trajectory]) -> bool:
+        """DAPO's dynamic sampling (arXiv:2503.14476, equation 11): where all rewards are equal all advantages
+        are 0, and a batch is to hold groups that teach. Admission fills the place that such a group leaves.
+        """
+        limit = self.numbers.resampled_max
+        if not limit or len({member.reward for member in scored}) > 1:
+            return False
+        replaces = self.resampled < limit
+        self.resampled, self.unreplaced = self.resampled + replaces, self.unreplaced + (not replaces)
+        return replaces
 
     def _reject(self, group_id: int, at_fault: Container[int], reason: str) -> None:
         """Members that cannot be trained on end; the others stay ready unless they have no baseline."""
@@ -307,3 +324,4 @@ class Trajectories:
             for member in self.groups.pop(group_id).group.members:
                 self._forget(member.trajectory_id)
             self._ready_gone += 1
+        self.resampled = self.unreplaced = 0

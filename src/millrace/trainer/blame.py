@@ -43,5 +43,5 @@ def _trains(trainer: PolicyTrainer, batch: Batch, group: TrainGroup) -> bool:
     except TrainingError:
         return False
     finally:
-        trainer.optimizer.zero_grad(set_to_none=False)
+        trainer.forget_gradient()
     return True

@@ -6,7 +6,7 @@ refused, not trained from. Who held which block is not recorded: any number of r
     v00000012/
       manifest.json
       model.safetensors      float32 master weights; where there is an adapter, its own alone
-      optimizer.safetensors  `{state}/{parameter}` per tensor
+      optimizer.safetensors  `{state}/{parameter}` per tensor; the critic, where there is one
       rng.safetensors        torch's generators; those of rank 1 as `cpu.1`
 
 Files of more than 4 GB are divided, as Hugging Face does it: model-00001-of-00002.safetensors.
@@ -36,6 +36,7 @@ from millrace.trainer.model import not_finite, rounded_weights
 from millrace.trainer.parts import Part, parts
 from millrace.trainer.tensor_files import TensorFile, copy_into, file_names, fill, lay_out, make, open_tensors
 from millrace.trainer.trainer import PolicyTrainer
+from millrace.trainer.value_head import OWN
 
 FORMAT = 1
 KINDS = ("model", "optimizer", "rng")
@@ -232,6 +233,11 @@ def _state(trainer: PolicyTrainer, ranks: Ranks) -> tuple[list[TensorFile], list
 
 
 def _optimizer_tensors(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
+    """Also all of the critic, which no replica gets."""
+    return _moments(trainer) | ({} if trainer.value_head is None else trainer.value_head.tensors())
+
+
+def _moments(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
     return {
         f"{key}/{name}": value
         for name, parameter in trainer.model.named_parameters()
@@ -243,12 +249,16 @@ def _optimizer_tensors(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
 def _restore_optimizer(trainer: PolicyTrainer, tensors: Mapping[str, torch.Tensor]) -> None:
     parameters = dict(trainer.model.named_parameters())
     trainer.optimizer.state.clear()
+    of_critic = {name: tensor for name, tensor in tensors.items() if f"/{OWN}" in name}
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in of_critic}
+    if trainer.value_head is not None:
+        trainer.value_head.restore(of_critic)
     for key_and_name, saved in tensors.items():
         key, name = key_and_name.split("/", 1)
         of = parameters[name]
         like = of if saved.shape == of.shape else torch.empty(saved.shape, device=of.device)
         trainer.optimizer.state[of][key] = torch.zeros_like(like, dtype=saved.dtype, requires_grad=False)
-    copy_into(parts(_optimizer_tensors(trainer), copies=True), tensors)
+    copy_into(parts(_moments(trainer), copies=True), tensors)
     for state in trainer.optimizer.state.values():
         put_together(state)
 

@@ -35,7 +35,7 @@ from millrace.trainer.mesh import Ranks
 COLUMNS, ROWS, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"
 VOCABULARY = "embedding_rowwise"  # divided here whether a plan says so or not
 
-Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+Forward = Callable[..., tuple[torch.Tensor, ...]]
 Insert = Callable[[PreTrainedModel], None]
 
 

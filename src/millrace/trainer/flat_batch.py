@@ -39,6 +39,8 @@ class FlatBatch:
         np.float64
     ]  # log-probs under the policy at the batch's beginning, once they are known
     reference_C: NDArray[np.float64]  # those of the reference, where they are settled beforehand
+    values_C: NDArray[np.float64]  # of the critic at the batch's beginning, once they are known
+    returns_C: NDArray[np.float64]  # what it is to predict
     num_trained: int
 
     @property
@@ -54,9 +56,11 @@ def flatten(
     max_tokens: int,
     minibatches: int = 1,
     penalties_S: NDArray[np.float64] | None = None,
+    values_C: NDArray[np.float64] | None = None,
 ) -> FlatBatch:
     """Groups stay whole and in order; each of `minibatches` parts has weights of its own. `penalties_S` are
-    taken off the rewards that `Algorithm.advantages` sees.
+    taken off the rewards that `Algorithm.advantages` sees. `values_C`: of its critic; None: not known yet,
+    and 0.
 
     Raises DataError: no trained token at all, a mask of another length than its tokens, a token from
     the future, a log-prob that is not finite, or what is no group or no advantage.
@@ -70,7 +74,10 @@ def flatten(
         raise DataError(f"the batch of version {batch.version} has no token to train on: every mask is empty")
     if penalties_S is None:
         penalties_S = np.zeros(len(sequences))
-    advantages, masks = _judged(batch, algorithm, masks, penalties_S, max_tokens)
+    if values_C is None:
+        values_C = np.where(np.concatenate(masks), 0.0, np.nan)
+    values = np.split(values_C, np.cumsum([len(mask) for mask in masks])[:-1])
+    advantages, masks = _judged(batch, algorithm, masks, penalties_S, values, max_tokens)
     trained_S = np.asarray([mask.sum() for mask in masks])
     cuts = _cuts([len(group.sequences) for group in batch.groups], minibatches)
     weights = [
@@ -81,10 +88,11 @@ def flatten(
     trees = _trees(batch, masks)
     behavior_C = np.concatenate([np.asarray(s.columns.logprobs) for s in sequences])
     lengths = [len(mask) for mask in masks]
+    advantages_C = np.concatenate(advantages)
     return FlatBatch(
         parts=[trees[groups] for groups, own in cuts if trained_S[own].any()],
         behavior_C=behavior_C,
-        advantages_C=_over_batch(algorithm, np.concatenate(advantages), np.concatenate(masks)),
+        advantages_C=_over_batch(algorithm, advantages_C.copy(), np.concatenate(masks)),
         weights_C=np.concatenate(weights),
         staleness_C=batch.version - np.concatenate([_versions(s) for s in sequences]),
         after_swap_C=np.concatenate([_versions(s) != s.columns.version_first for s in sequences]),
@@ -92,6 +100,8 @@ def flatten(
         trained_S=trained_S,
         proximal_C=np.full(len(behavior_C), np.nan),
         reference_C=np.full(len(behavior_C), np.nan),
+        values_C=values_C,
+        returns_C=advantages_C + values_C,
         num_trained=int(trained_S.sum()),
     )
 
@@ -127,6 +137,7 @@ def _judged(
     algorithm: Algorithm,
     masks: list[NDArray[np.bool_]],
     penalties_S: NDArray[np.float64],
+    values: list[NDArray[np.float64]],
     max_tokens: int,
 ) -> tuple[list[NDArray[np.float64]], list[NDArray[np.bool_]]]:
     """Of every sequence the advantages of its tokens, and its mask without what is not to be trained."""
@@ -135,7 +146,7 @@ def _judged(
     for group in batch.groups:
         own = slice(len(kept), len(kept) + len(group.sequences))
         rewards, cut = [s.reward for s in group.sequences], [s.truncated for s in group.sequences]
-        judged = Group.of(rewards, masks[own], cut, max_tokens)
+        judged = Group.of(rewards, masks[own], cut, max_tokens, values[own] if algorithm.critic else None)
         trains_G = np.ones(len(rewards), bool) if algorithm.trained is None else algorithm.trained(judged)
         advantages += _by_token(algorithm, judged.minus(penalties_S[own]), group.group_id)
         kept += [mask & trains for mask, trains in zip(masks[own], trains_G, strict=True)]

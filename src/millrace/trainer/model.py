@@ -150,9 +150,15 @@ def _matrices(model: PreTrainedModel) -> set[torch.Tensor]:
 
 
 def row_logprobs(
-    model: PreTrainedModel, row: Row, *, temperature: float, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs and entropies of the trained tokens of `row`: (N,) float32 each, in nats.
+    model: PreTrainedModel,
+    row: Row,
+    *,
+    temperature: float,
+    dtype: torch.dtype,
+    value_head: torch.nn.Module | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Log-probs and entropies of the trained tokens of `row`: (N,) float32 each, in nats. With `value_head`
+    also what it says of the state before each of them.
 
     Sequences that share a token share its log-prob: the output projection sees each pair of source and
     target once (P of them).
@@ -160,12 +166,12 @@ def row_logprobs(
     vocabulary = len(model.get_output_embeddings().weight)
     pairs_P, pair_N = np.unique(row.sources_N * vocabulary + row.targets_N, return_inverse=True)
     forward = getattr(model, "pair_logprobs", partial(_pair_logprobs, model))
-    logprobs_P, entropies_P = forward(row, *np.divmod(pairs_P, vocabulary), temperature, dtype)
-    if not logprobs_P.requires_grad and hasattr(model, "reshard"):
+    found = forward(row, *np.divmod(pairs_P, vocabulary), temperature, dtype, value_head)
+    if not found[0].requires_grad and hasattr(model, "reshard"):
         model.reshard()  # no backward pass comes to divide it again
-    index_N = on(logprobs_P.device, pair_N)
+    index_N = on(found[0].device, pair_N)
     # `embedding`, because its backward sums repeats in a fixed order on every device.
-    return embedding(index_N, logprobs_P[:, None])[:, 0], embedding(index_N, entropies_P[:, None])[:, 0]
+    return tuple(embedding(index_N, x_P[:, None])[:, 0] for x_P in found)
 
 
 def _pair_logprobs(
@@ -175,7 +181,8 @@ def _pair_logprobs(
     targets_P: NDArray[np.int64],
     temperature: float,
     dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    value_head: torch.nn.Module | None,
+) -> tuple[torch.Tensor, ...]:
     """Everything that reads weights."""
     device, ranks = model.device, getattr(model, "ranks", ALONE)
     put = partial(on, device)
@@ -193,13 +200,15 @@ def _pair_logprobs(
             ),
         ).last_hidden_state
     head = model.get_output_embeddings().weight
-    hidden_PH = embedding(put(sources_P), hidden_1TH[0]).to(dtype)
+    hidden_PH = embedding(put(sources_P), hidden_1TH[0])
+    values = () if value_head is None else (value_head(hidden_PH),)
+    hidden_PH = hidden_PH.to(dtype)
     if (group := ranks.group("tensor")) is not None:
         from millrace.trainer.exchange import same
 
         targets_P = targets_P - ranks.tensor_index * -(-len(head) // ranks.tensor)
         hidden_PH, head = same(hidden_PH, group), head.to_local()
-    return token_logprobs(
+    logprobs = token_logprobs(
         hidden_PH,
         head,
         put(targets_P),
@@ -207,6 +216,7 @@ def _pair_logprobs(
         softcap=getattr(model.config, "final_logit_softcapping", None),
         group=group,
     )
+    return *logprobs, *values
 
 
 def recompute_layers(model: PreTrainedModel) -> None:

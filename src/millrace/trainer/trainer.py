@@ -37,6 +37,7 @@ from millrace.trainer.packing import Row, pack
 from millrace.trainer.rejected import save_rejected
 from millrace.trainer.sequences import RowSequences
 from millrace.trainer.shares import own_rows
+from millrace.trainer.value_head import ValueHead, value_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,10 @@ class PolicyTrainer:
         self.version = 0
         self._reference = reference
         self.optimizer = make_optimizer(model, settings.optimizer)
+        self.value_head: ValueHead | None = None
+        if algorithm.critic is not None:
+            hidden_size = model.get_output_embeddings().weight.shape[-1]
+            self.value_head = ValueHead(algorithm.critic, hidden_size, model.device)
         if not ranks.offload:
             for parameter in self.trained:  # allocated once: made anew in every step, it would lie
                 parameter.grad = torch.zeros_like(parameter)  # scattered among activations, and hold pages
@@ -130,7 +135,7 @@ class PolicyTrainer:
             saved = "rank 0 saves it" if self.ranks.rank else save_rejected(batch, quarantine)
             raise type(error)(f"step {batch.version} -> {batch.version + 1}: {error}; {saved}") from None
         finally:
-            self._forget_gradient()
+            self.forget_gradient()
         metrics = statistics.metrics() | statistics.swap_gap() | batch_metrics(batch) | seen
         return StepResult(
             version=self.version,
@@ -148,7 +153,7 @@ class PolicyTrainer:
         for _ in range(self.settings.epochs):
             for part in range(len(prepared.rows)):
                 if seen:
-                    self._forget_gradient()
+                    self.forget_gradient()
                 with lost_after(len(seen)):
                     progress = len(seen) / self.settings.updates
                     first = len(seen) < len(prepared.rows)  # time that these tokens are seen
@@ -156,7 +161,7 @@ class PolicyTrainer:
                     norms.append(self._finite_norm())
                 self._clip(norms[-1])
                 self._update(lr)
-        if broken := not_finite(trained_weights(self.model), self.ranks):
+        if broken := not_finite(self._weights(), self.ranks):
             raise WeightsError(f"the weights {broken[:4]} are not finite after it")
         self.version += 1
         metrics = {
@@ -167,6 +172,9 @@ class PolicyTrainer:
             "micro_batches": float(sum(gradient.num_rows for gradient in seen)),
             "forwarded_tokens": float(sum(gradient.forwarded_tokens for gradient in seen)),
         }
+        if self.value_head is not None:
+            trained_C = flat.weights_C > 0
+            metrics |= value_metrics(flat.values_C[trained_C], flat.returns_C[trained_C])
         return metrics, flat.num_trained, statistics.of_all(self.ranks)
 
     def measure(self, batch: Batch) -> tuple[Gradient, float]:
@@ -192,32 +200,39 @@ class PolicyTrainer:
         rows = [pack(trees, settings.token_budget) for trees in flat.parts]
         own = [own_rows(each, self.ranks) for each in rows]
         anchored = minibatches * settings.epochs > 1 and algorithm.proximal == "recompute"
-        if rows and (anchored or algorithm.kept or algorithm.penalty):
+        if rows and (anchored or algorithm.kept or algorithm.penalty or algorithm.critic):
             every = [row for part in own for row in part]
-            proximal_C = self._logprobs(self.model, every, flat)
+            proximal_C, *values = self._told(self.model, every, flat)
+            reference_C, settled = flat.reference_C, dict[str, Any]()
             if algorithm.penalty is not None:
                 assert self._reference is not None
                 with switched_off(self._reference):
-                    reference_C = self._logprobs(self._reference, every, flat)
-                penalties_S = penalties(flat, algorithm.penalty, proximal_C, reference_C)
-                flat = lay_out(penalties_S=penalties_S)
-                flat.reference_C[:] = reference_C
-            flat.proximal_C[:] = proximal_C
+                    reference_C = self._told(self._reference, every, flat)[0]
+                settled["penalties_S"] = penalties(flat, algorithm.penalty, proximal_C, reference_C)
+            if values:
+                settled["values_C"] = values[0].astype(float)
+            if settled:
+                flat = lay_out(**settled)
+            flat.reference_C[:], flat.proximal_C[:] = reference_C, proximal_C
             if algorithm.kept is not None:
                 weigh(flat, algorithm.kept)
         return Prepared(flat, rows, own)
 
-    def _logprobs(
+    def _told(
         self, model: PreTrainedModel, rows: list[Row], flat: FlatBatch
-    ) -> NDArray[np.floating[Any]]:
-        """Of every token of all ranks' rows, without a gradient; NaN of the others. Equal on all ranks."""
+    ) -> list[NDArray[np.floating[Any]]]:
+        """Log-probs of every token of all ranks' rows, and values where `model` has a critic, without a
+        gradient; NaN of the others. Equal on all ranks."""
         with self._serving(), torch.no_grad():
-            found = [self._forward(model, row)[0] for row in rows]
-        own = np.concatenate([row.flat_N for row in rows]), torch.cat(found).cpu().numpy()
-        values_C = np.full(len(flat.behavior_C), np.nan, own[1].dtype)
-        for flat_N, logprobs_N in self.ranks.gather(own):
-            values_C[flat_N] = logprobs_N
-        return values_C
+            forwarded = [self._forward(model, row) for row in rows]
+        found = [torch.cat(parts).cpu().numpy() for parts in zip(*forwarded, strict=True)]
+        del found[1]  # entropies
+        own = np.concatenate([row.flat_N for row in rows]), found
+        told = [np.full(len(flat.behavior_C), np.nan, each.dtype) for each in found]
+        for flat_N, parts in self.ranks.gather(own):
+            for values_C, values_N in zip(told, parts, strict=True):
+                values_C[flat_N] = values_N
+        return told
 
     def _accumulate(
         self,
@@ -243,8 +258,11 @@ class PolicyTrainer:
         settings = self.settings
         return served_weights(self.model, published=settings.published, computing=settings.dtype)
 
-    def _forward(self, model: PreTrainedModel, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
-        return row_logprobs(model, row, temperature=self.settings.temperature, dtype=self.settings.dtype)
+    def _forward(self, model: PreTrainedModel, row: Row) -> tuple[torch.Tensor, ...]:
+        """Log-probs, entropies, and values where `model` has a critic."""
+        head = {"value_head": self.value_head} if self.value_head and model is self.model else {}
+        settings = self.settings
+        return row_logprobs(model, row, temperature=settings.temperature, dtype=settings.dtype, **head)
 
     def _backward(
         self, row: Row, flat: FlatBatch, progress: float, statistics: TokenStatistics | None, *, first: bool
@@ -257,8 +275,8 @@ class PolicyTrainer:
         reference_N = None
         if self._reference is not None and self.algorithm.penalty is None:
             with torch.no_grad(), switched_off(self._reference):
-                reference_N, _ = self._forward(self._reference, row)
-        current_N, entropy_N = self._forward(self.model, row)
+                reference_N = self._forward(self._reference, row)[0]
+        current_N, entropy_N, *values = self._forward(self.model, row)
         fixed_N, behavior_N = current_N.detach(), pick(flat.behavior_C)
         if self.algorithm.penalty is not None:
             reference_N = pick(flat.reference_C)
@@ -275,6 +293,9 @@ class PolicyTrainer:
         )
         advantages_N = pick(flat.advantages_C)
         objective_N = self.algorithm.objective(torch, logprobs, advantages_N)
+        if values and self.algorithm.critic is not None:
+            due_N, then_N = pick(flat.returns_C), pick(flat.values_C)
+            objective_N = objective_N + self.algorithm.critic.loss(torch, values[0], then_N, due_N)
         loss = (objective_N * pick(flat.weights_C)).sum()
         current_N.retain_grad()
         loss.backward()
@@ -286,6 +307,8 @@ class PolicyTrainer:
         return loss.detach()
 
     def _finite_norm(self) -> float:
+        if self.value_head is not None:
+            self.value_head.share_gradient(self.ranks)
         norm = grad_norm(self.trained, self.ranks).item()
         if not math.isfinite(norm):
             raise TrainingError(f"the gradient norm is {norm}")
@@ -301,9 +324,18 @@ class PolicyTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr if isinstance(group["lr"], float) else torch.tensor(lr)
         self.optimizer.step()
+        if self.value_head is not None:  # after the optimizer's hooks: a checkpoint may be reading
+            self.value_head.optimizer.step()
 
-    def _forget_gradient(self) -> None:
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """All that an update changes."""
+        head = {} if self.value_head is None else dict(self.value_head.named_parameters(prefix="value_head"))
+        return trained_weights(self.model) | head
+
+    def forget_gradient(self) -> None:
         self.optimizer.zero_grad(set_to_none=self.ranks.offload)  # a copy to the host cannot add
+        if self.value_head is not None:
+            self.value_head.zero_grad()
 
 
 @contextmanager
