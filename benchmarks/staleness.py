@@ -39,8 +39,8 @@ OBJECTIVES = {
     "gspo": '{ kind = "gspo", anchor = "behavior", correction = "none" }',
     "m2po": '{ kind = "m2po" }',
 }
-"""Name -> `algorithm`. With one optimizer step a batch a clip to the proximal policy never acts. So PPO's clip
-is `bypass`, whose ratio is to the policy that sampled, and GSPO's ratio is to that policy too."""
+"""Name -> `algorithm`. With one optimizer step a batch a clip to the proximal policy never acts. So PPO's
+clip is `bypass`, whose ratio is to the policy that sampled, and GSPO's ratio is to that policy too."""
 
 CONFIG = """
 steps = {steps}

@@ -155,8 +155,8 @@ class RunContext:
             "warned",
             source="algorithm.resample",
             reason=f"after version {self.state.version} {self.state.resampled} groups in which all rewards "
-            "are equal were replaced, which is the limit: further ones are trained, and teach nothing. The task "
-            "is learned, or too hard",
+            "are equal were replaced, which is the limit: further ones are trained, and teach nothing. The "
+            "task is learned, or too hard",
         )
 
     def end_group(self, group_id: int, state: State, reason: str) -> None:
