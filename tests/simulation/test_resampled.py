@@ -51,7 +51,7 @@ def test_every_trained_group_has_a_signal_and_the_accounts_close(schedule, fault
     assert outcome.accounting.balanced
     assert outcome.accounting.trained == STEPS * GROUPS * SIZE
     assert outcome.accounting.rejected >= SIZE
-    ends = {e.fields["reason"] for e in outcome.of("ended") if e.fields["state"] == "rejected"}
+    ends = {e["reason"] for e in outcome.of("ended") if e["state"] == "rejected"}
     assert ends == {NO_SIGNAL}
     assert not outcome.of("warned")
 
@@ -62,8 +62,8 @@ def test_where_no_group_has_a_signal_the_run_goes_on_at_a_bounded_cost_and_says_
     assert len(watch.trained) == STEPS * GROUPS
     assert outcome.accounting.rejected <= 3 * GROUPS * SIZE * (STEPS + 1)
     (warned,) = outcome.of("warned")
-    assert warned.fields["source"] == "algorithm.resample"
-    assert "6 groups" in warned.fields["reason"]
+    assert warned["source"] == "algorithm.resample"
+    assert "6 groups" in warned["reason"]
 
 
 def test_without_it_such_groups_are_trained():

@@ -203,7 +203,8 @@ class PolicyTrainer:
         if rows and (anchored or algorithm.kept or algorithm.penalty or algorithm.critic):
             every = [row for part in own for row in part]
             proximal_C, *values = self._told(self.model, every, flat)
-            reference_C, settled = flat.reference_C, dict[str, Any]()
+            reference_C: NDArray[Any] = flat.reference_C
+            settled: dict[str, Any] = {}
             if algorithm.penalty is not None:
                 assert self._reference is not None
                 with switched_off(self._reference):
