@@ -87,3 +87,11 @@ def test_a_run_without_an_adapter_has_none_to_export(start, tmp_path, capsys):
     run = train(start, tmp_path / "run", "steps=2")
     assert millrace(["export", str(run.path), "--adapter"]) == 1
     assert "it has no adapter to write" in capsys.readouterr().err
+
+
+def test_two_ranks_publish_one_adapter(start, tmp_path):
+    run = train(start, tmp_path / "run", *ADAPTER, "trainer.shard=2", "steps=2")
+    told = {e.fields["version"]: e.fields["digest"] for e in events(run, "staged")}
+    pulled = events(run, "pulled")
+    assert pulled and all(told[e.fields["version"]] == e.fields["digest"] for e in pulled)
+    assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4

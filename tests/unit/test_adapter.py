@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from contextlib import contextmanager
 
@@ -225,6 +226,16 @@ def test_an_adapter_of_other_weights_is_refused(tmp_path):
     other = with_adapter(tiny_model(seed=3))
     with pytest.raises(WeightsError, match="Every host must have the very files"):
         in_an_engine(path, other, LORA, torch.float32)
+
+
+def test_weights_that_are_written_meanwhile_are_refused(tmp_path):
+    path = save_tiny_model(tmp_path)
+    pieces = published(with_adapter(tiny_model()), torch.float32)
+    reader = Merging(str(path), "float32", 2.0).over(AdapterReader(pieces))
+    with reader.view(0):
+        os.utime(path / "model.safetensors", (1, 1))
+    with pytest.raises(WeightsError, match="were written while the run reads them"), reader.view(1):
+        pass
 
 
 def test_whole_weights_are_not_taken_for_an_adapter(tmp_path):

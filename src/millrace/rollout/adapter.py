@@ -35,10 +35,11 @@ Copy = Callable[[Sequence[NamedBuffer], Sequence[NamedBuffer]], None]
 
 class Base:
     """The weights in `model_path` as the trainer has them frozen: rounded to `dtype`. Pickled, it is where
-    they are."""
+    they are. They are digested once; a file that is written after that is seen by its time and size."""
 
     def __init__(self, model_path: str, dtype: torch.dtype) -> None:
         self._path, self._dtype = model_path, dtype
+        self._seen = self._files()
 
     def __reduce__(self) -> tuple[type[Base], tuple[str, torch.dtype]]:
         return Base, (self._path, self._dtype)
@@ -51,6 +52,10 @@ class Base:
         for name in left_out + ["lm_head.weight"] * bool(tied):
             found.pop(name, None)
         return found
+
+    def _files(self) -> list[tuple[str, int, int]]:
+        told = ((path.name, path.stat()) for path in sorted(Path(self._path).glob("*.safetensors")))
+        return [(name, stat.st_mtime_ns, stat.st_size) for name, stat in told]
 
     @cached_property
     def digest(self) -> str:
@@ -65,6 +70,11 @@ class Base:
 
     def refuse_another(self, told: Tensor) -> None:
         """`told`: the tensor `low_rank.BASE` of a version. Raises: WeightsError."""
+        if self._files() != self._seen:
+            raise WeightsError(
+                f"the files in `model.path` ({self._path}) were written while the run reads them: put the "
+                "weights back that it began with, and `--resume`"
+            )
         expected = "".join(f"{int(digit):x}" for digit in told.tolist())
         if expected != self.digest:
             raise WeightsError(
