@@ -116,11 +116,14 @@ class Invariants(Observer):
         )
 
     def _on_report(self, event: dict[str, Any]) -> None:
-        """Where messages keep their order, a report tells of the version that the controller knows of."""
+        """Where messages keep their order, a report tells of the version that the controller knows of. One
+        that leaves may still go to the version of a pull that nobody waits for any more."""
         self._heard_s[event["replica"]] = clock.now()
         if self._state is None or not self._ordered:
             return
         replica = self._state.replicas[event["replica"]]
+        if replica.leaving:
+            return
         known = {replica.version} | ({replica.pulling} if replica.pulling >= 0 else set())
         require(
             event["version"] in known, "a replica serves the version that was ordered", known=known, **event
@@ -245,6 +248,7 @@ class Invariants(Observer):
 
     def _check_hosts(self, state: RunState) -> None:
         """Versions never go back on a host, and nobody is told to pull what its host does not hold."""
+        self._newest = {host: newest for host, newest in self._newest.items() if host in state.relays}
         for host, relay in state.relays.items():
             before = self._newest.get(host, -1)
             require(
