@@ -18,10 +18,10 @@ PORT = 6379
 class Nodes:
     """The first of `hosts` is the head. Those that have joined are nodes."""
 
-    def __init__(self, hosts: Sequence[Host], stack: ExitStack) -> None:
+    def __init__(self, hosts: Sequence[Host], stack: ExitStack, *options: str) -> None:
         self.hosts, self._stack = tuple(hosts), stack
         self.address = f"{hosts[0].address}:{PORT}"
-        self.join(0)
+        self.join(0, *options)
 
     def join(self, index: int, *options: str) -> None:
         """`options` of `ray start`."""
@@ -62,12 +62,13 @@ class Nodes:
 
 
 @contextmanager
-def nodes(count: int, *, spare: int = 0) -> Iterator[Nodes]:
-    """A cluster of `count` nodes, and `spare` hosts that may join."""
+def nodes(count: int, *, spare: int = 0, roles: Sequence[str] = ()) -> Iterator[Nodes]:
+    """A cluster of `count` nodes, labelled with `roles` if these are given, and `spare` hosts."""
+    labels = [(f"--labels=millrace-role={role}",) for role in roles] or [()] * count
     with hosts(count + spare) as found, ExitStack() as stack:
-        cluster = Nodes(found, stack)
+        cluster = Nodes(found, stack, *labels[0])
         for index in range(1, count):
-            cluster.join(index)
+            cluster.join(index, *labels[index])
         yield cluster
 
 

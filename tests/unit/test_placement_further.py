@@ -82,3 +82,10 @@ def test_what_a_place_lacks_is_said_of_each_host():
     layout = lay_out(config, [named_host("a"), small], ON_CPU)
     with pytest.raises(ConfigError, match=r"On .*: .*; .*: .*"):
         join(layout, config, 1, free_bytes=GB)
+
+
+def test_packed_replicas_join_where_the_most_are():
+    config = config_for(3, device="cpu", rollout={"replicas": 3, "packed": True})
+    layout = lay_out(config, [named_host("a", cores=3), named_host("b")], ON_CPU)
+    assert [place.host for place in layout.replicas] == ["a", "a", "b"]
+    assert [place.host for place in join(layout, config, 2)] == ["a", "a"]

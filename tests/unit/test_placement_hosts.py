@@ -7,15 +7,15 @@ from placement_needs import GB, ON_CPU, ON_GPU
 
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
-from millrace.core.placement import HERE, Gpu, Host
+from millrace.core.placement import HERE, ROLES, Gpu, Host
 from millrace.placement.assign import assign
 from millrace.placement.hosts import Layout, added, lay_out, split
 from millrace.placement.tell import table, tables, tight
 
 
-def host(name: str, gpus: int = 0, cores: int = 8) -> Host:
+def host(name: str, gpus: int = 0, cores: int = 8, roles: tuple[str, ...] = ROLES) -> Host:
     listed = tuple(Gpu(i, "H100", 80 * GB, 80 * GB) for i in range(gpus))
-    return Host(name, cores, 400 * GB, 400 * GB, listed, address=f"10.0.0.{ord(name[0])}")
+    return Host(name, cores, 400 * GB, 400 * GB, listed, f"10.0.0.{ord(name[0])}", roles)
 
 
 def config_for(replicas: int, **sections: object) -> Config:
@@ -127,3 +127,48 @@ def test_hosts_without_a_relay_are_spare_and_replicas_may_join_on_them() -> None
             small,
             lay_out(config_for(1), [host("a")], ON_CPU).main,
         )
+
+
+# ---------------------------------------------------------------- roles, and packed replicas
+
+
+def test_every_host_takes_what_its_roles_allow() -> None:
+    hosts = [
+        host("a", roles=("none",)),
+        host("b", roles=("trainer",)),
+        host("c", roles=("rollout",)),
+        host("d", roles=("rollout", "reward")),
+    ]
+    layout = lay_out(config_for(4), hosts, ON_CPU)
+    assert layout.main.trainer.host == "b" and relays(layout) == ["b", "c", "d"]
+    assert replicas_by_host(layout) == {"c": 2, "d": 2}
+    assert {place.host for place in layout.environments} == {"d"}
+    assert [host.name for host in layout.spare] == ["a"]
+    assert added(config_for(4), layout.spare[0], layout.main) is None
+
+
+def test_the_controllers_host_can_be_left_to_the_controller() -> None:
+    layout = lay_out(config_for(2), [host("a", 2, roles=("none",)), host("b", 2)], ON_GPU)
+    assert relays(layout) == ["b"] and {place.host for place in layout.environments} == {"b"}
+    assert layout.main.trainer.devices == (0,)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_that_no_host_may_take_is_named(role: str) -> None:
+    others = tuple(other for other in ROLES if other != role)
+    with pytest.raises(ConfigError, match=rf"the role `{role}` has no host: the labels of a, b do not"):
+        lay_out(config_for(2), [host("a", roles=others), host("b", roles=others)], ON_CPU)
+
+
+def test_replicas_without_a_gpu_that_they_may_use_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no GPU is left for replicas"):
+        lay_out(config_for(1), [host("a", 1, roles=("trainer", "reward")), host("b")], ON_GPU)
+
+
+def test_packed_replicas_fill_one_host_after_the_other() -> None:
+    packed = {"replicas": 4, "packed": True}
+    hosts = [host("a", 4), host("b", 4), host("c", 4)]
+    assert replicas_by_host(lay_out(config_for(4, rollout=packed), hosts, ON_GPU)) == {"a": 3, "b": 1}
+    assert replicas_by_host(lay_out(config_for(4), hosts, ON_GPU)) == {"a": 1, "b": 2, "c": 1}
+    many = lay_out(config_for(13, rollout=packed | {"replicas": 13}), hosts, ON_GPU)
+    assert replicas_by_host(many) == {"a": 3, "b": 5, "c": 5}, "beyond the room as if they were spread"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from millrace.core.errors import HostLost, WorkerError
-from millrace.runtime.ray_places import Node, Places
+from millrace.core.placement import ROLES
+from millrace.runtime.ray_places import ROLE, Node, Places
 
 
-def node(name: str, *, node_id: str = "", gpus: float = 0.0) -> Node:
-    return Node(node_id or f"id-{name}", name, f"10.0.0.{name[-1]}", {"GPU": gpus})
+def node(name: str, *, node_id: str = "", gpus: float = 0.0, role: str = "") -> Node:
+    labels = {ROLE: role} if role else {}
+    return Node(node_id or f"id-{name}", name, f"10.0.0.{name[-1]}", {"GPU": gpus}, labels)
 
 
 A, B, C = node("node-1"), node("node-2"), node("node-3")
@@ -82,3 +84,20 @@ def test_hosts_are_lost_whose_nodes_are_gone() -> None:
     assert placed(A, B).lost([A, B]) == set()
     assert placed(A, B).lost([A, C]) == {"node-2"}
     assert placed(A, B).lost([A, node("node-2", node_id="new")]) == set()
+
+
+def test_the_label_of_a_node_says_what_may_run_there() -> None:
+    assert A.roles == ROLES
+    assert node("n", role="rollout.reward").roles == ("rollout", "reward")
+    assert not {*node("n", role="none").roles} & {*ROLES}
+
+
+def test_a_lost_host_goes_to_a_node_that_may_take_its_roles() -> None:
+    first, second, third = (
+        node(f"node-{i}", role=role) for i, role in enumerate(("trainer", "rollout", "rollout"))
+    )
+    places = placed(first, second)
+    assert places.node_of("node-1", [first, third]) == third
+    with pytest.raises(HostLost, match="Start a node with 0 GPUs for trainer"):
+        places.node_of("node-0", [third])
+    assert places.node_of("node-0", [third, C]) == C, "without a label: everything"

@@ -63,6 +63,8 @@ class Rollout(Section):
     in the run directory."""
     python: str | None = None
     """Path of the Python that runs the replicas, for an engine that needs it. `"none"`: Millrace's Python."""
+    packed: bool = False
+    """Replicas fill one host after the other, so that few need a relay. False: they are spread over all."""
     slots: int = Field(default=32, ge=1, le=65_536)
     """Trajectories that one replica decodes at the same time."""
     max_sequence_tokens: int = Field(default=512, ge=16, le=COUNT_MAX)

@@ -7,6 +7,8 @@ import msgspec
 THIS_HOST = "localhost"
 """The controller's own host."""
 
+ROLES = ("trainer", "rollout", "reward")
+"""What a host may carry: ranks of the trainer, replicas, reward workers. A relay follows the first two."""
 
 OWN_ADDRESS = "own-address"
 """As an argument of a worker: the runtime puts the address there at which other hosts reach the worker's. The
@@ -62,7 +64,7 @@ class Host(msgspec.Struct, frozen=True):
 
     `memory_bytes` is the host's, or the control group's limit if that is less; shared memory is taken from
     it too (the relay's has no other limit: it is a memfd). `free_bytes` is what can be had at this moment.
-    `address`: where other hosts reach it; empty: there are none.
+    `address`: where other hosts reach it; empty: there are none. `roles`: what may run there, of `ROLES`.
     """
 
     name: str
@@ -71,3 +73,4 @@ class Host(msgspec.Struct, frozen=True):
     free_bytes: int
     gpus: tuple[Gpu, ...] = ()
     address: str = ""
+    roles: tuple[str, ...] = ROLES

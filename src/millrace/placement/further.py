@@ -1,9 +1,10 @@
 """The decision for replicas that join a running run: on which host, on which GPUs. Pure.
 
 Those that are there keep what they have. A further replica goes to the host with the fewest of them that has
-room. The first one on a host brings a relay. Room is, on the host, what the replica keeps there, of the
-memory that it has in all and of what is free now. On a GPU it is what nobody was given. A GPU that nobody
-uses is given whole, as at the start of a run; of a shared one a replica takes what it needs.
+room, or with the most where replicas are packed. The first one on a host brings a relay. Room is, on the
+host, what the replica keeps there, of the memory that it has in all and of what is free now. On a GPU it is
+what nobody was given. A GPU that nobody uses is given whole, as at the start of a run; of a shared one a
+replica takes what it needs.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ def further(
     Raises: ConfigError: there is no room for all of them. It says what each host lacks.
     """
     found: list[Place] = []
+    sign = -1 if config.rollout.packed else 1
     for _ in range(count):
         present, refused = [*there, *found], dict[str, str]()
-        for placed in sorted(layout.placements, key=lambda placed: len(_on(placed, present))):
+        for placed in sorted(layout.placements, key=lambda placed: sign * len(_on(placed, present))):
             reason = _lacks_memory(placed, _on(placed, present), free_bytes)
             place = None if reason else _place(config, placed, present)
             if place is not None:

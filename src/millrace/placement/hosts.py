@@ -1,8 +1,9 @@
 """The decision over several hosts: who is on which. Pure. On each of them `assign` divides what it has.
 
 All ranks of the trainer are on the first host that has room for them. Replicas are spread: each goes to
-where the least of the room is taken. Room is what the trainer leaves of a host's GPUs, or of its cores where
-nobody has GPUs. Reward workers go round all hosts. A host with ranks or replicas has a relay.
+where the least of the room is taken; packed, they fill one host after the other. Room is what the trainer
+leaves of a host's GPUs, or of its cores where nobody has GPUs. Reward workers go round all hosts. A host with
+ranks or replicas has a relay. A host takes what its roles allow.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def lay_out(config: Config, hosts: Sequence[Host], needs: Needs) -> Layout:
     if len(hosts) > 1:
         placements = [placed.at(placed.host.name) for placed in placements]
     left = {index: iter(placed.replicas) for index, placed in zip(used, placements, strict=True)}
-    workers = islice(cycle(hosts), config.reward.workers)
+    workers = islice(cycle(allowed(hosts, "reward")), config.reward.workers)
     return Layout(
         placements=tuple(placements),
         replicas=tuple(next(left[index]) for index in chosen),
@@ -69,21 +70,34 @@ def lay_out(config: Config, hosts: Sequence[Host], needs: Needs) -> Layout:
 
 
 def added(config: Config, host: Host, main: Placement) -> Placement | None:
-    """Of a host that replicas may join on, beside the trainer's. None: it lacks GPUs, and they need them.
+    """Of a host that replicas may join on, beside the trainer's. None: they may not, or need GPUs there.
 
     Raises: ConfigError: its memory is too small for a relay.
     """
-    if main.device == "cuda" and not host.gpus:
+    if "rollout" not in host.roles or (main.device == "cuda" and not host.gpus):
         return None
     return _part(config, host, main.needs, replicas=0, trains=False).at(host.name)
 
 
+def allowed(hosts: Sequence[Host], role: str) -> list[Host]:
+    """Those that `role` may run on. Raises: ConfigError: there is none."""
+    found = [host for host in hosts if role in host.roles]
+    if not found:
+        names = ", ".join(host.name for host in hosts)
+        raise ConfigError(
+            f"the role `{role}` has no host: the labels of {names} do not allow it\n"
+            "  Add a host whose label does"
+        )
+    return found
+
+
 def trainer_host(config: Config, hosts: Sequence[Host], *, on_gpu: bool) -> int:
     """The first that has a GPU for each rank; on CPUs the first. Raises: ConfigError: there is none."""
+    able = allowed(hosts, "trainer")
     if not on_gpu or len(hosts) == 1:
-        return 0
-    ranks, gpus = config.trainer.ranks, [len(host.gpus) for host in hosts]
-    found = next((index for index, count in enumerate(gpus) if count >= ranks), None)
+        return hosts.index(able[0])
+    ranks, gpus = config.trainer.ranks, [len(host.gpus) for host in able]
+    found = next((hosts.index(host) for host in able if len(host.gpus) >= ranks), None)
     if found is None:
         raise ConfigError(
             f"the trainer has {ranks} ranks, each with a GPU of one host, and the hosts have {gpus} GPUs.\n"
@@ -94,12 +108,26 @@ def trainer_host(config: Config, hosts: Sequence[Host], *, on_gpu: bool) -> int:
 
 def spread(config: Config, hosts: Sequence[Host], main: int, *, on_gpu: bool) -> list[int]:
     """The host of each replica, as a position in `hosts`."""
-    room = [_room(config, host, index == main, on_gpu=on_gpu) for index, host in enumerate(hosts)]
+    able = allowed(hosts, "rollout")
+    room = [
+        _room(config, host, index == main, on_gpu=on_gpu) if host in able else 0
+        for index, host in enumerate(hosts)
+    ]
+    if not any(room) and hosts[main] not in able:
+        raise ConfigError(
+            "no GPU is left for replicas: no host with the role `rollout` has one that the trainer leaves\n"
+            "  Add such a host, or let the trainer's have this role too"
+        )
     if not any(room):
         room[main] = 1
     taken, chosen = [0] * len(hosts), list[int]()
+
+    def order(index: int) -> tuple[float, int]:
+        full = (taken[index] + 1) / room[index]
+        return (0.0 if config.rollout.packed and full <= 1 else full), index
+
     for _ in range(config.rollout.replicas):
-        best = min((i for i in range(len(hosts)) if room[i]), key=lambda i: ((taken[i] + 1) / room[i], i))
+        best = min((i for i in range(len(hosts)) if room[i]), key=order)
         taken[best] += 1
         chosen.append(best)
     return chosen

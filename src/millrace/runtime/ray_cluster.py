@@ -113,7 +113,13 @@ class Cluster:
     def nodes(self) -> list[Node]:
         """Those that are alive, the head's first."""
         found = [
-            Node(one["NodeID"], one["NodeName"], one["NodeManagerAddress"], one["Resources"])
+            Node(
+                one["NodeID"],
+                one["NodeName"],
+                one["NodeManagerAddress"],
+                one["Resources"],
+                one.get("Labels", {}),
+            )
             for one in self._ray.nodes()
             if one["Alive"]
         ]

@@ -10,19 +10,31 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from millrace.core.errors import HostLost, WorkerError
+from millrace.core.placement import ROLES
+
+ROLE = "millrace-role"
+"""The label of a node that says what may run there: some of `ROLES` with dots between them, or `none`."""
+NONE = "none"
 
 
 class Node(NamedTuple):
-    """A live node of a cluster. `resources` are Ray's, custom ones too."""
+    """A live node of a cluster. `resources` and `labels` are Ray's, custom ones too."""
 
     node_id: str
     name: str
     address: str
     resources: Mapping[str, float]
+    labels: Mapping[str, str] = {}
 
     @property
     def gpus(self) -> float:
         return self.resources.get("GPU", 0.0)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """What may run there: everything, where no label says otherwise."""
+        told = self.labels.get(ROLE, "")
+        return tuple(told.split(".")) if told else ROLES
 
     def is_called(self, host: str) -> bool:
         return host in (self.name, self.node_id, self.address)
@@ -73,12 +85,13 @@ class Places:
         if before is None:
             raise WorkerError(f"{host!r} is no live node of the cluster: there are {there}")
         carried = [node.node_id for name, node in self._nodes.items() if name != host]
-        fit = [node for node in alive if node.gpus >= before.gpus]
+        fit = [node for node in alive if node.gpus >= before.gpus and {*node.roles} >= {*before.roles}]
         if before.gpus:  # GPUs of a node are numbered, and the hosts that it carries have theirs
             fit = [node for node in fit if node.node_id not in carried]
         if not fit:
             lost = f"the node of host {host!r} ({before.address}) is lost"
             raise HostLost(
-                f"{lost}, and none of {there} can take its place.\n  Start a node with {before.gpus:g} GPUs"
+                f"{lost}, and none of {there} can take its place.\n  Start a node with {before.gpus:g} GPUs "
+                f"for {' and '.join(before.roles)}"
             )
         return min(fit, key=lambda node: carried.count(node.node_id))

@@ -76,7 +76,7 @@ def check_cluster(config: Config, runtime: RayCluster, run_path: Path) -> Checke
     problems, warnings = list[str](), list[str]()
     facts, able = list[NodeFacts](), list[Node]()
     for node, one in zip(nodes, seen, strict=True):
-        told = [f"node {node.name}: {line}" for line in told_of(one)]
+        told = [f"node {node.name}: {line}" for line in told_of(node, one)]
         problems += told
         if isinstance(one, Seen):
             ahead_s = max(0.0, one.wall_s - ended_s) + min(0.0, one.wall_s - began_s)

@@ -16,9 +16,9 @@ from millrace.config.carried import is_carried
 from millrace.config.runtime import RayCluster
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, boundary
-from millrace.core.placement import OWN_ADDRESS, Host
+from millrace.core.placement import OWN_ADDRESS, ROLES, Host
 from millrace.runtime.ray_cluster import Cluster, connect
-from millrace.runtime.ray_places import Node
+from millrace.runtime.ray_places import NONE, ROLE, Node
 from millrace.session.node_probe import Seen, package
 
 LOOK_S = 60.0
@@ -42,11 +42,13 @@ def ray_hosts(config: Config, runtime: RayCluster) -> tuple[Host, ...]:
     """
     cluster = connect(runtime.address)
     nodes, seen = survey(cluster, shared_paths(config), str(Path.cwd()))
-    problems = [f"node {node.name}: {t}" for node, one in zip(nodes, seen, strict=True) for t in told_of(one)]
+    problems = [
+        f"node {node.name}: {t}" for node, one in zip(nodes, seen, strict=True) for t in told_of(node, one)
+    ]
     if problems:
         raise ConfigError("\n".join(problems))
     found = [
-        replace(one.host, name=node.name, address=OWN_ADDRESS)
+        replace(one.host, name=node.name, address=OWN_ADDRESS, roles=node.roles)
         for node, one in zip(nodes, seen, strict=True)
         if isinstance(one, Seen)
     ]
@@ -66,10 +68,10 @@ def present(config: Config, runtime: RayCluster) -> Present:
         seen = look_at(cluster, list(spare.values()), paths, str(Path.cwd()), timeout_s=NEW_LOOK_S)
     found, problems = list[Host](), list[str]()
     for name, one in zip(spare, seen, strict=True):
-        told = [f"node {spare[name].name}: {line}" for line in told_of(one)]
+        told = [f"node {spare[name].name}: {line}" for line in told_of(spare[name], one)]
         problems += told
         if isinstance(one, Seen) and not told:
-            found.append(replace(one.host, name=name, address=OWN_ADDRESS))
+            found.append(replace(one.host, name=name, address=OWN_ADDRESS, roles=spare[name].roles))
     return Present(tuple(found), cluster.places.lost(alive), tuple(problems))
 
 
@@ -99,8 +101,13 @@ def shared_paths(config: Config) -> list[str]:
     return [str(Path(path).resolve()) for path in paths]
 
 
-def told_of(seen: Seen | Exception) -> Iterator[str]:
+def told_of(node: Node, seen: Seen | Exception) -> Iterator[str]:
     """What keeps a node from being used."""
+    if unknown := {*node.roles} - {*ROLES, NONE}:
+        yield (
+            f"its label {ROLE} has {', '.join(sorted(unknown))}: it is {NONE}, or some of {', '.join(ROLES)} "
+            "with dots between them\n  Start it again with another label"
+        )
     if isinstance(seen, Exception):
         told = [line for line in str(seen).splitlines() if line.strip()]
         yield (
