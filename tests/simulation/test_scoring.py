@@ -8,7 +8,10 @@ from itertools import count
 import pytest
 
 from millrace import sim
+from millrace.config.environment import GymReward
+from millrace.config.schedules import Millrace
 from millrace.controller.environment_pool import EnvironmentPool
+from millrace.controller.live_scorers import ScorersNeeded
 from millrace.controller.pulse import Waits
 from millrace.controller.supervisor import PlannedRestart, RestartPolicy, Supervisor, WorkerSpec
 from millrace.core import clock
@@ -16,6 +19,10 @@ from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, Worke
 from millrace.core.events import Events
 from millrace.core.pulse import Pulse
 from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Scored, ScoreRequest, Vitals
+from millrace.sim.costs.interface import Costs
+from millrace.sim.explore.invariants import Invariants
+from millrace.sim.explore.worlds import small_config
+from millrace.sim.simulation import Scenario, simulate
 
 
 class Dies:
@@ -232,3 +239,44 @@ def test_rows_that_all_cost_their_workers_end_the_run_with_the_reason():
         sim.run(main(), seed=0)
     (error,) = raised.value.exceptions
     assert isinstance(error.exceptions[0], DataError) and "8 rows in a row" in str(error.exceptions[0])
+
+
+# ---------------------------------------------------------------- as many workers as the queue needs
+
+
+def scored(workers, workers_max, *, steps=12, score_s=0.6):
+    reward = GymReward(workers=workers, workers_max=workers_max)
+    config = small_config(Millrace(), steps=steps, reward=reward)
+    scenario = Scenario(config, costs=Costs(step_base_s=0.05, score_s=score_s))
+    return simulate(scenario, Invariants(scenario))
+
+
+def test_a_long_queue_gets_more_reward_workers_and_the_run_is_as_fast_as_with_all_of_them():
+    grown, few, many = scored(1, 8), scored(1, None), scored(8, None)
+    changes = [(event["before"], event["workers"]) for event in grown.of("reward_workers")]
+    assert changes[0][0] == 1 and max(after for _, after in changes) > 3
+    started = {event["name"] for event in grown.of("worker_started") if event["role"] == "environment"}
+    assert len(started) == max(after for _, after in changes)
+    assert grown.wall_s < few.wall_s / 2 and grown.wall_s < 1.3 * many.wall_s
+    assert not few.of("reward_workers") and not many.of("reward_workers")
+    assert grown.accounting.trained == grown.accounting.admitted
+
+
+def test_reward_workers_that_are_not_needed_any_more_end_without_losing_a_score():
+    outcome = scored(1, 8, steps=200, score_s=0.2)
+    assert any(event["workers"] < event["before"] for event in outcome.of("reward_workers"))
+    assert not outcome.of("worker_died")
+
+
+def looks(needed, *rows):
+    return [
+        needed.look(now_s=now_s, busy=busy, waiting=waiting, score_s=1.0) for now_s, busy, waiting in rows
+    ]
+
+
+def test_reward_workers_become_more_at_once_and_fewer_after_a_while():
+    needed = ScorersNeeded(2, 9)
+    assert looks(needed, (0, 0, 0), (1, 2, 6), (2, 5, 100), (3, 9, 0)) == [2, 5, 9, 9]
+    assert looks(needed, (10, 1, 0), (20, 4, 0), (31, 3, 0)) == [9, 9, 9], "not for long enough"
+    assert looks(needed, (33, 1, 0), (62, 3, 0), (64, 1, 0)) == [9, 9, 3], "the most since the last look back"
+    assert looks(needed, (80, 0, 0), (93, 0, 0), (95, 0, 0)) == [3, 3, 2]

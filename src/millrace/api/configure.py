@@ -124,7 +124,8 @@ def _carry_rows(tree: dict[str, Any], files: dict[str, bytes], rows: list[dict[s
 
 def _limits(tree: dict[str, Any], name: str) -> dict[str, Any]:
     """Keys of the table that hold for a function too."""
-    kept = {"reward": ("timeout_s", "memory_mb", "workers"), "schedule": ("staleness_max",)}.get(name, ())
+    limits = ("timeout_s", "memory_mb", "workers", "workers_max")
+    kept = {"reward": limits, "schedule": ("staleness_max",)}.get(name, ())
     return {key: value for key, value in (tree.get(name) or {}).items() if key in kept}
 
 

@@ -64,6 +64,12 @@ class RewardLimits(Section):
     """Memory that a reward worker may use, beyond its memory after the start and the imports."""
     workers: int = Field(default=1, ge=1, le=1024)
     """Number of reward processes."""
+    workers_max: int | None = Field(default=None, ge=1, le=1024)
+    """Most reward processes: with a long queue there are more than `workers`. `"none"`: `workers`, always."""
+
+    @property
+    def most_workers(self) -> int:
+        return max(self.workers, self.workers_max or 0)
 
 
 class GymReward(RewardLimits):

@@ -2,7 +2,7 @@
 
 decide       on any news: the schedule's decisions and safeguards     decide.py
 replica      one per replica: its reports in, its orders out          replica_session.py, live_fleet.py
-environment  one per reward worker: prompts and scores                environment_pool.py
+environment  one per reward worker: prompts and scores                environment_pool.py, live_scorers.py
 trainer      replay, then take, step, commit, publish, checkpoint; ends the run   trainer_session.py
 evaluator    one, with reward workers of its own, if the run has evaluations  evaluator_session.py
 relay        one per host: stages what the trainer published, or gets it from another relay
@@ -25,6 +25,7 @@ from millrace.controller.decide import Decisions
 from millrace.controller.evaluator_session import EvaluatorSession
 from millrace.controller.fleet import Fleet
 from millrace.controller.live_fleet import LiveFleet
+from millrace.controller.live_scorers import LiveScorers
 from millrace.controller.pace import PACE, Pace
 from millrace.controller.state import RunState
 from millrace.controller.supervisor import RestartPolicy, Supervisor
@@ -83,6 +84,9 @@ class Controller:
         self._supervisor = Supervisor(runtime, events, policy, self._run.waits, self._run.patience.heard)
         self._decisions = Decisions(self._run, check)
         self._trainer = TrainerSession(self._run, checkpoints=checkpoints, export=export)
+        scorers = fleet.environments
+        least = config.reward.workers if config.reward.workers_max else len(scorers)
+        self._scorers = LiveScorers(self._run, scorers, self._supervisor, least=least)
         self.replicas = LiveFleet(self._run, fleet, self._supervisor, self._trainer.slot_bytes)
 
     @property
@@ -131,22 +135,20 @@ class Controller:
         )
 
     async def _run_loops(self) -> None:
-        keep, fleet, run = self._supervisor.keep, self._fleet, self._run
         async with asyncio.TaskGroup() as group:
             self.replicas.relays.begin(group)
-            loops = [
-                group.create_task(keep(s, run.pool.session, run.pool.is_scoring), name=s.name)
-                for s in fleet.environments
-            ]
+            self._scorers.begin(group)
             self.replicas.begin(group)
+            loops = list[asyncio.Task[None]]()
             self._evaluate(group, loops)
             loops += [
                 group.create_task(self._decisions.loop(), name="decide"),
                 group.create_task(self._flush(), name="flush"),
                 group.create_task(self._watch(), name="watch"),
             ]
-            await keep(fleet.trainer, self._trainer.run)
+            await self._supervisor.keep(self._fleet.trainer, self._trainer.run)
             self.replicas.end()
+            self._scorers.end()
             for loop in loops:
                 loop.cancel()
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 
 from millrace.controller.prompts import PromptStream
 from millrace.controller.pulse import Waits
 from millrace.controller.supervisor import PlannedRestart
+from millrace.core import clock
 from millrace.core.errors import OutOfMemory, RewardError, WorkerDied, WorkerError
 from millrace.core.protocols import Handle
 from millrace.core.pulse import Pulse
@@ -25,6 +26,7 @@ DEATHS_MAX = 2  # a trajectory whose scoring cost this many workers has failed
 FAILURES_MAX = 256  # failed scores in a row that stop the run
 TICK_S = 60.0  # between two looks for work of a worker that nobody woke
 GRACE_S = 2.0  # beyond the reward's own deadline, for the message to arrive
+NEWEST = 1 / SCORE_BATCH  # weight of the newest score in their mean time
 
 
 class EnvironmentPool:
@@ -50,6 +52,8 @@ class EnvironmentPool:
         self._deaths: dict[int, int] = {}
         self._failures = 0
         self._scoring: set[str] = set()  # workers
+        self.spare = frozenset[str]()  # workers that are to end
+        self.score_s = 0.0  # that one worker takes for one score, lately
         self._prompts = PromptStream(waits, next_group_id=next_group_id, prefetch=prefetch)
 
     def request(self, request: ScoreRequest) -> None:
@@ -59,6 +63,16 @@ class EnvironmentPool:
     @property
     def num_requests(self) -> int:
         return len(self._requests)
+
+    @property
+    def num_busy(self) -> int:
+        """Workers that score."""
+        return len(self._scoring)
+
+    def spare_all(self, names: Iterable[str]) -> None:
+        """These workers, and no others, end once they have done what they are at."""
+        self.spare = frozenset(names)
+        self._work.fire()
 
     def next_prompt(self) -> Prompt | BadPrompt | None:
         """The next of the stream, or None: not fetched yet."""
@@ -74,8 +88,8 @@ class EnvironmentPool:
     # ------------------------------------------------------------ what a worker's session does
 
     async def session(self, handle: Handle) -> None:
-        """Serve jobs on one worker until it dies. Prompts first: generation waits for them."""
-        while True:
+        """Serve jobs on one worker until it dies or is spare. Prompts first: generation waits for them."""
+        while handle.name not in self.spare:
             if self._prompts.wanted:
                 await self._fetch(handle)
             elif self._requests:
@@ -96,7 +110,7 @@ class EnvironmentPool:
         self._pulse.fire()
 
     async def _score(self, handle: Handle, requests: list[ScoreRequest]) -> None:
-        waiting = deque(requests)
+        waiting, began_s = deque(requests), clock.now()
         self._scoring.add(handle.name)
         try:
             async with aclosing(handle.stream("score", requests)) as scores:
@@ -107,6 +121,8 @@ class EnvironmentPool:
                             trajectory_id, score = await anext(scores)
                     waiting.popleft()
                     self._waits.progress(handle.name)
+                    self._took(clock.now() - began_s)
+                    began_s = clock.now()
                     self._finish(trajectory_id, score)
         except TimeoutError:
             self._finish(
@@ -122,6 +138,9 @@ class EnvironmentPool:
             self._scoring.discard(handle.name)
             self._requests.extendleft(reversed(waiting))
             self._work.fire()
+
+    def _took(self, score_s: float) -> None:
+        self.score_s = self.score_s + NEWEST * (score_s - self.score_s) if self.score_s else score_s
 
     def _blame(self, waiting: deque[ScoreRequest], death: WorkerError) -> None:
         """The request under way may have killed the worker. One death may have another cause; after two the

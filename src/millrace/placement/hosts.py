@@ -60,7 +60,7 @@ def lay_out(config: Config, hosts: Sequence[Host], needs: Needs) -> Layout:
     if len(hosts) > 1:
         placements = [placed.at(placed.host.name) for placed in placements]
     left = {index: iter(placed.replicas) for index, placed in zip(used, placements, strict=True)}
-    workers = islice(cycle(allowed(hosts, "reward")), config.reward.workers)
+    workers = islice(cycle(allowed(hosts, "reward")), config.reward.most_workers)
     return Layout(
         placements=tuple(placements),
         replicas=tuple(next(left[index]) for index in chosen),

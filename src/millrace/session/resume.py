@@ -25,6 +25,7 @@ FREE_ON_RESUME: dict[str, str] = {
     "reward.timeout_s": "a limit on reward workers",
     "reward.memory_mb": "a limit on reward workers",
     "reward.workers": "how many reward processes",
+    "reward.workers_max": "how many reward processes",
     "rollout.replicas": "sampling does not depend on which replica samples",
     "rollout.python": "which Python runs the replicas",
     "rollout.servers": "where it generates",

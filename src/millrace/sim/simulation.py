@@ -286,7 +286,7 @@ def _fleet(scenario: Scenario, world: World, replicas: int) -> Fleet:
         replicas=tuple(replica_on(f"replica-{i}", hosts[i % len(hosts)]) for i in range(replicas)),
         environments=tuple(
             spec("environment", f"environment-{i}", "SimEnvironment", environment)
-            for i in range(config.reward.workers)
+            for i in range(config.reward.most_workers)
         ),
         evaluator=spec("evaluator", "evaluator", "SimReplica", replica) if config.evaluations else None,
         judges=tuple(

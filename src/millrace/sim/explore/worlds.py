@@ -83,6 +83,8 @@ def random_world(seed: int, config: Config | None = None) -> Scenario:
     """
     rng, hostile = random.Random(seed), random.Random(f"hostile {seed}")
     run, hosts = _random_config(rng, seed), random.Random(f"hosts {seed}").choice((1, 1, 2, 3))
+    if random.Random(f"scorers {seed}").random() < 0.2:
+        run = run.model_copy(update={"reward": run.reward.model_copy(update={"workers_max": 4})})
     if config is not None:
         run = _hardened(config, seed)
         hosts = config.runtime.hosts if isinstance(config.runtime, LocalHosts) else hosts

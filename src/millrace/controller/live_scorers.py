@@ -1,0 +1,91 @@
+"""The reward workers of a run while it goes on: as many as their queue needs.
+
+    needed = workers at work + waiting completions x seconds of a score / DRAIN_S
+
+It is kept between `reward.workers` and `reward.workers_max`. More of them start at once. They become fewer
+after `QUIET_S` seconds in which fewer were needed all the time, and none ends while it scores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from math import ceil
+
+from millrace.controller.context import RunContext
+from millrace.controller.supervisor import Supervisor, WorkerSpec
+from millrace.core import clock
+
+DRAIN_S = 2.0
+"""What waits should be scored within this time. To start a worker takes as long."""
+QUIET_S = 30.0
+LOOK_S = 0.5
+
+
+class ScorersNeeded:
+    """The decision. Pure: it is told the time."""
+
+    def __init__(self, least: int, most: int) -> None:
+        self._least, self._most = least, most
+        self.num = least
+        self._peak, self._since_s = least, 0.0  # most that were needed since then
+
+    def look(self, *, busy: int, waiting: int, score_s: float, now_s: float) -> int:
+        """How many there shall be, with so many at work, and so many completions that `waiting` for one."""
+        needed = min(self._most, max(self._least, busy + ceil(waiting * score_s / DRAIN_S)))
+        self._peak = max(self._peak, needed)
+        if needed > self.num or now_s - self._since_s >= QUIET_S:
+            self.num, self._peak, self._since_s = self._peak, needed, now_s
+        return self.num
+
+
+class LiveScorers:
+    """`specs` are of all that there may be, the first `least` of them from the start."""
+
+    def __init__(
+        self, run: RunContext, specs: Sequence[WorkerSpec], supervisor: Supervisor, *, least: int
+    ) -> None:
+        self._run, self._specs, self._supervisor = run, specs, supervisor
+        self._least = min(least, len(specs))
+        self._needed = ScorersNeeded(self._least, len(specs))
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def begin(self, group: asyncio.TaskGroup) -> None:
+        """The coroutines of all workers, as members of `group`."""
+        self._group = group
+        self._start(self._least)
+        if len(self._specs) > self._least:
+            self._tasks[""] = group.create_task(self._follow(), name="reward workers")
+
+    def end(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+
+    def _start(self, num: int) -> None:
+        for spec in self._specs[:num]:
+            if spec.name not in self._tasks:
+                self._tasks[spec.name] = self._group.create_task(self._keep(spec), name=spec.name)
+
+    async def _keep(self, spec: WorkerSpec) -> None:
+        """Until it is not needed any more, or the run is over."""
+        pool = self._run.pool
+        while spec.name not in pool.spare:
+            await self._supervisor.keep(
+                spec, pool.session, pool.is_scoring, leaves=lambda: spec.name in pool.spare
+            )
+        del self._tasks[spec.name]
+
+    async def _follow(self) -> None:
+        """Looks at the queue now and again, until the run ends."""
+        run, pool = self._run, self._run.pool
+        while True:
+            await asyncio.sleep(LOOK_S)
+            before = self._needed.num
+            waiting, score_s = pool.num_requests, pool.score_s
+            num = self._needed.look(busy=pool.num_busy, waiting=waiting, score_s=score_s, now_s=clock.now())
+            if num != before:
+                run.events.emit(
+                    "reward_workers", workers=num, before=before, waiting=waiting, score_s=score_s
+                )
+                pool.spare_all(spec.name for spec in self._specs[num:])
+                self._start(num)
