@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,10 +16,10 @@ from millrace.ledger.sqlite import SqliteLedger
 from millrace.sim.costs.interface import Costs
 from millrace.sim.costs.workload import Workload
 from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.worlds import small_config
+from millrace.sim.explore.worlds import random_world, small_config
 from millrace.sim.roles.world import World
 from millrace.sim.simulation import Outcome, Scenario, simulate
-from millrace.sim.virtual.faults import Crash, Faults
+from millrace.sim.virtual.faults import Corruption, Crash, Failures, Faults
 
 
 class Watched(Invariants):
@@ -163,3 +164,19 @@ def test_a_run_stops_when_it_has_not_improved_for_so_many_evaluations() -> None:
 def last_step_s(outcome: Outcome) -> float:
     events: list[Event] = [event for event in outcome.events if event.kind == "step"]
     return events[-1].time_s
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_dies_every_due_version_is_told_and_the_last_one_is_evaluated(seed: int) -> None:
+    """The explorer's worlds, in which evaluators and their reward workers die too."""
+    world = random_world(seed)
+    config = world.config.model_copy(update={"evaluations": (evaluation(), evaluation(name="b", every=3))})
+    deaths = (Failures("evaluator", 3.0), Failures("environment-b", 3.0))
+    faults = replace(world.faults, corruption=Corruption(), failures=(*world.faults.failures, *deaths))
+    scenario = replace(world, config=config, faults=faults)
+    watched = Watched(scenario)
+    simulate(scenario, watched)
+    for name, every in (("held-out", 2), ("b", 3)):
+        due = {*range(0, config.steps + 1, every), config.steps}
+        assert set(watched.of(name)) == due
+        assert watched.of(name)[config.steps] == ""

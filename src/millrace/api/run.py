@@ -25,7 +25,7 @@ from millrace.reading.reader import LedgerReader
 from millrace.session import run_directory
 from millrace.session.resume import check_resume
 from millrace.session.scaling import TIMEOUT_S, scale
-from millrace.session.views import is_finished, tokenizer_of, trajectory_record
+from millrace.session.views import evaluations_view, is_finished, tokenizer_of, trajectory_record
 
 
 class Run:
@@ -98,6 +98,14 @@ class Run:
                 for one in group.members
                 if version is None or one.trained_version == version
             )
+
+    def evaluations(self) -> Records:
+        """One record per evaluation while training so far: `name`, `version`, `greedy`, `pass`, `majority`,
+        and why it was `skipped`, if it was."""
+        if not self._directory.ledger.exists():
+            return Records()
+        with LedgerReader(self._directory.ledger) as reader:
+            return Records(evaluations_view(reader, self.config))
 
     def events(self, kind: str | None = None) -> Records:
         """Every event of the run, in order, or the events of one kind: see docs/observability.md."""

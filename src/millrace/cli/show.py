@@ -146,6 +146,7 @@ def _run(view: dict[str, Any]) -> Group:
         *_hosts(view["hosts"]),
         _named("Trajectories", view["accounting"]),
         *([_table("Ended otherwise", ["state", "reason", "trajectories"], ends)] if ends else []),
+        *([_records("Evaluations", view["evaluations"])] if view["evaluations"] else []),
         _records("Replicas, over the last steps", view["replicas"]),
         *([_records("Who joined and left", view["fleet"])] if view["fleet"] else []),
         _records("Last steps", view["last_steps"]),

@@ -119,11 +119,10 @@ class Evaluations:
         self.finishing = False  # training is over, and the run waits for the last ones
         self._last, self._resumed = config.steps, version
         self._series: dict[str, list[tuple[int, float | None]]] = {name: [] for name in self.sections}
-        self._looked = dict.fromkeys(self.sections, version - 1)  # versions up to here are dealt with
+        self._looked = dict.fromkeys(self.sections, -1)  # versions up to here are dealt with
         self._known: set[tuple[str, int]] = set()
         for record in recorded:
             if record.name in self.sections:
-                self._looked[record.name] = min(record.version, version - 1)
                 self._note(record)
 
     def idle(self, version: int) -> bool:
@@ -195,7 +194,7 @@ class Evaluations:
         for name, section in self.sections.items():
             if not section.keep_best:
                 continue
-            first = self._looked[name] + 1
+            first = max(self._looked[name] + 1, self._resumed)
             found.update(evaluate.due(section.every, first, version, last=self._last))
             found.update({self.waiting.wanted[name]} if name in self.waiting.wanted else ())
             if self.underway is not None and self.underway.section is section:

@@ -36,6 +36,7 @@ from millrace.core.errors import (
 from millrace.core.protocols import Handle
 from millrace.core.pulse import Pulse
 from millrace.core.types import (
+    Endpoint,
     EvaluationRecord,
     Prompt,
     Report,
@@ -143,7 +144,7 @@ class EvaluatorSession:
                 await self._generate(handle, under)
                 while under.unscored:
                     await self._news.wait(timeout_s=TICK_S)
-        except (UnknownVersionError, TornVersionError):
+        except UnknownVersionError:
             self._skip(EvaluationRecord(under.section.name, under.version, reason=GONE))
         except TimeoutError:
             if not limit.expired():
@@ -171,15 +172,27 @@ class EvaluatorSession:
     async def _pull(self, handle: Handle, version: int) -> None:
         """Waits for a relay that is just restarted.
 
-        Raises: UnknownVersionError, TornVersionError: the weights are gone. DigestMismatchError."""
-        run, relays = self._run, self._run.state.relays
-        while (endpoint := run.endpoint(self._host)) is None or version not in relays[self._host].held:
-            if max(relays.held({self._host}), default=-1) > version:
+        Raises: UnknownVersionError: the weights are gone. DigestMismatchError.
+        """
+        run, relays, served = self._run, self._run.state.relays, None
+        while served is None:
+            if max(relays.held({self._host}), default=-1) > version not in relays.held({self._host}):
                 raise UnknownVersionError(f"version {version} is no longer held")
-            await run.to_relays.wait(timeout_s=TICK_S)
-        served: Served = await self._call(handle, "pull", version, endpoint)
+            endpoint = run.endpoint(self._host)
+            if endpoint is not None and version in relays[self._host].held:
+                served = await self._served(handle, version, endpoint)
+            if served is None:
+                await run.to_relays.wait(timeout_s=TICK_S)
         run.lineage.check_served(NAME, version, served)
         run.computes(NAME, served.computes)
+
+    async def _served(self, handle: Handle, version: int, endpoint: Endpoint) -> Served | None:
+        """None: its slots went, or were overwritten, just now."""
+        try:
+            served: Served = await self._call(handle, "pull", version, endpoint)
+        except (UnknownVersionError, TornVersionError):
+            return None
+        return served
 
     async def _burst(
         self,

@@ -40,8 +40,8 @@ KIND_COLORS = {
 HEIGHT, ROW_HEIGHT = 230, 28
 POINTS_MAX = 30
 """A line of at most so many points shows them: one alone is no line."""
-POINTS_ONLY = ("evaluations",)
-"""Nothing is known between their points."""
+POINTS_ONLY = "evaluation"
+"""Of curves whose label begins so nothing is known between their points."""
 LABEL_CHARACTERS, ROW_CHARACTERS = 40, 55
 """Of one line in a legend, and of a row of them."""
 
@@ -59,7 +59,7 @@ def curves_data(lines: Mapping[str, Curve]) -> Data:
         "ys": [[_short(y) for y in line.y] for _, line, _ in drawn],
         "label": [_clipped(label) for label, _, _ in drawn],
         "color": [color for _, _, color in drawn],
-        "dash": ["1 10" if label in POINTS_ONLY else "solid" for label, _, _ in drawn],
+        "dash": ["1 10" if label.startswith(POINTS_ONLY) else "solid" for label, _, _ in drawn],
     }
 
 

@@ -10,7 +10,7 @@ from millrace.config.schema import Config
 from millrace.look import figures, parts
 from millrace.look.activity import row_order
 from millrace.look.charts import CHARTS, overlaid
-from millrace.look.evaluations import evaluated
+from millrace.look.evaluations import HEAD, evaluated, rows, while_training
 from millrace.look.runs import state_of
 from millrace.look.steps import POINTS, Axis, Steps
 from millrace.look.story import TROUBLES_MAX, Story
@@ -70,6 +70,8 @@ class Overview:
         """Of every plot, by its name."""
         lines = {chart.name: overlaid(chart, {self.name: self.steps}, by, points) for chart in CHARTS}
         lines["reward"]["evaluations"] = evaluated(self.run.evaluations, self.steps, by)
+        going_by = {section.name: section.by for section in self.config.evaluations}
+        lines["reward"] |= while_training(self.story.evaluations, going_by, self.steps, by)
         found = {name: figures.curves_data(curves) for name, curves in lines.items()}
         found |= {f"{name} points": figures.points_data(data) for name, data in found.items()}
         found["lanes"] = figures.lanes_data([*self.story.activity.spans, *self.story.spans])
@@ -95,7 +97,7 @@ class Overview:
         """HTML by the id of its place."""
         told = [(f"{t.minute:.1f}", t.who, t.what) for t in reversed(self.story.troubles)]
         return {
-            "facts": parts.facts(self._facts()) + self._accounts(),
+            "facts": parts.facts(self._facts()) + self._accounts() + self._evaluations(),
             "told": self._notice(),
             "findings": parts.findings(
                 self.story.findings() if self.is_whole else [], complete=self.is_whole
@@ -136,6 +138,10 @@ class Overview:
             if (value := self.steps.last(name)) is not None
         ]
         return f'<p class="quiet">Trajectories: {parts.safe(", ".join(told))}.</p>' if told else ""
+
+    def _evaluations(self) -> str:
+        told = rows(self.story.evaluations)
+        return parts.table(HEAD, told) if told else ""
 
     def _shares(self) -> dict[str, dict[str, float]]:
         """Seconds of each role by what they went to."""

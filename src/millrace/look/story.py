@@ -59,6 +59,7 @@ class Story:
         self._start_s: float | None = None
         self.spans: deque[Span] = deque(maxlen=SPANS_MAX)
         self.activity = Activity(SPANS_MAX)
+        self.evaluations: dict[tuple[str, int], dict[str, Any]] = {}  # the newest event of each
         self.troubles: deque[Trouble] = deque(maxlen=TROUBLES_MAX)
         self.took_s = {"step": 0.0, "wait": 0.0, "publish": 0.0, "checkpoint": 0.0}  # of the trainer
 
@@ -112,6 +113,11 @@ class Story:
             if record["ph"] == "X":
                 start = record["ts"] / 60e6
                 self.spans.append(Span(row, event.kind, max(0.0, start), minute, record["name"]))
+        if event.kind in ("evaluated", "evaluation_skipped"):
+            self.evaluations[event.fields["name"], event.fields["version"]] = event.fields
+        if event.kind == "rewound":
+            version = event.fields["version"]
+            self.evaluations = {key: told for key, told in self.evaluations.items() if key[1] <= version}
         if event.kind == "report":
             self._report(minute, event.fields)
         if event.kind in _TROUBLES:

@@ -10,7 +10,7 @@ from typing import Any
 from millrace.core.errors import ConfigError
 from millrace.core.events import Event
 from millrace.observe.samples import as_markdown
-from millrace.observe.scalars import step_scalars
+from millrace.observe.scalars import scalars_of
 
 
 class MlflowSink:
@@ -34,10 +34,9 @@ class MlflowSink:
         mlflow.log_dict(dict(config), "config.json")
 
     def __call__(self, event: Event) -> None:
-        if event.kind == "step" and not event.fields.get("replayed"):
-            scalars = {name: float(value) for name, value in step_scalars(event.fields).items()}
-            self._mlflow.log_metrics(scalars, step=event.fields["version"])
-
+        if scalars := scalars_of(event.kind, event.fields):
+            told = {name: float(value) for name, value in scalars.items()}
+            self._mlflow.log_metrics(told, step=event.fields["version"])
         elif event.kind == "sample":
             name = f"samples/{event.fields['version']:08d}-{event.fields['place']}.md"
             self._mlflow.log_text(as_markdown(event.fields), name)

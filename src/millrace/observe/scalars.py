@@ -31,3 +31,23 @@ def step_scalars(fields: Mapping[str, Any]) -> dict[str, float]:
     scalars |= {f"trainer/{name}": value for name, value in (fields.get("metrics") or {}).items()}
     scalars |= {f"accounting/{name}": value for name, value in (fields.get("accounting") or {}).items()}
     return {name: value for name, value in scalars.items() if isinstance(value, int | float)}
+
+
+def scalars_of(kind: str, fields: Mapping[str, Any]) -> dict[str, float]:
+    """Of an event that tells of a version: a step that was not done again, or an evaluation. Others: none."""
+    if kind == "step":
+        return {} if fields.get("replayed") else step_scalars(fields)
+    return evaluation_scalars(fields) if kind == "evaluated" else {}
+
+
+def evaluation_scalars(fields: Mapping[str, Any]) -> dict[str, float]:
+    """Names as `evaluation/<name>/greedy`, `evaluation/<name>/pass_at_4`."""
+    told = fields["metrics"]
+    figures = {
+        "greedy": told["greedy_accuracy"],
+        "sampled": told["sampled_accuracy"],
+        "reward": told["reward_mean"],
+    }
+    for name in ("pass_at_k", "majority_at_k"):
+        figures |= {name.removesuffix("k") + k: value for k, value in told[name].items()}
+    return {f"evaluation/{fields['name']}/{k}": value for k, value in figures.items() if value is not None}

@@ -12,11 +12,11 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from millrace.core.events import Event
 from millrace.observe.samples import as_markdown
-from millrace.observe.scalars import step_scalars
+from millrace.observe.scalars import scalars_of
 
 
 class TensorBoardSink:
-    """One scalar per name of `step_scalars`, at the version the step made, and samples as texts. Replays are
+    """One scalar per name of `scalars_of`, at the version that it is of, and samples as texts. Replays are
     left out: their curves are there already."""
 
     def __init__(self, directory: Path) -> None:
@@ -26,8 +26,8 @@ class TensorBoardSink:
         if event.kind == "sample":
             tag = f"samples/{event.fields['place']}"
             self._add(event, text_pb(tag, as_markdown(event.fields)))
-        elif event.kind == "step" and not event.fields.get("replayed"):
-            for name, value in step_scalars(event.fields).items():
+        elif scalars := scalars_of(event.kind, event.fields):
+            for name, value in scalars.items():
                 self._add(event, scalar_pb(name, float(value)))
         else:
             return

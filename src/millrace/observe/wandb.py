@@ -9,7 +9,7 @@ from typing import Any
 
 from millrace.core.errors import ConfigError
 from millrace.core.events import Event
-from millrace.observe.scalars import step_scalars
+from millrace.observe.scalars import scalars_of
 
 _COLUMNS = ["trajectory_id", "row_id", "prompt", "completion", "reward", "num_tokens", "finish"]
 
@@ -35,9 +35,11 @@ class WandbSink:
         )
 
     def __call__(self, event: Event) -> None:
-        if event.kind == "step" and not event.fields.get("replayed"):
-            self._run.log(step_scalars(event.fields), step=event.fields["version"])
-
+        if event.kind == "evaluated":  # later than steps, and W&B takes no step twice: its own axis
+            scalars = scalars_of(event.kind, event.fields)
+            self._run.log(scalars | {"evaluation/version": event.fields["version"]})
+        elif scalars := scalars_of(event.kind, event.fields):
+            self._run.log(scalars, step=event.fields["version"])
         elif event.kind == "sample":
             row = [event.fields[name] for name in _COLUMNS]
             table = self._wandb.Table(columns=_COLUMNS, data=[row])

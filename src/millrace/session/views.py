@@ -7,16 +7,19 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from millrace.config.schema import Config
 from millrace.core import model_version
 from millrace.core.errors import MillraceError
 from millrace.core.events import Event
 from millrace.core.fairness import Figures
-from millrace.core.types import Group, Prompt, StepRecord, Trajectory
+from millrace.core.types import EvaluationRecord, Group, Prompt, StepRecord, Trajectory
+from millrace.estimates.evaluation import figure
 from millrace.observe.hosts import Hosts
 from millrace.observe.jsonl import read_events
 from millrace.observe.parts import parts
 from millrace.reading.reader import LedgerReader
 from millrace.reading.samples import Choice
+from millrace.schedule import evaluate
 from millrace.session.run_directory import RunDirectory
 
 LAST_STEPS = 10
@@ -48,8 +51,33 @@ def run_view(reader: LedgerReader, run: RunDirectory) -> View:
         "replicas": _by_replica(t for trained in members.values() for t in trained),
         "hosts": _hosts(run),
         "window": _window(run),
+        "evaluations": evaluations_view(reader, config)[-LAST_STEPS:],
         "last_steps": [_step_line(record, members[record.version]) for record in last],
     }
+
+
+def evaluations_view(reader: LedgerReader, config: Config) -> list[View]:
+    """Evaluations while training, in the order of their versions. `best`: of its name, by what it goes by."""
+    records = reader.evaluations()
+    by = {section.name: section.by for section in config.evaluations}
+    best = {
+        name: evaluate.best([(r.version, figure(r.metrics, by.get(name, "greedy"))) for r in rows])
+        for name in {record.name for record in records}
+        if (rows := [r for r in records if r.name == name and not r.reason])
+    }
+    return [_evaluation_line(record, best.get(record.name) == record.version) for record in records]
+
+
+def _evaluation_line(record: EvaluationRecord, best: bool) -> View:
+    told, k = record.metrics, str(record.metrics.get("num_samples", 0))
+    line: View = {"name": record.name, "version": record.version}
+    for name, key in (("greedy", "greedy_accuracy"), ("pass", "pass_at_k"), ("majority", "majority_at_k")):
+        value = told.get(key)
+        line[name] = value.get(k) if isinstance(value, dict) else value
+    low, high = told.get("intervals", {}).get("greedy_accuracy", (None, None))
+    line |= {"greedy_low": low, "greedy_high": high, "samples": told.get("num_samples")}
+    line |= {"reward": told.get("reward_mean"), "took_s": record.took_s, "best": "best" if best else ""}
+    return line | {"skipped": record.reason}
 
 
 def _computes(run: RunDirectory) -> dict[str, str]:

@@ -45,6 +45,15 @@ class SwapSeen:
     digest: str
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The greedy accuracy of a version in an evaluation, with its interval of 95 %."""
+
+    greedy: float
+    low: float
+    high: float
+
+
 @dataclass(slots=True)
 class Evidence:
     """A sink. Steps are by version; a replayed one counts as it was done last. `dtype` is the engine's.
@@ -61,6 +70,8 @@ class Evidence:
     pulls: list[SwapSeen] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)  # of scored trajectories
     failures: Counter[str] = field(default_factory=Counter)  # reasons of failed rewards
+    evaluated: dict[str, dict[int, Measured]] = field(default_factory=dict)  # by name and version
+    skipped: Counter[str] = field(default_factory=Counter)  # evaluations of each name
     hosts: Hosts = field(default_factory=Hosts)
     end: str = ""  # why the run ended; empty while it has not
 
@@ -72,6 +83,8 @@ class Evidence:
                 self.end, self.schedule = "", fields.get("schedule", "")
             case "rewound":
                 self.by_version = {v: s for v, s in self.by_version.items() if v <= fields["version"]}
+                for name, series in self.evaluated.items():
+                    self.evaluated[name] = {v: told for v, told in series.items() if v <= fields["version"]}
             case "step":
                 self.by_version[fields["version"]] = _step(fields)
             case "published" | "staged":
@@ -82,6 +95,12 @@ class Evidence:
                 self.outcomes[fields["outcome"]] += 1
                 if fields["outcome"] == "failed":
                     self.failures[fields["reason"]] += 1
+            case "evaluated" if (told := fields["metrics"])["greedy_accuracy"] is not None:
+                low, high = told["intervals"]["greedy_accuracy"]
+                measured = Measured(told["greedy_accuracy"], low, high)
+                self.evaluated.setdefault(fields["name"], {})[fields["version"]] = measured
+            case "evaluation_skipped":
+                self.skipped[fields["name"]] += 1
             case "run_ended":
                 self.end = fields["reason"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from millrace.observe.doctor.batches import needless_staleness, unfair_batches
+from millrace.observe.doctor.evaluations import evaluations_skipped, overfitting
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.finding import Finding
 from millrace.observe.doctor.hosts import host_behind
@@ -31,6 +32,8 @@ RULES: tuple[Rule, ...] = (
     unfair_batches,
     needless_staleness,
     host_behind,
+    overfitting,
+    evaluations_skipped,
 )
 EXPLAINS = {
     "wrong-weights": {"numeric-gap", "true-staleness", "few-effective-tokens", "silenced-tokens"},

@@ -1,0 +1,135 @@
+"""Evaluations while training, as sinks, pages, `show` and the doctor tell of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.look_runs import write_run
+from tests.unit.ledger_records import ready_group, step_of
+from tests.unit.observe_events import run_started, step
+
+from millrace.config.evaluations import EvaluationSection
+from millrace.config.schema import Config
+from millrace.core.events import Event
+from millrace.core.types import EvaluationRecord, Scored
+from millrace.estimates.evaluation import Attempt, Evaluation, summarize
+from millrace.ledger.sqlite import SqliteLedger
+from millrace.look.overview import Overview
+from millrace.look.steps import Axis
+from millrace.observe.doctor.evidence import Evidence
+from millrace.observe.doctor.rules import diagnose
+from millrace.observe.scalars import scalars_of
+from millrace.reading.reader import LedgerReader
+from millrace.session.views import evaluations_view
+
+
+def result(right: int, of: int = 40) -> Evaluation:
+    """So many greedy completions are right, and one of each prompt's two samples."""
+    greedy = [Attempt(Scored(float(i < right), answer="x"), False) for i in range(of)]
+    two = [[Attempt(Scored(1.0, answer="x"), False), Attempt(Scored(0.0, answer="y"), False)]] * of
+    return summarize("", greedy, two, correct_at=1.0)
+
+
+def metrics(right: int) -> dict[str, Any]:
+    tree = result(right).to_json()
+    del tree["model"]
+    return tree
+
+
+def evaluated(time_s: float, version: int, right: int) -> Event:
+    fields = {"name": "held-out", "version": version, "best": True, "took_s": 1.0, "metrics": metrics(right)}
+    return Event("evaluated", time_s, time_s, fields)
+
+
+def skipped(time_s: float, version: int) -> Event:
+    return Event(
+        "evaluation_skipped", time_s, time_s, {"name": "held-out", "version": version, "reason": "too busy"}
+    )
+
+
+def test_a_result_survives_json() -> None:
+    assert Evaluation.of_json(result(3).to_json()) == result(3)
+
+
+def test_sinks_get_one_scalar_for_each_figure() -> None:
+    told = scalars_of("evaluated", evaluated(1.0, 2, right=10).fields)
+    assert told["evaluation/held-out/greedy"] == 0.25
+    assert told["evaluation/held-out/pass_at_2"] == 1.0
+    assert told["evaluation/held-out/majority_at_2"] == 0.5
+    assert scalars_of("evaluation_skipped", skipped(1.0, 2).fields) == {}
+
+
+def test_the_page_has_points_and_a_table(tmp_path: Path) -> None:
+    told = [run_started(), step(2.0, 1), evaluated(2.5, 1, right=10), step(4.0, 2), skipped(4.5, 2)]
+    one = Overview("a", write_run(tmp_path / "a", events_told=told))
+    while not one.is_whole or not one.story.evaluations:
+        one.update()
+    reward = one.data(Axis.STEP)["reward"]
+    at = reward["label"].index("evaluation held-out: greedy")
+    assert (reward["xs"][at], reward["ys"][at]) == ([1], [0.25])
+    facts = one.parts()["facts"]
+    assert "held-out" in facts and "0.250" in facts and "too busy" in facts
+
+
+def test_show_names_the_best_version_and_why_one_was_skipped(tmp_path: Path) -> None:
+    ledger = SqliteLedger(tmp_path / "ledger.sqlite", run={})
+    for version, right in enumerate((10, 20, 15)):
+        if version:
+            group = ready_group(version, version - 1)
+            ledger.admit([group])
+            ledger.commit_step(step_of(version, group))
+        ledger.evaluated(EvaluationRecord("held-out", version, metrics(right)), [])
+    ledger.evaluated(EvaluationRecord("other", 2, reason="too busy"), [])
+    ledger.close()
+    config = Config.model_validate(
+        {"model": {"path": "m"}, "task": {"kind": "gym", "name": "gcd"}, "reward": {"kind": "gym"}}
+    )
+    config = config.model_copy(update={"evaluations": (EvaluationSection(name="held-out", samples=2),)})
+    with LedgerReader(tmp_path / "ledger.sqlite") as reader:
+        lines = evaluations_view(reader, config)
+    assert [(line["greedy"], line["best"]) for line in lines] == [
+        (0.25, ""),
+        (0.5, "best"),
+        (0.375, ""),
+        (None, ""),
+    ]
+    assert lines[0]["greedy_low"] < 0.25 < lines[0]["greedy_high"]
+    assert lines[3]["skipped"] == "too busy"
+
+
+def evidence(*rights: int, rising: bool = True) -> Evidence:
+    """An evaluation after each second of the steps."""
+    seen = Evidence()
+    for version in range(1, 2 * len(rights) + 1):
+        told = step(float(version), version)
+        told.fields["reward_mean"] = 0.1 * version if rising else 0.5
+        seen(told)
+        if version % 2 == 0:
+            seen(evaluated(version + 0.5, version, rights[version // 2 - 1]))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("rights", "rising", "found"),
+    [
+        ((10, 36, 12, 8), True, ["overfitting"]),
+        ((10, 36, 12, 8), False, []),  # training got no better either
+        ((10, 20, 18, 19), True, []),  # within what chance does
+        ((10, 20, 30, 36), True, []),
+    ],
+)
+def test_a_model_that_gets_worse_while_its_reward_rises_is_told(
+    rights: tuple[int, ...], rising: bool, found: list[str]
+) -> None:
+    assert [one.fault for one in diagnose(evidence(*rights, rising=rising))] == found
+
+
+def test_an_evaluator_that_is_too_slow_is_told() -> None:
+    seen = evidence(10)
+    for version in range(3, 6):
+        seen(skipped(float(version), version))
+    (finding,) = diagnose(seen)
+    assert finding.fault == "evaluations-skipped"
+    assert finding.evidence == ("evaluation held-out skipped 3 of 4 versions that were due",)
