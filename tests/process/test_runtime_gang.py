@@ -77,6 +77,23 @@ def test_each_rank_knows_its_place_and_has_a_log_of_its_own(tmp_path: Path) -> N
     with_gang(use, Place(ranks=2, devices=(4, 5), environ={"MORE": "1"}), tmp_path)
 
 
+def test_ranks_on_several_hosts_get_their_parts_of_the_place_and_a_network() -> None:
+    async def use(worker: GangHandle) -> None:
+        place = Place(host="a", ranks=4, devices=(0, 1, 2, 0), hosts=("a", "b"), meet="10.0.0.1")
+        handle = GangHandle[Any]("four", 1, worker.members * 2)
+        parts = [handle._place_of(place, rank) for rank in range(4)]
+        assert [(part.host, part.devices) for part in parts] == [
+            ("a", (0,)),
+            ("a", (1,)),
+            ("b", (2,)),
+            ("b", (0,)),
+        ]
+        assert all(part.environ["MILLRACE_NETWORK"] == "10.0.0.1" for part in parts)
+        assert not any("GLOO_SOCKET_IFNAME" in part.environ for part in parts)
+
+    with_gang(use)
+
+
 def test_a_worker_of_an_earlier_session_had_another_epoch_with_however_many_ranks(tmp_path: Path) -> None:
     async def session(ranks: int) -> int:
         runtime = LocalRuntime(log_dir=tmp_path)

@@ -92,6 +92,46 @@ def _address(record: RelayRecord) -> str:
 
 
 @pytest.fixture
+def parts() -> Relays:
+    """Of a trainer on the hosts a and b, which has just written version 5."""
+    relays = Relays(["a", "b", "c", "d"], heads=["a", "b"])
+    for host in relays:
+        relays.up(host, Endpoint("memfd", host, 3, 8, address=host))
+        relays.holds(host, [4])
+    relays.wrote(5, "first")
+    return relays
+
+
+def test_heads_that_have_a_part_each_and_all_after_them_make_a_ring(parts: Relays) -> None:
+    found = {host: parts.next_fetch(host, ()) for host in parts}
+    assert found == {
+        "a": Fetch(5, ("d", "c", "b")),
+        "b": Fetch(5, ("a", "d", "c")),
+        "c": Fetch(5, ("b", "a")),
+        "d": Fetch(5, ("c", "b", "a")),
+    }
+
+
+def test_nothing_is_asked_for_while_a_head_is_away_with_its_part(parts: Relays) -> None:
+    parts.down("b")
+    parts.up("b", Endpoint("memfd", "b", 3, 8, address="new"))
+    assert [parts.next_fetch(host, ()) for host in "abcd"] == [None] * 4
+    assert parts.rewritten == 0
+    parts.wrote(5, "first")
+    assert parts.rewritten == 1
+    assert parts.next_fetch("c", ()) == Fetch(5, ("new", "a"))
+
+
+def test_a_version_written_again_with_other_weights_is_got_again_by_all(parts: Relays) -> None:
+    for host in parts:
+        parts.holds(host, [4, 5])
+    parts.wrote(5, "first")
+    assert parts.next_fetch("c", ()) is None and parts.next_fetch("a", ()) is not None
+    parts.wrote(5, "rounded otherwise")
+    assert all(parts.next_fetch(host, ()) is not None for host in "abcd")
+
+
+@pytest.fixture
 def relays() -> Relays:
     relays = Relays(["b", "a", "c"], heads=["a"])
     for host in "abc":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from placement_needs import GB, ON_CPU, ON_GPU
+from pydantic import ValidationError
 
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
-from millrace.core.placement import HERE, ROLES, Gpu, Host
+from millrace.core.placement import HERE, ROLES, Gpu, Host, Place
 from millrace.placement.assign import assign
 from millrace.placement.hosts import Layout, added, lay_out, split
 from millrace.placement.tell import table, tables, tight
@@ -65,6 +66,39 @@ def test_the_trainer_goes_to_the_first_host_that_has_room_for_all_its_ranks() ->
     assert relays(layout) == ["c", "b"], "a has neither"
     with pytest.raises(ConfigError, match=r"8 ranks.*\[2, 4\] GPUs"):
         lay_out(config_for(1, trainer={"shard": 8}), [host("a", 2), host("b", 4)], ON_GPU)
+
+
+def test_ranks_are_divided_among_the_first_hosts_that_have_gpus_for_their_parts() -> None:
+    config = config_for(3, trainer={"shard": 4, "hosts": 2})
+    layout = lay_out(config, [host("a", 1), host("b", 2), host("c"), host("d", 3), host("e", 2)], ON_GPU)
+    assert layout.trainer == Place(
+        host="b", devices=(0, 1, 0, 1), ranks=4, hosts=("b", "d"), meet=f"10.0.0.{ord('b')}"
+    )
+    assert [placed.trains for placed in layout.placements] == [True, True, False, False]
+    assert relays(layout) == ["b", "d", "a", "e"]
+    assert replicas_by_host(layout) == {"a": 1, "d": 1, "e": 1}
+    with pytest.raises(ConfigError, match=r"on 3 of the hosts, which have \[1, 2, 2\] GPUs"):
+        lay_out(
+            config_for(1, trainer={"shard": 6, "hosts": 3}),
+            [host("a", 1), host("b", 2), host("c", 2)],
+            ON_GPU,
+        )
+
+
+def test_without_gpus_the_first_hosts_train_and_each_keeps_its_part_of_the_trainer() -> None:
+    config = config_for(3, trainer={"shard": 2, "hosts": 2})
+    layout = lay_out(config, list(split(host("a"), 3, "127.0.0.1")), ON_CPU)
+    assert (layout.trainer.hosts, layout.trainer.meet) == (("a", "host-1"), "127.0.0.1")
+    kept = [placed.needs.trainer.host_bytes for placed in layout.placements]
+    assert kept == [ON_CPU.trainer.host_bytes // 2] * 2 + [0]
+    assert all(placed.relay_slots >= 3 for placed in layout.placements[:2])
+    with pytest.raises(ConfigError, match=r"`trainer.hosts` \(2\) is more than the 1 hosts"):
+        lay_out(config, [host("a")], ON_CPU)
+
+
+def test_hosts_that_do_not_divide_the_ranks_are_refused() -> None:
+    with pytest.raises(ValidationError, match=r"`trainer.hosts` \(3\) must divide the trainer's 4 ranks"):
+        config_for(1, trainer={"shard": 4, "hosts": 3})
 
 
 def test_replicas_of_several_gpus_go_where_these_are_free() -> None:

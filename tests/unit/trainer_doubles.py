@@ -220,7 +220,13 @@ class MemoryWriter:
     def fill(self, filling: Filling, manifest: list[TensorSpec], blocks: list[NamedBuffer]) -> None:
         self.written.append((filling.version, {block.name: bytes(block.data) for block in blocks}))
 
-    def end(self, filling: Filling, manifest: list[TensorSpec], written: Iterable[NamedPiece]) -> str:
+    def end(
+        self,
+        filling: Filling,
+        manifest: list[TensorSpec],
+        written: Iterable[NamedPiece],
+        elsewhere: Iterable[NamedPiece] = (),
+    ) -> str:
         pieces = dict(written)
         self.ended.append(filling.version)
         return version_digest((s.name, s.dtype, s.shape, pieces[s.name].digest) for s in manifest)

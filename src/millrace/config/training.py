@@ -69,6 +69,10 @@ class Trainer(Section):
     sequence: int = Field(default=1, ge=1, le=64)
     """Ranks among which the tokens of each row are divided (Ulysses), for long sequences."""
 
+    hosts: int = Field(default=1, ge=1, le=4096)
+    """Hosts among which the ranks are divided evenly. Ranks that share a layer are neighbours, and neighbours
+    share a host. Each host's relay gets what its own ranks hold."""
+
     offload: bool = False
     """Weights, gradients and optimizer lie in the host's memory, and the CPU makes the update. A GPU holds
     what it computes with. Without a GPU this saves nothing."""
@@ -76,6 +80,19 @@ class Trainer(Section):
     @property
     def ranks(self) -> int:
         return self.shard * self.tensor * self.sequence
+
+    @property
+    def ranks_of_host(self) -> int:
+        return self.ranks // self.hosts
+
+    @model_validator(mode="after")
+    def _divides(self) -> Trainer:
+        if self.ranks % self.hosts:
+            raise ValueError(
+                f"`trainer.hosts` ({self.hosts}) must divide the trainer's {self.ranks} ranks: "
+                "`trainer.shard` x `trainer.tensor` x `trainer.sequence`"
+            )
+        return self
 
 
 class BatchShape(Section):

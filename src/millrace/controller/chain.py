@@ -6,6 +6,10 @@ before that one. A relay that is down is left out, so the chain closes around it
 directory of weights, if the run has one: it outlives every relay.
 
 A head asks nobody: the trainer writes its current version into a new head.
+
+A trainer on several hosts has a head on each, which holds what the ranks there wrote. All relays then get a
+version at the same time, each from the one before it, and the chain is a ring: the first head asks the last
+relay. A relay sends what the next one lacks, so nobody sends more than one whole version.
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ SOURCES_MAX = 3
 @dataclass(slots=True)
 class RelayRecord:
     """One relay. `endpoint` None: it is not up. `held`: its complete versions, ascending. `failing`: the last
-    fetch got nothing. `due`: a version that lies in its slots and is not digested yet; -1: none."""
+    fetch got nothing. `due`: a version that lies in its slots and is not digested yet; -1: none. `part`: a
+    version of which a head holds what the ranks of its host wrote, and is to get the rest; -1: none."""
 
     host: str
     head: bool
@@ -30,11 +35,16 @@ class RelayRecord:
     held: tuple[int, ...] = ()
     failing: bool = False
     due: int = -1
+    part: int = -1
 
     @property
     def newest(self) -> int:
         """-1: none."""
         return max(self.held, default=-1)
+
+    def can_send(self, version: int, *, coming: bool) -> bool:
+        """All of it, or of part of it. `coming`: to those that are no heads."""
+        return version in self.held or version == self.part or (coming and not self.head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +75,12 @@ def next_fetch(
     """
     up = [relay for relay in chain if relay.endpoint is not None]
     place = next((i for i, relay in enumerate(up) if relay.host == host), None)
-    if place is None or up[place].head:
+    if place is None:
         return None
-    newest = max(*(relay.newest for relay in up), max(stored, default=-1))
+    if up[place].head:
+        part = up[place].part
+        return Fetch(part, addresses([*up[:place][::-1], *up[:place:-1]])) if part >= 0 else None
+    newest = max(*(max(relay.newest, relay.part) for relay in up), max(stored, default=-1))
     for version in (newest, *sorted(orphans, reverse=True)):
         if version >= 0 and version not in up[place].held:
             asked = sources(up, place, version, coming=version == newest)
@@ -80,6 +93,11 @@ def next_fetch(
 def sources(up: Sequence[RelayRecord], place: int, version: int, *, coming: bool) -> tuple[str, ...]:
     """Addresses at which the relay at `place` may ask for `version`: those before it, the nearest first, then
     those after it. `coming`: the ones before it that are no heads have it or are just getting it."""
-    before = [relay for relay in up[:place][::-1] if version in relay.held or (coming and not relay.head)]
+    before = [relay for relay in up[:place][::-1] if relay.can_send(version, coming=coming)]
     after = [relay for relay in up[place + 1 :] if version in relay.held]
-    return tuple(relay.endpoint.address for relay in (*before, *after) if relay.endpoint is not None)
+    return addresses([*before, *after])
+
+
+def addresses(relays: Iterable[RelayRecord]) -> tuple[str, ...]:
+    """Of those that are up."""
+    return tuple(relay.endpoint.address for relay in relays if relay.endpoint is not None)

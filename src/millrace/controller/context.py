@@ -54,9 +54,9 @@ class RunContext:
         self.pulse, self.waits = Pulse(), Waits()
         self.patience = Patience(config.supervision.step_timeout_s)
         self.mailboxes = {spec.name: Mailbox() for spec in fleet.replicas}
-        self.trainer_host = fleet.trainer.place.host
+        self.trainer_hosts = fleet.trainer.place.hosts or (fleet.trainer.place.host,)
         hosts = [spec.place.host for spec in fleet.relays]
-        relays = Relays(hosts, (self.trainer_host,), config.weights.directory or "")
+        relays = Relays(hosts, self.trainer_hosts, config.weights.directory or "")
         self.state = RunState(_numbers(config), fleet.hosts, relays)
         self.published: deque[Published] = deque()  # written into the head's slots, not yet staged
         self.to_relays = Pulse()  # for relays alone: `pulse` fires with every completion
@@ -89,6 +89,12 @@ class RunContext:
         if not self.stopping:
             self.stopping, self.stop_reason = True, reason
         self.pulse.fire()
+
+    @property
+    def heads(self) -> tuple[Endpoint, ...]:
+        """Of the relays of all hosts of the trainer; empty: one of them is not up."""
+        found = [self.state.relays[host].endpoint for host in self.trainer_hosts]
+        return tuple(filter(None, found)) if all(found) else ()
 
     def endpoint(self, host: str) -> Endpoint | None:
         """Of the relay of `host`; None: it is not up."""

@@ -16,7 +16,7 @@ from millrace.core.errors import (
     leaves,
 )
 from millrace.core.protocols import Handle
-from millrace.core.types import Published, Staged, Stored, VersionRecord
+from millrace.core.types import Staged, Stored, VersionRecord
 
 TICK_S = 1.0  # between two looks of a relay that nobody woke, and between two tries to get a version
 
@@ -25,7 +25,10 @@ class RelaySession:
     """Of the relay of one host. It makes versions pullable there: the head's from `run.published`, those of
     the others from the relays before them in the chain. When the relay dies its slots are no longer offered.
     A new head gets the current version from the trainer again, another relay gets the newest from others.
-    It returns when the relay is no longer `needed`."""
+    It returns when the relay is no longer `needed`.
+
+    Where the trainer is on several hosts, no head can stage alone. All relays get what they lack from others.
+    The first one that has all of a version says what it is, and the rest are held to that."""
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class RelaySession:
     ) -> None:
         self._host, self._run, self._slot_bytes, self._needed = host, run, slot_bytes, needed
         self._head = run.state.relays[host].head
+        self._parts = len(run.trainer_hosts) > 1
         self._call = run.patience.call
         self._misses = 0  # fetches in a row that got nothing
 
@@ -45,7 +49,7 @@ class RelaySession:
         self._tell()
         try:
             async with asyncio.TaskGroup() as tasks:
-                if self._head and run.config.weights.directory is not None:
+                if self._host == run.trainer_hosts[0] and run.config.weights.directory is not None:
                     tasks.create_task(self._store(handle), name=f"store {handle.name}")
                 while self._needed():
                     if not await self._serve(handle):
@@ -60,7 +64,7 @@ class RelaySession:
 
     async def _serve(self, handle: Handle) -> bool:
         """Get one version to this host. Whether it may look for another at once."""
-        if self._head and self._run.published:
+        if self._head and self._run.published:  # by a trainer on this host alone
             await self._stage(handle)
             return True
         fetch = self._run.state.next_fetch(self._host)
@@ -83,14 +87,16 @@ class RelaySession:
             return
         finally:
             run.state.relays.arrived(self._host, item.version)
-        self._hold_to_record(item, staged)
-        run.lineage.published(staged)
+        self._hold_to_record(item.digest, staged)
         run.state.relays.staged(staged.version, staged.digest)
         run.state.relay_holds(self._host, staged.held)
-        run.repack_due = True
         run.waits.progress(handle.name)
-        run.events.emit("staged", version=staged.version, digest=staged.digest, stage_s=staged.stage_s)
+        self._tell_staged(staged)
         self._tell()
+
+    def _tell_staged(self, staged: Staged) -> None:
+        self._run.repack_due = True
+        self._run.events.emit("staged", version=staged.version, digest=staged.digest, stage_s=staged.stage_s)
 
     async def _store(self, handle: Handle) -> None:
         """Consumes staged versions, the newest only; waits for another one, and for the relay to have written
@@ -120,18 +126,45 @@ class RelaySession:
         )
         run.to_relays.fire()
 
-    def _hold_to_record(self, item: Published, staged: Staged) -> None:
-        """The version may have been published before: by a trainer that died, or in an earlier session. It is
-        the same if its tensors are, whichever pieces its ranks had, or if its pieces are.
+    async def _unless_written_again(self, call: Awaitable[Staged]) -> Staged | None:
+        """What `call` answers. None: a head that died is back, and the ranks wrote the version into it again.
+        Relays that waited for the dead one may wait for each other by now. The next order takes over."""
+        relays = self._run.state.relays
+        before = relays.rewritten
+
+        async def watch() -> None:
+            while relays.rewritten == before:
+                await self._run.to_relays.wait(timeout_s=TICK_S)
+            asking.cancel()
+
+        async def ask() -> Staged | Exception:
+            try:
+                return await call
+            except Exception as error:  # a group that is closing would not undo its cancellation of this task
+                return error
+
+        async with asyncio.TaskGroup() as tasks:
+            asking, watching = tasks.create_task(ask()), tasks.create_task(watch())
+            asking.add_done_callback(lambda _: watching.cancel())
+        answer = None if asking.cancelled() else asking.result()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _hold_to_record(self, published: str, staged: Staged) -> None:
+        """The version, `published` with that digest, may have been published before: by a trainer that died,
+        or in an earlier session. It is the same if its tensors are, whichever pieces its ranks had, or if its
+        pieces are.
 
         Raises: DigestMismatchError: it was other weights, and nothing explains it.
         """
         run, now = self._run, VersionRecord(staged.version, staged.digest, self._run.arithmetic)
         earlier = run.ledger.published(now.version)
         known = {record.digest for record in earlier}
-        why = "" if item.digest in known else replay_difference(earlier, now)
+        why = "" if published in known else replay_difference(earlier, now)
         if now.digest not in known:
             run.ledger.publish(now)
+        run.lineage.published(staged)
         if why:
             run.events.emit(
                 "replay_differs",
@@ -150,16 +183,22 @@ class RelaySession:
             with run.waits.waiting(handle.name, what, bounded=True):
                 digest = run.lineage.digest(fetch.version)
                 call = self._call(handle, "fetch", fetch.version, digest, list(asked), waits=True)
-                got: Staged = await call
+                got: Staged | None = await (self._unless_written_again(call) if self._parts else call)
         except DigestMismatchError:
             raise
         except WeightsError as error:
-            relay.failing, self._misses = True, self._misses + 1
+            relay.failing, relay.due, self._misses = True, -1, self._misses + 1
             run.state.relays.stored(fetch.version, False)
             run.events.emit("fetch_missed", host=self._host, version=fetch.version, reason=str(error))
             run.pulse.fire()
             return False
+        if got is None:
+            return True
         relay.failing, self._misses = False, 0
+        relay.part = relay.part if relay.part > got.version else -1
+        if self._parts:
+            self._hold_to_record(digest, got)
+        run.state.relays.arrived(self._host, got.version)
         run.state.relay_holds(self._host, got.held)
         run.waits.progress(handle.name)
         run.events.emit(
@@ -173,5 +212,7 @@ class RelaySession:
             encodings=got.encodings,
             fetch_s=got.stage_s,
         )
+        if self._parts and self._host == run.trainer_hosts[0]:
+            self._tell_staged(got)
         self._tell()
         return True

@@ -16,6 +16,9 @@ class Relays(dict[str, RelayRecord]):
         super().__init__((host, RelayRecord(host, host in heads)) for host in ordered)
         self.newest = -1
         """The newest version that any host holds; -1: none."""
+        self.rewritten = 0
+        """How often ranks on several hosts wrote a version again, or an earlier one."""
+        self._wrote = -1
         self._staged: dict[int, str] = {}
         self._directory, self._stored = directory, set[int]()
 
@@ -37,6 +40,9 @@ class Relays(dict[str, RelayRecord]):
         """It is gone, and what it held with it."""
         self[host].endpoint, self[host].due = None, -1
         self.holds(host, ())
+        if self[host].head:  # nobody else may have what its ranks wrote; they write it again
+            for relay in self.values():
+                relay.part = -1
 
     def holds(self, host: str, versions: Iterable[int]) -> None:
         """What replicas on `host` can pull from now on."""
@@ -46,6 +52,14 @@ class Relays(dict[str, RelayRecord]):
     def put(self, host: str, version: int) -> None:
         """The trainer has copied `version` there. Replicas can pull it once it is digested and staged."""
         self[host].due = version
+
+    def wrote(self, version: int, digest: str) -> None:
+        """Each head has what the ranks of its host wrote of `version`, and gets the rest from others."""
+        self.rewritten += version <= self._wrote
+        self._wrote = version
+        self.staged(version, digest)
+        for relay in self.values():
+            relay.part = version if relay.head else -1
 
     def arrived(self, host: str, version: int) -> None:
         """Nobody is to wait any longer for `version` or an older one: it can be pulled, or will not come."""

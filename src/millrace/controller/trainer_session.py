@@ -46,7 +46,7 @@ class TrainerSession:
     def __init__(self, run: RunContext, *, checkpoints: str, export: str | None) -> None:
         self._run, self._checkpoints, self._export = run, checkpoints, export
         self._loaded: TrainerState | None = None
-        self._published_to: tuple[object, int] | None = None  # (endpoint, version) last copied
+        self._published_to: tuple[object, int] | None = None  # (heads, version) last copied
         self._publishing: asyncio.Task[None] | None = None  # one at a time
         self._checkpointed = -1  # the version saved last, or being saved
         self._saving: asyncio.Task[None] | None = None  # one at a time
@@ -68,7 +68,8 @@ class TrainerSession:
                 self._publishing = self._saving = None
                 await self._train(handle, beside)
         finally:
-            self._run.state.relays.arrived(self._run.trainer_host, self._run.state.version)
+            for host in self._run.trainer_hosts:
+                self._run.state.relays.arrived(host, self._run.state.version)
 
     async def _train(self, handle: Handle, beside: asyncio.TaskGroup) -> None:
         run, state = self._run, self._run.state
@@ -226,29 +227,34 @@ class TrainerSession:
         return record
 
     async def _publish(self, handle: Handle, beside: asyncio.TaskGroup) -> None:
-        """Copy the current version to the current relay, once. Only the copy is waited for."""
+        """Copy the current version to the current relays of the trainer's hosts, once. Only the copy is
+        waited for."""
         run = self._run
-        endpoint = run.endpoint(run.trainer_host)
-        if endpoint is None or self._published_to == (target := (endpoint, run.state.version)):
+        heads = run.heads
+        if not heads or self._published_to == (target := (heads, run.state.version)):
             return
         await self._published()
         try:
-            await self._call(handle, "publish", endpoint)
+            await self._call(handle, "publish", *heads)
         except UnknownVersionError:
-            return await self._await_another_relay(endpoint)
+            return await self._await_another_relay(heads)
         self._published_to = target
-        run.state.relays.put(run.trainer_host, run.state.version)
+        for host in run.trainer_hosts:
+            run.state.relays.put(host, run.state.version)
         self._publishing = beside.create_task(self._hand_over(handle, *target), name="publish")
 
-    async def _hand_over(self, handle: Handle, endpoint: Endpoint, version: int) -> None:
-        """Wait until `version`, which is copied, is whole in its slot; then the relay may stage it."""
+    async def _hand_over(self, handle: Handle, heads: tuple[Endpoint, ...], version: int) -> None:
+        """Wait until `version`, which is copied, is whole in its slots; then the relays may stage it."""
         run = self._run
         with run.waits.waiting("publication", f"the digest of version {version}", bounded=True):
             published: Published = await self._call(handle, "published")
-        if run.endpoint(run.trainer_host) != endpoint:
-            return  # that relay died meanwhile, and its slots with it
+        if run.heads != heads:
+            return  # one of those relays died meanwhile, and its slots with it
         run.lineage.published(published)
-        run.published.append(published)
+        if len(heads) == 1:
+            run.published.append(published)
+        else:
+            run.state.relays.wrote(version, published.digest)
         run.to_relays.fire()
         run.events.emit("published", **asdict(published))
         run.pulse.fire()
@@ -258,14 +264,14 @@ class TrainerSession:
         if self._publishing is not None:
             await self._publishing
 
-    async def _await_another_relay(self, endpoint: Endpoint) -> None:
-        """The slots are gone, so the relay is gone too, and its death will be known in a moment."""
-        run = self._run
-        with run.waits.waiting("trainer", f"a relay other than {endpoint.path}"):
+    async def _await_another_relay(self, heads: tuple[Endpoint, ...]) -> None:
+        """The slots are gone, so a relay is gone too, and its death will be known in a moment."""
+        run, paths = self._run, " or ".join(endpoint.path for endpoint in heads)
+        with run.waits.waiting("trainer", f"a relay other than {paths}"):
             deadline_s = clock.now() + run.config.supervision.heartbeat_timeout_s
-            while run.endpoint(run.trainer_host) == endpoint:
+            while run.heads == heads:
                 if clock.now() > deadline_s:
-                    raise DeadlineExceeded(f"the slots at {endpoint.path} are gone, yet their relay answers")
+                    raise DeadlineExceeded(f"the slots at {paths} are gone, yet their relay answers")
                 await run.pulse.wait(timeout_s=TICK_S)
 
     async def _checkpoint(self, handle: Handle, beside: asyncio.TaskGroup, version: int) -> None:

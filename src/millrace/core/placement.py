@@ -28,6 +28,8 @@ class Place(msgspec.Struct, frozen=True):
     python   path of an interpreter; None: a fork of a process that has imported the roles already
     environ  variables that it gets beside the controller's
     ranks    processes that make up the worker
+    hosts    of the ranks, equally many on each, neighbours together; (): all are on `host`, as the first is
+    meet     the address of the first of `hosts`, at which the others reach it
     """
 
     host: str = THIS_HOST
@@ -36,6 +38,8 @@ class Place(msgspec.Struct, frozen=True):
     python: str | None = None
     environ: dict[str, str] = {}
     ranks: int = 1
+    hosts: tuple[str, ...] = ()
+    meet: str = ""
 
     @property
     def variables(self) -> dict[str, str]:

@@ -131,8 +131,9 @@ class Trainer(Protocol):
         """One optimizer step. A repeat of the last applied batch version returns its result again. What is
         not finite is rejected, with what is at fault: a repeat of that batch is rejected again."""
 
-    async def publish(self, endpoint: Endpoint) -> None:
-        """Copy the current version into a slot of `endpoint`. Training goes on while it is digested: nobody
+    async def publish(self, *endpoints: Endpoint) -> None:
+        """Copy the current version into slots of the relays at `endpoints`, one for each of the trainer's
+        hosts in their order: what the ranks there hold of it. Training goes on while it is digested: nobody
         can read it before. A repeat copies nothing."""
 
     async def published(self) -> Published:

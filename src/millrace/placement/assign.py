@@ -94,7 +94,8 @@ def uses_gpus(config: Config, host: Host) -> bool:
 
 
 def assign(config: Config, host: Host, needs: Needs, *, trains: bool = True) -> Placement:
-    """Places for all workers of `config` on `host`. Not `trains`: for its replicas and a relay alone.
+    """Places for all workers of `config` on `host`, of the trainer for the ranks of one host. Not `trains`:
+    for its replicas and a relay alone.
 
     Raises: ConfigError: the host's memory, or a GPU's, is too small for what the run keeps there.
     """
@@ -102,14 +103,14 @@ def assign(config: Config, host: Host, needs: Needs, *, trains: bool = True) -> 
     here = 0 if config.rollout.servers else replicas  # what a server computes with is not the run's
     gpus: list[tuple[int, ...]] = [()] * (replicas + 1)
     if on_gpu:
-        on_them = config.trainer.ranks if trains else 0
+        on_them = config.trainer.ranks_of_host if trains else 0
         gpus[: here + 1] = devices_of(here, len(host.gpus), config.rollout.tensor, ranks=on_them)
     places = []
     for worker, used in enumerate(gpus):
         python = config.rollout.python if worker else None
         share = _share(worker, gpus, host.gpus[used[0]], needs) if used else 1.0
         devices = tuple(host.gpus[gpu].index for gpu in used)
-        ranks = 1 if worker else config.trainer.ranks
+        ranks = 1 if worker else config.trainer.ranks_of_host
         places.append(Place(devices=devices, share=share, python=python, ranks=ranks))
     placement = Placement(
         host=host,
@@ -118,7 +119,7 @@ def assign(config: Config, host: Host, needs: Needs, *, trains: bool = True) -> 
         trainer=places[0],
         relay=Place(devices=()),
         replicas=tuple(places[1:]),
-        relay_slots=relay_slots(config, host, needs),
+        relay_slots=relay_slots(config, host, needs, completes=trains and config.trainer.hosts > 1),
         relay_slots_max=config.relay_slots,
         trains=trains,
     )
@@ -167,19 +168,21 @@ def least_share(gpu: Gpu, needs: Needs) -> float:
     return min(1.0, (working + CONTEXT_BYTES) / gpu.memory_bytes)
 
 
-def relay_slots(config: Config, host: Host, needs: Needs) -> int:
-    """How many versions the relay holds. Raises: ConfigError: two do not fit."""
+def relay_slots(config: Config, host: Host, needs: Needs, *, completes: bool = False) -> int:
+    """How many versions the relay holds. `completes`: it gets what ranks on other hosts wrote of one, while
+    those here write the next. Raises: ConfigError: two, then three, do not fit."""
     processes = processes_bytes(needs, config.rollout.replicas)
-    version = needs.weights_bytes
-    if processes + VERSIONS_MIN * version > host.memory_bytes:
+    version, least = needs.weights_bytes, VERSIONS_MIN + completes
+    told = "three" if completes else "two"
+    if processes + least * version > host.memory_bytes:
         raise ConfigError(
             f"the host has {size(host.memory_bytes)} of memory. The trainer keeps "
             f"{size(needs.trainer.host_bytes)} there, {config.rollout.replicas} replicas "
-            f"{size(needs.replica.host_bytes)} each, and the relay two versions of {size(version)}: "
-            f"{size(processes + VERSIONS_MIN * version)}.\n  Lower {_smaller(config)}"
+            f"{size(needs.replica.host_bytes)} each, and the relay {told} versions of {size(version)}: "
+            f"{size(processes + least * version)}.\n  Lower {_smaller(config)}"
         )
     room = SHARED_FRACTION * max(0, host.free_bytes - processes)
-    return max(VERSIONS_MIN, min(config.relay_slots, int(room // max(1, version))))
+    return max(least, min(config.relay_slots, int(room // max(1, version))))
 
 
 def processes_bytes(needs: Needs, replicas: int) -> int:

@@ -1,9 +1,9 @@
 """The decision over several hosts: who is on which. Pure. On each of them `assign` divides what it has.
 
-All ranks of the trainer are on the first host that has room for them. Replicas are spread: each goes to
-where the least of the room is taken; packed, they fill one host after the other. Room is what the trainer
-leaves of a host's GPUs, or of its cores where nobody has GPUs. Reward workers go round all hosts. A host with
-ranks or replicas has a relay. A host takes what its roles allow.
+The ranks of the trainer are on the first `trainer.hosts` hosts that have room for their equal parts. Replicas
+are spread: each goes to where the least of the room is taken; packed, they fill one host after the other. Room
+is what the trainer leaves of a host's GPUs, or of its cores where nobody has GPUs. Reward workers go round all
+hosts. A host with ranks or replicas has a relay. A host takes what its roles allow.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ NOBODY = MemoryNeed(0, 0)
 @dataclass(frozen=True)
 class Layout:
     """Everybody's place. `placements` are of the hosts that have a relay, the trainer's first. The others are
-    `spare`."""
+    `spare`. `trainer` has all ranks, on however many hosts."""
 
     placements: tuple[Placement, ...]
+    trainer: Place
     replicas: tuple[Place, ...]
     environments: tuple[Place, ...]
     spare: tuple[Host, ...] = ()
 
     @property
     def main(self) -> Placement:
-        """Of the trainer's host."""
+        """Of the trainer's first host."""
         return self.placements[0]
 
 
@@ -50,11 +51,11 @@ def lay_out(config: Config, hosts: Sequence[Host], needs: Needs) -> Layout:
     Raises: ConfigError: no host has room for the trainer, or one is too small for what is kept there.
     """
     on_gpu = computes_on_gpus(config, hosts)
-    main = trainer_host(config, hosts, on_gpu=on_gpu)
-    chosen = spread(config, hosts, main, on_gpu=on_gpu)
-    used = [main, *(i for i in range(len(hosts)) if i in chosen and i != main)]
+    mains = trainer_hosts(config, hosts, on_gpu=on_gpu)
+    chosen = spread(config, hosts, mains, on_gpu=on_gpu)
+    used = [*mains, *(i for i in range(len(hosts)) if i in chosen and i not in mains)]
     placements = [
-        _part(config, hosts[index], needs, replicas=chosen.count(index), trains=index == main)
+        _part(config, hosts[index], needs, replicas=chosen.count(index), trains=index in mains)
         for index in used
     ]
     if len(hosts) > 1:
@@ -63,6 +64,7 @@ def lay_out(config: Config, hosts: Sequence[Host], needs: Needs) -> Layout:
     workers = islice(cycle(allowed(hosts, "reward")), config.reward.most_workers)
     return Layout(
         placements=tuple(placements),
+        trainer=_together(placements[: len(mains)]),
         replicas=tuple(next(left[index]) for index in chosen),
         environments=tuple(HERE if host is hosts[0] else Place(host=host.name) for host in workers),
         spare=tuple(host for index, host in enumerate(hosts) if index not in used),
@@ -91,35 +93,42 @@ def allowed(hosts: Sequence[Host], role: str) -> list[Host]:
     return found
 
 
-def trainer_host(config: Config, hosts: Sequence[Host], *, on_gpu: bool) -> int:
-    """The first that has a GPU for each rank; on CPUs the first. Raises: ConfigError: there is none."""
-    able = allowed(hosts, "trainer")
-    if not on_gpu or len(hosts) == 1:
-        return hosts.index(able[0])
-    ranks, gpus = config.trainer.ranks, [len(host.gpus) for host in able]
-    found = next((hosts.index(host) for host in able if len(host.gpus) >= ranks), None)
-    if found is None:
+def trainer_hosts(config: Config, hosts: Sequence[Host], *, on_gpu: bool) -> list[int]:
+    """The first ones that have a GPU for each of their ranks; on CPUs the first ones.
+
+    Raises: ConfigError: they are too few.
+    """
+    trainer, able = config.trainer, allowed(hosts, "trainer")
+    if len(able) < trainer.hosts:
         raise ConfigError(
-            f"the trainer has {ranks} ranks, each with a GPU of one host, and the hosts have {gpus} GPUs.\n"
-            f"  Lower `trainer.shard` x `trainer.tensor` x `trainer.sequence` to at most {max(gpus)}"
+            f"`trainer.hosts` ({trainer.hosts}) is more than the {len(able)} hosts that it may be on.\n"
+            "  Lower it, or add hosts: `runtime.hosts`, or nodes of the cluster"
         )
-    return found
+    needed = trainer.ranks_of_host if on_gpu and len(hosts) > 1 else 0
+    found = [index for index, host in enumerate(hosts) if host in able and len(host.gpus) >= needed]
+    if len(found) < trainer.hosts:
+        raise ConfigError(
+            f"the trainer has {trainer.ranks} ranks, each with a GPU, on {trainer.hosts} of the hosts, which "
+            f"have {[len(host.gpus) for host in able]} GPUs.\n  Lower `trainer.shard` x `trainer.tensor` x `trainer.sequence`, or divide "
+            "them among more `trainer.hosts`"
+        )
+    return found[: trainer.hosts]
 
 
-def spread(config: Config, hosts: Sequence[Host], main: int, *, on_gpu: bool) -> list[int]:
+def spread(config: Config, hosts: Sequence[Host], mains: Sequence[int], *, on_gpu: bool) -> list[int]:
     """The host of each replica, as a position in `hosts`."""
     able = allowed(hosts, "rollout")
     room = [
-        _room(config, host, index == main, on_gpu=on_gpu) if host in able else 0
+        _room(config, host, index in mains, on_gpu=on_gpu) if host in able else 0
         for index, host in enumerate(hosts)
     ]
-    if not any(room) and hosts[main] not in able:
+    if not any(room) and hosts[mains[0]] not in able:
         raise ConfigError(
             "no GPU is left for replicas: no host with the role `rollout` has one that the trainer leaves\n"
             "  Add such a host, or let the trainer's have this role too"
         )
     if not any(room):
-        room[main] = 1
+        room[mains[0]] = 1
     taken, chosen = [0] * len(hosts), list[int]()
 
     def order(index: int) -> tuple[float, int]:
@@ -134,7 +143,7 @@ def spread(config: Config, hosts: Sequence[Host], main: int, *, on_gpu: bool) ->
 
 
 def _room(config: Config, host: Host, trains: bool, *, on_gpu: bool) -> int:
-    ranks = config.trainer.ranks if trains else 0
+    ranks = config.trainer.ranks_of_host if trains else 0
     if on_gpu and not config.rollout.servers:
         return max(0, len(host.gpus) - ranks) // config.rollout.tensor
     return max(1, host.cores - ranks)
@@ -143,8 +152,24 @@ def _room(config: Config, host: Host, trains: bool, *, on_gpu: bool) -> int:
 def _part(config: Config, host: Host, needs: Needs, *, replicas: int, trains: bool) -> Placement:
     """Of one host."""
     rollout = config.rollout.model_copy(update={"replicas": replicas})
-    part = config.model_copy(update={"rollout": rollout})
-    return assign(part, host, needs if trains else replace(needs, trainer=NOBODY), trains=trains)
+    part, kept = config.model_copy(update={"rollout": rollout}), needs.trainer
+    ours = MemoryNeed(kept.device_bytes, kept.host_bytes // config.trainer.hosts) if trains else NOBODY
+    return assign(part, host, replace(needs, trainer=ours), trains=trains)
+
+
+def _together(parts: Sequence[Placement]) -> Place:
+    """The trainer's place: its ranks on one host, or on several."""
+    places = [part.trainer for part in parts]
+    if len(parts) == 1:
+        return places[0]
+    return msgspec.structs.replace(
+        places[0],
+        devices=tuple(device for place in places for device in place.devices or ()),
+        share=min(place.share for place in places),
+        ranks=sum(place.ranks for place in places),
+        hosts=tuple(place.host for place in places),
+        meet=parts[0].host.address,
+    )
 
 
 def split(host: Host, count: int, address: str) -> tuple[Host, ...]:

@@ -5,7 +5,8 @@ the death of all: a rank that waits in a collective for a dead one would wait fo
 
 Each rank gets the variables RANK, WORLD_SIZE, LOCAL_RANK (of its device among those that it sees) and
 MILLRACE_RENDEZVOUS: where they meet, a memory file of the controller that has no name. So nothing is left of
-it, whoever dies.
+it, whoever dies. Ranks on several hosts also get MILLRACE_NETWORK, an address of the network on which they
+talk.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class GangHandle(Generic[M]):
         await asyncio.wait([self.dead], timeout=END_TIMEOUT_S)
 
     def _place_of(self, place: Place, rank: int) -> Place:
-        """A rank sees its own devices only, where there is one for each."""
+        """A rank is on its own host, and sees its own devices only, where there is one for each."""
         devices, each = place.devices, len(place.devices or ()) // place.ranks
         if devices is not None and each:
             devices = devices[rank * each : (rank + 1) * each]
@@ -184,7 +185,15 @@ class GangHandle(Generic[M]):
             "LOCAL_RANK": "0" if each else str(rank),
             "MILLRACE_RENDEZVOUS": f"file:///proc/{os.getpid()}/fd/{self._store}",
         }
-        return replace(place, devices=devices, ranks=1, environ={**ONE_HOST, **place.environ, **variables})
+        network = {"MILLRACE_NETWORK": place.meet} if place.hosts else ONE_HOST
+        return replace(
+            place,
+            host=place.hosts[rank * len(place.hosts) // place.ranks] if place.hosts else place.host,
+            devices=devices,
+            ranks=1,
+            hosts=(),
+            environ={**network, **place.environ, **variables},
+        )
 
     def _end(self, cause: str) -> None:
         self._cause = self._cause or cause

@@ -84,25 +84,30 @@ class LocalRuntime:
         """
 
         async def begin(member: LocalHandle, place: Place) -> None:
+            place = self._as_there(place)
             with self._log_file(member) as log_fd:
                 await member.start(place, self._silence_s_max, log_fd, self._hosts[place.host])
             if place.python is not None:
                 await member.call(PING, timeout_s=timeout_s)
             await member.construct(target, kwargs or {}, self._answer_s)
 
-        place = self._checked(name, place)
+        self._check(name, place)
         if self._launcher is None or self._launcher.gone.done():
             self._launcher = Launcher(self._preload)
         handle = self._workers.make(name, place.ranks, partial(LocalHandle, launcher=self._launcher))
         await self._workers.start(handle, place, begin, target=target, timeout_s=timeout_s)
         return handle
 
-    def _checked(self, name: str, place: Place) -> Place:
-        """`place`, with this Python started afresh where its host has a prefix. Raises: WorkerError."""
+    def _check(self, name: str, place: Place) -> None:
+        """Raises: WorkerError: it cannot begin, or not there."""
         self._workers.check(name, place.ranks)
-        if place.host not in self._hosts:
-            known = ", ".join(map(repr, self._hosts))
-            raise WorkerError(f"cannot spawn {name} on {place.host!r}: this runtime's hosts are {known}")
+        for host in (place.host, *place.hosts):
+            if host not in self._hosts:
+                known = ", ".join(map(repr, self._hosts))
+                raise WorkerError(f"cannot spawn {name} on {host!r}: this runtime's hosts are {known}")
+
+    def _as_there(self, place: Place) -> Place:
+        """With this Python started afresh, where the host has a prefix."""
         if not self._hosts[place.host] or place.python is not None:
             return place
         path = os.pathsep.join(filter(None, sys.path))

@@ -22,6 +22,7 @@ import concurrent.futures
 import faulthandler
 import os
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
@@ -92,11 +93,17 @@ class Hosted:
         adopt_orphans()
         return os.getpid()
 
-    async def rendezvous(self) -> str:
-        """Where the ranks of a gang meet: a memory file of this process, which goes with it."""
-        if self._store < 0:
-            self._store = os.memfd_create("rendezvous")
-        return f"file:///proc/{os.getpid()}/fd/{self._store}"
+    async def rendezvous(self, address: str) -> str:
+        """Where the ranks of a gang meet: a memory file of this process, which goes with it. Ranks on several
+        nodes meet at a port of `address`, which is this node's."""
+        if not address:
+            if self._store < 0:
+                self._store = os.memfd_create("rendezvous")
+            return f"file:///proc/{os.getpid()}/fd/{self._store}"
+        listener = socket.create_server((address, 0))
+        port = listener.getsockname()[1]
+        os.environ["MILLRACE_LISTENS"] = str(listener.detach())
+        return f"tcp://{address}:{port}"
 
     async def construct(self, epoch: int, target: str, variables: dict[str, str], kwargs: bytes) -> Answer:
         """Make the object, in a thread: loading may take minutes, and pings are answered meanwhile."""

@@ -118,9 +118,9 @@ class RayHandle:
             self._killed = False
             self.kill()
 
-    async def rendezvous(self) -> str:
-        """Where the ranks of its gang meet, if it is rank 0."""
-        return str(await self._asked("its start", self._actor.rendezvous.remote(), None))
+    async def rendezvous(self, address: str) -> str:
+        """Where the ranks of its gang meet, if it is rank 0. On several nodes that is a port of `address`."""
+        return str(await self._asked("its start", self._actor.rendezvous.remote(address), None))
 
     async def construct(
         self, target: str, kwargs: Mapping[str, Any], variables: Mapping[str, str], answer_s: float | None

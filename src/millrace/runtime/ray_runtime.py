@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from millrace.core.placement import HERE, OWN_ADDRESS, THIS_HOST, Place
 from millrace.runtime.gang import GangHandle
 from millrace.runtime.kernel import check_kernel
@@ -60,15 +62,15 @@ class RayRuntime:
         """Start a worker; see `core.protocols.Runtime`. One that fails leaves no process behind."""
         self._workers.check(name, place.ranks)
         cluster = self._connected()
-        node = await self._node(cluster, place.host)
+        nodes = [await self._node(cluster, host) for host in place.hosts or (place.host,)]
+        address = nodes[0].address
+        each = (nodes[rank * len(nodes) // place.ranks] for rank in range(place.ranks))
         handle = self._workers.make(
             name,
             place.ranks,
-            lambda one, epoch: RayHandle(one, epoch, cluster, self._namespace, node),
+            lambda one, epoch: RayHandle(one, epoch, cluster, self._namespace, next(each)),
         )
-        given = {
-            key: node.address if value == OWN_ADDRESS else value for key, value in (kwargs or {}).items()
-        }
+        given = {key: address if value == OWN_ADDRESS else value for key, value in (kwargs or {}).items()}
         meeting: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         async def begin(member: RayHandle, place: Place) -> None:
@@ -76,10 +78,11 @@ class RayRuntime:
             variables = {}
             if "RANK" in place.environ:
                 if place.environ["RANK"] == "0":
-                    meeting.set_result(await member.rendezvous())
+                    meeting.set_result(await member.rendezvous(place.meet))
                 variables = {"MILLRACE_RENDEZVOUS": await meeting}
             await member.construct(target, given, variables, self._answer_s)
 
+        place = replace(place, meet=address if place.hosts else "")
         await self._workers.start(handle, place, begin, target=target, timeout_s=timeout_s)
         return handle
 

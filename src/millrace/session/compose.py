@@ -181,7 +181,7 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
         "config": plain,
         "run_dir": str(run.path),
         "device": placed.device,
-        "device_share": placed.trainer.share,
+        "device_share": layout.trainer.share,
         "open_writer": "millrace.weights.ring:open_writer",
     }
 
@@ -199,7 +199,7 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
     joining = Joining(config, layout, replica=spec, relay=relay, aside=aside)
     return Fleet(
         trainer=WorkerSpec(
-            "trainer", "trainer", "millrace.trainer.role:TorchTrainer", trainer, placed.trainer
+            "trainer", "trainer", "millrace.trainer.role:TorchTrainer", trainer, layout.trainer
         ),
         relays=tuple(map(relay, layout.placements)),
         replicas=tuple(

@@ -204,10 +204,10 @@ def _size_warnings(config: Config, layout: Layout) -> Iterator[str]:
             "no faster, lower `rollout.replicas`"
         )
     cores = placed.host.cores
-    if placed.device == "cpu" and config.trainer.ranks > cores:
+    if placed.device == "cpu" and config.trainer.ranks_of_host > cores:
         yield (
-            f"the trainer's {config.trainer.ranks} ranks share {cores} cores: more than {cores} train no "
-            "faster, lower `trainer.shard`"
+            f"the trainer's {config.trainer.ranks_of_host} ranks share {cores} cores: more than {cores} "
+            "train no faster, lower `trainer.shard`"
         )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 
 from millrace.core.errors import MillraceError, StorageError, WorkerError, boundary
+from millrace.trainer.interface import interface_to
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -38,6 +39,7 @@ class Ranks:
     tensor: int = 1
     sequence: int = 1
     rank: int = 0
+    hosts: int = 1  # equally many ranks are on each, neighbours together
     offload: bool = False  # weights lie on the host while a GPU computes; one process is then a mesh of one
     talks_in: Any = None  # a group of torch.distributed; None: the one of all
 
@@ -63,10 +65,20 @@ class Ranks:
     def shard_index(self) -> int:
         return self.rank // (self.tensor * self.sequence)
 
-    def join(self, rendezvous: str | None, device: torch.device) -> None:
+    @property
+    def host(self) -> int:
+        """The number of this rank's host."""
+        return self.rank * self.hosts // self.world
+
+    @property
+    def leader(self) -> int:
+        """The first rank of this one's host."""
+        return self.host * self.world // self.hosts
+
+    def join(self, rendezvous: str | None, device: torch.device, network: str = "") -> None:
         """Meet the other ranks at `rendezvous` (`file://` or `tcp://`; None: there are none). Ranks talk by
-        gloo about what lies on the CPU, by NCCL about what lies on a GPU. Nothing is done where this process
-        is alone.
+        gloo about what lies on the CPU, by NCCL about what lies on a GPU, and where they are on several hosts
+        over the `network` of that address. Nothing is done where this process is alone.
 
         Raises: WorkerError: the others do not come, or are not as many.
         """
@@ -77,15 +89,19 @@ class Ranks:
         cuda = device.type == "cuda"
         if rendezvous is None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody is to reach it
+        elif network and "GLOO_SOCKET_IFNAME" not in os.environ:
+            os.environ["GLOO_SOCKET_IFNAME"] = interface = interface_to(network)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
         if cuda:
             torch.cuda.set_device(device)
         else:
             ctypes.CDLL(None).mallopt(*GIVEN_BACK)
         with boundary("trainer", f"rank {self.rank} of {self.world}: meet at {rendezvous}", WorkerError):
+            store = _store(rendezvous, self.rank, self.world)
             distributed.init_process_group(
                 "cpu:gloo,cuda:nccl" if cuda else "gloo",
-                init_method=rendezvous,
-                store=None if rendezvous else distributed.HashStore(),
+                init_method=None if store else rendezvous,
+                store=store,
                 rank=self.rank,
                 world_size=self.world,
                 timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
@@ -197,6 +213,27 @@ def _settle(faults: Iterable[Fault | None], mine: Exception | None) -> None:
         raise mine
     for kind, text in filter(None, faults):
         raise kind(text)
+
+
+def _store(rendezvous: str | None, rank: int, world: int) -> Any:
+    """Where ranks meet that share no file. Rank 0 listens already, at its host's address alone: at the
+    descriptor MILLRACE_LISTENS. None: at a file."""
+    from torch import distributed
+
+    if rendezvous is None:
+        return distributed.HashStore()
+    if not rendezvous.startswith("tcp://"):
+        return None
+    host, _, port = rendezvous.removeprefix("tcp://").rpartition(":")
+    listens = int(os.environ["MILLRACE_LISTENS"]) if rank == 0 else None
+    return distributed.TCPStore(
+        host,
+        int(port),
+        world,
+        is_master=rank == 0,
+        timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+        master_listen_fd=listens,
+    )
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
@@ -95,8 +95,9 @@ class Publisher:
     """Publishes versions of weights that `optimizer` updates. The trainer waits for the copy alone: of this
     rank's `buffers` and no others'.
 
-    Their digest is taken beside the next step. Only digests go from rank to rank. The first rank begins a
-    version, and ends it after all. Where one rank fails all fail, so that none waits for another.
+    Their digest is taken beside the next step. Only digests go from rank to rank. The first rank of each host
+    begins a version in a slot there, and ends it after all. Where one rank fails all fail, so that none waits
+    for another.
     """
 
     def __init__(
@@ -111,21 +112,40 @@ class Publisher:
         self._held = ""  # the digest of what this rank published last; empty: it held nothing
 
     def begin(self, opened: Callable[[], WeightsWriter], endpoint: Endpoint, version: int) -> None:
-        """Copy the weights into a slot of `endpoint`, of which `opened` gives the writer. They may be trained
-        on at once. A repeat writes nothing: it would cost the readers a slot."""
-        began_s = time.perf_counter()
-        if self._beside.wait() and self._begun == (endpoint, version):
+        """Copy the weights into a slot of `endpoint`, the relay's here, of which `opened` gives the writer.
+        They may be trained on at once. A repeat writes nothing: it would cost the readers a slot. Where only
+        other hosts have another endpoint, what was written here stays."""
+        began_s, ranks = time.perf_counter(), self._ranks
+        stays = self._beside.wait() and self._begun == (endpoint, version)
+        if stays and ranks.hosts == 1:
             return
-        if self._begun is None or self._begun[0] != endpoint:
-            agreed(self._ranks, lambda: bool(opened()))
-        writer, fault = opened(), None
-        filling = first_alone(self._ranks, lambda: writer.begin(version, self.buffers.manifest))
+        fillings = self._fillings(opened, endpoint, version, stays=stays)
+        if not any(fillings):
+            return
         self._begun = endpoint, version
+        writer, filling, fault = opened(), fillings[ranks.host], None
         try:
-            self.buffers.copy(writer, filling)
+            if filling is not None:
+                self.buffers.copy(writer, filling)
         except Exception as error:
             fault = error  # raised where all ranks learn of it
-        self._beside.begin(partial(self._end, writer, filling, fault), began_s)
+        self._beside.begin(partial(self._end, writer, version, filling, fault), began_s)
+
+    def _fillings(
+        self, opened: Callable[[], WeightsWriter], endpoint: Endpoint, version: int, *, stays: bool
+    ) -> list[Filling | None]:
+        """Of each host. None: what was written there `stays`."""
+        ranks, manifest = self._ranks, self.buffers.manifest
+        if ranks.hosts == 1:
+            if self._begun is None or self._begun[0] != endpoint:
+                agreed(ranks, lambda: bool(opened()))
+            return [first_alone(ranks, lambda: opened().begin(version, manifest))]
+
+        def begin() -> Filling | None:
+            writer = opened()
+            return writer.begin(version, manifest) if ranks.rank == ranks.leader and not stays else None
+
+        return agreed(ranks, begin)[:: ranks.world // ranks.hosts]
 
     def published(self) -> Published:
         """Wait until the version that was begun last is whole in its slot.
@@ -150,22 +170,33 @@ class Publisher:
                 "  Nothing of them is saved: test the memory, then `--resume`"
             )
 
-    def _end(self, writer: WeightsWriter, filling: Filling, fault: Exception | None) -> Published:
-        ranks, manifest, began_s = self._beside.ranks, self.buffers.manifest, time.perf_counter()
+    def _end(
+        self, writer: WeightsWriter, version: int, filling: Filling | None, fault: Exception | None
+    ) -> Published:
+        ranks, began_s = self._beside.ranks, time.perf_counter()
         with all_or_none(ranks):  # nobody digests while another copies
             if fault is not None:
                 raise fault
         written = agreed(ranks, self._digest)
-        ended = agreed(
-            ranks, lambda: "" if ranks.rank else writer.end(filling, manifest, chain.from_iterable(written))
-        )
+        ended = agreed(ranks, lambda: self._ended(writer, filling, written))
         return Published(
-            version=filling.version,
-            digest=ended[0],
+            version=version,
+            digest=next(filter(None, ended)),
             weights_bytes=self.buffers.weights_bytes,
             stall_s=self._beside.release(),
             digest_s=time.perf_counter() - began_s,
         )
+
+    def _ended(
+        self, writer: WeightsWriter, filling: Filling | None, written: Sequence[Sequence[NamedPiece]]
+    ) -> str:
+        """The version's digest, where this rank ends it; `written`: by each rank."""
+        ranks, every = self._ranks, chain.from_iterable
+        if filling is None or ranks.rank != ranks.leader:
+            return ""
+        here = slice(ranks.leader, ranks.leader + ranks.world // ranks.hosts)
+        elsewhere = [*written[: here.start], *written[here.stop :]]
+        return writer.end(filling, self.buffers.manifest, every(written[here]), every(elsewhere))
 
     def _digest(self) -> list[NamedPiece]:
         pieces = self.buffers.pieces()

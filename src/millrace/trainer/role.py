@@ -97,8 +97,8 @@ class TorchTrainer:
         what = f"its step from version {batch.version} ({num_tokens} tokens)"
         return await self._run(lambda: self._step(batch), what)
 
-    async def publish(self, endpoint: Endpoint) -> None:
-        await self._run(lambda: self._publish(endpoint), "publishing")
+    async def publish(self, *endpoints: Endpoint) -> None:
+        await self._run(lambda: self._publish(endpoints[self._ranks.host]), "publishing")
 
     async def published(self) -> Published:
         """Without a turn: steps go on meanwhile."""
@@ -228,9 +228,10 @@ def join(config: Config, device: tuple[str, float]) -> Ranks:
     """
     asked, several = config.trainer, config.trainer.ranks > 1
     rank, rendezvous = (os.environ[key] if several else "0" for key in ("RANK", "MILLRACE_RENDEZVOUS"))
-    ranks = Ranks(asked.shard, asked.tensor, asked.sequence, int(rank), asked.offload)
+    ranks = Ranks(asked.shard, asked.tensor, asked.sequence, int(rank), asked.hosts, asked.offload)
     if not ranks.alone:
-        ranks.join(rendezvous if several else None, torch_device(*device))
+        network = os.environ.get("MILLRACE_NETWORK", "")
+        ranks.join(rendezvous if several else None, torch_device(*device), network)
     return ranks
 
 

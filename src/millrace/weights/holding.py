@@ -115,6 +115,7 @@ class Holding:
         kind = kind_of(published.digest)
         found = await asyncio.to_thread(block_digest, self._place(piece), kind)
         if found != published.digest:
+            self.check()  # or ranks here have begun to write another version into the slot
             self.here[self._spans[piece]] = False
             raise DigestMismatchError(
                 f"{self._name(piece)} of version {self.version} has digest {found} here, and the trainer's "
