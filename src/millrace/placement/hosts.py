@@ -1,9 +1,9 @@
 """The decision over several hosts: who is on which. Pure. On each of them `assign` divides what it has.
 
 The ranks of the trainer are on the first `trainer.hosts` hosts that have room for their equal parts. Replicas
-are spread: each goes to where the least of the room is taken; packed, they fill one host after the other. Room
-is what the trainer leaves of a host's GPUs, or of its cores where nobody has GPUs. Reward workers go round all
-hosts. A host with ranks or replicas has a relay. A host takes what its roles allow.
+are spread: each goes to where the least of the room is taken; packed, they fill one host after the other.
+Room is what the trainer leaves of a host's GPUs, or of its cores where nobody has GPUs. Reward workers go
+round all hosts. A host with ranks or replicas has a relay. A host takes what its roles allow.
 """
 
 from __future__ import annotations
@@ -107,9 +107,10 @@ def trainer_hosts(config: Config, hosts: Sequence[Host], *, on_gpu: bool) -> lis
     needed = trainer.ranks_of_host if on_gpu and len(hosts) > 1 else 0
     found = [index for index, host in enumerate(hosts) if host in able and len(host.gpus) >= needed]
     if len(found) < trainer.hosts:
+        gpus = [len(host.gpus) for host in able]
         raise ConfigError(
             f"the trainer has {trainer.ranks} ranks, each with a GPU, on {trainer.hosts} of the hosts, which "
-            f"have {[len(host.gpus) for host in able]} GPUs.\n  Lower `trainer.shard` x `trainer.tensor` x `trainer.sequence`, or divide "
+            f"have {gpus} GPUs.\n  Lower `trainer.shard` x `trainer.tensor` x `trainer.sequence`, or divide "
             "them among more `trainer.hosts`"
         )
     return found[: trainer.hosts]
