@@ -10,6 +10,7 @@ import torch
 from tests.ranks import work
 from tests.ranks.together import together
 from trainer_doubles import CONFIGS, save_tiny_model
+from transformers import AutoConfig
 
 from millrace.core.errors import DataError
 from millrace.trainer.mesh import ALONE, Ranks
@@ -98,24 +99,35 @@ def test_what_is_not_finite_on_one_rank_is_refused_by_all(world: int, paths: dic
 
 
 @pytest.mark.parametrize(
-    ("shapes", "families"),
+    ("world", "shapes", "families"),
     [
-        ([{"shard": 2}, {"sequence": 2}], [name for name in CONFIGS if name not in FAMILIES]),
-        ([{"tensor": 2}], ["gemma2", "gemma3", "gemma3, capped", "mistral", "llama, llama3 rope"]),
+        (2, SHAPES[2], [name for name in CONFIGS if name not in FAMILIES]),
+        (4, SHAPES[4][1:], ["phi3", "qwen3_moe"]),
     ],
-    ids=["shard and sequence", "tensor"],
 )
-def test_the_other_families_too(tmp_path: Path, shapes: list[dict[str, int]], families: list[str]) -> None:
-    paths = {family: save_tiny_model(tmp_path / str(i), family) for i, family in enumerate(families)}
-    errors = together(2, work.gradient_errors, shapes, paths)[0]
+def test_the_other_families_too(
+    tmp_path: Path, world: int, shapes: list[dict[str, int]], families: list[str]
+) -> None:
+    heads = HEADS if world == 4 else {}
+    paths = {family: save_tiny_model(tmp_path / str(i), family, **heads) for i, family in enumerate(families)}
+    errors = together(world, work.gradient_errors, shapes, paths)[0]
     assert len(errors) == len(shapes) * len(families)
     assert {case: error for case, error in errors.items() if not error < 1e-5} == {}
 
 
-@pytest.mark.parametrize("family", ["phi3", "qwen3_moe"])
-def test_what_cannot_be_divided_by_matrices_is_refused_by_name(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "change", "told"),
+    [
+        ("phi3", {"intermediate_size": 47}, r"must divide the model's `intermediate_size` \(47\)"),
+        ("qwen3_moe", {"num_experts": 3}, r"must divide the model's `num_experts` \(3\)"),
+    ],
+)
+def test_what_ranks_do_not_divide_is_refused(tmp_path: Path, family: str, change: Any, told: str) -> None:
     path = save_tiny_model(tmp_path, family)
-    with pytest.raises(DataError, match=rf"`trainer.tensor` \(2\): {family} models are not divided"):
+    config = AutoConfig.from_pretrained(path)
+    config.update(change)
+    config.save_pretrained(path)
+    with pytest.raises(DataError, match=told):
         load_model(path, work.CPU, Ranks(tensor=2))
 
 

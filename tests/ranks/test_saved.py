@@ -89,11 +89,21 @@ def test_an_export_of_ranks_is_that_of_one_process_and_takes_no_memory(tmp_path:
     whole = AutoModelForCausalLM.from_config(config)
     whole.save_pretrained(tmp_path / "model")
     grew = together(2, saving.export, SHARDED, tmp_path / "model", tmp_path)
-    found = load_file(tmp_path / "second" / "model.safetensors")
-    due = {
-        name: weight.bfloat16()
-        for name, weight in load_file(tmp_path / "model" / "model.safetensors").items()
-    }
-    assert found.keys() == due.keys()
-    assert all(found[name].equal(weight) for name, weight in due.items())
+    assert_exported(tmp_path)
     assert max(grew) < 16_000_000, grew
+
+
+@pytest.mark.parametrize("family", ["phi3", "qwen3_moe"])
+def test_fused_matrices_and_experts_that_ranks_divide_are_exported_whole(tmp_path: Path, family: str) -> None:
+    from trainer_doubles import save_tiny_model
+
+    save_tiny_model(tmp_path / "model", family)
+    together(2, saving.export, {"tensor": 2}, tmp_path / "model", tmp_path)
+    assert_exported(tmp_path)
+
+
+def assert_exported(directory: Path) -> None:
+    found = load_file(directory / "second" / "model.safetensors")
+    stored = load_file(directory / "model" / "model.safetensors")
+    assert found.keys() == stored.keys()
+    assert all(found[name].equal(weight.bfloat16()) for name, weight in stored.items())

@@ -3,7 +3,7 @@
 Two ways at once, over `Ranks.weights_mesh`. "weights": each rank holds a part of every tensor, and those of
 a layer are put together while it computes (FSDP2). Gradients are summed: what a token counts for is settled
 for the whole batch. "tensor": each rank computes with its block of every matrix, by the plan that
-transformers has for the family.
+transformers has for the family. Of a mixture of experts each rank has some of the experts, whole.
 """
 
 from __future__ import annotations
@@ -28,11 +28,17 @@ from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from millrace.core.errors import DataError
-from millrace.trainer.exchange import same, total
+from millrace.trainer.exchange import joined, same, total
 from millrace.trainer.mesh import Ranks
 
 # As transformers names them.
 COLUMNS, ROWS, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"
+JOINED, SPLIT = (
+    "colwise_gather_output",
+    "rowwise_split_input",
+)  # fused matrices: what is between them is whole
+EXPERTS = "moe_tp_experts"
+OF_EXPERTS = {EXPERTS, "packed_colwise"}  # the plan of one expert's matrices, which are not divided here
 VOCABULARY = "embedding_rowwise"  # divided here whether a plan says so or not
 
 Forward = Callable[..., tuple[torch.Tensor, ...]]
@@ -71,12 +77,19 @@ def _refuse(config: Any, ranks: Ranks) -> None:
                 f"`trainer.tensor` ({ranks.tensor}) times `trainer.sequence` ({ranks.sequence}) must divide "
                 f"the model's `{key}` ({getattr(config, key)}).\n  Use `trainer.shard` for the other ranks"
             )
-    styles = set((config.base_model_tp_plan or {}).values()) - {COLUMNS, ROWS, PARTIAL, VOCABULARY}
-    if ranks.tensor > 1 and (styles or not config.base_model_tp_plan):
+    styles = set((config.base_model_tp_plan or {}).values())
+    strange = styles - {COLUMNS, ROWS, PARTIAL, JOINED, SPLIT, VOCABULARY} - OF_EXPERTS
+    if ranks.tensor > 1 and (strange or not styles):
         raise DataError(
             f"`trainer.tensor` ({ranks.tensor}): {config.model_type} models are not divided in that way "
-            f"({', '.join(sorted(styles)) or 'they have no plan'}).\n  Use `trainer.shard`"
+            f"({', '.join(sorted(strange)) or 'they have no plan'}).\n  Use `trainer.shard`"
         )
+    for style, key in ((JOINED, "intermediate_size"), (EXPERTS, "num_experts")):
+        if style in styles and getattr(config, key) % ranks.tensor:
+            raise DataError(
+                f"`trainer.tensor` ({ranks.tensor}) must divide the model's `{key}` "
+                f"({getattr(config, key)}).\n  Use `trainer.shard` for the other ranks"
+            )
 
 
 def divide(model: PreTrainedModel, ranks: Ranks, forward: Forward) -> PreTrainedModel:
@@ -114,14 +127,16 @@ def _divide_matrices(model: PreTrainedModel, mesh: Any, group: ProcessGroup) -> 
             module.register_parameter(key, placed[weight])
         if module is vocabulary[0]:
             module.forward = _looked_up(module, mesh, group)
+        elif style == EXPERTS:
+            module.forward = _chosen(module, mesh, group)
         elif module is not vocabulary[1] and module._parameters:
             module.forward = _multiplied(module, style, group)
 
 
 def _placement(style: str, key: str) -> Placement:
-    if style == COLUMNS:
+    if style in (COLUMNS, JOINED, EXPERTS):
         return Shard(0)
-    return Shard(1) if style == ROWS and key == "weight" else Replicate()
+    return Shard(1) if style in (ROWS, SPLIT) and key == "weight" else Replicate()
 
 
 def _multiplied(module: torch.nn.Module, style: str, group: ProcessGroup) -> Callable[..., torch.Tensor]:
@@ -133,14 +148,45 @@ def _multiplied(module: torch.nn.Module, style: str, group: ProcessGroup) -> Cal
         blocks = {key: weight.to_local() for key, weight in held.items() if weight is not None}
         if style == PARTIAL:  # each rank's heads give a part of its gradient
             blocks = {key: same(block, group) for key, block in blocks.items()}
-        bias = blocks.pop("bias", None) if style == ROWS else None
+        by_rows = style in (ROWS, SPLIT)
+        bias = blocks.pop("bias", None) if by_rows else None
+        if style in (COLUMNS, JOINED):
+            x = same(x, group)
+        elif style == SPLIT:
+            x = x.chunk(group.size(), dim=-1)[group.rank()]
         module._parameters.update(dict.fromkeys(held) | blocks)
         try:
-            out = whole(same(x, group) if style == COLUMNS else x)
+            out = whole(x)
         finally:
             module._parameters.update(held)
-        out = total(out, group) if style == ROWS else out
+        if style == JOINED:
+            return joined(out, group)
+        out = total(out, group) if by_rows else out
         return out if bias is None else out + bias
+
+    return forward
+
+
+def _chosen(module: Any, mesh: Any, group: ProcessGroup) -> Callable[..., torch.Tensor]:
+    """The `forward` of experts of which this rank holds some. What others hold is number `count`."""
+    whole = module.forward
+    module.num_experts //= mesh.size()
+    module._is_expert_parallel = True  # transformers: `num_experts` means none
+    count, first = module.num_experts, mesh.get_local_rank() * module.num_experts
+
+    def forward(x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        held: dict[str, Any] = dict(module._parameters)
+        module._parameters.update({key: weight.to_local() for key, weight in held.items()})
+        outside = (chosen < first) | (chosen >= first + count)
+        try:
+            out = whole(
+                same(x, group),
+                (chosen - first).masked_fill(outside, count),
+                same(shares, group).masked_fill(outside, 0.0),
+            )
+        finally:
+            module._parameters.update(held)
+        return total(out, group)
 
     return forward
 

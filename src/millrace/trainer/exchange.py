@@ -69,7 +69,22 @@ class _Swap(torch.autograd.Function):
         return _swap(grads[0], ctx.group), None
 
 
-same, total = _Same.apply, _Total.apply
+class _Joined(torch.autograd.Function):
+    """Every rank's `x` side by side. Each rank uses a part of them, so gradients are summed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
+        distributed.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _sum(grads[0], ctx.group).chunk(ctx.group.size(), dim=-1)[ctx.group.rank()], None
+
+
+same, total, joined = _Same.apply, _Total.apply, _Joined.apply
 
 
 def _sum(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
