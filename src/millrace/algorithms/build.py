@@ -73,7 +73,7 @@ def build(config: config_of.Algorithm) -> Algorithm:
         objective=partial(policy_gradient, config=config),
         normalize=config.normalize,
         weight_cap=config.rho if config.clip in ("weight", "tv", "kl") else config.correction,
-        needs_reference=config.kl > 0,
+        needs_reference=config.kl > 0 or config.teacher is not None,
         trained=partial(_trained, config=config),
         whole_batch=whitened if config.scale == "batch" else None,
         kept=None
@@ -91,7 +91,7 @@ def _critic(config: PolicyGradient) -> Critic:
 
 def _has_proximal(config: PolicyGradient) -> bool:
     """The objective looks at the proximal policy: otherwise no pass has to find it."""
-    return config.anchor == "proximal" or config.correction is not None
+    return config.anchor == "proximal" or config.correction is not None or config.teacher is not None
 
 
 def _advantages(group: Group, config: PolicyGradient) -> Advantages:

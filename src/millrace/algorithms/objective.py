@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from millrace.algorithms.correction import importance
+from millrace.algorithms.distillation import taught
 from millrace.algorithms.divergence import within
 from millrace.algorithms.drift import not_drifted
 from millrace.algorithms.kl import kl
@@ -35,6 +36,9 @@ def policy_gradient(
         One optimizer step a batch and the proximal policy as the anchor: g has the gradient A grad log pi.
         kl, entropy 0 -> reference and entropy are not looked at.
     """
+    if config.teacher is not None:
+        reward, teacher = config.reward_weight, config.teacher_weight
+        advantages_N = taught(xp, logprobs, advantages_N, reward=reward, teacher=teacher)
     loss_N = -_gain(xp, logprobs, advantages_N, config)
     if config.correction is not None:
         loss_N = loss_N * importance(

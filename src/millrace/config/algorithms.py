@@ -98,6 +98,13 @@ class PolicyGradient(Section):
     """`"reward"`: the penalty of a trajectory's tokens is taken off its reward. It costs a forward pass."""
     entropy: float = Field(default=0.0, ge=0, le=1000)
     """Weight of an entropy bonus."""
+    teacher: str | None = None
+    """Model directory of a teacher with the same tokens. What it thinks of each token is a part of the
+    advantage: `teacher_weight` x log(teacher/proximal). `"none"`: no teacher."""
+    teacher_weight: float = Field(default=1.0, gt=0, le=1000)
+    """Weight of the teacher in the advantage."""
+    reward_weight: float = Field(default=1.0, ge=0, le=1000)
+    """Weight of the rewards beside a teacher. 0: on-policy distillation alone."""
     discount: Fraction = 1.0
     """How much a reward counts one token earlier, with `baseline = "value"`."""
     gae_lambda: Fraction = 0.95
@@ -121,7 +128,7 @@ class PolicyGradient(Section):
 
     @model_validator(mode="after")
     def _sound(self) -> PolicyGradient:
-        for wrong, message in _contradictions(self):
+        for wrong, message in (*_contradictions(self), *_of_teacher(self)):
             if wrong:
                 raise ValueError(message)
         return self
@@ -164,6 +171,19 @@ def _contradictions(a: PolicyGradient) -> Iterator[tuple[bool, str]]:
         a.kl > 0 and a.kl_estimator == "k1" and a.kl_in == "loss",
         '`algorithm.kl_estimator` ("k1") in the loss (`algorithm.kl_in`) has a gradient whose mean is 0.\n'
         '  Set the estimator to "k2" or "k3", or `algorithm.kl_in` to "reward"',
+    )
+
+
+def _of_teacher(a: PolicyGradient) -> Iterator[tuple[bool, str]]:
+    yield (
+        a.teacher is not None and a.kl > 0,
+        f"`algorithm.kl` ({a.kl}) keeps the policy near the initial model, and `algorithm.teacher` takes it "
+        "to another.\n  Set `kl` to 0, or leave the teacher out",
+    )
+    yield (
+        a.teacher is None and a.reward_weight != 1,
+        f"`algorithm.reward_weight` ({a.reward_weight}) is for the rewards beside `algorithm.teacher`, which "
+        'is "none".\n  Name a teacher, or leave the weight out',
     )
 
 

@@ -36,6 +36,7 @@ PATH_KEYS = (
     "reward.path",
     "data.path",
     "algorithm.path",
+    "algorithm.teacher",
     "schedule.path",
     "rollout.shared_dir",
     "lengths.run",

@@ -53,6 +53,7 @@ from millrace.trainer.model import (
     recompute_layers,
 )
 from millrace.trainer.publish import Publisher, buffers_of
+from millrace.trainer.teacher import load_teacher
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 T = TypeVar("T")
@@ -269,7 +270,9 @@ def _model(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedMode
 
 
 def _reference(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedModel:
-    """Version 0 as replicas have it."""
+    """The teacher, or else version 0 as replicas have it."""
+    if (teacher := getattr(config.algorithm, "teacher", None)) is not None:
+        return load_teacher(teacher, student=config.model.path, device=device, ranks=ranks)
     model = load_model(config.model.path, device, ranks)
     for weight in map(local, model.parameters()):
         weight.copy_(weight.to(_dtype(config)))
