@@ -9,10 +9,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 from test_algorithms_presets import MAX_TOKENS, large_batch, tables
-from trainer_doubles import make_trainer, save_tiny_model, tiny_model
+from trainer_doubles import make_trainer, save_tiny_model, sequence_logprobs, tiny_model
 
 from millrace.config.algorithms import GRPO, Reinforce
+from millrace.core.columns import TokenColumns
 from millrace.core.errors import DataError
+from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.mesh import ALONE
 from millrace.trainer.teacher import load_teacher
 
@@ -46,12 +48,7 @@ def test_the_gradient_is_that_of_rewards_and_teacher_together(budget):
 
 def test_a_student_comes_nearer_to_its_teacher_on_what_it_samples(tmp_path):
     """Completions of the student itself, without any reward."""
-    from trainer_doubles import sequence_logprobs
-
-    from millrace.core.columns import TokenColumns
-    from millrace.core.types import Batch, TrainGroup, TrainSequence
-
-    model = tiny_model()
+    model, plain = tiny_model(), tiny_model(attention="sdpa")
     trainer = make_trainer(
         GRPO(teacher="t", reward_weight=0.0, correction=None), model=model, reference=tiny_model(seed=1)
     )
@@ -59,14 +56,15 @@ def test_a_student_comes_nearer_to_its_teacher_on_what_it_samples(tmp_path):
 
     def sampled(version):
         sequences = []
+        plain.load_state_dict(trainer.model.state_dict())
         for i in range(64):
             tokens = [3]
             for _ in range(4):
                 with torch.no_grad():
-                    logits = trainer.model(input_ids=torch.tensor([tokens])).logits[0, -1]
+                    logits = plain(input_ids=torch.tensor([tokens])).logits[0, -1]
                 tokens.append(int(torch.multinomial(logits.softmax(-1), 1, generator=noise)))
             with torch.no_grad():
-                logprobs = sequence_logprobs(trainer.model, [3], tokens[1:]).tolist()
+                logprobs = sequence_logprobs(plain, [3], tokens[1:]).tolist()
             columns = TokenColumns.of(tokens[1:], logprobs, [version] * 4)
             sequences.append(TrainSequence(i, columns, 0.0, False))
         return Batch(version, [TrainGroup(0, [3], sequences)])
@@ -78,9 +76,9 @@ def test_a_student_comes_nearer_to_its_teacher_on_what_it_samples(tmp_path):
 
 
 def test_a_teacher_and_its_weights_are_refused_where_they_mean_nothing():
-    with pytest.raises(ValidationError, match="`algorithm.kl`"):
+    with pytest.raises(ValidationError, match=r"`algorithm\.kl`"):
         GRPO(teacher="t", kl=0.1)
-    with pytest.raises(ValidationError, match="`algorithm.reward_weight`"):
+    with pytest.raises(ValidationError, match=r"`algorithm\.reward_weight`"):
         GRPO(reward_weight=0.0)
 
 
@@ -92,5 +90,5 @@ def test_a_teacher_with_other_tokens_is_refused(tmp_path):
     assert load_teacher(student, student=student, device=CPU, ranks=ALONE).num_parameters() > 0
     with pytest.raises(DataError, match="has other tokens"):
         load_teacher(str(tmp_path / "other"), student=student, device=CPU, ranks=ALONE)
-    with pytest.raises(DataError, match="`algorithm.teacher`.*no config.json"):
+    with pytest.raises(DataError, match=r"`algorithm.teacher`.*no config\.json"):
         load_teacher(str(tmp_path), student=student, device=CPU, ranks=ALONE)

@@ -50,7 +50,8 @@ class Needs:
 def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     """What each worker keeps, beside what it needs for a moment.
 
-        trainer   16 bytes a parameter (10 with 8-bit moments, 4 more for a reference), and for publishing one
+        trainer   16 bytes a parameter (10 with 8-bit moments, 4 more for a reference, and for each of a
+                  teacher's), and for publishing one
                   version where the master weights are on the host, unless these are it (float32). Of an
                   adapter these are its own numbers; the model is 4 bytes a parameter beside it. In
                   bfloat16, 4 bytes for each weight that is rounded for a step (all where bfloat16 is computed
@@ -81,7 +82,7 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     kv_replica = kv_token * config.rollout.slots * config.rollout.max_sequence_tokens
     adapted = config.adapter.rank is not None
     trained = adapter_elements(directory, config.adapter) if adapted else parameters
-    frozen = parameters if adapted or _has_reference(config) else 0
+    frozen = (parameters if adapted or _has_reference(config) else 0) + _teacher_elements(config)
     rounded = 0 if size == 4 else trained if computing == 4 or adapted else shape.other_weights
     moments = int(trained * MOMENTS_BYTES[config.optimizer.states])
     states = COPY_BYTES * (2 * trained + frozen + rounded) + moments
@@ -107,6 +108,17 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
         checkpoint_bytes=trained * COPY_BYTES + moments,
         momentary=estimate(config, shape, computing, on_gpu=on_gpu),
     )
+
+
+def teacher_of(config: Config) -> str | None:
+    """The directory of the model that is distilled."""
+    path: str | None = getattr(config.algorithm, "teacher", None)
+    return path
+
+
+def _teacher_elements(config: Config) -> int:
+    path = teacher_of(config)
+    return 0 if path is None else sum(tensor_elements(Path(path)).values())
 
 
 def _has_reference(config: Config) -> bool:

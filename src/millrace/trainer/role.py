@@ -40,6 +40,7 @@ from millrace.core.types import (
     TrainerState,
 )
 from millrace.placement.device import computes, computing_dtype, torch_device
+from millrace.placement.needs import teacher_of
 from millrace.trainer.adapter import begin, insert, published_weights
 from millrace.trainer.arithmetic import arithmetic
 from millrace.trainer.blame import blame
@@ -243,7 +244,7 @@ def _policy_trainer(config: Config, device: torch.device, ranks: Ranks) -> Polic
         recompute_layers(model)
     reference = None
     if algorithm.needs_reference:
-        has_own = config.adapter.rank is not None
+        has_own = config.adapter.rank is not None and teacher_of(config) is None
         reference = model if has_own else _reference(config, device, ranks)
     settings = StepSettings(
         optimizer=config.optimizer,
@@ -271,7 +272,7 @@ def _model(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedMode
 
 def _reference(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedModel:
     """The teacher, or else version 0 as replicas have it."""
-    if (teacher := getattr(config.algorithm, "teacher", None)) is not None:
+    if (teacher := teacher_of(config)) is not None:
         return load_teacher(teacher, student=config.model.path, device=device, ranks=ranks)
     model = load_model(config.model.path, device, ranks)
     for weight in map(local, model.parameters()):
