@@ -1,6 +1,6 @@
 """What the controller's process costs at a thousand GPUs' rates: the real controller, ledger and wire.
 
-    python benchmarks/control_plane.py [--json] [--rates 400000 2000000] [--median 400]
+    python benchmarks/control_plane.py [--json] [--rates 400000 2000000] [--median 400] [--runtime local|ray]
 
 Laminar's 32B setting (arXiv:2510.12633): 256 replicas x 64 trajectories, one report a second a replica,
 batches of 512 prompts x 16, 2 k tokens in, up to 16 k out, p99 ten times the median. The median is 1,600
@@ -8,6 +8,9 @@ there; a quarter of it by default, so that a run takes minutes: four times as ma
 The roles compute nothing (`players.py`). They are three other processes, which share the machine's cores with
 the controller. Therefore all is in **CPU seconds of the controller's process**, not in wall time. Counting
 begins when `--warm-up` times the tokens of all trajectories have passed.
+
+With `--runtime ray` messages are Ray's, and its threads in the controller's process count too. The 256
+replicas are parts of one actor (`ray_players.py`).
 
 tokens_per_cpu_s          completion tokens from reports into the ledger, per CPU second, at the first rate
 tokens_per_cpu_s_at_RATE  the same at the others: longer reports, not more of them
@@ -199,7 +202,7 @@ async def one(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     config, meter = configuration(options.heartbeat_s), Meter()
     events = Events(clock.now, clock.wall)
     ledger = SqliteLedger(directory / "ledger.sqlite", run={})
-    troupe = Troupe(3, silence_s_max=3 * options.heartbeat_s)
+    troupe = _troupe(options.runtime, silence_s_max=3 * options.heartbeat_s)
     mean = options.median * math.exp(SIGMA**2 / 2)
     warm_up = int(options.warm_up * REPLICAS * SLOTS * mean)
     with open_sinks(events, config.observe, directory, {}):
@@ -229,12 +232,21 @@ async def one(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     return result | {"ledger_bytes_per_token": size / meter.tokens}
 
 
+def _troupe(runtime: str, *, silence_s_max: float) -> Any:
+    if runtime == "local":
+        return Troupe(3, silence_s_max=silence_s_max)
+    from ray_players import RayTroupe  # needs Ray
+
+    return RayTroupe(3, silence_s_max=silence_s_max)
+
+
 def rates(options: argparse.Namespace) -> dict[str, Any]:
     """Each rate in a controller's process of its own."""
     found: dict[str, Any] = {}
     for rate in options.rates:
         say(f"{rate:,} tokens/s")
-        words = [sys.executable, __file__, "--one", rate, "--median", options.median]
+        words = [sys.executable, __file__, "--runtime", options.runtime, "--one", rate]
+        words += ["--median", options.median]
         words += [
             "--heartbeat-s",
             options.heartbeat_s,
@@ -262,6 +274,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="of tokens at the rate, to measure")
     parser.add_argument("--warm-up", type=float, default=1.0, help="times that every trajectory is replaced")
     parser.add_argument("--heartbeat-s", type=float, default=10.0, help="`supervision.heartbeat_timeout_s`")
+    parser.add_argument("--runtime", choices=("local", "ray"), default="local")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="the result as one JSON object on the last line")
     options = parser.parse_args()

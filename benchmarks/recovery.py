@@ -8,7 +8,11 @@ trainer has replayed and published, a reward worker is ready, and a new controll
 serves (its processes import everything anew). One process is killed at a time, from whatever it is
 doing. `throughput_kept`: trained tokens per second with one replica killed every 20 s, as a fraction of
 those of the undisturbed window before it; `alive_fraction` is the part of the replicas that was alive.
-With `--runtime ray` the workers are actors of a Ray cluster of this machine, which ends with its controller.
+With `--runtime ray` the workers are actors of a Ray cluster of three nodes, each in a network namespace
+behind a link of 1 Gbit/s. Then the second node's raylet is killed, all of its processes, and its link is cut
+for 20 s: each on a cluster of its own. `until_back`: every worker of that node is of use on another.
+`until_step`: the next optimizer step. `fenced`: the workers that were cut off have ended themselves. At the
+end of each run its accounts close.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tiny_run import FOR_EVER, tiny_run
 
@@ -77,13 +81,17 @@ def recovery_s(run: ChildRun, role: str, kills: int, rng: random.Random) -> list
 
 
 def measure_recovery(kills: int, overrides: Sequence[str]) -> dict[str, dict[str, float]]:
-    rng, result = random.Random(0), {}
     with tiny_run(*overrides) as run:
         run.start()
         wait(run, lambda: run.version >= 3, [])
-        for name, role in {**ROLES, "controller": "controller"}.items():
-            times = recovery_s(run, role, kills, rng)
-            result[name] = {"median": statistics.median(times), "worst": max(times), "kills": len(times)}
+        return recover_each(run, kills)
+
+
+def recover_each(run: ChildRun, kills: int) -> dict[str, dict[str, float]]:
+    rng, result = random.Random(0), {}
+    for name, role in {**ROLES, "controller": "controller"}.items():
+        times = recovery_s(run, role, kills, rng)
+        result[name] = {"median": statistics.median(times), "worst": max(times), "kills": len(times)}
     return result
 
 
@@ -125,19 +133,41 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--runtime", choices=("local", "ray"), default="local")
     options = parser.parse_args()
-    overrides = (*OVERRIDES, f"runtime.kind={options.runtime}")
+    result = on_ray(options) if options.runtime == "ray" else here(options)
+    if options.json:
+        print(json.dumps(result))
+
+
+def on_ray(options: argparse.Namespace) -> dict[str, object]:
+    """Imports Ray's tests only where they are asked for."""
+    from cluster_faults import measure_faults, run_on_cluster
+
+    overrides = (*OVERRIDES, "supervision.heartbeat_timeout_s=3")
+    with run_on_cluster(*overrides) as (_, run):
+        times = recover_each(run, options.kills)
+    _tell(times)
+    faults = measure_faults(*overrides)
+    for name, numbers in faults.items():
+        print(f"{name:12} " + "   ".join(f"{what} {value:6.2f}" for what, value in numbers.items()))
+    return {"recovery_s": times, "faults_s": faults}
+
+
+def here(options: argparse.Namespace) -> dict[str, object]:
     result: dict[str, object] = {}
     if options.only != "throughput":
-        result["recovery_s"] = times = measure_recovery(options.kills, overrides)
-        for role, numbers in times.items():
-            print(f"{role:12} median {numbers['median']:6.2f} s   worst {numbers['worst']:6.2f} s")
+        result["recovery_s"] = times = measure_recovery(options.kills, OVERRIDES)
+        _tell(times)
     if options.only != "recovery":
-        kept = measure_throughput(options.window_s, overrides)
+        kept = measure_throughput(options.window_s, OVERRIDES)
         result |= kept
         for name, value in kept.items():
             print(f"{name:24} {value:10.3f}")
-    if options.json:
-        print(json.dumps(result))
+    return result
+
+
+def _tell(times: Mapping[str, Mapping[str, float]]) -> None:
+    for role, numbers in times.items():
+        print(f"{role:12} median {numbers['median']:6.2f} s   worst {numbers['worst']:6.2f} s")
 
 
 if __name__ == "__main__":

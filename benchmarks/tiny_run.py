@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,10 +18,10 @@ FOR_EVER = 1_000_000
 
 
 @contextmanager
-def tiny_run(*overrides: str) -> Iterator[ChildRun]:
-    """Not started yet; whatever is left of it ends with the block."""
+def tiny_run(*overrides: str, prefix: Sequence[str] = ()) -> Iterator[ChildRun]:
+    """Not started yet; whatever is left of it ends with the block. `prefix`: as of `ChildRun`."""
     with tempfile.TemporaryDirectory(prefix="millrace-bench-") as directory:
-        run = ChildRun(make_start(Path(directory)), Path(directory) / "run", overrides)
+        run = ChildRun(make_start(Path(directory)), Path(directory) / "run", overrides, prefix=prefix)
         try:
             yield run
         finally:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.namespaces import refusal
 from tests.ray.nodes import Nodes, nodes
+from tests.ray.test_run import steps
+from tests.runs import train, weights
 
 from millrace.chaos.child_run import ChildRun
 from millrace.core.events import Event
@@ -101,3 +103,59 @@ def test_a_run_on_three_nodes_outlives_an_actor_a_raylet_and_a_link(start: Path,
     counts = ended.fields["accounting"]
     assert counts.pop("admitted") == sum(counts.values())
     assert counts["trained"] == 4 * len(trained) and counts["failed"] == 0
+
+
+def test_a_run_that_loses_a_whole_node_trains_what_a_run_in_processes_trains(
+    start: Path, tmp_path: Path
+) -> None:
+    """All of the node at once: its raylet, its actors, its relay."""
+    if why := refusal():
+        pytest.skip(why)
+    same = ("steps=80", "rollout.replicas=3", "trainer.shard=2", "checkpoints.every=100")
+    here = train(start, tmp_path / "here" / "run", *same)
+    with nodes(3) as cluster:
+        lost, address = cluster.hosts[1].address, f"runtime.address={cluster.address}"
+        options = (*same, "supervision.heartbeat_timeout_s=3", "runtime.kind=ray", address)
+        run = ChildRun(start, tmp_path / "run", options, prefix=cluster.hosts[0].prefix)
+        try:
+            run.start()
+            until(run, lambda event: event.kind == "step")
+            relays = {e.fields["name"] for e in run.events if e.fields.get("role") == "relay"}
+            assert len(relays) == 3
+            there = {e.fields["name"] for e in run.events if e.fields.get("address") == lost}
+            assert f"relay-{lost}" in there and len(there) > 1
+            cluster.kill(1)
+            until_back(run, there, lost)
+            until(run, lambda event: event.kind == "run_ended")
+        finally:
+            run.end()
+    [ended] = [event for event in run.events if event.kind == "run_ended"]
+    counts = ended.fields["accounting"]
+    assert counts["trained"] == counts["admitted"] == 80 * 16
+    assert steps(run.directory) == steps(here)
+    assert weights(run.directory) == weights(here), "bit for bit"
+
+
+def test_a_head_that_is_gone_ends_the_run_with_one_message_that_names_it(start: Path, tmp_path: Path) -> None:
+    if why := refusal():
+        pytest.skip(why)
+    with nodes(2) as cluster:
+        options = (*OPTIONS, f"runtime.address={cluster.address}")
+        run = ChildRun(start, tmp_path / "run", options, prefix=cluster.hosts[0].prefix)
+        try:
+            run.start()
+            until(run, lambda event: event.kind == "step")
+            [head] = cluster.pids(0, "/gcs_server ")
+            os.kill(head, signal.SIGKILL)
+            deadline_s = time.monotonic() + WAIT_S
+            while run.exit_code is None:
+                assert time.monotonic() < deadline_s, run.last_words(40)
+                time.sleep(0.1)
+            told = run.session_words()
+            assert run.exit_code == 1 and "Traceback" not in told
+            errors = [line for line in told.splitlines() if line.startswith("ClusterError")]
+            assert len(errors) == 1, told
+            assert f"the head of the Ray cluster, {cluster.address}, takes no connection" in errors[0]
+            assert not run.leftovers()
+        finally:
+            run.end()

@@ -19,6 +19,7 @@ from millrace.core.errors import DataError, DeadlineExceeded, RemoteError, Worke
 from millrace.core.placement import Place
 from millrace.runtime import process
 from millrace.runtime.gang import GangHandle
+from millrace.runtime.logs import LOG_BYTES_MAX
 from millrace.runtime.ray_handle import RayHandle
 from millrace.runtime.ray_runtime import RayRuntime
 
@@ -204,6 +205,19 @@ def test_a_worker_has_its_variables_its_directory_and_a_private_log(address: str
 
     place = Place(devices=(2, 3), environ={"RUNTIME_TEST": "ours"})
     with_worker(RayRuntime(address, log_dir=tmp_path), use, place=place)
+
+
+def test_the_log_of_a_worker_that_prints_without_end_is_bounded(address: str, tmp_path: Path) -> None:
+    async def use(worker: RayHandle) -> None:
+        await call(worker, "say", "x" * (LOG_BYTES_MAX // 2 + 1))
+        async with asyncio.timeout(WAIT_S):
+            while not (tmp_path / "worker.1.log.1").exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        await call(worker, "say", "goes on")
+        told = (tmp_path / "worker.1.log").read_text()
+        assert told.startswith("(too long") and told.count("goes on\n") == 2 and len(told) < 1000
+
+    with_worker(RayRuntime(address, log_dir=tmp_path), use)
 
 
 def test_the_ranks_of_a_gang_know_their_places_and_where_they_meet(address: str) -> None:

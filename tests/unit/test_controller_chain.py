@@ -173,6 +173,15 @@ def test_what_replicas_can_get_is_what_their_hosts_hold_or_can_fetch(relays: Rel
     assert relays.held({"a", "b"}) == (4, 5) and relays.newest == 5
 
 
+def test_a_version_that_a_relay_keeps_as_a_delta_is_for_replicas_of_its_own_host(relays: Relays) -> None:
+    relays.holds("a", [3, 4, 5], past=[3])
+    relays.holds("b", [5])
+    assert relays.held({"a"}) == (3, 4, 5)
+    assert relays.held({"b"}) == (4, 5)
+    assert relays.next_fetch("b", [3]) is None
+    assert relays.next_fetch("b", [3, 4]) is not None
+
+
 def test_a_version_that_is_staged_with_other_weights_goes_down_the_chain_again(relays: Relays) -> None:
     for host in "ab":
         relays.holds(host, [5])

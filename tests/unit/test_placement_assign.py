@@ -10,7 +10,14 @@ from placement_needs import GB, ON_CPU, ON_GPU
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host
-from millrace.placement.assign import CONTEXT_BYTES, LIBRARIES_BYTES, Placement, assign, devices_of
+from millrace.placement.assign import (
+    CONTEXT_BYTES,
+    LARGE_BYTES,
+    LIBRARIES_BYTES,
+    Placement,
+    assign,
+    devices_of,
+)
 from millrace.placement.needs import MemoryNeed
 from millrace.placement.tell import table, warnings
 
@@ -190,18 +197,38 @@ def test_a_gpu_in_use_by_others_and_one_without_work_are_told() -> None:
 # ---------------------------------------------------------------- versions in the relay
 
 
-def test_the_relay_holds_what_the_staleness_bound_can_use_where_there_is_room() -> None:
-    assert assign(config_for(2, bound=4), host(0), ON_CPU).relay_slots == 7
-    assert assign(config_for(2, bound=0), host(0), ON_CPU).relay_slots == 3
+SMALL = replace(ON_CPU, weights_bytes=LARGE_BYTES)
+
+
+def test_the_relay_holds_small_versions_whole_as_many_as_the_staleness_bound_can_use() -> None:
+    for bound, slots in ((4, 7), (0, 3), (20, 8)):
+        assert assign(config_for(2, bound=bound), host(0), SMALL).relay_slots == slots
+
+
+@pytest.mark.parametrize("bound", [0, 4, 20])
+def test_large_versions_take_two_and_a_half_whatever_the_bound(bound: int) -> None:
+    placement = assign(config_for(2, bound=bound), host(0), ON_CPU)
+    assert (placement.relay_slots, placement.relay_versions) == (2, bound + 3)
+    assert placement.relay_bytes == 2.5 * ON_CPU.weights_bytes
+
+
+def test_a_relay_that_sends_or_stores_large_versions_has_them_whole() -> None:
+    assert assign(config_for(2), host(0), ON_CPU, alone=False).relay_slots == 7
+    assert assign(config_for(2), host(0), ON_CPU, alone=False, trains=False).relay_slots == 2
+    stored = config_for(2, weights={"directory": "memory://run"})
+    assert assign(stored, host(0), ON_CPU).relay_slots == 7
 
 
 @pytest.mark.parametrize(("free_gb", "slots"), [(100, 7), (33, 5), (29, 3), (27, 2), (1, 2)])
 def test_the_relay_takes_half_of_what_the_processes_leave_free_and_two_at_least(
     free_gb: int, slots: int
 ) -> None:
-    placement = assign(config_for(2), host(0, free_gb=free_gb), ON_CPU)  # 23 GB for the processes
+    config = config_for(2, weights={"slots": 7})
+    placement = assign(config, host(0, free_gb=free_gb), ON_CPU)  # 23 GB for the processes
     assert placement.relay_slots == slots
-    assert any("the relay has room for" in told for told in warnings(placement, config_for(1))) == (slots < 7)
+    told = any("the relay has room for" in told for told in warnings(placement, config_for(1)))
+    assert told == (slots < 7 and not placement.relay_keeps_deltas)
+    assert placement.relay_bytes <= max(2 * ON_CPU.weights_bytes, (free_gb - 23) * GB / 2)
 
 
 def test_the_number_of_versions_can_be_capped() -> None:
@@ -217,8 +244,10 @@ def test_a_host_without_room_for_two_versions_is_refused_with_the_numbers() -> N
 
 def test_host_and_shared_memory_are_told_apart() -> None:
     told = table(assign(config_for(2), host(0), ON_CPU))
-    assert told["the relay, shared memory"] == "7 versions of 1.0 GB = 7.0 GB"
-    assert told["the host"] == "23.0 GB + 7.0 GB shared, of 100.0 GB, 100.0 GB free"
+    assert told["the relay, shared memory"] == (
+        "2 versions of 1.0 GB and older ones as deltas in half of one = 2.5 GB"
+    )
+    assert told["the host"] == "23.0 GB + 2.5 GB shared, of 100.0 GB, 100.0 GB free"
 
 
 def test_host_memory_that_is_tight_is_told() -> None:

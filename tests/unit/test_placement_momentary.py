@@ -131,20 +131,20 @@ def told(needs: Needs, host: Host, **sections: Any) -> list[str]:
 
 
 def test_a_micro_batch_that_may_not_fit_is_told_with_the_budget_that_does() -> None:
-    """Kept: 9 + 2 x 7 GB, shared 7, for a moment 2 x 1 GB in the replicas: 6 of 38 GB are left for 8.7."""
-    [said] = told(NEEDS, Host("host", 16, 100 * GB, 38 * GB))
+    """Kept: 9 + 2 x 7 GB, shared 2.5, for a moment 2 x 1 in the replicas: 6 of 33.5 GB are left for 8.7."""
+    [said] = told(NEEDS, Host("host", 16, 100 * GB, 335 * GB // 10))
     assert "a micro-batch of 8,192 tokens, the largest, needs about 8.7 GB in the trainer" in said
     assert "6.0 GB of host memory are left" in said
     assert said.endswith("`batch.token_budget` (8,192) to 5,500, or set `model.recompute` to true")
-    assert not told(NEEDS, Host("host", 16, 100 * GB, 41 * GB))
+    assert not told(NEEDS, Host("host", 16, 100 * GB, 365 * GB // 10))
     assert "a micro-batch in the trainer" in table(
-        assign(config_for(), Host("h", 16, 100 * GB, 41 * GB), NEEDS)
+        assign(config_for(), Host("h", 16, 100 * GB, 365 * GB // 10), NEEDS)
     )
 
 
 def test_a_sequence_that_is_too_long_for_the_memory_is_told_as_such() -> None:
     long = {"rollout": {"max_sequence_tokens": 6000}, "model": {"path": "m", "recompute": True}}
-    [said] = told(NEEDS, Host("host", 16, 100 * GB, 38 * GB), **long)
+    [said] = told(NEEDS, Host("host", 16, 100 * GB, 335 * GB // 10), **long)
     assert said.endswith("`rollout.max_sequence_tokens` (6,000): 5,500 tokens fit")
 
 

@@ -102,7 +102,7 @@ def test_relays_of_several_hosts_get_an_address_and_one_secret_that_no_configura
 ) -> None:
     alone = compose.fleet(configured({}), RunDirectory(tmp_path))
     assert [relay.name for relay in alone.relays] == ["relay"]
-    assert alone.relays[0].kwargs.keys() == {"name", "slots"}
+    assert alone.relays[0].kwargs.keys() == {"name", "slots", "versions"}
     config = configured({"replicas": 2}).model_copy(update={"runtime": LocalHosts(hosts=2)})
     fleets = [compose.fleet(config, RunDirectory(tmp_path)) for _ in range(2)]
     for fleet in fleets:

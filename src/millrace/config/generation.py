@@ -74,7 +74,8 @@ class Rollout(Section):
     prefill_chunk: int = Field(default=512, ge=16, le=COUNT_MAX)
     """Prompt tokens computed between two decode steps."""
     report_interval_s: float = Field(default=0.1, ge=0.001, le=0.5)
-    """Time between two reports of a replica, each with its new tokens."""
+    """Time between two reports of a replica, each with its new tokens. Longer in a large fleet: the
+    replicas with which a run starts send at most 256 reports a second together."""
     exact: bool = False
     """Tokens and log-probs of a trajectory are the same, bit for bit, beside any other trajectories, on any
     replica, and after any restart. Slower, on a CPU only, on one thread. Refused where the promise cannot

@@ -11,8 +11,9 @@ from millrace.config.section import SECONDS_MAX, Count, CountOrZero, Seconds, Se
 
 class Weights(Section):
     slots: int | None = Field(default=None, ge=2, le=1024)
-    """Most versions that the relay holds. `"none"`: the staleness bound + 3, at most 8. On a host without
-    room the relay holds fewer, at least 2."""
+    """Most versions that the relay holds whole. `"none"`: the staleness bound + 3, at most 8; 2 of versions
+    of more than 64 MB. On a host without room the relay holds fewer, at least 2. It keeps older ones, up to
+    the staleness bound + 3, as deltas, in half of the memory of one."""
     directory: str | None = None
     """Directory or bucket in which the trainer's relay stores versions, as a URL of fsspec: `file:///shared/run`,
     `s3://bucket/run`, `gs://bucket/run`. Relays that reach no other relay read from it."""

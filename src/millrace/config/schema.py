@@ -82,12 +82,14 @@ class Config(Section):
 
     @property
     def relay_slots(self) -> int:
-        """Versions that the relay holds where there is room: every version in use, one being written, one
-        spare."""
-        if self.weights.slots is not None:
-            return self.weights.slots
+        """Versions that the relay holds whole where there is room: as `relay_versions`, at most 8."""
+        return min(8, self.relay_versions) if self.weights.slots is None else self.weights.slots
+
+    @property
+    def relay_versions(self) -> int:
+        """Versions of use in a relay: every one that trajectories are of, one being written, one spare."""
         bound = self.staleness_bound
-        return 8 if bound is None else min(8, bound + 3)
+        return 8 if bound is None else min(64, bound + 3)
 
     def of_evaluation(self, evaluation: EvaluationSection) -> Config:
         """The configuration that an evaluation's prompts and rewards are made with."""

@@ -25,17 +25,24 @@ SOURCES_MAX = 3
 
 @dataclass(slots=True)
 class RelayRecord:
-    """One relay. `endpoint` None: it is not up. `held`: its complete versions, ascending. `failing`: the last
-    fetch got nothing. `due`: a version that lies in its slots and is not digested yet; -1: none. `part`: a
-    version of which a head holds what the ranks of its host wrote, and is to get the rest; -1: none."""
+    """One relay. `endpoint` None: it is not up. `held`: versions that replicas of its host read, in order;
+    `past`: those of them that it keeps as deltas, and cannot send. `failing`: the last fetch got nothing.
+    `due`: a version that lies in its slots and is not digested yet; -1: none. `part`: a version of which a
+    head holds what the ranks of its host wrote, and is to get the rest; -1: none."""
 
     host: str
     head: bool
     endpoint: Endpoint | None = None
     held: tuple[int, ...] = ()
+    past: tuple[int, ...] = ()
     failing: bool = False
     due: int = -1
     part: int = -1
+
+    @property
+    def sends(self) -> list[int]:
+        """Versions that other relays can have from it."""
+        return [version for version in self.held if version not in self.past]
 
     @property
     def newest(self) -> int:
@@ -44,7 +51,7 @@ class RelayRecord:
 
     def can_send(self, version: int, *, coming: bool) -> bool:
         """All of it, or of part of it. `coming`: to those that are no heads."""
-        return version in self.held or version == self.part or (coming and not self.head)
+        return version in self.sends or version == self.part or (coming and not self.head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,7 @@ def sources(up: Sequence[RelayRecord], place: int, version: int, *, coming: bool
     """Addresses at which the relay at `place` may ask for `version`: those before it, the nearest first, then
     those after it. `coming`: the ones before it that are no heads have it or are just getting it."""
     before = [relay for relay in up[:place][::-1] if relay.can_send(version, coming=coming)]
-    after = [relay for relay in up[place + 1 :] if version in relay.held]
+    after = [relay for relay in up[place + 1 :] if version in relay.sends]
     return addresses([*before, *after])
 
 

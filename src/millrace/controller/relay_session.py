@@ -89,7 +89,7 @@ class RelaySession:
             run.state.relays.arrived(self._host, item.version)
         self._hold_to_record(item.digest, staged)
         run.state.relays.staged(staged.version, staged.digest)
-        run.state.relay_holds(self._host, staged.held)
+        self._holds(staged)
         run.waits.progress(handle.name)
         self._tell_staged(staged)
         self._tell()
@@ -97,6 +97,12 @@ class RelaySession:
     def _tell_staged(self, staged: Staged) -> None:
         self._run.repack_due = True
         self._run.events.emit("staged", version=staged.version, digest=staged.digest, stage_s=staged.stage_s)
+
+    def _holds(self, staged: Staged) -> None:
+        run = self._run
+        run.state.relay_holds(self._host, staged.held, staged.past)
+        for version, reason in sorted(staged.dropped.items()):
+            run.events.emit("version_dropped", host=self._host, version=version, reason=reason)
 
     async def _store(self, handle: Handle) -> None:
         """Consumes staged versions, the newest only; waits for another one, and for the relay to have written
@@ -199,7 +205,7 @@ class RelaySession:
         if self._parts:
             self._hold_to_record(digest, got)
         run.state.relays.arrived(self._host, got.version)
-        run.state.relay_holds(self._host, got.held)
+        self._holds(got)
         run.waits.progress(handle.name)
         run.events.emit(
             "fetched",

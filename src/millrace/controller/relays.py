@@ -44,9 +44,9 @@ class Relays(dict[str, RelayRecord]):
             for relay in self.values():
                 relay.part = -1
 
-    def holds(self, host: str, versions: Iterable[int]) -> None:
-        """What replicas on `host` can pull from now on."""
-        self[host].held = tuple(versions)
+    def holds(self, host: str, versions: Iterable[int], past: Iterable[int] = ()) -> None:
+        """What replicas on `host` can pull from now on; `past`: what its relay keeps as deltas."""
+        self[host].held, self[host].past = tuple(versions), tuple(past)
         self.newest = max((relay.newest for relay in self.values()), default=-1)
 
     def put(self, host: str, version: int) -> None:
@@ -72,7 +72,7 @@ class Relays(dict[str, RelayRecord]):
         if self._staged.get(version, digest) != digest:
             for relay in self.values():
                 if not relay.head:
-                    self.holds(relay.host, [held for held in relay.held if held != version])
+                    self.holds(relay.host, [held for held in relay.held if held != version], relay.past)
         self._stored = {v for v in self._stored if v < version}  # what comes after was undone
         held = {held for relay in self.values() for held in relay.held}
         self._staged = {v: d for v, d in self._staged.items() if v in held} | {version: digest}
@@ -83,8 +83,10 @@ class Relays(dict[str, RelayRecord]):
             (only,) = self.values()
             return only.held
         fetching = any(relay.endpoint is not None and not relay.head for relay in self.of(hosts))
-        found = self.values() if fetching else self.of(hosts)
-        return tuple(sorted({version for relay in found for version in relay.held}))
+        found = {version for relay in self.of(hosts) for version in relay.held}
+        if fetching:
+            found.update(version for relay in self.values() for version in relay.sends)
+        return tuple(sorted(found))
 
     def of(self, hosts: Collection[str]) -> list[RelayRecord]:
         return [relay for relay in self.values() if relay.host in hosts]

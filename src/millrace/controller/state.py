@@ -91,9 +91,9 @@ class RunState(Trajectories):
         """Never draw this row again."""
         self.quarantined.add(row_id)
 
-    def relay_holds(self, host: str, versions: Iterable[int]) -> None:
+    def relay_holds(self, host: str, versions: Iterable[int], past: Iterable[int] = ()) -> None:
         """What replicas on `host` can pull from now on."""
-        self.relays.holds(host, versions)
+        self.relays.holds(host, versions, past)
 
     def next_fetch(self, host: str) -> Fetch | None:
         """What the relay of `host` gets next from others; None: nothing."""

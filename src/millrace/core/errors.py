@@ -74,6 +74,10 @@ class StaleEpochError(WorkerError):
     """A command was meant for an earlier incarnation of the worker."""
 
 
+class ClusterError(MillraceError, ConnectionError):
+    """The cluster itself is gone: no worker can be commanded or started again."""
+
+
 class DeadlineExceeded(MillraceError, TimeoutError):
     """A wait reached its deadline. The message names who waited for whom."""
 

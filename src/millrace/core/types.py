@@ -284,12 +284,14 @@ class Published(msgspec.Struct, frozen=True):
 class Staged(msgspec.Struct, frozen=True):
     version: int
     digest: str  # of the bytes the relay holds, of whole tensors
-    held: list[int]  # complete versions, oldest first
+    held: list[int]  # versions that replicas of its host can read, oldest first
     stage_s: float  # until it was complete here
     source: str = ""  # address of the relay that it came from; of the last, if there were several
     received_bytes: int = 0  # over the network
     decoded_bytes: int = 0  # the same, as they are here
     encodings: dict[str, int] = {}  # chunks received of each kind of delta, and raw ones
+    past: list[int] = []  # of `held`, those that are here as deltas only, and cannot be sent to other hosts
+    dropped: dict[int, str] = {}  # versions that can be read no more since the last answer, and why
 
 
 class Stored(msgspec.Struct, frozen=True):

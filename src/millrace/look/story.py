@@ -34,6 +34,7 @@ _TROUBLES = {
     "replay_differs": "version {version} came out different: {reason}",
     "stage_missed": "version {version} was not staged: {reason}",
     "fetch_missed": "version {version} did not get to host {host}: {reason}",
+    "version_dropped": "version {version} can be read no more on host {host}: {reason}",
 }
 
 

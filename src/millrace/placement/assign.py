@@ -34,6 +34,8 @@ H100), recorded decode steps, whole blocks of torch's allocator."""
 WORKSPACE = 1.1
 """A replica's memory over what it keeps, at least; more where its steps need more for a moment."""
 SHARED_FRACTION = 0.5
+LARGE_BYTES = 64 << 20
+"""Of a version. Smaller ones are whole in the relay, as many as are of use."""
 VERSIONS_MIN = 2
 TIGHT = 0.95
 """Of a share or of the free memory: above this fraction there is a warning."""
@@ -51,6 +53,7 @@ class Placement:
     replicas: tuple[Place, ...]
     relay_slots: int
     relay_slots_max: int
+    relay_versions: int = 0
     trains: bool = True
 
     def at(self, name: str) -> Placement:
@@ -68,7 +71,13 @@ class Placement:
 
     @property
     def relay_bytes(self) -> int:
-        return self.relay_slots * self.needs.weights_bytes
+        """Whole versions, and where more are of use half of one for older ones as deltas."""
+        version = self.needs.weights_bytes
+        return self.relay_slots * version + (version // 2 if self.relay_keeps_deltas else 0)
+
+    @property
+    def relay_keeps_deltas(self) -> bool:
+        return self.relay_versions > self.relay_slots
 
     @property
     def rank_peak_bytes(self) -> int:
@@ -93,9 +102,9 @@ def uses_gpus(config: Config, host: Host) -> bool:
     return config.model.device != "cpu" and bool(host.gpus)
 
 
-def assign(config: Config, host: Host, needs: Needs, *, trains: bool = True) -> Placement:
+def assign(config: Config, host: Host, needs: Needs, *, trains: bool = True, alone: bool = True) -> Placement:
     """Places for all workers of `config` on `host`, of the trainer for the ranks of one host. Not `trains`:
-    for its replicas and a relay alone.
+    for its replicas and a relay alone. Not `alone`: its relay sends to those of other hosts.
 
     Raises: ConfigError: the host's memory, or a GPU's, is too small for what the run keeps there.
     """
@@ -112,6 +121,7 @@ def assign(config: Config, host: Host, needs: Needs, *, trains: bool = True) -> 
         devices = tuple(host.gpus[gpu].index for gpu in used)
         ranks = 1 if worker else config.trainer.ranks_of_host
         places.append(Place(devices=devices, share=share, python=python, ranks=ranks))
+    slots, versions = relay_slots(config, host, needs, head=trains and not alone)
     placement = Placement(
         host=host,
         needs=needs,
@@ -119,8 +129,9 @@ def assign(config: Config, host: Host, needs: Needs, *, trains: bool = True) -> 
         trainer=places[0],
         relay=Place(devices=()),
         replicas=tuple(places[1:]),
-        relay_slots=relay_slots(config, host, needs, completes=trains and config.trainer.hosts > 1),
+        relay_slots=slots,
         relay_slots_max=config.relay_slots,
+        relay_versions=versions,
         trains=trains,
     )
     if on_gpu:
@@ -168,9 +179,14 @@ def least_share(gpu: Gpu, needs: Needs) -> float:
     return min(1.0, (working + CONTEXT_BYTES) / gpu.memory_bytes)
 
 
-def relay_slots(config: Config, host: Host, needs: Needs, *, completes: bool = False) -> int:
-    """How many versions the relay holds. `completes`: it gets what ranks on other hosts wrote of one, while
-    those here write the next. Raises: ConfigError: two, then three, do not fit."""
+def relay_slots(config: Config, host: Host, needs: Needs, *, head: bool) -> tuple[int, int]:
+    """How many versions the relay holds whole, and how many at all, those beyond as deltas. Large ones are
+    whole twice, where the relay does not need them whole to send them (`head`) or to store them. A head of
+    several gets what ranks on other hosts wrote of one, while those here write the next.
+
+    Raises: ConfigError: two, then three, do not fit.
+    """
+    completes = head and config.trainer.hosts > 1
     processes = processes_bytes(needs, config.rollout.replicas)
     version, least = needs.weights_bytes, VERSIONS_MIN + completes
     told = "three" if completes else "two"
@@ -181,8 +197,11 @@ def relay_slots(config: Config, host: Host, needs: Needs, *, completes: bool = F
             f"{size(needs.replica.host_bytes)} each, and the relay {told} versions of {size(version)}: "
             f"{size(processes + least * version)}.\n  Lower {_smaller(config)}"
         )
-    room = SHARED_FRACTION * max(0, host.free_bytes - processes)
-    return max(least, min(config.relay_slots, int(room // max(1, version))))
+    room, most = SHARED_FRACTION * max(0, host.free_bytes - processes), config.relay_slots
+    if config.weights.slots is None and not head and not config.weights.directory and version > LARGE_BYTES:
+        most = VERSIONS_MIN
+    slots = max(least, min(most, int(room // max(1, version))))
+    return slots, config.relay_versions if room >= (slots + 0.5) * version else slots
 
 
 def processes_bytes(needs: Needs, replicas: int) -> int:

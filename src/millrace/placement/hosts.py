@@ -55,7 +55,14 @@ def lay_out(config: Config, hosts: Sequence[Host], needs: Needs) -> Layout:
     chosen = spread(config, hosts, mains, on_gpu=on_gpu)
     used = [*mains, *(i for i in range(len(hosts)) if i in chosen and i not in mains)]
     placements = [
-        _part(config, hosts[index], needs, replicas=chosen.count(index), trains=index in mains)
+        _part(
+            config,
+            hosts[index],
+            needs,
+            replicas=chosen.count(index),
+            trains=index in mains,
+            alone=len(hosts) == 1,
+        )
         for index in used
     ]
     if len(hosts) > 1:
@@ -78,7 +85,7 @@ def added(config: Config, host: Host, main: Placement) -> Placement | None:
     """
     if "rollout" not in host.roles or (main.device == "cuda" and not host.gpus):
         return None
-    return _part(config, host, main.needs, replicas=0, trains=False).at(host.name)
+    return _part(config, host, main.needs, replicas=0, trains=False, alone=False).at(host.name)
 
 
 def allowed(hosts: Sequence[Host], role: str) -> list[Host]:
@@ -150,12 +157,12 @@ def _room(config: Config, host: Host, trains: bool, *, on_gpu: bool) -> int:
     return max(1, host.cores - ranks)
 
 
-def _part(config: Config, host: Host, needs: Needs, *, replicas: int, trains: bool) -> Placement:
+def _part(config: Config, host: Host, needs: Needs, *, replicas: int, trains: bool, alone: bool) -> Placement:
     """Of one host."""
     rollout = config.rollout.model_copy(update={"replicas": replicas})
     part, kept = config.model_copy(update={"rollout": rollout}), needs.trainer
     ours = MemoryNeed(kept.device_bytes, kept.host_bytes // config.trainer.hosts) if trains else NOBODY
-    return assign(part, host, replace(needs, trainer=ours), trains=trains)
+    return assign(part, host, replace(needs, trainer=ours), trains=trains, alone=alone)
 
 
 def _together(parts: Sequence[Placement]) -> Place:

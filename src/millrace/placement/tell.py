@@ -50,6 +50,7 @@ def table(placement: Placement) -> dict[str, str]:
     where = "on GPUs" if placement.device == "cuda" else f"on {host.cores} cores, bound to none"
     ranks = placement.trainer.ranks
     each = f" in {ranks} ranks" if ranks > 1 else ""
+    older = " and older ones as deltas in half of one" if placement.relay_keeps_deltas else ""
     return {
         "computes": where,
         **rows,
@@ -62,7 +63,8 @@ def table(placement: Placement) -> dict[str, str]:
         "a rank of the trainer, at most": f"{size(placement.rank_peak_bytes)}, beside Python and torch",
         "a step of a replica": f"about {size(moment.replica_bytes)} more, at most",
         "the relay, shared memory": (
-            f"{placement.relay_slots} versions of {size(needs.weights_bytes)} = {size(placement.relay_bytes)}"
+            f"{placement.relay_slots} versions of {size(needs.weights_bytes)}{older} = "
+            f"{size(placement.relay_bytes)}"
         ),
         "the host": (
             f"{size(placement.processes_bytes)} + {size(placement.relay_bytes)} shared, of "
@@ -90,7 +92,7 @@ def warnings(placement: Placement, config: Config) -> Iterator[str]:
         )
     elif placement.device == "cpu" and moment.trainer_bytes > left:
         yield _too_large(moment, config, left, "host memory")
-    if placement.relay_slots < placement.relay_slots_max:
+    if placement.relay_slots < placement.relay_slots_max and not placement.relay_keeps_deltas:
         yield (
             f"the relay has room for {placement.relay_slots} versions, and up to {placement.relay_slots_max} "
             "are of use: a trajectory whose replica dies starts again from its prompt if its version is gone"

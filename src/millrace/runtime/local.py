@@ -26,11 +26,9 @@ from millrace.runtime.gang import GangHandle
 from millrace.runtime.handle import LocalHandle
 from millrace.runtime.kernel import check_kernel
 from millrace.runtime.launcher import Launcher
-from millrace.runtime.logs import bound_log, open_log
+from millrace.runtime.logs import LOG_LOOK_S, bound_log, open_log
 from millrace.runtime.seam import PING
 from millrace.runtime.workers import CLOSE_TIMEOUT_S, Workers, file_name
-
-LOG_LOOK_S = 0.5  # between two looks at the length of a log
 
 
 class LocalRuntime:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+LOG_LOOK_S = 0.5  # between two looks at the length of a log
 LOG_BYTES_MAX = 16 << 20
 KEPT_BYTES = 8 << 20
 KEPT_LOGS = 20

@@ -1,9 +1,9 @@
 """The worker's side on Ray: an actor that holds one object and runs its methods. It does not import Ray.
 
 Ray calls the methods of `Hosted` on two threads, each with an event loop. Commands run on the first one,
-beside whatever the object does there. `ping` and `lease` run on the second one. So the lease is renewed
-however busy the object is. The answer to a ping is made on the first loop: one that does not turn answers
-no ping.
+beside whatever the object does there. `ping`, `lease` and `look_at_log` run on the second one. So the lease
+is renewed, and the log bounded, however busy the object is. The answer to a ping is made on the first loop:
+one that does not turn answers no ping.
 
 Values cross as pickles of our own. They are what they are on the local runtime: arrays stay writable, and
 what cannot be pickled is the error of its own call.
@@ -26,15 +26,18 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from millrace.core.errors import StaleEpochError
+from millrace.runtime.logs import LOG_LOOK_S, bound_log, open_log
 from millrace.runtime.process import CUT_OFF, adopt_orphans, set_title
 from millrace.runtime.ray_messages import Answer, Items, packed, unpacked
 from millrace.runtime.seam import PING, begin_call, begin_stream, crossing, load_class, where
 from millrace.runtime.vitals import VitalSigns
+from millrace.runtime.workers import file_name
 
 LOOK_S = 0.2
 """Between looks at the lease. A process that could not run first sees the messages that waited for it."""
@@ -43,13 +46,13 @@ LOOK_S = 0.2
 class Setup(msgspec.Struct, frozen=True):
     """What an actor's process becomes before it makes its object.
 
-    `variables` are set in its environment. `log` takes its output (None: it stays with Ray). `path` is added
-    to what it imports from. `directory` is where it works, if it exists there. A worker that hears nothing
-    for `silence_s_max` ends itself.
+    `variables` are set in its environment. `log_dir` takes its output, bounded as `logs` says (None: it stays
+    with Ray). `path` is added to what it imports from. `directory` is where it works, if it exists there. A
+    worker that hears nothing for `silence_s_max` ends itself.
     """
 
     variables: dict[str, str]
-    log: str | None
+    log_dir: str | None
     path: tuple[str, ...]
     directory: str
     silence_s_max: float | None
@@ -62,6 +65,7 @@ class Hosted:
         self._name, self._epoch = name, epoch
         self._object: Any = None
         self._silence_s_max: float | None = None
+        self._log: Path | None = None
         self._heard_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
@@ -82,8 +86,8 @@ class Hosted:
         """Become `setup`. Returns the process id."""
         self._loop = asyncio.get_running_loop()
         self._silence_s_max = setup.silence_s_max
-        if setup.log is not None:
-            _write_into(setup.log)
+        if setup.log_dir is not None:
+            self._log = _write_into(Path(setup.log_dir), file_name(self._name), self._epoch)
         os.environ.update(setup.variables)
         sys.path += [entry for entry in setup.path if entry not in sys.path]
         with suppress(OSError):
@@ -169,6 +173,14 @@ class Hosted:
             if self._heard_s + self._silence_s_max <= _now():
                 _end("stopped itself: its controller fell silent")
 
+    async def look_at_log(self) -> None:
+        """Never returns: cut the log of this process whenever it has become too long."""
+        while True:
+            await asyncio.sleep(LOG_LOOK_S)
+            if self._log is not None:
+                with suppress(OSError):  # a full disk, of which what matters more will tell
+                    await asyncio.to_thread(bound_log, self._log)
+
     async def ping(self, epoch: int) -> Answer:
         """The lease is renewed here, and the vitals are taken on the first loop."""
 
@@ -227,15 +239,16 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _write_into(log: str) -> None:
-    os.makedirs(os.path.dirname(log), mode=0o700, exist_ok=True)
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+def _write_into(log_dir: Path, stem: str, epoch: int) -> Path:
+    """Its log, which is its output from here on."""
+    path, fd = open_log(log_dir, stem, epoch)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     for number in (1, 2):
         os.dup2(fd, number)
     os.close(fd)
     faulthandler.enable()
+    return path
 
 
 def _end(why: str) -> None:

@@ -96,6 +96,7 @@ class Cluster:
                 ) from error
         self.places = Places()
         self.here: str = ray.get_runtime_context().get_node_id()
+        self.head: str = ray.get_runtime_context().gcs_address
         self.actor_errors: tuple[type[BaseException], ...] = (
             ray.exceptions.RayActorError,
             ray.exceptions.ActorUnschedulableError,
@@ -154,10 +155,10 @@ class Cluster:
                 send.options(scheduling_strategy=self._on(node)).remote(pid, int(number)), timeout=ASK_S
             )
 
-    def close(self) -> None:
-        """Leave the cluster; one that was started here ends. Idempotent."""
+    def close(self, *, lost: bool = False) -> None:
+        """Leave the cluster; one that was started here ends. Idempotent. `lost`: there is nobody to tell."""
         _connected.pop(self._address, None)
-        if self._ray.is_initialized():
+        if self._ray.is_initialized() and not lost:
             with _signals():
                 self._ray.shutdown()
 
@@ -197,7 +198,8 @@ def _send_signal(pid: int, number: int) -> None:
 
 def _with_lease(ray: Any) -> type:
     """`Hosted`, with the methods of its second loop marked for Ray."""
-    marked = {name: ray.method(concurrency_group=LEASE)(getattr(Hosted, name)) for name in ("lease", "ping")}
+    second = ("lease", "look_at_log", "ping")
+    marked = {name: ray.method(concurrency_group=LEASE)(getattr(Hosted, name)) for name in second}
     return type("Hosted", (Hosted,), marked)
 
 

@@ -110,6 +110,7 @@ class RayHandle:
         )
         self._then(self._actor.live.remote(), self._lived)
         self._actor.lease.remote()
+        self._actor.look_at_log.remote()
         self.pid = await self._asked("its start", self._actor.begin.remote(setup), None)
         if self.node == self._cluster.here:
             with suppress(ProcessLookupError):
@@ -117,6 +118,11 @@ class RayHandle:
         if self._killed:
             self._killed = False
             self.kill()
+
+    def lost(self, cause: str) -> None:
+        """Nobody can reach it any more, and its lease ends it."""
+        self._killed = True
+        self._report_death(cause)
 
     async def rendezvous(self, address: str) -> str:
         """Where the ranks of its gang meet, if it is rank 0. On several nodes that is a port of `address`."""

@@ -10,29 +10,33 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from millrace.core.errors import ClusterError
 from millrace.core.placement import HERE, OWN_ADDRESS, THIS_HOST, Place
 from millrace.runtime.gang import GangHandle
 from millrace.runtime.kernel import check_kernel
 from millrace.runtime.ray_actor import Setup
 from millrace.runtime.ray_cluster import LOCAL, Cluster, connect
 from millrace.runtime.ray_handle import RayHandle
+from millrace.runtime.ray_head import HeadWatch
 from millrace.runtime.ray_places import Node
-from millrace.runtime.workers import Workers, file_name
+from millrace.runtime.workers import Workers
 
 
 class RayRuntime:
     """Actors of the cluster at `address` (HOST:PORT, or LOCAL: one that lives as long as this runtime).
 
     `run_id` names the run on the cluster: a controller that goes on with a run kills what the one before it
-    left. `log_dir` takes the output of each worker as NAME.EPOCH.log, `silence_s_max` and `answer_s` are as
-    for `LocalRuntime`. All hosts see the same files under the same paths.
+    left. `log_dir` takes the output of each worker as NAME.EPOCH.log, bounded as `logs` says. `silence_s_max`
+    and `answer_s` are as for `LocalRuntime`. All hosts see the same files under the same paths.
 
-    The first spawn connects. Use it from the main thread. A process has one cluster at a time.
+    The first spawn connects. Use it from the main thread. A process has one cluster at a time. When its head
+    is gone, all workers count as dead, and `spawn` raises ClusterError.
     """
 
     def __init__(
@@ -49,6 +53,8 @@ class RayRuntime:
         self._log_dir, self._silence_s_max, self._answer_s = log_dir, silence_s_max, answer_s
         self._workers = Workers[RayHandle](log_dir)
         self._cluster: Cluster | None = None
+        self._watch: HeadWatch | None = None
+        self._lost = ""  # why the cluster is gone
 
     async def spawn(
         self,
@@ -61,6 +67,8 @@ class RayRuntime:
     ) -> RayHandle | GangHandle:
         """Start a worker; see `core.protocols.Runtime`. One that fails leaves no process behind."""
         self._workers.check(name, place.ranks)
+        if self._lost:
+            raise ClusterError(f"{self._lost}\n  Start a cluster again, then `millrace train --resume`")
         cluster = self._connected()
         nodes = [await self._node(cluster, host) for host in place.hosts or (place.host,)]
         address = nodes[0].address
@@ -74,7 +82,7 @@ class RayRuntime:
         meeting: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         async def begin(member: RayHandle, place: Place) -> None:
-            await member.start(self._setup(member, place))
+            await member.start(self._setup(place))
             variables = {}
             if "RANK" in place.environ:
                 if place.environ["RANK"] == "0":
@@ -96,28 +104,40 @@ class RayRuntime:
         try:
             await self._workers.gone()
         finally:
+            if self._watch is not None:
+                self._watch.close()
             if self._cluster is not None:
-                self._cluster.close()
+                self._cluster.close(lost=bool(self._lost))
 
     def _connected(self) -> Cluster:
         """By the main thread; nobody else waits for the loop at the first spawn."""
         if self._cluster is None:
             self._cluster = connect(self._address)
             self._cluster.end_left_over(self._namespace)
+            loop = asyncio.get_running_loop()
+
+            def lost(why: str) -> None:
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(self._lose, why)
+
+            self._watch = HeadWatch(self._cluster.head, lost)
         return self._cluster
+
+    def _lose(self, why: str) -> None:
+        """The cluster is gone, and with it every worker."""
+        self._lost = why
+        for handle in self._workers.each():
+            handle.lost(why)
 
     async def _node(self, cluster: Cluster, host: str) -> Node:
         alive = await asyncio.to_thread(cluster.nodes)
         return cluster.places.node_of(cluster.here if host == THIS_HOST else host, alive)
 
-    def _setup(self, member: RayHandle, place: Place) -> Setup:
-        log = None
-        if self._log_dir is not None:
-            log = str((self._log_dir / f"{file_name(member.name)}.{member.epoch}.log").resolve())
+    def _setup(self, place: Place) -> Setup:
         threads = os.environ.get("OMP_NUM_THREADS", "1")
         return Setup(
             variables={"OMP_NUM_THREADS": threads, **place.variables},
-            log=log,
+            log_dir=str(self._log_dir.resolve()) if self._log_dir is not None else None,
             path=tuple(entry for entry in sys.path if entry),
             directory=os.getcwd(),
             silence_s_max=self._silence_s_max,

@@ -70,6 +70,11 @@ class Workers(Generic[M]):
         for handle in self._handles:
             handle.dump_stacks()
 
+    def each(self) -> list[M]:
+        """Every process."""
+        gangs = [one.members if isinstance(one, GangHandle) else [one] for one in self._handles]
+        return [member for members in gangs for member in members]
+
     def kill(self) -> None:
         """All of them; no other begins."""
         self.closed = True

@@ -99,6 +99,7 @@ def check_cluster(config: Config, runtime: RayCluster, run_path: Path) -> Checke
 def _warned(seen: Seen, ahead_s: float) -> Iterator[str]:
     if abs(ahead_s) > CLOCK_S_MAX:
         yield f"its clock is {ahead_s:+.1f} s off the controller's: run a time service on all nodes"
+    yield from seen.faults
     for gpu in seen.host.gpus:
         if gpu.free_bytes < GPU_FREE_MIN * gpu.memory_bytes:
             used = size(gpu.memory_bytes - gpu.free_bytes)

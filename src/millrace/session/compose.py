@@ -63,6 +63,8 @@ PRELOAD = (
 )
 """Imported once, by the process that the workers are forked from."""
 
+REPORTS_PER_S = 256
+"""Of all replicas, at most. On Ray so many cost a third of the controller's core."""
 SERVER_WAIT = 0.8
 """Of `supervision.spawn_timeout_s`, how long a replica waits for its server to answer."""
 
@@ -173,7 +175,6 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
     rollout, plain = config.rollout, recorded(config)
     replica: dict[str, Any] = {
         "engine": rollout.engine,
-        "report_interval_s": rollout.report_interval_s,
         "open_reader": "millrace.weights.ring:open_reader",
     }
     options, servers = engine_options(config, run, placed), rollout.servers or ("",) * len(layout.replicas)
@@ -188,6 +189,7 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
     def spec(name: str, its_place: Place, server: str = "") -> WorkerSpec:
         kwargs = {
             "name": name,
+            "report_interval_s": max(rollout.report_interval_s, rollout.replicas / REPORTS_PER_S),
             "options": replace(options, device_share=its_place.share, server=server),
             **replica,
         }
@@ -256,7 +258,8 @@ def _relay(config: Config, layout: Layout, secret: str, placed: Placement) -> Wo
     """Of one host. Relays of several hosts know each other by the `secret`, a new one each time."""
     alone = layout.placements == (placed,)
     name, weights = "relay" if alone else f"relay-{placed.host.name}", config.weights
-    kwargs: dict[str, Any] = {"name": name, "slots": placed.relay_slots}
+    held = {"slots": placed.relay_slots, "versions": placed.relay_versions}
+    kwargs: dict[str, Any] = {"name": name, **held}
     if weights.directory is not None:
         kwargs |= {"directory": weights.directory, "anchor_every": weights.anchor_every}
     if placed.host.address:

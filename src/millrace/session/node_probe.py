@@ -15,12 +15,14 @@ import millrace
 from millrace.core import clock
 from millrace.core.errors import MillraceError
 from millrace.core.placement import Host
+from millrace.placement.gpu_health import gpu_faults
 from millrace.placement.inventory import read_host
 from millrace.runtime.kernel import check_kernel
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """`missing` are those paths that are not there. `problem`: why no worker can run there."""
+    """`missing` are those paths that are not there. `problem`: why no worker can run there. `faults`: what
+    its GPUs say of themselves."""
 
     host: Host
     missing: tuple[str, ...]
@@ -30,6 +32,7 @@ class Seen(msgspec.Struct, frozen=True):
     package: str  # where `millrace` is, and the digest of its source
     wall_s: float
     disk_bytes: int
+    faults: tuple[str, ...] = ()
 
 
 def look(paths: Sequence[str], directory: str) -> Seen:
@@ -39,8 +42,9 @@ def look(paths: Sequence[str], directory: str) -> Seen:
         check_kernel()
     except MillraceError as error:
         problem = str(error)
+    host = read_host()
     return Seen(
-        host=read_host(),
+        host=host,
         missing=tuple(path for path in paths if not Path(path).exists()),
         problem=problem,
         python=platform.python_version(),
@@ -48,6 +52,7 @@ def look(paths: Sequence[str], directory: str) -> Seen:
         package=package(),
         wall_s=clock.wall(),
         disk_bytes=shutil.disk_usage(directory).free if Path(directory).exists() else 0,
+        faults=tuple(gpu_faults({gpu.index for gpu in host.gpus})),
     )
 
 

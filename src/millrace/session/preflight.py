@@ -14,12 +14,14 @@ import msgspec
 
 from millrace.config.carried import is_carried
 from millrace.config.generation import Rollout
+from millrace.config.runtime import RayCluster
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.engines.vllm import versions
 from millrace.observe.sinks import refuse_unusable
 from millrace.placement import tell
 from millrace.placement.assign import size
+from millrace.placement.gpu_health import gpu_faults
 from millrace.placement.hosts import Layout
 from millrace.placement.needs import DTYPE_BYTES, Needs
 from millrace.rollout.engines import refuse_unable
@@ -65,7 +67,18 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     if config.weights.directory is not None:
         Directory(config.weights.directory).entries()
     refuse_unusable(config.observe)
-    return [*tell.tight(layout, config), *_size_warnings(config, layout), *_thread_warnings(config)]
+    faults = [] if isinstance(config.runtime, RayCluster) else gpu_faults(_gpus(layout))
+    return [
+        *faults,
+        *tell.tight(layout, config),
+        *_size_warnings(config, layout),
+        *_thread_warnings(config),
+    ]
+
+
+def _gpus(layout: Layout) -> set[int]:
+    """Those of this host that the run uses."""
+    return {index for part in layout.placements for _, one, _ in part.workers for index in one.devices or ()}
 
 
 def _file_problems(config: Config) -> Iterator[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -87,7 +87,7 @@ class Directory:
             base = _newest_base(whole, bases, entries)
             entry, told = Entry(whole.version, whole.digest, len(whole.data), whole.encoded, False), {}
             if base is not None:
-                deltas = chunk_deltas(whole, base)
+                deltas = list(chunk_deltas(whole, base))
                 base.check()
                 self._put(file_name(whole.version, "delta"), deltas)
                 told = dict(Counter(map(kind_of, deltas))) | {"delta_bytes": sum(map(len, deltas))}
@@ -156,14 +156,12 @@ def file_name(version: int, suffix: str) -> str:
     return f"v{version:08}.{suffix}"
 
 
-def chunk_deltas(whole: Whole, base: Whole) -> list[bytes]:
+def chunk_deltas(whole: Whole, base: Whole) -> Iterator[bytes]:
     """Of each CHUNK_BYTES. A chunk is taken as elements of the tensor in which it begins."""
     starts = [spec.offset for spec in whole.manifest]
-    deltas = []
     for start in range(0, len(whole.data), CHUNK_BYTES):
         spec, cut = whole.manifest[bisect(starts, start) - 1], slice(start, start + CHUNK_BYTES)
-        deltas.append(encode(whole.data[cut], base.data[cut], WIDTHS.get(spec.dtype, 1)))
-    return deltas
+        yield encode(whole.data[cut], base.data[cut], WIDTHS.get(spec.dtype, 1))
 
 
 def anchor_parts(whole: Whole) -> list[Any]:
@@ -188,15 +186,19 @@ def anchor_parts(whole: Whole) -> list[Any]:
 
 def _newest_base(whole: Whole, bases: Iterable[Whole], entries: Mapping[int, Entry]) -> Whole | None:
     """The newest that readers can have, and that lies in a slot as `whole` does."""
-    layout = _layout(whole)
     fits = (
         base
         for base in bases
         if (entry := entries.get(base.version)) is not None
         and entry.digest == base.digest
-        and _layout(base) == layout
+        and as_laid_out(base, whole)
     )
     return max(fits, key=lambda base: base.version, default=None)
+
+
+def as_laid_out(one: Whole, other: Whole) -> bool:
+    """Whether both have the same tensors at the same places."""
+    return _layout(one) == _layout(other)
 
 
 def _layout(whole: Whole) -> list[tuple[Any, ...]]:

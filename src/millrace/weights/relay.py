@@ -22,6 +22,7 @@ from millrace.weights.directory import Directory
 from millrace.weights.layout import Memory, create
 from millrace.weights.manifest import check_sequence, digest_slot, read_manifest
 from millrace.weights.network import Fetched, Network
+from millrace.weights.past import Past
 from millrace.weights.restoring import restore
 from millrace.weights.slots import confirm
 from millrace.weights.storing import Storer
@@ -33,7 +34,8 @@ class Relay:
 
     Args:
         name: shown in errors.
-        slots: versions held at the same time, at least 2: one readable, one being written.
+        slots: versions held whole at the same time, at least 2: one readable, one being written.
+        versions: held at all; those beyond `slots` as deltas, in half a slot together.
         address: of this host, where it listens for the relays of other hosts; empty: nowhere.
         secret: of the run, which the relays prove to each other.
         deadlines: how long it waits for other relays.
@@ -45,6 +47,7 @@ class Relay:
         name: str,
         slots: int,
         *,
+        versions: int = 0,
         address: str = "",
         secret: str = "",
         deadlines: Deadlines = DEADLINES,
@@ -53,7 +56,7 @@ class Relay:
     ) -> None:
         if slots < 2:
             raise ConfigError(f"`weights.slots` ({slots}) must be at least 2: one is read, one is written")
-        self._name, self._slots = name, slots
+        self._name, self._slots, self._versions = name, slots, versions
         if address and not secret:
             raise ConfigError(f"relay `{name}` is to listen on {address}: it needs the secret of the run")
         self._address, self._secret, self._deadlines = address, secret, deadlines
@@ -62,6 +65,7 @@ class Relay:
         self._storer: Storer | None = None
         self._fd = -1
         self._memory: Memory | None = None
+        self._past: Past | None = None
         self._network: Network | None = None
 
     async def open(self, slot_bytes: int) -> Endpoint:
@@ -101,7 +105,7 @@ class Relay:
             read = await asyncio.to_thread(self._stage, memory, version, digest)
             if self._network is not None:
                 self._network.staged()
-            return Staged(version, read, memory.held(), time.perf_counter() - started)
+            return self._staged(Staged(version, read, memory.held(), time.perf_counter() - started))
 
     async def fetch(self, version: int, digest: str, sources: list[str]) -> Staged:
         """Get `version`, published with `digest`, from the first of the relays at `sources` (HOST:PORT) that
@@ -124,15 +128,17 @@ class Relay:
             with boundary(f"relay `{self._name}`", f"fetching version {version}", WeightsError):
                 got = await self._fetched(memory, version, digest, sources)
         fetch_s = time.perf_counter() - started
-        return Staged(
-            version,
-            got.digest,
-            memory.held(),
-            fetch_s,
-            got.source,
-            got.received_bytes,
-            got.decoded_bytes,
-            got.encodings,
+        return self._staged(
+            Staged(
+                version,
+                got.digest,
+                memory.held(),
+                fetch_s,
+                got.source,
+                got.received_bytes,
+                got.decoded_bytes,
+                got.encodings,
+            )
         )
 
     async def store(self, version: int, digest: str) -> Stored:
@@ -184,6 +190,14 @@ class Relay:
             raise TornVersionError(f"the slot of version {version} was taken when it had been read")
         return replace(got, source=place, received_bytes=num_bytes)
 
+    def _staged(self, staged: Staged) -> Staged:
+        """With what is kept as deltas, which the newest version may add to."""
+        if self._past is None:
+            return staged
+        self._past.look()
+        past, dropped = self._past.versions(), self._past.take_dropped()
+        return replace(staged, held=sorted({*staged.held, *past}), past=past, dropped=dropped)
+
     def _opened(self) -> Memory:
         if self._memory is None:
             raise WeightsError(f"relay `{self._name}` is not open: call `open` with the bytes of a version")
@@ -200,6 +214,8 @@ class Relay:
                 "lower `weights.slots` or free host memory"
             ) from error
         memory.fill()
+        if self._versions > self._slots:
+            self._past = Past(memory, self._fd, bytes_max=slot_bytes // 2, versions_max=self._versions - 1)
         if self._address:
             self._network = Network(
                 self._name, memory, address=self._address, secret=self._secret, deadlines=self._deadlines
@@ -208,6 +224,8 @@ class Relay:
 
     def _stage(self, memory: Memory, version: int, digest: str) -> str:
         slot, sequence = self._find(memory, version)
+        if self._past is not None:
+            self._past.forget(version)
         manifest = read_manifest(memory, slot, sequence)
         if absent := sum(piece.absent for spec in manifest for piece in spec.pieces):
             raise UnknownVersionError(

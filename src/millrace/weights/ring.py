@@ -20,7 +20,7 @@ from millrace.core.digest import (
     digest_blocks,
     published_digest,
 )
-from millrace.core.errors import TornVersionError, UnknownVersionError, WeightsError
+from millrace.core.errors import TornVersionError, WeightsError
 from millrace.core.types import Endpoint
 from millrace.weights.layout import Bytes, Memory, attach
 from millrace.weights.manifest import (
@@ -32,6 +32,7 @@ from millrace.weights.manifest import (
     placed,
     read_manifest,
 )
+from millrace.weights.rebuilding import kept, rebuilt
 from millrace.weights.slots import check_room, drop_above, fill_in, take_slot
 
 Copy = Callable[[Sequence[NamedBuffer], Sequence[NamedBuffer]], None]
@@ -183,8 +184,8 @@ class RingReader:
         return LaterReader, (self._endpoint,)
 
     def held(self) -> list[int]:
-        """Complete versions, oldest first."""
-        return self._memory.held()
+        """Complete versions, oldest first: in slots, and as deltas."""
+        return sorted({*self._memory.held(), *kept(self._memory, self._endpoint.path)})
 
     def pin(self, register: Callable[[Bytes], Callable[[], None]]) -> None:
         """So that a GPU copies from the slots by itself. See `Memory.pin`."""
@@ -211,23 +212,22 @@ class RingReader:
 
     @contextmanager
     def view(self, version: int) -> Iterator[tuple[str, list[NamedBuffer]]]:
-        """The digest under which `version` was staged, and its tensors, read-only, where they lie.
+        """The digest under which `version` was staged, and its tensors, read-only, where they lie. One that
+        the relay keeps as a delta is rebuilt in memory of this process for as long.
 
         Raises: UnknownVersionError. At exit TornVersionError, whatever happened inside: the tensors were
         overwritten meanwhile, and what was made of them means nothing.
         """
-        memory, (slot, sequence) = self._memory, self._find(version)
+        memory, place = self._memory, self._find(version)
+        if place is None:
+            digest, manifest, data = rebuilt(memory, self._endpoint.path, version)
+            yield digest, [_part(spec, data) for spec in manifest]
+            return
+        slot, sequence = place
         digest, data = memory.digest(slot), memory.data[slot]
         manifest = read_manifest(memory, slot, sequence)
-        parts = [data[spec.offset : spec.offset + spec.num_bytes] for spec in manifest]
         try:
-            yield (
-                digest,
-                [
-                    NamedBuffer(t.name, t.dtype, tuple(t.shape), part)
-                    for t, part in zip(manifest, parts, strict=True)
-                ],
-            )
+            yield digest, [_part(spec, data) for spec in manifest]
         finally:
             check_sequence(memory, slot, sequence)
 
@@ -235,15 +235,18 @@ class RingReader:
         """Let go of the mapping. Idempotent."""
         self._memory.close()
 
-    def _find(self, version: int) -> tuple[int, int]:
-        """(slot, sequence). The sequence is read first, so that later checks cover the rest."""
+    def _find(self, version: int) -> tuple[int, int] | None:
+        """(slot, sequence), if it is in one. The sequence is read first: later checks cover the rest."""
         for slot in range(self._memory.slots):
             sequence = self._memory.sequence(slot)
             if self._memory.complete(slot) and self._memory.version(slot) == version:
                 return slot, sequence
-        raise UnknownVersionError(
-            f"weights version {version} is not held; held: {self.held()}. Pull the newest."
-        )
+        return None
+
+
+def _part(spec: TensorSpec, data: Bytes) -> NamedBuffer:
+    part = data[spec.offset : spec.offset + spec.num_bytes]
+    return NamedBuffer(spec.name, spec.dtype, tuple(spec.shape), part)
 
 
 class LaterReader:
