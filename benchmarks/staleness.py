@@ -5,15 +5,18 @@
     python benchmarks/staleness.py --for-s 240                   # begins no run after that time
     python benchmarks/staleness.py --quick                       # shows that it runs
 
-Real runs of the quickstart's task from its start model. Every token has the same staleness, as in
-`learning.py`. Every run has as many steps, of as many trajectories, at one learning rate. What counts is the
-final model: its mean reward on held-out prompts, four samples each. A run has collapsed where that is below
-half of the best fifth of its training rewards. ESS is that of the second half of the steps.
+The quickstart's task from its start model, with engine, rewards and trainer of a real run in one process
+(`one_process.py`). So every token has the same staleness, after the first steps, and a repeat is the same
+run. Every run has as many steps, of as many trajectories, at one learning rate. What counts is the final
+model: its mean reward on held-out prompts, four samples each. A run has collapsed where that is below half of
+the best fifth of its training rewards. ESS is that of the second half of the steps. Speed does not matter:
+other programs may run beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -21,8 +24,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from common import cache_directory, report, table, train
+from common import cache_directory, report, table
 from stored_runs import Kept, Spec, Store, interval, plus_minus
+
+from millrace.config.load import load
+from millrace.config.schema import Config
 
 AGES = (0, 2, 8, 16)
 STEPS = (64, 20)  # in full, and with --quick
@@ -51,8 +57,6 @@ model.path = "{start}"
 batch = {{ prompts = 8, group_size = 8 }}
 sampling.max_tokens = 16
 optimizer = {{ lr = {lr}, warmup_steps = 5 }}
-schedule = {{ kind = "function", path = "lockstep:fixed", staleness_max = {age} }}
-checkpoints.every = 1000
 
 [task]
 kind = "gym"
@@ -67,7 +71,6 @@ kind = "gym"
 replicas = 1
 slots = 64
 max_sequence_tokens = 32
-report_interval_s = 0.02
 """
 
 Cells = dict[tuple[str, int], list[Kept]]
@@ -94,50 +97,33 @@ def specs(objectives: Iterable[str], ages: Sequence[int], seeds: range, steps: i
 @cache
 def start_model() -> Path:
     """The quickstart's, made once."""
-    from millrace.config.load import load
     from millrace.observe.terminal import Terminal
     from millrace.quickstart.start_model import make_start_model
 
     directory = cache_directory() / "quickstart"
     if not (directory / "start" / "model.safetensors").exists():
-        directory.mkdir(exist_ok=True)
-        written = directory / "quickstart.toml"
-        written.write_text(_config(0, 1, directory / "start", OBJECTIVES["tis"], 0, 1e-4))
-        make_start_model(load(written, []), directory, Terminal())
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        make_start_model(_config(directory / "start", OBJECTIVES["tis"]), directory, Terminal())
     return directory / "start"
 
 
-def _config(seed: int, steps: int, start: Path, algorithm: str, age: int, lr: float) -> str:
-    return CONFIG.format(seed=seed, steps=steps, start=start, algorithm=algorithm, age=age, lr=lr)
+def _config(start: Path, algorithm: str, seed: int = 0, steps: int = 1, lr: float = 1e-4) -> Config:
+    text = CONFIG.format(seed=seed, steps=steps, start=start, algorithm=algorithm, lr=lr)
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "run.toml").write_text(text)
+        return load(Path(directory) / "run.toml")
 
 
 def make(spec: Spec) -> list[dict[str, Any]]:
     """Of each step its reward and ESS; of the last one also the reward of the final model."""
-    with tempfile.TemporaryDirectory() as directory:
-        run = Path(directory) / "work"
-        events = train(_config(spec.seed, spec.steps, start_model(), **spec.ours), run)
-        steps = [event for event in events if event["kind"] == "step"]
-        found = held_out_reward(run / "run.toml", run / "run" / "model")
-    kept = [
-        {
-            "reward": step["reward_mean"],
-            "ess": step["metrics"]["ess"],
-            "silenced": step["metrics"]["silenced"],
-            "staleness": step["staleness_mean"],
-        }
-        for step in steps
-    ]
-    kept[-1]["held_out"] = found
+    from one_process import OneProcess
+
+    config = _config(start_model(), spec.ours["algorithm"], spec.seed, spec.steps, spec.ours["lr"])
+    steps, reward = OneProcess(config, spec.ours["age"]).run(held_out=HELD_OUT, samples=SAMPLES)
+    kept = [{name: step[name] for name in ("reward", "ess", "silenced")} for step in steps]
+    kept[-1]["held_out"] = reward
     return kept
-
-
-def held_out_reward(config: Path, model: Path) -> float:
-    """The mean over sampled completions."""
-    from millrace.config.load import load
-    from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
-
-    held_out = held_out_config(load(config, []), model, seed=0, data_seed=HELD_OUT_SEED)
-    return evaluate(held_out, prompts=HELD_OUT, samples=SAMPLES).reward_mean
 
 
 def final(run: Kept) -> float:
