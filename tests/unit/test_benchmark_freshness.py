@@ -76,24 +76,23 @@ def test_speeds_are_compared_over_the_seeds_that_all_schedules_have():
     assert freshness.throughput_kept(runs) == pytest.approx(0.9)
 
 
-def test_a_kept_run_is_made_once_and_again_with_other_settings(tmp_path, monkeypatch):
+def test_a_kept_run_is_made_once_and_again_with_other_settings(tmp_path):
     made = []
 
     def make(spec):
         made.append(spec)
-        return run(0.5, ours=spec.ours)
+        return run(0.5).steps
 
-    monkeypatch.setattr(stored_runs, "_run", make)
     specs = [Spec("short", "millrace", seed, 20, "default", {"slots": 16}) for seed in range(3)]
-    Store(tmp_path).complete(specs[:1])
-    Store(tmp_path).complete(specs)
+    Store(tmp_path, make).complete(specs[:1])
+    Store(tmp_path, make).complete(specs)
     assert made == specs
     assert {spec: kept.ours for spec, kept in Store(tmp_path).all(specs).items()} == {
         spec: {"slots": 16} for spec in specs
     }
     other = Spec("short", "millrace", 0, 20, "default", {"slots": 8})
     assert Store(tmp_path).get(other) is None
-    assert json.loads((tmp_path / other.file).read_text())["code"] == "abc"
+    assert json.loads((tmp_path / other.file).read_text())["ours"] == {"slots": 16}
 
 
 def test_learning_is_compared_within_a_seed():
