@@ -111,6 +111,15 @@ def test_a_rising_gradient_norm_diverges_and_explains_the_rest():
     assert faults(seen) == ["diverging-optimizer"]
 
 
+def test_groups_without_signal_may_be_replaced_unless_the_algorithm_is_one_s_own():
+    for algorithm, told in (("grpo", True), ("function", False)):
+        seen = evidence(groups_without_signal=1.0)
+        seen.algorithm = algorithm
+        (finding,) = diagnose(seen)
+        assert finding.fault == "no-signal"
+        assert any("`algorithm.resample`" in advice for advice in finding.advice) == told
+
+
 def test_a_few_failed_rewards_are_no_fault():
     seen = evidence()
     seen.outcomes.update({"scored": 96, "failed": 4})

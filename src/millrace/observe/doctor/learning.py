@@ -34,7 +34,8 @@ def no_signal(evidence: Evidence) -> Finding | None:
         f"in {fmean(equal):.0%} of the groups of the last {len(late)} steps all rewards are equal, so the "
         f"advantages are zero. The mean reward in these steps is {reward:.3g}"
     )
-    return Finding("no-signal", (told,), _NO_SIGNAL)
+    own = evidence.algorithm == "function"
+    return Finding("no-signal", (told,), _NO_SIGNAL if own else (*_NO_SIGNAL, _RESAMPLE))
 
 
 def diverging_optimizer(evidence: Evidence) -> Finding | None:
@@ -76,6 +77,7 @@ _NO_SIGNAL = (
     "if it is near the highest possible, the task is learned or too easy: take harder rows",
     "if it is in between, make groups larger (`batch.group_size`), or raise `sampling.temperature`",
 )
+_RESAMPLE = "replace such groups by others as they come: set `algorithm.resample` to 3"
 _DIVERGING = (
     "divide `optimizer.lr` by 10, raise `optimizer.warmup_steps`, or lower `optimizer.grad_clip`",
     "go back to an earlier checkpoint: later weights are damaged",
