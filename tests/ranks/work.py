@@ -158,7 +158,7 @@ def with_a_critic(path: Path, ranks: Ranks) -> torch.Tensor:
     head = trainer.value_head
     assert head is not None
     with torch.no_grad():
-        head.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
+        head.weight.normal_(std=10.0, generator=torch.Generator().manual_seed(1))
     head.double()
     found = gradient(in_double(trainer), batch_of())
     head.share_gradient(ranks)

@@ -70,7 +70,7 @@ def with_head(**changes):
     """A trainer whose critic says something."""
     trainer = make_trainer(PPO(value_trunk=0.5), **changes)
     with torch.no_grad():
-        trainer.value_head.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
+        trainer.value_head.weight.normal_(std=10.0, generator=torch.Generator().manual_seed(1))
     return trainer
 
 
@@ -91,7 +91,7 @@ def test_the_head_alone_learns_unless_its_gradient_goes_on():
     def of_model(trunk):
         trainer = make_trainer(PPO(value_trunk=trunk))
         with torch.no_grad():
-            trainer.value_head.weight.fill_(0.1)
+            trainer.value_head.weight.fill_(3.0)
         trainer.accumulate(make_batch())
         return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
 
@@ -101,7 +101,7 @@ def test_the_head_alone_learns_unless_its_gradient_goes_on():
 
 
 def test_values_come_to_explain_returns(tmp_path):
-    trainer = make_trainer(PPO(value_lr=0.05))
+    trainer = make_trainer(PPO(value_lr=0.1))
     metrics = [trainer.step(make_batch(version), quarantine=tmp_path).metrics for version in range(12)]
     assert metrics[0]["value_mean"] == metrics[0]["value_explained"] == 0.0
     assert metrics[-1]["value_mean"] == pytest.approx(1.4, abs=0.8)

@@ -109,8 +109,9 @@ class PolicyGradient(Section):
     """How much a reward counts one token earlier, with `baseline = "value"`."""
     gae_lambda: Fraction = 0.95
     """How far an advantage looks beyond the critic's next value. 1: to the end. 0: not at all."""
-    value_lr: float = Field(default=1e-3, gt=0, le=1)
-    """Learning rate of the critic: a linear head on the trained model."""
+    value_lr: float = Field(default=0.03, gt=0, le=1)
+    """Learning rate of the critic, a linear head on the trained model: about how far values move in a
+    step."""
     value_trunk: float = Field(default=0.0, ge=0, le=1000)
     """How much of the critic's gradient goes on into the model. 0: the head alone learns."""
     value_clip: Small | None = None

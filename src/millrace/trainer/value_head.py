@@ -32,13 +32,19 @@ class ValueHead(torch.nn.Module):
         self.optimizer = torch.optim.AdamW(self.parameters(), lr=critic.lr, weight_decay=0.0)
 
     def forward(self, hidden_NH: torch.Tensor) -> torch.Tensor:
-        """Values: (N,), at least float32."""
+        """Values: (N,), at least float32.
+
+            V = w h / H + b
+
+        The division makes a step of Adam as large for a wide model as for a narrow one: V moves by at most
+        lr (mean |h| + 1).
+        """
         fixed_NH = hidden_NH.detach()
         if self.critic.trunk and hidden_NH.requires_grad:
             fixed_NH = fixed_NH + self.critic.trunk * (hidden_NH - fixed_NH)
         wide = torch.promote_types(fixed_NH.dtype, self.weight.dtype)
         with torch.autocast(fixed_NH.device.type, enabled=False):
-            return fixed_NH.to(wide) @ self.weight.to(wide) + self.bias
+            return fixed_NH.to(wide) @ self.weight.to(wide) / len(self.weight) + self.bias
 
     def share_gradient(self, ranks: Ranks) -> None:
         """Sum it over ranks; ranks of one tensor group saw the same tokens. A collective call.
