@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from millrace.config.environment import FileTask, GymTask
-from millrace.config.freeze import recorded, restore
+from millrace.config.freeze import dump, recorded, restore
 from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError
 from millrace.session.content import content_digests, refuse_other_content
+from millrace.session.derived import derived, resolved_lines
+from millrace.session.preflight import preflight
 from millrace.session.resume import check_resume
 
 GYM = '[model]\npath = "m"\n[task]\nkind = "gym"\nname = "gcd"\n[reward]\nkind = "gym"\n'
@@ -68,6 +70,28 @@ def test_what_cannot_be_is_said_with_its_key_and_line(tmp_path: Path, text: str,
     with pytest.raises(ConfigError, match=told) as raised:
         loaded(tmp_path, text)
     assert "run.toml:" in str(raised.value)
+
+
+def test_what_a_dry_run_prints_loads_to_the_same_configuration(tmp_path: Path) -> None:
+    text = FILE + '[[evaluations]]\nname = "b"\ntask = { kind = "file", path = "b.jsonl", answer = "c" }\n'
+    text += '[[evaluations]]\nname = "c"\nsamples = 0\nshare = 0.25\n'
+    text += 'task = { kind = "gym", name = "gcd" }\nreward = "gym"\n'
+    config = loaded(tmp_path, text)
+    (tmp_path / "printed").mkdir()
+    assert loaded(tmp_path / "printed", "\n".join(resolved_lines(dump(config)))) == config
+    assert derived(config)["Evaluations"]["c"] == (
+        "of 6 versions, 64 prompts x (1 greedy + 0) = 64 completions; the evaluator computes for at most "
+        "25% of the time"
+    )
+
+
+def test_a_file_that_is_not_there_is_told_before_anything_starts(tmp_path: Path) -> None:
+    config = loaded(
+        tmp_path, GYM + '[[evaluations]]\nname = "b"\nreward = "math"\ntask = { kind = "file", path = "x" }\n'
+    )
+    told = rf"`evaluations` \(b\): `task.path` \({tmp_path / 'x'}\) does not exist"
+    with pytest.raises(ConfigError, match=told):
+        preflight(config, tmp_path / "run")
 
 
 def test_a_resumed_run_may_change_when_it_evaluates_and_not_what(tmp_path: Path) -> None:

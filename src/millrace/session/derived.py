@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from millrace.config.evaluations import EvaluationSection
 from millrace.config.freeze import config_digest, dump
 from millrace.config.schema import Config
 from millrace.core.errors import MillraceError
@@ -14,6 +15,7 @@ from millrace.core.types import Abstain, Scored
 from millrace.observe.terminal import Terminal
 from millrace.placement import tell
 from millrace.placement.assign import size
+from millrace.schedule.evaluate import due
 from millrace.session.compose import place
 from millrace.session.explain import explain
 from millrace.session.first_try import FirstTry
@@ -74,11 +76,22 @@ def resolved_lines(tree: dict[str, Any]) -> list[str]:
 def derived(config: Config) -> dict[str, dict[str, str]]:
     """Tables of name -> value: the batch, the schedule, memory."""
     tables = {"Batch": _batch(config), "Schedule": explain(config)}
+    if config.evaluations:
+        tables["Evaluations"] = {one.name: _evaluation(config, one) for one in config.evaluations}
     try:
         tables["Memory"] = _memory(config)
     except MillraceError as error:
         tables["Memory"] = {"unknown": str(error)}
     return tables
+
+
+def _evaluation(config: Config, one: EvaluationSection) -> str:
+    completions = one.prompts * (1 + one.samples)
+    return (
+        f"of {len(due(one.every, 0, config.steps, last=config.steps))} versions, {one.prompts} prompts x "
+        f"(1 greedy + {one.samples}) = {completions} completions; the evaluator computes for at most "
+        f"{one.share:.0%} of the time"
+    )
 
 
 def _batch(config: Config) -> dict[str, str]:

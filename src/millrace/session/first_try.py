@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from millrace.config.schema import Config
 from millrace.core.columns import token_array
-from millrace.core.errors import DataError, RewardError, WorkerDied
+from millrace.core.errors import ConfigError, DataError, RewardError, WorkerDied
 from millrace.core.protocols import Handle, Runtime
 from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Score, ScoreRequest
 from millrace.environments.first_look import TriedCompletion
@@ -48,8 +48,16 @@ class FirstTry:
 
 
 def try_first(config: Config) -> FirstTry:
-    """Raises: ConfigError, DataError, RewardError: the run could not have a prompt, or a reward."""
-    return asyncio.run(_try_first(config))
+    """Of training. Those of its evaluations are tried too, and told only if they fail.
+
+    Raises: ConfigError, DataError, RewardError: the run could not have a prompt, or a reward."""
+    first = asyncio.run(_try_first(config))
+    for evaluation in config.evaluations:
+        try:
+            asyncio.run(_try_first(config.of_evaluation(evaluation)))
+        except (ConfigError, DataError, RewardError) as error:
+            raise type(error)(f"`evaluations` ({evaluation.name}): {error}") from error
+    return first
 
 
 def warnings(config: Config, first: FirstTry) -> Iterator[str]:

@@ -82,6 +82,11 @@ def _gpus(layout: Layout) -> set[int]:
 
 
 def _file_problems(config: Config) -> Iterator[str]:
+    for evaluation in config.evaluations:
+        yield from (
+            f"`evaluations` ({evaluation.name}): {problem}"
+            for problem in _file_problems(config.of_evaluation(evaluation))
+        )
     if config.task.kind == "file" and not (is_carried(config.task.path) or Path(config.task.path).exists()):
         yield f"`task.path` ({config.task.path}) does not exist"
     if config.reward.kind == "function":
@@ -95,7 +100,8 @@ def _disk_problem(config: Config, needs: Needs, run_path: Path) -> str:
     free = shutil.disk_usage(existing).free
     checkpoints = config.checkpoints
     ever = -(-config.steps // checkpoints.every)  # one is made at the end
-    count = min(ever, checkpoints.keep + TEMPORARY_CHECKPOINTS)
+    best = sum(evaluation.keep_best for evaluation in config.evaluations)
+    count = min(ever, checkpoints.keep + best + TEMPORARY_CHECKPOINTS)
     rollout = config.rollout
     handed = 0 if rollout.shared_dir else len(rollout.servers)  # files of versions, one for each at most
     model_bytes = needs.num_parameters * DTYPE_BYTES[config.model.dtype]
@@ -170,7 +176,8 @@ def _check_processes(config: Config, cores: int) -> None:
     rollout, workers, most = config.rollout, config.reward.workers, PROCESSES_PER_CORE * cores
     each = 1 if rollout.tensor == 1 else 1 + rollout.tensor  # one a part of the model, one that drives
     ranks = config.trainer.ranks - 1  # the first is not counted
-    count = rollout.replicas * each + workers + ranks
+    aside = each + len(config.evaluations) if config.evaluations else 0  # an evaluator and reward workers
+    count = rollout.replicas * each + workers + ranks + aside
     if count > most:
         of_trainer = (
             f", `reward.workers` ({workers}) and {ranks + 1} ranks of the trainer"
