@@ -66,12 +66,15 @@ def test_a_node_that_is_added_gets_replicas_and_when_it_is_lost_they_go_elsewher
 
             scale(run.directory, 1, timeout_s=WAIT_S)
             scale(run.directory, 3, timeout_s=WAIT_S)
-            there = {
-                event.fields["replica"]: event.fields["host"]
+            run.poll()
+            gone = {event.fields["replica"] for event in run.events if event.kind == "left"}
+            [lost] = [
+                event.fields["replica"]
                 for event in run.events
                 if event.kind == "joined"
-            }
-            lost = [name for name, host in there.items() if host == added][-1]
+                and event.fields["host"] == added
+                and event.fields["replica"] not in gone
+            ]
             cluster.kill(1)
             left = until(run, of_replica("left", lost))
             again = until(run, lambda event: event.kind == "joined" and event.time_s > left.time_s)
