@@ -6,6 +6,7 @@ bare `ray.init()` joins whatever cluster was used last on this machine, so the a
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import socket
@@ -158,7 +159,9 @@ class Cluster:
     def close(self, *, lost: bool = False) -> None:
         """Leave the cluster; one that was started here ends. Idempotent. `lost`: there is nobody to tell."""
         _connected.pop(self._address, None)
-        if self._ray.is_initialized() and not lost:
+        if lost:
+            atexit.unregister(self._ray.shutdown)  # it would wait for the head
+        elif self._ray.is_initialized():
             with _signals():
                 self._ray.shutdown()
 

@@ -20,6 +20,7 @@ from typing import Any
 from millrace.core.errors import DataError, MillraceError, RemoteError
 from millrace.runtime import process
 from millrace.runtime.ray_actor import Setup
+from millrace.runtime.ray_aside import aside
 from millrace.runtime.ray_cluster import Cluster
 from millrace.runtime.ray_messages import Answer, Inbox, packed, unpacked
 from millrace.runtime.ray_places import Node
@@ -97,7 +98,7 @@ class RayHandle:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         if self._actor is not None:
-            self._loop.run_in_executor(None, self._cluster.kill, self._actor)
+            aside(self._cluster.kill, self._actor)
         self._loop.call_later(STRAY_S, self._kill_stray)
         self._loop.call_later(KILL_S, self._report_death, "killed; its host has not confirmed it")
 
@@ -105,9 +106,7 @@ class RayHandle:
 
     async def start(self, setup: Setup) -> None:
         """Make the actor and have its process become `setup`. Raises: WorkerDied."""
-        self._actor = await asyncio.to_thread(
-            self._cluster.make_actor, self._namespace, self.name, self.epoch, self.node
-        )
+        self._actor = await aside(self._cluster.make_actor, self._namespace, self.name, self.epoch, self.node)
         self._then(self._actor.live.remote(), self._lived)
         self._actor.lease.remote()
         self._actor.look_at_log.remote()
@@ -300,7 +299,7 @@ class RayHandle:
 
     def _kill_stray(self) -> None:
         if not self.dead.done() and self.pid is not None:
-            self._loop.run_in_executor(None, self._cluster.signal, self.node, self.pid, signal.SIGKILL)
+            aside(self._cluster.signal, self.node, self.pid, signal.SIGKILL)
 
     def _look_whether_suspended(self) -> None:
         if self.pid is None:

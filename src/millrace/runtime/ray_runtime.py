@@ -21,6 +21,7 @@ from millrace.core.placement import HERE, OWN_ADDRESS, THIS_HOST, Place
 from millrace.runtime.gang import GangHandle
 from millrace.runtime.kernel import check_kernel
 from millrace.runtime.ray_actor import Setup
+from millrace.runtime.ray_aside import aside
 from millrace.runtime.ray_cluster import LOCAL, Cluster, connect
 from millrace.runtime.ray_handle import RayHandle
 from millrace.runtime.ray_head import HeadWatch
@@ -130,7 +131,7 @@ class RayRuntime:
             handle.lost(why)
 
     async def _node(self, cluster: Cluster, host: str) -> Node:
-        alive = await asyncio.to_thread(cluster.nodes)
+        alive = await aside(cluster.nodes)
         return cluster.places.node_of(cluster.here if host == THIS_HOST else host, alive)
 
     def _setup(self, place: Place) -> Setup:

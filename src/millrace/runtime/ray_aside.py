@@ -1,0 +1,34 @@
+"""Calls of Ray's that wait, each in a thread of its own that ends with the process: its head may be gone, and
+then they do not return."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def aside(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    """What `call` returns or raises."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def deliver(value: Any, error: BaseException | None) -> None:
+        if not outcome.done():
+            outcome.set_result(value) if error is None else outcome.set_exception(error)
+
+    def run() -> None:
+        value, error = None, None
+        try:
+            value = call(*args)
+        except Exception as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(deliver, value, error)
+
+    threading.Thread(target=run, name="a call of Ray's", daemon=True).start()
+    return outcome
