@@ -59,8 +59,10 @@ class Attack:
         if self.act == "pause" or self.recovery_s is not None or event.wall_s <= self.wall_s:
             return
         fields = event.fields
-        whose = self.name.partition(".")[0]  # a rank comes back with all others of its worker
-        if event.kind == "worker_started" and whose in (fields["name"], "forkserver", "controller"):
+        if event.kind == "worker_started" and (
+            self.name in ("forkserver", "controller")
+            or f"{self.name}.".startswith(f"{fields['name']}.")  # a rank comes back with its worker
+        ):
             self.back = True
         if self.back and self._of_use(event):
             self.recovery_s = event.wall_s - self.wall_s
@@ -70,7 +72,8 @@ class Attack:
             case "replica":
                 return event.kind == "pulled" and event.fields["replica"] == self.name
             case "relay":
-                return event.kind == "staged"
+                fetched = event.kind == "fetched" and self.name == f"relay-{event.fields['host']}"
+                return fetched or event.kind == "staged"
             case "trainer":
                 return event.kind == "published"
             case "environment":
