@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ray import clusters
 
 from conformance import FOR_GANGS, SCENARIOS, WAIT_S, Scenario
 from millrace.core.errors import DataError, DeadlineExceeded, RemoteError, WorkerDied, WorkerError
@@ -269,3 +270,43 @@ def test_a_cluster_that_is_not_there_is_one_error_that_says_where() -> None:
             await RayRuntime("127.0.0.1:1").spawn("worker", PROBE)
 
     asyncio.run(run())
+
+
+def test_a_head_that_is_gone_is_named_and_its_controller_ends_though_ray_waits(tmp_path: Path) -> None:
+    controller = """
+import asyncio, sys
+from millrace.core.errors import ClusterError
+from millrace.runtime.ray_runtime import RayRuntime
+async def main():
+    runtime = RayRuntime(sys.argv[1])
+    worker = await runtime.spawn("worker", "millrace.runtime.probe:Probe")
+    print("up", flush=True)
+    try:
+        await worker.dead
+        await runtime.spawn("another", "millrace.runtime.probe:Probe")
+    finally:
+        await runtime.close()
+try:
+    asyncio.run(main())
+except ClusterError as error:
+    sys.exit(f"ended: {error}")
+"""
+    port = clusters.free_port()
+    address = f"127.0.0.1:{port}"
+    head = ("--head", f"--port={port}", "--node-ip-address=127.0.0.1", "--include-dashboard=false")
+    path = os.pathsep.join(sys.path)
+    with clusters.node(*head) as node:
+        command = [sys.executable, "-c", controller, address]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+        ) as running:
+            assert running.stdout is not None and running.stdout.readline() == b"up\n"
+            [server] = [
+                pid
+                for pid in process.descendants(node.pid)
+                if b"/gcs_server" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+            ]
+            os.kill(server, signal.SIGKILL)
+            _, error = running.communicate(timeout=WAIT_S)
+    assert f"ended: the head of the Ray cluster, {address}, takes no connection" in error.decode()
+    assert "The program will terminate" not in error.decode(), "Ray ends a process after a minute"

@@ -106,7 +106,10 @@ class RayHandle:
 
     async def start(self, setup: Setup) -> None:
         """Make the actor and have its process become `setup`. Raises: WorkerDied."""
-        self._actor = await aside(self._cluster.make_actor, self._namespace, self.name, self.epoch, self.node)
+        making = aside(self._cluster.make_actor, self._namespace, self.name, self.epoch, self.node)
+        await asyncio.wait({making, self.dead}, return_when=asyncio.FIRST_COMPLETED)
+        self._refuse_dead("its start")
+        self._actor = making.result()
         self._then(self._actor.live.remote(), self._lived)
         self._actor.lease.remote()
         self._actor.look_at_log.remote()

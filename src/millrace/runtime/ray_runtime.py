@@ -55,7 +55,7 @@ class RayRuntime:
         self._workers = Workers[RayHandle](log_dir)
         self._cluster: Cluster | None = None
         self._watch: HeadWatch | None = None
-        self._lost = ""  # why the cluster is gone
+        self._why_lost = ""
 
     async def spawn(
         self,
@@ -68,8 +68,7 @@ class RayRuntime:
     ) -> RayHandle | GangHandle:
         """Start a worker; see `core.protocols.Runtime`. One that fails leaves no process behind."""
         self._workers.check(name, place.ranks)
-        if self._lost:
-            raise ClusterError(f"{self._lost}\n  Start a cluster again, then `millrace train --resume`")
+        self._refuse_lost()
         cluster = self._connected()
         nodes = [await self._node(cluster, host) for host in place.hosts or (place.host,)]
         address = nodes[0].address
@@ -108,7 +107,7 @@ class RayRuntime:
             if self._watch is not None:
                 self._watch.close()
             if self._cluster is not None:
-                self._cluster.close(lost=bool(self._lost))
+                self._cluster.close(lost=bool(self._why_lost))
 
     def _connected(self) -> Cluster:
         """By the main thread; nobody else waits for the loop at the first spawn."""
@@ -116,6 +115,7 @@ class RayRuntime:
             self._cluster = connect(self._address)
             self._cluster.end_left_over(self._namespace)
             loop = asyncio.get_running_loop()
+            self._lost = loop.create_future()
 
             def lost(why: str) -> None:
                 with suppress(RuntimeError):  # the loop has ended
@@ -124,14 +124,22 @@ class RayRuntime:
             self._watch = HeadWatch(self._cluster.head, lost)
         return self._cluster
 
+    def _refuse_lost(self) -> None:
+        if self._why_lost:
+            raise ClusterError(f"{self._why_lost}\n  Start a cluster again, then `millrace train --resume`")
+
     def _lose(self, why: str) -> None:
         """The cluster is gone, and with it every worker."""
-        self._lost = why
+        self._why_lost = why
+        self._lost.set_result(None)
         for handle in self._workers.each():
             handle.lost(why)
 
     async def _node(self, cluster: Cluster, host: str) -> Node:
-        alive = await aside(cluster.nodes)
+        asked = aside(cluster.nodes)
+        await asyncio.wait({asked, self._lost}, return_when=asyncio.FIRST_COMPLETED)
+        self._refuse_lost()
+        alive = asked.result()
         return cluster.places.node_of(cluster.here if host == THIS_HOST else host, alive)
 
     def _setup(self, place: Place) -> Setup:
