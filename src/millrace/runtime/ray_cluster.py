@@ -97,7 +97,7 @@ class Cluster:
                 ) from error
         self.places = Places()
         self.here: str = ray.get_runtime_context().get_node_id()
-        self.head: str = ray.get_runtime_context().gcs_address
+        self.head: str = ray.get_runtime_context().gcs_address if address == LOCAL else address
         self.actor_errors: tuple[type[BaseException], ...] = (
             ray.exceptions.RayActorError,
             ray.exceptions.ActorUnschedulableError,
