@@ -219,6 +219,8 @@ class RayHandle:
                 arrived: asyncio.Future[None] = self._loop.create_future()
                 inbox.after(num_items, partial(_set, arrived))
                 await arrived
+        if answer.before:
+            await asyncio.sleep(0)  # items that came in this same turn of the loop: their consumers run first
 
     def _pull(self, stream: int, inbox: Inbox, method: str) -> None:
         """Fetch until the stream is complete or the worker dead, also what nobody wants any more."""
