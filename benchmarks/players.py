@@ -102,7 +102,14 @@ class _Process:
             )
 
     async def fork(
-        self, owner: Owner, fds: Sequence[int], *, epoch: int, silence_s_max: float | None, place: Place
+        self,
+        owner: Owner,
+        fds: Sequence[int],
+        *,
+        epoch: int,
+        silence_s_max: float | None,
+        place: Place,
+        prefix: tuple[str, ...] = (),
     ) -> None:
         part = json.dumps([owner.name, epoch, silence_s_max]).encode()
         socket.send_fds(self._control, [part], list(fds))
