@@ -71,7 +71,13 @@ class _Saboteur:
         spoiled = self.spoil(blocks) if filling.version else _first(self.spoil, blocks)
         self.honest.write(filling.version, spoiled)
 
-    def end(self, filling: Filling, manifest: Sequence[TensorSpec], written: Iterable[NamedPiece]) -> str:
+    def end(
+        self,
+        filling: Filling,
+        manifest: Sequence[TensorSpec],
+        written: Iterable[NamedPiece],
+        elsewhere: Iterable[NamedPiece] = (),
+    ) -> str:
         pieces = dict(written)
         return version_digest((s.name, s.dtype, s.shape, pieces[s.name].digest) for s in manifest)
 
