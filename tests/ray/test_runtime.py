@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,13 @@ def test_the_runtime_on_ray_conforms(scenario: Scenario, address: str) -> None:
 @pytest.mark.parametrize("scenario", FOR_GANGS, ids=lambda scenario: scenario.__name__)
 def test_a_gang_on_ray_conforms(scenario: Scenario, address: str) -> None:
     asyncio.run(scenario(partial(TwoRanks, address)))
+
+
+@pytest.fixture(autouse=True)
+def logs_of_a_test_that_fails(tmp_path: Path) -> Iterator[None]:
+    yield
+    for log in tmp_path.glob("*.log"):
+        print(f"{log.name}:\n{log.read_text(errors='replace')}")
 
 
 def with_worker(
@@ -134,6 +141,24 @@ def test_a_worker_that_is_busy_keeps_its_lease_as_long_as_it_is_asked(address: s
         assert unanswered
 
     with_worker(RayRuntime(address, silence_s_max=3.0, log_dir=tmp_path), use)
+
+
+def test_a_worker_that_could_not_run_sees_what_waited_for_it_before_it_ends_itself(
+    address: str, tmp_path: Path
+) -> None:
+    async def use(worker: RayHandle) -> None:
+        assert worker.pid is not None
+        await call(worker, "__ping__")
+        os.kill(worker.pid, signal.SIGSTOP)
+        waiting = asyncio.create_task(call(worker, "__ping__"))
+        await asyncio.sleep(2.5)
+        os.kill(worker.pid, signal.SIGCONT)
+        for _ in range(10):
+            await call(worker, "__ping__")
+            await asyncio.sleep(0.1)
+        await waiting
+
+    with_worker(RayRuntime(address, silence_s_max=2.0, log_dir=tmp_path), use)
 
 
 def test_a_controller_that_goes_on_with_a_run_kills_what_the_one_before_left(

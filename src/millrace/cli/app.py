@@ -5,6 +5,7 @@ Nothing here imports torch: `--help`, `--dry-run`, `show` and every configuratio
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -82,7 +83,12 @@ def _root(
 def main() -> None:
     for stream in sys.stdout, sys.stderr:
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without UTF-8 gets a ?
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if "ray" in sys.modules:  # its threads may crash the process when the interpreter ends under them
+        for stream in sys.stdout, sys.stderr:
+            stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

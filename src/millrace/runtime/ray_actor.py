@@ -39,7 +39,7 @@ from millrace.runtime.seam import PING, begin_call, begin_stream, crossing, load
 from millrace.runtime.vitals import VitalSigns
 from millrace.runtime.workers import file_name
 
-LOOK_S = 0.2
+LOOK_S = 0.5
 """Between looks at the lease. A process that could not run first sees the messages that waited for it."""
 
 
@@ -168,9 +168,10 @@ class Hosted:
             await asyncio.sleep(LOOK_S)
             if self._object is None or self._silence_s_max is None:
                 continue
-            left_s = self._heard_s + self._silence_s_max - _now()
-            await asyncio.sleep(max(left_s, LOOK_S))
-            if self._heard_s + self._silence_s_max <= _now():
+            heard_s = self._heard_s
+            await asyncio.sleep(heard_s + self._silence_s_max - _now())
+            await asyncio.sleep(LOOK_S)
+            if self._heard_s == heard_s:
                 _end("stopped itself: its controller fell silent")
 
     async def look_at_log(self) -> None:
