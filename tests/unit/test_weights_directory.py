@@ -289,6 +289,19 @@ def test_a_version_that_cannot_be_stored_is_told_with_its_reason(tmp_path):
         asyncio.run(Host().relay.store(0, DIGESTS[0]))
 
 
+def test_an_error_of_any_kind_is_told_and_the_next_version_is_stored(tmp_path, monkeypatch):
+    def no_memory(*_: object, **__: object) -> None:
+        raise MemoryError("no room")
+
+    host = Host(directory=f"file://{tmp_path}/run")
+    host.publish(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Directory, "write", no_memory)
+        assert asked(host.relay, 0).reason == "MemoryError: no room"
+    host.publish(1)
+    assert not asked(host.relay, 1).reason
+
+
 def test_a_directory_is_read_when_no_relay_answers(directory):
     filled(directory, 2)
     cold = Relay("cold", 3, address="127.0.0.1", secret="of the run")

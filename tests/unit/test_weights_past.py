@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import UnknownVersionError
 from millrace.core.types import Staged
+from millrace.weights import past
 from millrace.weights.past import Past
 from millrace.weights.relay import Relay
 from millrace.weights.ring import open_reader, open_writer
@@ -58,7 +60,7 @@ class Host:
         digest = self.writer.write(version, tensors(data))
         staged = asyncio.run(self.relay.stage(version, digest))
         deadline_s = time.monotonic() + WAIT_S
-        while self.past._working:
+        while not self.past.keeping.idle:
             assert time.monotonic() < deadline_s
             time.sleep(0.001)
         return staged
@@ -168,3 +170,36 @@ def test_a_reader_that_has_begun_reads_on_when_the_relay_drops_the_version():
             host.past._close(0)
             host.publish(4, data[4])
             assert pieces[0].data.tobytes() == data[0].tobytes() and digest_buffers(pieces) == digest
+
+
+@pytest.mark.parametrize("broken", ["chunk_deltas", "wholes"])
+def test_an_error_of_any_kind_ends_no_more_than_one_delta(monkeypatch, broken):
+    with opened() as host:
+        data, dropped = [first()], {}
+        for version in range(5):
+            with monkeypatch.context() as patch:
+                if version == 1:
+                    patch.setattr(past, broken, no_memory)
+                dropped |= host.publish(version, data[version]).dropped
+            data.append(changed(data[version], 1e-3, version))
+        assert host.reader.held() == [1, 2, 3, 4]
+        assert broken == "wholes" or "MemoryError" in dropped[0]
+
+
+def no_memory(*_: object) -> object:
+    raise MemoryError
+
+
+def test_without_a_thread_a_version_is_whole_and_the_next_one_tries_again(monkeypatch):
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with opened() as host:
+        data = [first(), changed(first(), 1e-3, 1)]
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", none_left)
+            host.past.keeping.ask()
+        host.publish(0, data[0])
+        host.publish(1, data[1])
+        host.publish(2, changed(data[1], 1e-3, 2))
+        assert host.reader.held() == [0, 1, 2]

@@ -25,8 +25,9 @@ from itertools import pairwise
 
 import msgspec
 
-from millrace.core.errors import MillraceError, TornVersionError, UnknownVersionError, WeightsError
+from millrace.core.errors import TornVersionError, UnknownVersionError, WeightsError
 from millrace.weights.directory import Whole, as_laid_out, chunk_deltas
+from millrace.weights.errand import Errand, told
 from millrace.weights.layout import Memory
 from millrace.weights.rebuilding import LENGTH_BYTES, NAME, Entry, way_to, whole_digests
 from millrace.weights.restoring import wholes
@@ -36,7 +37,7 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 class Past:
     """The relay's side. It keeps at most `versions_max` of them, in `bytes_max` together. `ring_fd` is the
-    descriptor of `memory`, by which readers know it."""
+    descriptor of `memory`, by which readers know it. `keeping` is asked whenever another version is whole."""
 
     def __init__(self, memory: Memory, ring_fd: int, *, bytes_max: int, versions_max: int) -> None:
         self._memory, self.bytes_max, self._versions_max = memory, bytes_max, versions_max
@@ -46,7 +47,7 @@ class Past:
         self._why: dict[int, str] = {}
         self._dropped: dict[int, str] = {}
         self._lock = threading.Lock()
-        self._asked = self._working = False
+        self.keeping = Errand("keep older weights as deltas", self.keep)
 
     @property
     def num_bytes(self) -> int:
@@ -63,14 +64,6 @@ class Past:
                 found.append(version)
         return sorted(found)
 
-    def look(self) -> None:
-        """Another version is whole: make the deltas that lack, in a thread of its own. Nobody waits."""
-        with self._lock:
-            self._asked = True
-            if not self._working:
-                self._working = True
-                threading.Thread(target=self._run, name="keep older weights", daemon=True).start()
-
     def take_dropped(self) -> dict[int, str]:
         """Versions that nobody can have any more since the last call, and why."""
         with self._lock:
@@ -84,16 +77,6 @@ class Past:
                 self._close(undone)
             self._known = {known for known in self._known if known < version}
 
-    def _run(self) -> None:
-        """Ends when nothing is asked for."""
-        while True:
-            with self._lock:
-                if not self._asked:
-                    self._working = False
-                    return
-                self._asked = False
-            self.keep()
-
     def keep(self) -> None:
         """Make what is missing, drop what leads nowhere, and note which versions are gone."""
         found = sorted(wholes(self._memory), key=lambda whole: whole.version)
@@ -105,8 +88,8 @@ class Past:
                     self._make(old, new, digest, base_digest)
                 except TornVersionError:
                     self._why[old.version] = "its slot was taken before it was kept as a delta"
-                except (MillraceError, OSError) as error:
-                    self._why[old.version] = str(error)
+                except Exception as error:  # the versions that follow are kept again
+                    self._why[old.version] = told(error)
         with self._lock:
             now = {*whole_digests(self._memory), *self.versions()}
             for lost in [version for version in self._files if version not in now]:
@@ -119,7 +102,7 @@ class Past:
             self._why = {version: why for version, why in self._why.items() if version in now}
 
     def _leads_to(self, version: int, digest: str) -> bool:
-        entries = {known: entry for known, (entry, _) in self._files.items()}
+        entries = {known: entry for known, (entry, _) in list(self._files.items())}
         try:
             return way_to(version, entries, whole_digests(self._memory))[0].digest == digest
         except UnknownVersionError:

@@ -194,7 +194,7 @@ class Relay:
         """With what is kept as deltas, which the newest version may add to."""
         if self._past is None:
             return staged
-        self._past.look()
+        self._past.keeping.ask()
         past, dropped = self._past.versions(), self._past.take_dropped()
         return replace(staged, held=sorted({*staged.held, *past}), past=past, dropped=dropped)
 
