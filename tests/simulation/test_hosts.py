@@ -10,7 +10,7 @@ from millrace.config.operation import Supervision
 from millrace.config.schedules import AReaL, Laminar, LlamaRL, Millrace, Schedule, Synchronous
 from millrace.config.training import BatchShape
 from millrace.core import clock
-from millrace.core.errors import HostLost, WeightsError
+from millrace.core.errors import HostLost, WeightsError, WorkerError
 from millrace.core.placement import HERE, Place
 from millrace.core.types import Endpoint, Staged
 from millrace.schedule.view import ReplicaView, View
@@ -216,10 +216,9 @@ def test_a_host_that_cannot_have_a_relay_joins_not_and_the_run_goes_on(
     assert {event["replica"] for event in outcome.of("leased")} == {"replica-0", "replica-2"}
 
 
-def test_replicas_of_a_host_whose_node_is_lost_for_good_go_to_other_hosts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    honest, lost_s = SimRuntime.spawn, 3.0
+def lose(monkeypatch: pytest.MonkeyPatch, host: str, lost_s: float, *workers: str) -> None:
+    """From then on none of `workers` starts on `host`."""
+    honest = SimRuntime.spawn
 
     async def spawn(
         runtime: SimRuntime,
@@ -230,18 +229,33 @@ def test_replicas_of_a_host_whose_node_is_lost_for_good_go_to_other_hosts(
         place: Place = HERE,
         **more: float,
     ) -> SimHandle:
-        if place.host == "host-1" and clock.now() > lost_s:
-            raise HostLost("the node of host 'host-1' is lost")
+        if place.host == host and name in workers and clock.now() > lost_s:
+            raise HostLost(f"the node of host {host!r} is lost")
         return await honest(runtime, name, target, kwargs, place=place, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(SimRuntime, "spawn", spawn)
+
+
+def test_replicas_of_a_host_whose_node_is_lost_for_good_go_to_other_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lose(monkeypatch, "host-1", 3.0, "replica-1", "relay-host-1")
     outcome = growing(
         replicas=3,
         hosts=3,
         later_hosts=0,
-        faults=Faults(crashes=(Crash("replica-1", lost_s), Crash("relay-host-1", lost_s))),
+        faults=Faults(crashes=(Crash("replica-1", 3.0), Crash("relay-host-1", 3.0))),
         supervision=Supervision(restarts=2, backoff_s=0.05),
     )
     [joined] = outcome.of("joined")
     assert joined["host"] == "host-2" and {event["replica"] for event in outcome.of("left")} == {"replica-1"}
     assert joined["replica"] in {event["replica"] for event in outcome.of("leased")}
+
+
+def test_a_run_whose_trainers_host_can_have_no_relay_any_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    lose(monkeypatch, "localhost", 3.0, "relay-localhost")
+    with pytest.raises(WorkerError, match="relay-localhost died 3 times .*node of host 'localhost' is lost"):
+        growing(
+            faults=Faults(crashes=(Crash("relay-localhost", 3.0),)),
+            supervision=Supervision(restarts=2, backoff_s=0.05),
+        )

@@ -69,7 +69,8 @@ class LiveRelays:
         self._tasks[spec.place.host] = self._group.create_task(self._keep(spec), name=spec.name)
 
     async def _keep(self, spec: WorkerSpec) -> None:
-        """While it is needed. A host where it cannot be is given up. Then this waits until that is empty."""
+        """While it is needed. A host where it cannot be is given up, and this waits until that is empty. Raises:
+        what keeps it from a host that the run cannot do without."""
         run, host = self._run, spec.place.host
         session = RelaySession(host, run, self._slot_bytes, lambda: self._needed(host))
         while self._needed(host):
@@ -78,7 +79,7 @@ class LiveRelays:
             except* (WorkerError, WeightsError, DeadlineExceeded) as failure:
                 error = alone(failure)
                 lost = isinstance(error.__cause__, HostLost)
-                if not lost and not self._may_be_forgone(spec, error):
+                if self._stays(host) or not (lost or self._may_be_forgone(spec, error)):
                     raise
                 self._gave_up(host, f"{spec.name} cannot be there: {error}", lost)
                 await self._deserted(host)
@@ -86,10 +87,14 @@ class LiveRelays:
         del self._tasks[host]
 
     def _needed(self, host: str) -> bool:
-        state, evaluator = self._run.state, self._fleet.evaluator
-        if evaluator is not None and evaluator.place.host == host:
-            return True
-        return state.relays[host].head or any(record.host == host for record in state.replicas.values())
+        replicas = self._run.state.replicas.values()
+        return self._stays(host) or any(record.host == host for record in replicas)
+
+    def _stays(self, host: str) -> bool:
+        """Whatever becomes of its replicas: the trainer or the evaluator is there."""
+        evaluator = self._fleet.evaluator
+        evaluates = evaluator is not None and evaluator.place.host == host
+        return evaluates or self._run.state.relays[host].head
 
     def _may_be_forgone(self, spec: WorkerSpec, error: BaseException) -> bool:
         """It came later and has never held a version, and no weights were wrong."""
