@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from millrace.core.errors import HostLost, WorkerError
@@ -84,6 +86,23 @@ def test_hosts_are_lost_whose_nodes_are_gone() -> None:
     assert placed(A, B).lost([A, B]) == set()
     assert placed(A, B).lost([A, C]) == {"node-2"}
     assert placed(A, B).lost([A, node("node-2", node_id="new")]) == set()
+
+
+@pytest.mark.parametrize("look", [Places.lost, Places.spare])
+def test_a_host_that_gets_its_node_meanwhile_disturbs_no_look(
+    look: Callable[[Places, list[Node]], object],
+) -> None:
+    places = placed(A)
+
+    class Watched(Node):
+        @property
+        def node_id(self) -> str:  # type: ignore[override]
+            places.node_of("node-2", [B])
+            return "id-watched"
+
+    places.node_of("watched", [Watched("", "watched", "10.0.0.9", {})])
+    places._nodes.pop("node-2", None)
+    look(places, [A])
 
 
 def test_the_label_of_a_node_says_what_may_run_there() -> None:

@@ -41,7 +41,7 @@ class Node(NamedTuple):
 
 
 class Places:
-    """Remembers, so that a host stays where it is."""
+    """Remembers, so that a host stays where it is. A thread may look while another gives a host its node."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, Node] = {}
@@ -64,7 +64,7 @@ class Places:
         ids = {node.node_id for node in alive}
         return frozenset(
             host
-            for host, node in self._nodes.items()
+            for host, node in list(self._nodes.items())
             if node.node_id not in ids and not any(one.is_called(host) for one in alive)
         )
 
@@ -72,8 +72,8 @@ class Places:
         """Nodes that are no host, each by the name that a host there can have. A node that has begun again is
         the host that it was, unless another node is that by now."""
         ids = {node.node_id for node in alive}
-        carried = {node.node_id for node in self._nodes.values()}
-        waiting = [host for host, node in self._nodes.items() if node.node_id not in ids]
+        carried = {node.node_id for node in list(self._nodes.values())}
+        waiting = [host for host, node in list(self._nodes.items()) if node.node_id not in ids]
         return {
             node.node_id if node.name in self._nodes else node.name: node
             for node in alive
@@ -84,7 +84,7 @@ class Places:
         there = ", ".join(node.name for node in alive)
         if before is None:
             raise WorkerError(f"{host!r} is no live node of the cluster: there are {there}")
-        carried = [node.node_id for name, node in self._nodes.items() if name != host]
+        carried = [node.node_id for name, node in list(self._nodes.items()) if name != host]
         fit = [node for node in alive if node.gpus >= before.gpus and {*node.roles} >= {*before.roles}]
         if before.gpus:  # GPUs of a node are numbered, and the hosts that it carries have theirs
             fit = [node for node in fit if node.node_id not in carried]
