@@ -254,7 +254,7 @@ def test_replicas_of_a_host_whose_node_is_lost_for_good_go_to_other_hosts(
 
 def test_a_run_whose_trainers_host_can_have_no_relay_any_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     lose(monkeypatch, "localhost", 3.0, "relay-localhost")
-    with pytest.raises(WorkerError, match="relay-localhost died 3 times .*node of host 'localhost' is lost"):
+    with pytest.raises(WorkerError, match=r"relay-localhost died 3 times .*node of host 'localhost' is lost"):
         growing(
             faults=Faults(crashes=(Crash("relay-localhost", 3.0),)),
             supervision=Supervision(restarts=2, backoff_s=0.05),

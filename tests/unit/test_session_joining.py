@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from placement_needs import GB, ON_CPU
@@ -99,3 +100,22 @@ def test_a_cluster_that_cannot_be_reached_is_an_error(monkeypatch: pytest.Monkey
     monkeypatch.setattr(joining, "present", unreachable)
     with pytest.raises(WorkerError, match="gone"):
         asyncio.run(fleet.look())
+
+
+def test_a_cluster_that_does_not_answer_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error after a while, and who ends sooner waits for no thread."""
+    fleet, _ = joining_on(host("a"), replicas=1, runtime=RayCluster(address="a:1"))
+    given_up = threading.Event()
+    safety = threading.Timer(20.0, given_up.set)
+    monkeypatch.setattr(joining, "present", lambda config, runtime: given_up.wait())
+    safety.start()
+    try:
+        with pytest.raises(TimeoutError):
+            asyncio.run(asyncio.wait_for(fleet.look(), 0.01))
+        monkeypatch.setattr(joining, "ANSWER_S", 0.01)
+        with pytest.raises(WorkerError, match="which nodes it has"):
+            asyncio.run(fleet.look())
+        assert not given_up.is_set()
+    finally:
+        safety.cancel()
+        given_up.set()

@@ -69,8 +69,8 @@ class LiveRelays:
         self._tasks[spec.place.host] = self._group.create_task(self._keep(spec), name=spec.name)
 
     async def _keep(self, spec: WorkerSpec) -> None:
-        """While it is needed. A host where it cannot be is given up, and this waits until that is empty. Raises:
-        what keeps it from a host that the run cannot do without."""
+        """While it is needed. A host where it cannot be is given up, and this waits until that is empty.
+        Raises: what keeps it from a host that stays."""
         run, host = self._run, spec.place.host
         session = RelaySession(host, run, self._slot_bytes, lambda: self._needed(host))
         while self._needed(host):

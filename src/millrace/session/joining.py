@@ -10,13 +10,17 @@ from math import inf
 from millrace.config.runtime import RayCluster
 from millrace.config.schema import Config
 from millrace.controller.supervisor import WorkerSpec
-from millrace.core.errors import ConfigError
+from millrace.core.errors import ConfigError, WorkerError
 from millrace.core.placement import Host, Place
 from millrace.placement.assign import Placement
 from millrace.placement.further import further
 from millrace.placement.hosts import Layout, added
 from millrace.placement.inventory import read_memory
-from millrace.session.ray_hosts import Present, present
+from millrace.runtime.ray_aside import aside
+from millrace.session.ray_hosts import NEW_LOOK_S, Present, present
+
+ANSWER_S = 2 * NEW_LOOK_S
+"""For the list of nodes, and for the new ones to look at themselves."""
 
 
 class Joining:
@@ -39,8 +43,15 @@ class Joining:
 
     async def look(self) -> None:
         """Which nodes the cluster has by now. Raises: WorkerError: it cannot be reached."""
-        if isinstance(self._config.runtime, RayCluster):
-            self._present = await asyncio.to_thread(present, self._config, self._config.runtime)
+        if not isinstance(self._config.runtime, RayCluster):
+            return
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                self._present = await aside(present, self._config, self._config.runtime)
+        except TimeoutError:
+            raise WorkerError(
+                f"the cluster has not said for {ANSWER_S:g} s which nodes it has: is its head overloaded?"
+            ) from None
 
     def join(self, names: Sequence[str], there: Sequence[WorkerSpec]) -> list[WorkerSpec]:
         """Replicas of these names beside those that are `there`. Raises: ConfigError: there is no room."""
