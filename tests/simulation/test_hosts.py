@@ -252,6 +252,22 @@ def test_replicas_of_a_host_whose_node_is_lost_for_good_go_to_other_hosts(
     assert joined["replica"] in {event["replica"] for event in outcome.of("leased")}
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_every_replica_that_left_is_told_of_before_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    if lost:  # the relay lives on
+        lose(monkeypatch, "host-1", 3.0, "replica-1")
+        faults, began = Faults(crashes=(Crash("replica-1", 3.0),)), 3
+    else:
+        faults, began = Faults(failures=(Failures("replica-1", 0.01),)), 1
+    limits = Supervision(restarts=2, backoff_s=0.05)
+    outcome = growing((2.0, 3), replicas=began, hosts=3, later_hosts=0, faults=faults, supervision=limits)
+    told = {event["replica"]: event["reason"] for event in outcome.of("leaving")}
+    assert told.keys() == {event["replica"] for event in outcome.of("left")} == {"replica-1"}
+    assert told["replica-1"] == ("the node of its host is lost" if lost else "it could not join")
+
+
 def test_a_run_whose_trainers_host_can_have_no_relay_any_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     lose(monkeypatch, "localhost", 3.0, "relay-localhost")
     with pytest.raises(WorkerError, match=r"relay-localhost died 3 times .*node of host 'localhost' is lost"):

@@ -135,14 +135,12 @@ class LiveFleet:
 
     def _forgo(self, name: str, error: Exception) -> None:
         """It cannot be. Raises: `error`, where the run cannot do without."""
-        run = self._run
         if isinstance(error.__cause__, HostLost):
-            run.state.replicas.leave(name, LOST)
-            return
-        if name in self._first or run.waits.fruitful(name):
+            return self._part(name, LOST)
+        if name in self._first or self._run.waits.fruitful(name):
             raise error
         self._settle_for(self.wanted - 1, f"{name} could not join: {error}")
-        run.state.replicas.leave(name, "it could not join")
+        self._part(name, "it could not join")
 
     def _give_up(self, host: str, reason: str, lost: bool) -> None:
         """No relay can be on `host`. Others take the places of its replicas if its node is lost. A host that
@@ -166,13 +164,17 @@ class LiveFleet:
 
     def _leave(self, name: str, reason: str) -> None:
         """It is drained by its session. One that is not up has nothing to drain."""
+        run = self._run
+        self._part(name, reason)
+        run.mailboxes[name].close()
+        if not run.state.replicas[name].alive and name in self._limits:
+            self._limits[name].reschedule(asyncio.get_running_loop().time())
+        run.pulse.fire()
+
+    def _part(self, name: str, reason: str) -> None:
         run, record = self._run, self._run.state.replicas[name]
         run.state.replicas.leave(name, reason)
         run.events.emit("leaving", replica=name, reason=reason, trajectories=list(record.leased))
-        run.mailboxes[name].close()
-        if not record.alive and name in self._limits:
-            self._limits[name].reschedule(asyncio.get_running_loop().time())
-        run.pulse.fire()
 
     def _gone(self, name: str) -> None:
         run = self._run
