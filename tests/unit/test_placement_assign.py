@@ -253,3 +253,14 @@ def test_host_and_shared_memory_are_told_apart() -> None:
 def test_host_memory_that_is_tight_is_told() -> None:
     told = next(warnings(assign(config_for(2, bound=0), host(0, free_gb=26), ON_CPU), config_for(2)))
     assert "the run keeps 23.0 GB of host memory and, shared, 2.0 GB; 26.0 GB of 100.0 GB are free" in told
+
+
+def test_what_a_replica_rebuilds_an_older_version_in_is_told_and_counts() -> (
+    None
+):
+    placement = assign(config_for(4), host(0, free_gb=43), ON_CPU)
+    assert table(placement)["a replica that reads an older version"] == "1.0 GB more, in host memory"
+    told = list(warnings(placement, config_for(4)))
+    assert len(told) == 1 and "What it needs for a moment may not fit" in told[0]
+    whole = assign(config_for(4, bound=0, weights={"slots": 3}), host(0, free_gb=43), ON_CPU)
+    assert "a replica that reads an older version" not in table(whole) and not whole.older_bytes

@@ -80,6 +80,11 @@ class Placement:
         return self.relay_versions > self.relay_slots
 
     @property
+    def older_bytes(self) -> int:
+        """Of a replica's process, while it reads a version that its relay keeps as a delta."""
+        return self.needs.weights_bytes if self.relay_keeps_deltas else 0
+
+    @property
     def rank_peak_bytes(self) -> int:
         """What each rank of the trainer holds at most where it computes, beside Python and torch."""
         kept = self.needs.trainer

@@ -50,7 +50,10 @@ def table(placement: Placement) -> dict[str, str]:
     where = "on GPUs" if placement.device == "cuda" else f"on {host.cores} cores, bound to none"
     ranks = placement.trainer.ranks
     each = f" in {ranks} ranks" if ranks > 1 else ""
-    older = " and older ones as deltas in half of one" if placement.relay_keeps_deltas else ""
+    older, reads = "", dict[str, str]()
+    if placement.relay_keeps_deltas:
+        older = " and older ones as deltas in half of one"
+        reads["a replica that reads an older version"] = f"{size(placement.older_bytes)} more, in host memory"
     return {
         "computes": where,
         **rows,
@@ -62,6 +65,7 @@ def table(placement: Placement) -> dict[str, str]:
         ),
         "a rank of the trainer, at most": f"{size(placement.rank_peak_bytes)}, beside Python and torch",
         "a step of a replica": f"about {size(moment.replica_bytes)} more, at most",
+        **reads,
         "the relay, shared memory": (
             f"{placement.relay_slots} versions of {size(needs.weights_bytes)}{older} = "
             f"{size(placement.relay_bytes)}"
@@ -81,10 +85,10 @@ def on(placement: Placement, gpu: Gpu) -> list[tuple[str, Place, MemoryNeed]]:
 def warnings(placement: Placement, config: Config) -> Iterator[str]:
     """What is tight, one sentence each."""
     host, needed = placement.host, placement.processes_bytes + placement.relay_bytes
-    moment = placement.needs.momentary
-    left = host.free_bytes - needed - len(placement.replicas) * moment.replica_bytes
+    moment, replicas = placement.needs.momentary, len(placement.replicas)
+    left = host.free_bytes - needed - replicas * moment.replica_bytes
     left //= placement.trainer.ranks
-    if needed > TIGHT * host.free_bytes:
+    if needed + replicas * placement.older_bytes > TIGHT * host.free_bytes:
         yield (
             f"the run keeps {size(placement.processes_bytes)} of host memory and, shared, "
             f"{size(placement.relay_bytes)}; {size(host.free_bytes)} of {size(host.memory_bytes)} are free. "
