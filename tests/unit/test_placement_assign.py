@@ -255,9 +255,7 @@ def test_host_memory_that_is_tight_is_told() -> None:
     assert "the run keeps 23.0 GB of host memory and, shared, 2.0 GB; 26.0 GB of 100.0 GB are free" in told
 
 
-def test_what_a_replica_rebuilds_an_older_version_in_is_told_and_counts() -> (
-    None
-):
+def test_what_a_replica_rebuilds_an_older_version_in_is_told_and_counts() -> None:
     placement = assign(config_for(4), host(0, free_gb=43), ON_CPU)
     assert table(placement)["a replica that reads an older version"] == "1.0 GB more, in host memory"
     told = list(warnings(placement, config_for(4)))

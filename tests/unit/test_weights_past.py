@@ -16,9 +16,11 @@ from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import UnknownVersionError
 from millrace.core.types import Staged
 from millrace.weights import past
+from millrace.weights.layout import Memory
 from millrace.weights.past import Past
 from millrace.weights.relay import Relay
 from millrace.weights.ring import open_reader, open_writer
+from millrace.weights.slots import take_slot
 
 NUM = 400_003
 SLOT_BYTES = 2 * NUM + 4
@@ -203,3 +205,19 @@ def test_without_a_thread_a_version_is_whole_and_the_next_one_tries_again(monkey
         host.publish(1, data[1])
         host.publish(2, changed(data[1], 1e-3, 2))
         assert host.reader.held() == [0, 1, 2]
+
+
+def test_a_version_that_is_fetched_again_with_other_weights_is_not_told_as_dropped(monkeypatch):
+    async def torn(memory: Memory, version: int, *_: object) -> None:
+        take_slot(memory, version)
+        host.past.keep()
+        raise UnknownVersionError("no source has it yet")
+
+    with opened() as host:
+        host.publish(0, first())
+        host.publish(1, changed(first(), 1e-3, 1))
+        monkeypatch.setattr(host.relay, "_fetched", torn)
+        for version in (1, 0):
+            with pytest.raises(UnknownVersionError):
+                asyncio.run(host.relay.fetch(version, "of other weights", []))
+            assert host.past.take_dropped() == {}

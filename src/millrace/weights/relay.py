@@ -125,6 +125,8 @@ class Relay:
         memory = self._opened()
         got = await asyncio.to_thread(_readable, memory, version, digest)
         if got is None:
+            if self._past is not None and version in memory.held():
+                self._past.forget(version)  # it was made again
             with boundary(f"relay `{self._name}`", f"fetching version {version}", WeightsError):
                 got = await self._fetched(memory, version, digest, sources)
         fetch_s = time.perf_counter() - started
