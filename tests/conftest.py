@@ -4,6 +4,7 @@ tests of whole runs share: a start, a run that nothing disturbed, and a quick wa
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -29,21 +30,25 @@ def _imported() -> Iterator[object]:
     if find_spec("reasoning_gym") is None:  # an engine's own interpreter has not what whole runs need
         yield None
         return
-    from tests.warm import Warm
+    from tests.warm import imported
 
-    warm = Warm()
+    warm, server = imported()
     yield warm
     warm.close()
+    server.wait()
 
 
 @pytest.fixture(scope="module")
 def warm(_imported: object) -> Iterator[None]:
-    """Forkservers of this process need not import torch."""
+    """Forkservers of this process, commands of Millrace and any `script.py` find torch and all of ours imported."""
     from millrace.runtime import launcher
 
     if _imported is None:
         yield
         return
+    from tests.warm import popen
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launcher, "_start", _imported.start)
+        patch.setattr(subprocess, "Popen", popen(_imported))
         yield

@@ -1,30 +1,42 @@
-"""Forkservers for the runs of tests, forked out of one process that has imported what they preload.
+"""Processes for the runs of tests, forked out of one process that has imported what they need.
 
 A forkserver of its own imports torch and transformers before it forks a run's first worker, for seconds. Here
-one process does so for all runs of a test session. What it forks becomes the child of the controller, as a
-forkserver must be, and is `runtime.forkserver` from its first line on.
+one process does so for all runs of a test session. What it forks becomes the child of who asked, as a
+forkserver must be. It is `runtime.forkserver`, or a command as `python -m millrace`, from its first line on.
+A command forks a process of this kind first of all, so that its forkserver, too, need not import anything.
 
-Run as `python warm.py FD`, with FD one end of a SOCK_SEQPACKET pair. A request is what a
-forkserver inherits from its controller, with its socket; the answer is its pid.
+Run as `python warm.py FD`, with FD one end of a SOCK_SEQPACKET pair. A request is what the process inherits,
+with its descriptors; the answer is its pid.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from millrace.runtime import forkserver, process
-from millrace.runtime.launcher import DEFAULTS
+from millrace.runtime import forkserver, launcher, process
 from millrace.session.compose import PRELOAD
 
-MODULES = (*PRELOAD, "reasoning_gym", "transformers.models.qwen3.modeling_qwen3")
+MODULES = (
+    *PRELOAD,
+    "reasoning_gym",
+    "transformers.models.qwen3.modeling_qwen3",
+    "millrace.cli.app",
+    "millrace.api.work",
+)
+COMMANDS, SCRIPT = ("millrace", "millrace.api.work"), "script.py"
 MAX_PACKET = 128 * 1024
 
 
@@ -42,68 +54,155 @@ class Forked:
 
 
 class Warm:
-    """The process that has imported everything. It ends with this one, or when it is closed."""
+    """Who asks the process that has imported everything, which ends when `control` is closed."""
 
-    def __init__(self) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                pass_fds=[theirs.fileno()],
-            )
-        if not self._control.recv(MAX_PACKET):
-            raise RuntimeError("it ended while it imported")
+    def __init__(self, control: socket.socket) -> None:
+        self._control, self._lock = control, threading.Lock()
 
     def start(self, theirs: socket.socket) -> Forked:
         """A forkserver at that end of its control socket, in place of `launcher._start`."""
+        return Forked(self.fork([], {**launcher.DEFAULTS, **os.environ}, os.getcwd(), [theirs.fileno()]))
+
+    def fork(
+        self, command: list[str], environ: dict[str, str], directory: str, fds: Sequence[int], **more: bool
+    ) -> int:
+        """A child's pid. Without a command it is a forkserver."""
         os.umask(umask := os.umask(0))
-        inherited = {"environ": {**DEFAULTS, **os.environ}, "umask": umask, "directory": os.getcwd()}
-        process._prctl(process.PR_SET_CHILD_SUBREAPER, 1)  # so that it becomes our child
-        try:
-            socket.send_fds(self._control, [json.dumps(inherited).encode()], [theirs.fileno()])
-            pid = int(self._control.recv(MAX_PACKET))
-        finally:
-            process._prctl(process.PR_SET_CHILD_SUBREAPER, 0)
-        return Forked(pid)
+        asked = {"command": command, "environ": environ, "directory": directory, "umask": umask, **more}
+        with self._lock:
+            process._prctl(process.PR_SET_CHILD_SUBREAPER, 1)  # so that it becomes our child
+            try:
+                socket.send_fds(self._control, [json.dumps(asked).encode()], list(fds))
+                return int(self._control.recv(MAX_PACKET))
+            finally:
+                process._prctl(process.PR_SET_CHILD_SUBREAPER, 0)
 
     def close(self) -> None:
         self._control.close()
-        self._process.wait()
 
 
-def main() -> None:
-    control, controller = socket.socket(fileno=int(sys.argv[1])), os.getppid()
-    for name in MODULES:
-        importlib.import_module(name)
-    control.send(b"ready")
+def imported() -> tuple[Warm, subprocess.Popen[bytes]]:
+    """A new process that has imported everything."""
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        server = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            pass_fds=[theirs.fileno()],
+        )
+    if not control.recv(MAX_PACKET):
+        raise RuntimeError("it ended while it imported")
+    return Warm(control), server
+
+
+def popen(warm: Warm) -> type[subprocess.Popen]:
+    """`Popen`, but for commands of Millrace and every `script.py` in this Python, which `warm` forks."""
+
+    class Popen(subprocess.Popen):
+        def _execute_child(self, *args: Any) -> None:
+            honest = super()._execute_child
+            asked = inspect.signature(honest).bind(*args).arguments
+            if not is_command(asked["args"]):
+                honest(*args)
+                return
+            ends = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+            try:
+                self.pid = warm.fork(
+                    list(map(os.fspath, asked["args"][1:])),
+                    dict(os.environ if asked["env"] is None else asked["env"]),
+                    os.path.abspath(asked["cwd"] or os.getcwd()),
+                    [number if end == -1 else end for number, end in enumerate(ends)],
+                    session=bool(asked["start_new_session"]),
+                )
+                self._child_created = True
+            finally:
+                pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+                self._close_pipe_fds(*(asked[name] for name in pipes))
+
+    return Popen
+
+
+def is_command(args: object) -> bool:
+    if not isinstance(args, list) or len(args) < 2 or args[0] != sys.executable:
+        return False
+    return (args[1] == "-m" and args[2] in COMMANDS) or os.path.basename(args[1]) == SCRIPT
+
+
+def serve(control: socket.socket, asker: int) -> dict[str, Any]:
+    """Fork what is asked for until nobody asks any more. Returns, in a command's process, its request."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, it is the asker's
     while True:
-        packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET, 1)
+        packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET, 3)
         if not packet:
             os._exit(0)  # without a shutdown of everything imported
         between = os.fork()
         if between == 0:
-            if os.fork() == 0:
-                _be_forkserver(control, controller, json.loads(packet), fds[0])
-            os._exit(0)  # its child goes to the controller, which adopts orphans at this moment
+            if os.fork():
+                os._exit(0)  # its child goes to the asker, which adopts orphans at this moment
+            asked = json.loads(packet)
+            _inherit(asked, fds, control, asker)
+            return dict(asked)
         os.waitpid(between, 0)
-        os.close(fds[0])
+        for fd in fds:
+            os.close(fd)
 
 
-def _be_forkserver(control: socket.socket, controller: int, inherited: dict[str, Any], fd: int) -> None:
-    with process.ending_at_once():
-        while os.getppid() != controller:
-            time.sleep(0.001)
-        os.setpgid(0, 0)
-        control.send(str(os.getpid()).encode())
-        control.close()
-        os.environ.clear()
-        os.environ.update(inherited["environ"])
-        os.umask(inherited["umask"])
-        os.chdir(inherited["directory"])
-        sys.argv = [forkserver.__name__, str(fd)]
-        forkserver.main()
+def _inherit(asked: dict[str, Any], fds: list[int], control: socket.socket, asker: int) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(asked["environ"])
+    os.umask(asked["umask"])
+    os.chdir(asked["directory"])
+    while os.getppid() != asker:
+        time.sleep(0.001)
+    if not asked["command"]:
+        with process.ending_at_once():
+            os.setpgid(0, 0)
+            control.send(str(os.getpid()).encode())
+            control.close()
+            sys.argv = [forkserver.__name__, str(fds[0])]
+            forkserver.main()
+    if asked["session"]:
+        os.setsid()
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+    for fd in set(fds) - {0, 1, 2}:
+        os.close(fd)
+    control.send(str(os.getpid()).encode())
+    control.close()
+
+
+def be_command(words: list[str]) -> None:
+    """As `python *words` in this process, but that torch is imported already."""
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as the interpreter's own
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    if words[0] == "-m":
+        sys.path[0], sys.argv = os.getcwd(), words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0], sys.argv = str(Path(words[0]).resolve().parent), words
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def main() -> None:
+    control, asker = socket.socket(fileno=int(sys.argv[1])), os.getppid()
+    for name in MODULES:
+        importlib.import_module(name)
+    control.send(b"ready")
+    while True:  # in one more process each time: a command's own process of this kind
+        asked = serve(control, asker)
+        asker = os.getpid()
+        ours, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork():
+            control.close()
+            warm = Warm(ours)
+            launcher._start = warm.start  # type: ignore[assignment]
+            subprocess.Popen = popen(warm)  # type: ignore[misc]
+            be_command(asked["command"])
+            return
+        ours.close()
 
 
 if __name__ == "__main__":

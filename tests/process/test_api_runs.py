@@ -43,8 +43,8 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 
 def test_a_reward_of_a_scripts_main_trains_without_a_guard(start: Path, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "script.py"), str(start), str(tmp_path / "run")]
+    (tmp_path / "fresh.py").write_text(SCRIPT)  # by a Python that has imported nothing
+    command = [sys.executable, str(tmp_path / "fresh.py"), str(start), str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert "steps: [1, 2, 3, 4]" in done.stdout

@@ -232,7 +232,7 @@ def write_ledger(directory: RunDirectory) -> None:
 def test_a_run_is_stopped_by_a_signal_and_resumed_to_its_end(project: Path, tmp_path: Path) -> None:
     """It saves what it has, says how to go on, and nothing is lost or trained twice."""
     directory = RunDirectory(tmp_path / "run")
-    command = [sys.executable, "-c", "from millrace.cli.app import main; main()"]
+    command = [sys.executable, "-m", "millrace"]
     arguments = ["train", str(project / "run.toml"), "--run-dir", str(directory.path), "--set"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(

@@ -11,6 +11,8 @@ from tests.runs import events, summary
 
 from millrace.session.run_directory import RunDirectory
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 URL = "http://who:SECRET@127.0.0.1:9/hook/SECRET?key=SECRET"
 
 
