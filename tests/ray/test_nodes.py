@@ -136,7 +136,10 @@ def test_a_run_that_loses_a_whole_node_trains_what_a_run_in_processes_trains(
     assert weights(run.directory) == weights(here), "bit for bit"
 
 
-def test_a_head_that_is_gone_ends_the_run_with_one_message_that_names_it(start: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_a_head_that_is_gone_ends_the_run_with_one_message_that_names_it(
+    number: signal.Signals, start: Path, tmp_path: Path
+) -> None:
     if why := refusal():
         pytest.skip(why)
     with nodes(2) as cluster:
@@ -146,7 +149,7 @@ def test_a_head_that_is_gone_ends_the_run_with_one_message_that_names_it(start: 
             run.start()
             until(run, lambda event: event.kind == "step")
             [head] = cluster.pids(0, "/gcs_server ")
-            os.kill(head, signal.SIGKILL)
+            os.kill(head, number)
             deadline_s = time.monotonic() + WAIT_S
             while run.exit_code is None:
                 assert time.monotonic() < deadline_s, run.last_words(40)
@@ -155,7 +158,8 @@ def test_a_head_that_is_gone_ends_the_run_with_one_message_that_names_it(start: 
             assert run.exit_code == 1 and "Traceback" not in told
             errors = [line for line in told.splitlines() if line.startswith("ClusterError")]
             assert len(errors) == 1, told
-            assert f"the head of the Ray cluster, {cluster.address}, takes no connection" in errors[0]
+            why = "takes no connection" if number == signal.SIGKILL else "takes connections, but has answered"
+            assert f"the head of the Ray cluster, {cluster.address}, {why}" in errors[0]
             assert not run.leftovers()
         finally:
             run.end()

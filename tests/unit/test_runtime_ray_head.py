@@ -1,4 +1,4 @@
-"""A head that takes no connection is told of, once, and nobody waits for calls that do not return."""
+"""A head that is gone or frozen is told of, once, and nobody waits for calls that do not return."""
 
 from __future__ import annotations
 
@@ -15,18 +15,37 @@ from millrace.runtime.ray_aside import aside
 WAIT_S = 30.0
 
 
-def test_a_head_that_is_gone_is_told_with_its_address(monkeypatch) -> None:
-    monkeypatch.setattr(ray_head, "LOOK_S", 0.01)
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch) -> None:
+    for name, value in ("LOOK_S", 0.01), ("SILENT_S_MAX", 0.05), ("FROZEN_S_MAX", 0.2):
+        monkeypatch.setattr(ray_head, name, value)
+
+
+def test_a_head_that_is_gone_is_told_with_its_address() -> None:
     told = queue.Queue[str]()
     listener = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
-    watch = ray_head.HeadWatch(address, told.put, silent_s_max=0.05)
+    watch = ray_head.HeadWatch(address, lambda: None, told.put)
     connection, _ = listener.accept()
     assert told.empty(), "it answers"
     connection.close()
     listener.close()
     assert told.get(timeout=WAIT_S).startswith(f"the head of the Ray cluster, {address}, takes no connection")
     watch.close()
+
+
+def test_a_head_that_takes_connections_and_answers_nothing_is_told() -> None:
+    told = queue.Queue[str]()
+    frozen = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        watch = ray_head.HeadWatch(address, frozen.wait, told.put)
+        assert told.get(timeout=WAIT_S).endswith(
+            f"{address}, takes connections, but has answered nothing for 0 s"
+        )
+        frozen.set()
+        watch.close()
+    assert told.empty(), "once"
 
 
 def test_a_call_that_returns_or_raises_does_so_and_one_that_hangs_holds_nobody_up() -> None:

@@ -121,7 +121,7 @@ class RayRuntime:
                 with suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(self._lose, why)
 
-            self._watch = HeadWatch(self._cluster.head, lost)
+            self._watch = HeadWatch(self._cluster.head, self._cluster.nodes, lost)
         return self._cluster
 
     def _refuse_lost(self) -> None:
