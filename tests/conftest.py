@@ -40,7 +40,7 @@ def _imported() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def warm(_imported: object) -> Iterator[None]:
-    """Forkservers of this process, commands of Millrace and any `script.py` find torch and all of ours imported."""
+    """Forkservers of this process, commands of Millrace and every `script.py` need not import torch."""
     from millrace.runtime import launcher
 
     if _imported is None:
