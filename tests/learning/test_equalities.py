@@ -10,6 +10,7 @@ ON_POLICY = {
     "areal": ("schedule.kind=areal", "schedule.eta=0"),
     "rlax": ("schedule.kind=rlax",),
 }
+BLIND = ("sampling.choices=false", 'allow=["cut_sampling"]')
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,15 @@ def test_engine_and_trainer_agree_on_log_probs_at_staleness_0(runs):
     for run in runs.values():
         gap = summary(run)["logprob_gap_staleness0"]
         assert gap["max"] < 1e-4 and summary(run)["staleness"]["max"] == 0
+
+
+@pytest.mark.parametrize("cuts", [("sampling.top_p=0.9",), ("sampling.top_k=4", "sampling.min_p=0.02")])
+def test_cut_sampling_is_on_policy_over_the_tokens_that_could_come(cuts, start, warm, tmp_path):
+    run = train(start, tmp_path / "run", *ON_POLICY["synchronous"], *cuts)
+    assert summary(run)["staleness"]["max"] == 0
+    assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-5  # ratios are 1
+    blind = train(start, tmp_path / "blind", *ON_POLICY["synchronous"], *cuts, *BLIND)
+    assert summary(blind)["logprob_gap_staleness0"]["max"] > 0.05
 
 
 @pytest.mark.parametrize("kind", ["llamarl", "laminar", "areal"])

@@ -50,6 +50,7 @@ LIMITS = {
     "against a reference": 1e-5,
     "settled for the batch": 1e-5,
     "by sequence in float64": 1e-9,
+    "cut sampling in float64": 1e-9,
     "with a critic in float64": 1e-9,
     "steps with a critic": 1e-5,
     "weights after three steps": 1e-5,

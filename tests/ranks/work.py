@@ -14,7 +14,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
-from trainer_doubles import make_batch, make_trainer
+from trainer_doubles import choosing, make_batch, make_trainer
 
 from millrace.config.algorithms import GRPO, GSPO, M2PO, PPO
 from millrace.config.training import Optimizer
@@ -103,6 +103,10 @@ WAYS: dict[str, Way] = {
     )[0],
     "by sequence in float64": lambda path, ranks: gradient(
         in_double(trainer_of(path, ranks, algorithm=BY_SEQUENCE, dtype=torch.float64)), batch_of()
+    ),
+    "cut sampling in float64": lambda path, ranks: gradient(
+        in_double(trainer_of(path, ranks, algorithm=GRPO(entropy=0.1), dtype=torch.float64)),
+        choosing(batch_of()),
     ),
     "with a critic in float64": lambda path, ranks: with_a_critic(path, ranks),
     "in float64": lambda path, ranks: gradient(  # the last: norms stay exact

@@ -45,8 +45,14 @@ def test_what_is_right_is_not_refused(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("top_p", 0.9), ("top_k", 20), ("min_p", 0.05)])
-def test_cut_sampling_is_refused_by_the_key_that_cuts(key: str, value: float) -> None:
-    (message,) = told(sampling={key: value})
-    assert message.startswith(f"`sampling.{key}` ({value})")
-    assert '`allow = ["cut_sampling"]`' in message
-    assert told(sampling={key: value}, allow=["cut_sampling"]) == []
+def test_cut_sampling_that_the_trainer_knows_nothing_of_is_refused(key: str, value: float) -> None:
+    assert told(sampling={key: value}) == []
+    blind: dict[str, Any] = {
+        "`sampling.choices` to true": {"sampling": {key: value, "choices": False}},
+        '`rollout.engine` to "own"': {"sampling": {key: value}, "rollout": {"engine": "vllm"}},
+    }
+    for remedy, changes in blind.items():
+        (message,) = told(**changes)
+        assert message.startswith(f"`sampling.{key}` ({value})")
+        assert remedy in message and '`allow = ["cut_sampling"]`' in message
+        assert told(**changes, allow=["cut_sampling"]) == []

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from transformers import (
@@ -25,6 +26,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from millrace.algorithms import Algorithm, TokenLogprobs, build
 from millrace.config.algorithms import GRPO
 from millrace.config.training import Optimizer
+from millrace.core.choices import Choices
 from millrace.core.columns import TokenColumns
 from millrace.core.digest import Filling, NamedBuffer, NamedPiece, TensorSpec, version_digest
 from millrace.core.types import Batch, Endpoint, TrainGroup, TrainSequence
@@ -145,6 +147,23 @@ def _sequence(trajectory_id: int, random: np.random.Generator, version: int) -> 
         reward=float(random.integers(0, 2)) + trajectory_id % 3,
         truncated=bool(random.integers(0, 2)),
     )
+
+
+def choosing(batch: Batch, seed: int = 0) -> Batch:
+    """The batch, with sets of 1 to 9 tokens that could have come. Every fifth token could be any."""
+    random, groups = np.random.default_rng(seed), []
+    for group in batch.groups:
+        sequences = []
+        for sequence in group.sequences:
+            columns = sequence.columns[:]
+            columns.choices = Choices()
+            for token in columns.tokens:
+                others = random.choice(VOCAB, int(random.integers(0, 9)), replace=False)
+                could = np.union1d(others, [token]) if random.random() < 0.8 else np.empty(0)
+                columns.choices.append(could.astype(np.int32).tobytes())
+            sequences.append(msgspec.structs.replace(sequence, columns=columns))
+        groups.append(msgspec.structs.replace(group, sequences=sequences))
+    return Batch(batch.version, groups)
 
 
 def make_trainer(

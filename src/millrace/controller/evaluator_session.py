@@ -229,7 +229,7 @@ class EvaluatorSession:
     def _work(self, under: Underway, one: Completion) -> Work:
         """The noise is that of (evaluation, prompt, attempt): the same for every version."""
         config, name = self._run.config, under.section.name
-        sampling = replace(Sampling(**dict(config.sampling)), logprobs=0)
+        sampling = replace(Sampling(**dict(config.sampling)), logprobs=0, choices=False)
         if one.attempt == 0:
             sampling = replace(sampling, temperature=0.0)
         seed = int.from_bytes(blake2b(f"{name}:{config.seed}".encode(), digest_size=8).digest()) >> 1

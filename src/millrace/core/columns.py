@@ -1,7 +1,8 @@
 """Tokens of one completion as packed columns, from the engine that samples them to the trainer.
 
 A token is four bytes of id, four of log-prob, and a share of a run of versions. So a completion of thousands
-of tokens is two buffers and a few pairs, however often it is sent, kept or cut.
+of tokens is two buffers and a few pairs, however often it is sent, kept or cut. Where sampling cuts tokens
+off, those that could come lie beside it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from millrace.core.choices import Choices
 from millrace.core.likely import Likely, Row
 
 Buffer = bytes | bytearray | memoryview | array
 
-Packed = tuple[list[list[tuple[int, int]]], bytes, bytes, list[Likely | None]]
-"""Several columns as few buffers: the runs of each, all token ids, all log-probs; what is likely of each."""
+Beside = tuple[Likely | None, Choices | None]
+Packed = tuple[list[list[tuple[int, int]]], bytes, bytes, list[Beside]]
+"""Several columns as few buffers: the runs of each, all token ids, all log-probs; what is beside each."""
 
 
 def token_array(tokens: Iterable[int] = ()) -> array[int]:
@@ -31,19 +34,21 @@ class TokenColumns:
     tokens    int32, ids
     logprobs  float32, of the distribution really sampled from
     runs      (version, how many tokens in a row), in order of position; no two neighbours have one version
-    likely    what else could have come at each position; None: nobody asked
+    likely    the most likely tokens at each position; None: nobody asked
+    choices   all tokens that could have come at each position; None: the whole vocabulary
 
     Equal are columns whose bytes are: NaN equals itself, and -0.0 is not 0.0. Pickling with protocol 5 hands
-    out the two buffers as they are, so what is sent out of band must not grow any more.
+    out the buffers as they are, so what is sent out of band must not grow any more.
     """
 
-    __slots__ = ("likely", "logprobs", "runs", "tokens")
+    __slots__ = ("choices", "likely", "logprobs", "runs", "tokens")
 
     def __init__(self) -> None:
         self.tokens: array[int] = array("i")
         self.logprobs: array[float] = array("f")
         self.runs: list[tuple[int, int]] = []
         self.likely: Likely | None = None
+        self.choices: Choices | None = None
 
     @classmethod
     def of(
@@ -69,13 +74,18 @@ class TokenColumns:
         logprobs: Buffer,
         runs: Iterable[Sequence[int]],
         likely: Likely | None = None,
+        choices: tuple[Buffer, Buffer] | None = None,
     ) -> TokenColumns:
-        """A copy of int32 ids and float32 log-probs. Raises: ValueError: as `of`."""
+        """A copy of int32 ids and float32 log-probs. `choices`: their counts and ids. Raises: as `of`."""
         columns = cls()
         columns.tokens.frombytes(tokens)
         columns.logprobs.frombytes(logprobs)
         columns.runs = [(version, count) for version, count in runs]
         columns.likely = likely
+        if choices is not None:
+            columns.choices = Choices()
+            columns.choices.counts.frombytes(choices[0])
+            columns.choices.tokens.frombytes(choices[1])
         columns._refuse_misaligned()
         return columns
 
@@ -92,6 +102,7 @@ class TokenColumns:
         columns.tokens, columns.logprobs = self.tokens[start:stop], self.logprobs[start:stop]
         columns.runs = list(_cut(self.runs, start, stop))
         columns.likely = self.likely and self.likely.part(start, stop)
+        columns.choices = self.choices and self.choices.part(start, stop)
         return columns
 
     def __eq__(self, other: object) -> bool:
@@ -102,6 +113,7 @@ class TokenColumns:
             and self.tokens == other.tokens
             and self.logprobs.tobytes() == other.logprobs.tobytes()
             and self.likely == other.likely
+            and self.choices == other.choices
         )
 
     __hash__ = None  # type: ignore[assignment]  # they grow
@@ -128,15 +140,26 @@ class TokenColumns:
             return self
         columns = TokenColumns()
         columns.tokens, columns.logprobs, columns.runs = self.tokens, self.logprobs, self.runs
+        columns.choices = self.choices
         return columns
 
     # ------------------------------------------------------------ growing
 
-    def append(self, token: int, logprob: float, version: int, likely: Row | None = None) -> None:
-        """`likely`: given for every token, always as many, or for none."""
+    def append(
+        self,
+        token: int,
+        logprob: float,
+        version: int,
+        likely: Row | None = None,
+        choices: bytes | None = None,
+    ) -> None:
+        """`likely`: given for every token, always as many, or for none. `choices`: int32 ids."""
         if likely is not None:
             self.likely = self.likely or Likely(len(likely[0]))
             self.likely.append(likely)
+        if choices is not None or self.choices is not None:
+            self.choices = self.choices or Choices.unlimited(len(self))
+            self.choices.append(choices or b"")
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self._extend_runs(version, 1)
@@ -145,6 +168,9 @@ class TokenColumns:
         """Raises: ValueError: likely tokens are known of one part only."""
         if self.likely is not None or other.likely is not None:
             self._extend_likely(other)
+        if self.choices is not None or other.choices is not None:
+            self.choices = self.choices or Choices.unlimited(len(self))
+            self.choices.extend(other.choices or Choices.unlimited(len(other)))
         self.tokens += other.tokens
         self.logprobs += other.logprobs
         for version, count in other.runs:
@@ -177,35 +203,39 @@ class TokenColumns:
             raise ValueError(
                 f"columns do not align: {num_tokens} tokens, {len(self.likely.tokens)} likely ones"
             )
+        if self.choices is not None and not self.choices.aligned(num_tokens):
+            raise ValueError(
+                f"columns do not align: {num_tokens} tokens, {len(self.choices.tokens)} choices at "
+                f"{len(self.choices.counts)} positions"
+            )
 
     # ------------------------------------------------------------ carrying
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        if protocol >= 5:
-            tokens, logprobs = pickle.PickleBuffer(self.tokens), pickle.PickleBuffer(self.logprobs)
-            return TokenColumns.from_buffers, (tokens, logprobs, self.runs, self.likely)
-        plain = self.tokens.tobytes(), self.logprobs.tobytes()
-        return TokenColumns.from_buffers, (*plain, self.runs, self.likely)
+        carried = pickle.PickleBuffer if protocol >= 5 else array.tobytes
+        plain, choices = (carried(self.tokens), carried(self.logprobs)), self.choices
+        beside = choices and (carried(choices.counts), carried(choices.tokens))
+        return TokenColumns.from_buffers, (*plain, self.runs, self.likely, beside)
 
 
 def pack(columns: Sequence[TokenColumns]) -> Packed:
     tokens = b"".join([one.tokens for one in columns])
     logprobs = b"".join([one.logprobs for one in columns])
-    return [one.runs for one in columns], tokens, logprobs, [one.likely for one in columns]
+    return [one.runs for one in columns], tokens, logprobs, [(one.likely, one.choices) for one in columns]
 
 
 def unpack(packed: Packed) -> list[TokenColumns]:
     """What `pack` was given. Raises: ValueError: the parts do not fit together."""
-    all_runs, token_bytes, logprob_bytes, all_likely = packed
+    all_runs, token_bytes, logprob_bytes, all_beside = packed
     tokens, logprobs = array("i"), array("f")
     tokens.frombytes(token_bytes)
     logprobs.frombytes(logprob_bytes)
     unpacked, start = [], 0
-    for runs, likely in zip(all_runs, all_likely, strict=True):
+    for runs, (likely, choices) in zip(all_runs, all_beside, strict=True):
         end = start + (runs[0][1] if len(runs) == 1 else sum([count for _, count in runs]))
         columns = TokenColumns.__new__(TokenColumns)
         columns.tokens, columns.logprobs = tokens[start:end], logprobs[start:end]
-        columns.runs, columns.likely = runs, likely
+        columns.runs, columns.likely, columns.choices = runs, likely, choices
         unpacked.append(columns)
         start = end
     if not start == len(tokens) == len(logprobs):

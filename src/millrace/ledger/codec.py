@@ -3,14 +3,15 @@
 A growing trajectory is written plainly and often, a finished one squeezed and once. Plain are the columns as
 they are: int32 ids, then float32 log-probs, little-endian. Squeezed, both go byte plane by byte plane (all
 lowest bytes first), which zstd likes about 15 % better. The first byte says which of the two it is. Ids and
-log-probs of likely tokens lie behind those of the sampled tokens.
+log-probs of likely tokens lie behind those of the sampled tokens. Choices, where there are some, come first:
+a byte of their own, how many bytes they take, and their counts and ids, written plainly or squeezed.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +23,7 @@ from millrace.core.columns import TokenColumns
 from millrace.core.errors import LedgerError
 from millrace.core.likely import Likely
 
-_PLAIN, _SQUEEZED = b"p", b"z"
+_PLAIN, _SQUEEZED, _CHOICES = b"p", b"z", b"c"
 
 # Making one costs ten times what using it does. Only a ledger's one writing thread compresses.
 _COMPRESSOR = zstandard.ZstdCompressor(level=3, write_checksum=True)
@@ -32,13 +33,15 @@ _DECOMPRESSOR = zstandard.ZstdDecompressor()
 def pack_plain(columns: TokenColumns) -> bytes:
     """Cheap to write."""
     ids, logprobs = _with_likely(columns)
-    return _PLAIN + _little(ids) + _little(logprobs)
+    first = _choices_first(columns, lambda values: _PLAIN + _little(values))
+    return first + _PLAIN + _little(ids) + _little(logprobs)
 
 
 def pack_squeezed(columns: TokenColumns) -> bytes:
     """Cheap to keep."""
     ids, logprobs = _with_likely(columns)
-    return _squeeze(_planes(ids) + _planes(logprobs))
+    first = _choices_first(columns, lambda values: _squeeze(_planes(values)))
+    return first + _squeeze(_planes(ids) + _planes(logprobs))
 
 
 def pack_prompt(tokens: array[int]) -> bytes:
@@ -48,12 +51,13 @@ def pack_prompt(tokens: array[int]) -> bytes:
 def unpack_columns(data: bytes, versions: bytes) -> TokenColumns:
     """What `pack_plain` or `pack_squeezed` packed, with the runs of `pack_versions`. Raises LedgerError."""
     with _decoding("tokens"):
-        ids, logprobs = map(_native, _halves(data))
         runs = version_runs(versions)
         end = 4 * sum(count for _, count in runs)
+        choices, data = _choices_of(data, end)
+        ids, logprobs = map(_native, _halves(data))
         behind = array("i", ids[end:]), array("f", logprobs[end:])
         likely = Likely(len(ids[end:]) // (end or 1), *behind) if len(ids) > end else None
-        return TokenColumns.from_buffers(ids[:end], logprobs[:end], runs, likely)
+        return TokenColumns.from_buffers(ids[:end], logprobs[:end], runs, likely, choices)
 
 
 def unpack_prompt(data: bytes) -> array[int]:
@@ -79,6 +83,24 @@ def _with_likely(columns: TokenColumns) -> tuple[array[int], array[float]]:
     if likely is None:
         return columns.tokens, columns.logprobs
     return columns.tokens + likely.tokens, columns.logprobs + likely.logprobs
+
+
+def _choices_first(columns: TokenColumns, packed: Callable[[array[int]], bytes]) -> bytes:
+    choices = columns.choices
+    if choices is None:
+        return b""
+    data = packed(choices.counts + choices.tokens)
+    return _CHOICES + len(data).to_bytes(8, "little") + data
+
+
+def _choices_of(data: bytes, end: int) -> tuple[tuple[bytes, bytes] | None, bytes]:
+    """The bytes of counts and ids, and what is behind them. `end`: bytes of the counts."""
+    if data[:1] != _CHOICES:
+        return None, data
+    behind = 9 + int.from_bytes(data[1:9], "little")
+    own = data[9:behind]
+    values = _native(own[1:] if own[:1] == _PLAIN else _from_planes(_unsqueeze(own)))
+    return (values[:end], values[end:]), data[behind:]
 
 
 def _halves(data: bytes) -> tuple[bytes, bytes]:

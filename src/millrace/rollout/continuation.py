@@ -46,13 +46,20 @@ class Continuation:
         """Whether a token was sampled here."""
         return len(self._sampled) > 0
 
-    def append(self, token: int, logprob: float, version: int, likely: Row | None = None) -> None:
+    def append(
+        self,
+        token: int,
+        logprob: float,
+        version: int,
+        likely: Row | None = None,
+        choices: bytes | None = None,
+    ) -> None:
         """`likely`: as many as `sampling.logprobs`, or more."""
         if likely is not None:
             num = self.work.sampling.logprobs
             likely = (likely[0][:num], likely[1][:num]) if num else None
         self.tokens.append(token)
-        self._sampled.append(token, logprob, version, likely)
+        self._sampled.append(token, logprob, version, likely, choices)
         if token in self.stop_ids or self._stop_strings is not None:
             self._note_finish()
         elif len(self.tokens) >= self._budget:

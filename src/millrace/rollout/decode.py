@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from millrace.core.likely import Row
 from millrace.rollout.attention import DecodeAttention, Kernel
 from millrace.rollout.cache import KVCache
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.edits import Edits
 from millrace.rollout.flash import RecordedSteps
 from millrace.rollout.noise import Noise
-from millrace.rollout.sampler import Sampler
+from millrace.rollout.sampler import Drawn, Sampler
 
 Tensor = torch.Tensor
 
@@ -69,9 +68,8 @@ class DecodeBatch:
         lengths = [continuation.completion_length for continuation in self.continuations]
         self._uniforms = torch.from_numpy(noise.uniforms(lengths, self._steps_left).T).to(device)
 
-    def sample(self, logits: Tensor) -> tuple[Tensor, Tensor, list[Row | None]]:
-        """The next token of each continuation, its log-prob, and what is likely if any asks. `logits`: of the
-        ready slots."""
+    def sample(self, logits: Tensor) -> Drawn:
+        """The next token of each continuation. `logits`: of the ready slots."""
         return self._sampler(logits, self._uniforms[-self._steps_left])
 
     def advance(self, tokens: Tensor) -> bool:

@@ -258,13 +258,13 @@ class TorchEngine(Queues):
         if batch.rows is not None:
             logits = logits[batch.rows]
         sums = logits.sum(dim=-1)  # NaN and infinities survive a sum
-        tokens, logprobs, likely = batch.sample(logits)
+        tokens, logprobs, likely, choices = batch.sample(logits)
         complete = len(batch.slots) == len(self._running)
         self._batch = batch if complete else None  # the others have to be prefilled
         # All is read at once: each reading waits for the device.
         read = torch.stack([tokens.double(), logprobs.double(), sums.double()]).tolist()
         self._refuse_non_finite(batch.continuations, read[2])
-        self._note(batch, [int(token) for token in read[0]], read[1], likely)
+        self._note(batch, [int(token) for token in read[0]], read[1], likely, choices)
         if self._batch is not None and not batch.advance(tokens):
             self._batch = None
 
@@ -292,13 +292,18 @@ class TorchEngine(Queues):
         )
 
     def _note(
-        self, batch: DecodeBatch, tokens: list[int], logprobs: list[float], likely: list[Row | None]
+        self,
+        batch: DecodeBatch,
+        tokens: list[int],
+        logprobs: list[float],
+        likely: list[Row | None],
+        choices: list[bytes | None],
     ) -> None:
-        for slot, continuation, token, logprob, row in zip(
-            batch.slots, batch.continuations, tokens, logprobs, likely, strict=True
+        for slot, continuation, token, logprob, row, kept in zip(
+            batch.slots, batch.continuations, tokens, logprobs, likely, choices, strict=True
         ):
             self._cache.extend(slot, 1)
-            continuation.append(token, logprob, self.version, row)
+            continuation.append(token, logprob, self.version, row, kept)
         self._generated += len(tokens)
         self._steps_since_swap += 1
         for slot in reversed(batch.slots):

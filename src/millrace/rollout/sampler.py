@@ -9,6 +9,7 @@ Shape suffixes: N rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,20 @@ Tensor = torch.Tensor
 WHOLE, PART = 16_384, 128
 """A vocabulary of more tokens is drawn from in parts of so many. Those of Qwen and Llama are multiples."""
 BELOW_ONE = 1 - 2.0**-52
+
+
+class Drawn(NamedTuple):
+    """One token a row.
+
+    tokens, logprobs  (N,), of the distribution really sampled from
+    likely            of each row the most likely tokens, as many as any row asks for
+    choices           of each row that is cut the int32 ids of all that could come
+    """
+
+    tokens: Tensor
+    logprobs: Tensor
+    likely: list[Row | None]
+    choices: list[bytes | None]
 
 
 class Sampler:
@@ -40,14 +55,13 @@ class Sampler:
         self._temperature = _column(temperatures, device) if set(temperatures) != {1.0} else None
         self._greedy = torch.tensor(greedy, device=device) if any(greedy) else None
         self._cut = torch.tensor(cut, device=device) if cut else None
+        told = [i for i in cut if samplings[i].choices]
+        self._told, self._told_rows = torch.tensor(told, device=device) if told else None, told
         self._truncation = _Truncation([samplings[i] for i in cut], device)
         self._num_likely = max(sampling.logprobs for sampling in samplings)
 
-    def __call__(self, logits_NV: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor, list[Row | None]]:
-        """Tokens (N,) and log-probs (N,) of the distribution really sampled from. Of each row the most likely
-        tokens, as many as any row asks for.
-
-        Greedy rows (temperature 0) take the largest logit (the first of equals) and record its log-prob
+    def __call__(self, logits_NV: Tensor, uniforms_N: Tensor) -> Drawn:
+        """Greedy rows (temperature 0) take the largest logit (the first of equals) and record its log-prob
         at temperature 1 without truncation. Min-p keeps tokens at least that fraction as probable as the
         first, top-k exactly k tokens, and top-p the fewest whose probabilities reach p; among equal logits
         the smaller id comes first.
@@ -67,13 +81,24 @@ class Sampler:
         tokens_N = tokens_N.clamp(max=logits_NV.shape[1] - 1)
         if self._edits is not None:
             self._edits.note(tokens_N)
-        return tokens_N, logprobs_NV.gather(1, tokens_N[:, None])[:, 0], self._likely(logprobs_NV)
+        logprobs_N = logprobs_NV.gather(1, tokens_N[:, None])[:, 0]
+        return Drawn(tokens_N, logprobs_N, self._likely(logprobs_NV), self._choices(logits_NV))
 
     def _likely(self, logprobs_NV: Tensor) -> list[Row | None]:
         if not self._num_likely:
             return [None] * len(logprobs_NV)
         logprobs_NK, tokens_NK = logprobs_NV.topk(self._num_likely)
         return list(zip(tokens_NK.tolist(), logprobs_NK.tolist(), strict=True))
+
+    def _choices(self, logits_NV: Tensor) -> list[bytes | None]:
+        found: list[bytes | None] = [None] * len(logits_NV)
+        if self._told is not None:
+            could_RV = logits_NV[self._told] > float("-inf")
+            ids = could_RV.nonzero()[:, 1].to(torch.int32).cpu().numpy().tobytes()
+            ends = (4 * could_RV.sum(dim=1).cumsum(0)).tolist()
+            for row, begin, end in zip(self._told_rows, [0, *ends], ends, strict=False):
+                found[row] = ids[begin:end]
+        return found
 
 
 def draw(probs_NV: Tensor, uniforms_N: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from millrace.observe.jsonl import retell
 from millrace.observe.parts import parts
 from millrace.reading.reader import LedgerReader
 from millrace.session.run_directory import RunDirectory
+from millrace.session.sound import CUTS, tells_choices
 
 
 def examine(run: RunDirectory) -> dict[str, Any]:
@@ -51,13 +52,14 @@ _SHAPING = {
 def evidence_of(config: Config) -> Evidence:
     """Empty, for a run of `config`."""
     algorithm = config.algorithm
+    shaping = _SHAPING - CUTS if tells_choices(config) else _SHAPING
     return Evidence(
         config.model.dtype,
         schedule=config.schedule.kind,
         algorithm=algorithm.kind,
         corrects=getattr(algorithm, "correction", None) is not None
         or getattr(algorithm, "anchor", "") == "behavior",
-        plain=config.sampling.model_dump(include=_SHAPING) == SamplingConfig().model_dump(include=_SHAPING),
+        plain=config.sampling.model_dump(include=shaping) == SamplingConfig().model_dump(include=shaping),
     )
 
 

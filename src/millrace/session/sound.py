@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from millrace.config.algorithms import PolicyGradient
+from millrace.config.generation import SamplingConfig
 from millrace.config.schema import Config
+from millrace.rollout.engines import ENGINES
+
+CUTS = frozenset({"top_p", "top_k", "min_p"})
+
+
+def tells_choices(config: Config) -> bool:
+    """Whether the trainer knows which tokens `CUTS` leave."""
+    able = "sampling.choices" in ENGINES[config.rollout.engine].can.settings
+    return able and config.sampling.choices
 
 
 def unsound(config: Config) -> list[str]:
@@ -39,14 +49,23 @@ def _uncorrected(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _cut_sampling(config: Config) -> Iterator[tuple[str, str]]:
-    """Tokens that are never drawn keep their probability; the others seem less likely than they were."""
-    sampling = config.sampling
-    cuts = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
-    named = [f"`sampling.{key}` ({getattr(sampling, key)})" for key, cut in cuts.items() if cut]
-    if named:
-        yield (
-            "cut_sampling",
-            f"{' and '.join(named)}: the engine draws from a part of the tokens, and the trainer knows all. "
-            "So their ratio is not 1, even on-policy (docs/algorithms.md).\n"
-            "  Set `top_p` to 1, `top_k` and `min_p` to 0",
-        )
+    """Tokens that are never drawn keep their probability; the others seem less likely than they were. Unless
+    the engine tells which these are."""
+    sampling, engine = config.sampling, config.rollout.engine
+    plain = SamplingConfig()
+    named = [
+        f"`sampling.{key}` ({getattr(sampling, key)})"
+        for key in sorted(CUTS)
+        if getattr(sampling, key) != getattr(plain, key)
+    ]
+    if not named or tells_choices(config):
+        return
+    why, remedy = f'`rollout.engine` ("{engine}") does not tell which', '`rollout.engine` to "own"'
+    if not sampling.choices:
+        why, remedy = "`sampling.choices` is false", "`sampling.choices` to true"
+    yield (
+        "cut_sampling",
+        f"{' and '.join(named)}: the engine draws from a part of the tokens, and the trainer knows all: "
+        f"{why}. So their ratio is not 1, even on-policy (docs/algorithms.md).\n"
+        f"  Set {remedy}, or `top_p` to 1, `top_k` and `min_p` to 0",
+    )

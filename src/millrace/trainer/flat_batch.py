@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from millrace.algorithms import Algorithm, Group
 from millrace.core.errors import DataError
 from millrace.core.types import Batch, TrainSequence
+from millrace.trainer.choices import TokenChoices, choices_of
 from millrace.trainer.packing import Branch, Tree
 from millrace.trainer.reduction import token_weights
 
@@ -42,6 +43,7 @@ class FlatBatch:
     values_C: NDArray[np.float64]  # of the critic at the batch's beginning, once they are known
     returns_C: NDArray[np.float64]  # what it is to predict
     num_trained: int
+    choices_C: TokenChoices | None  # None: every token could come everywhere
 
     @property
     def trees(self) -> list[Tree]:
@@ -103,6 +105,7 @@ def flatten(
         values_C=values_C,
         returns_C=advantages_C + values_C,
         num_trained=int(trained_S.sum()),
+        choices_C=choices_of(sequences),
     )
 
 

@@ -161,14 +161,20 @@ def row_logprobs(
     also what it says of the state before each of them.
 
     Sequences that share a token share its log-prob: the output projection sees each pair of source and
-    target once (P of them).
+    target once (P of them). Not where tokens are cut: of each other ones may be.
     """
     vocabulary = len(model.get_output_embeddings().weight)
-    pairs_P, pair_N = np.unique(row.sources_N * vocabulary + row.targets_N, return_inverse=True)
+    if row.choices_N is None:
+        pairs_P, pair_N = np.unique(row.sources_N * vocabulary + row.targets_N, return_inverse=True)
+        sources_P, targets_P = np.divmod(pairs_P, vocabulary)
+    else:
+        sources_P, targets_P = row.sources_N, row.targets_N
     forward = getattr(model, "pair_logprobs", partial(_pair_logprobs, model))
-    found = forward(row, *np.divmod(pairs_P, vocabulary), temperature, dtype, value_head)
+    found: tuple[torch.Tensor, ...] = forward(row, sources_P, targets_P, temperature, dtype, value_head)
     if not found[0].requires_grad and hasattr(model, "reshard"):
         model.reshard()  # no backward pass comes to divide it again
+    if row.choices_N is not None:
+        return found
     index_N = on(found[0].device, pair_N)
     # `embedding`, because its backward sums repeats in a fixed order on every device.
     return tuple(embedding(index_N, x_P[:, None])[:, 0] for x_P in found)
@@ -202,19 +208,20 @@ def _pair_logprobs(
     head = model.get_output_embeddings().weight
     hidden_PH = embedding(put(sources_P), hidden_1TH[0])
     values = () if value_head is None else (value_head(hidden_PH),)
-    hidden_PH = hidden_PH.to(dtype)
+    hidden_PH, first = hidden_PH.to(dtype), 0
     if (group := ranks.group("tensor")) is not None:
         from millrace.trainer.exchange import same
 
-        targets_P = targets_P - ranks.tensor_index * -(-len(head) // ranks.tensor)
+        first = ranks.tensor_index * -(-len(head) // ranks.tensor)
         hidden_PH, head = same(hidden_PH, group), head.to_local()
     logprobs = token_logprobs(
         hidden_PH,
         head,
-        put(targets_P),
+        put(targets_P - first),
         temperature=temperature,
         softcap=getattr(model.config, "final_logit_softcapping", None),
         group=group,
+        choices=None if row.choices_N is None else row.choices_N.there(device, first, len(head)),
     )
     return *logprobs, *values
 

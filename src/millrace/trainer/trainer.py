@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -198,7 +198,7 @@ class PolicyTrainer:
         lay_out = partial(flatten, batch, algorithm, max_tokens=settings.max_tokens, minibatches=minibatches)
         flat = lay_out()
         rows = [pack(trees, settings.token_budget) for trees in flat.parts]
-        own = [own_rows(each, self.ranks) for each in rows]
+        own = [[_with_choices(row, flat) for row in own_rows(each, self.ranks)] for each in rows]
         anchored = minibatches * settings.epochs > 1 and algorithm.proximal == "recompute"
         if rows and (anchored or algorithm.kept or algorithm.penalty or algorithm.critic):
             every = [row for part in own for row in part]
@@ -337,6 +337,10 @@ class PolicyTrainer:
         self.optimizer.zero_grad(set_to_none=self.ranks.offload)  # a copy to the host cannot add
         if self.value_head is not None:
             self.value_head.zero_grad()
+
+
+def _with_choices(row: Row, flat: FlatBatch) -> Row:
+    return row if flat.choices_C is None else replace(row, choices_N=flat.choices_C.of(row.flat_N))
 
 
 @contextmanager

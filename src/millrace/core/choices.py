@@ -1,0 +1,40 @@
+"""The tokens that could have come at each position of a completion, where sampling cuts the others off."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Choices:
+    """Position after position, the sampled token among them.
+
+    counts  int32, how many could come; 0: all of the vocabulary, or nothing was sampled there
+    tokens  int32, their ids
+    """
+
+    counts: array[int] = field(default_factory=lambda: array("i"))
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+
+    @staticmethod
+    def unlimited(num_positions: int) -> Choices:
+        return Choices(array("i", bytes(4 * num_positions)))
+
+    def part(self, start: int, stop: int) -> Choices:
+        """A copy of the positions from `start` to `stop`."""
+        begin = sum(self.counts[:start])
+        counts = self.counts[start:stop]
+        return Choices(counts, self.tokens[begin : begin + sum(counts)])
+
+    def append(self, row: bytes) -> None:
+        """`row`: int32 ids."""
+        self.counts.append(len(row) // 4)
+        self.tokens.frombytes(row)
+
+    def extend(self, other: Choices) -> None:
+        self.counts += other.counts
+        self.tokens += other.tokens
+
+    def aligned(self, num_positions: int) -> bool:
+        return len(self.counts) == num_positions and sum(self.counts) == len(self.tokens)
