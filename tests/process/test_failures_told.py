@@ -136,6 +136,7 @@ MODELS_BEFORE = [
     Case("model-broken-config", "train run.toml", code=1, spoil=write("start/config.json", "{")),
     Case("model-no-weights", "train run.toml", spoil=remove("start/model.safetensors")),
     Case("model-no-tokenizer", "train run.toml", spoil=remove("start/tokenizer.json")),
+    Case("adapter-no-such-layer", 'train run.toml --set adapter.rank=4 --set adapter.targets=["nowhere"]'),
 ]
 MODELS_LOADED = [
     Case("model-unknown-architecture", "sft warm.toml", 1, _config(model_type="mamba9")),

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from failure_rows import seen
 
+from millrace.algorithms.low_rank import BASE
 from millrace.config.freeze import dump
 from millrace.config.load import load
 from millrace.config.schedules import Synchronous
 from millrace.core.columns import TokenColumns
-from millrace.core.errors import DigestMismatchError, MillraceError
+from millrace.core.digest import NamedBuffer
+from millrace.core.errors import DigestMismatchError, MillraceError, WeightsError
 from millrace.core.types import Batch, Endpoint, Served, TrainGroup, TrainSequence
+from millrace.rollout.adapter import Merging
 from millrace.rollout.protocol import EngineOptions
 from millrace.rollout.replica import EngineReplica
 from millrace.session import compose, run_directory
@@ -50,12 +58,26 @@ def batch(version: int) -> Batch:
     return Batch(version, [TrainGroup(0, [5, 6], members)])
 
 
-async def two_versions(start: Path, run_dir: Path, *, writer: str, reader: str) -> list[int]:
-    """Publish, stage and pull versions 0 and 1; the versions that came to be served."""
-    loaded = load(start, ["model.device=cpu"])
+async def two_versions(
+    start: Path,
+    run_dir: Path,
+    *,
+    writer: str = HONEST_WRITER,
+    reader: str = HONEST_READER,
+    sets: Sequence[str] = (),
+    meanwhile: Callable[[Path], object] = lambda model: None,
+) -> list[int]:
+    """Publish, stage and pull versions 0 and 1; the versions that came to be served. `meanwhile` is called
+    with the model's file once the trainer has read it."""
+    loaded = load(start, ["model.device=cpu", *sets])
     trainer = TorchTrainer(dump(loaded), str(run_dir), writer)
     options = EngineOptions(
-        model_path=loaded.model.path, device="cpu", slots=4, max_sequence_tokens=32, prefill_chunk=16
+        model_path=loaded.model.path,
+        device="cpu",
+        slots=4,
+        max_sequence_tokens=32,
+        prefill_chunk=16,
+        adapter_scale=loaded.adapter.scale,
     )
     replica = EngineReplica("replica-0", "own", options, report_interval_s=0.05, open_reader=reader)
     relay = Relay("relay", 3)
@@ -65,6 +87,7 @@ async def two_versions(start: Path, run_dir: Path, *, writer: str, reader: str) 
     for version in (0, 1):
         if version:
             await trainer.step(batch(0))
+            meanwhile(Path(loaded.model.path) / "model.safetensors")
         await trainer.publish(endpoint)
         published = await trainer.published()
         await relay.stage(version, published.digest)
@@ -73,7 +96,7 @@ async def two_versions(start: Path, run_dir: Path, *, writer: str, reader: str) 
 
 
 def test_honest_transport_serves_both_versions(start, tmp_path):
-    run = two_versions(start, tmp_path, writer=HONEST_WRITER, reader=HONEST_READER)
+    run = two_versions(start, tmp_path)
     assert asyncio.run(run) == [0, 1]
 
 
@@ -91,6 +114,35 @@ def test_what_is_spoiled_on_arrival_is_never_sampled_from(row, start, tmp_path):
     with pytest.raises(DigestMismatchError) as raised:
         asyncio.run(run)
     seen(row, str(raised.value))
+
+
+def test_an_adapter_is_not_served_over_files_that_are_written_meanwhile(start, tmp_path):
+    def rewritten(model: Path) -> None:
+        os.utime(model, (1, 1))
+
+    project = shutil.copytree(start.parent, tmp_path / "project")
+    run = two_versions(project / start.name, tmp_path, sets=["adapter.rank=4"], meanwhile=rewritten)
+    with pytest.raises(WeightsError) as raised:
+        asyncio.run(run)
+    seen("adapter-base-written", str(raised.value))
+
+
+def test_an_adapter_is_not_served_over_another_model(start, tmp_path):
+    pieces = {"layer.lora_A": [[0.0]], BASE: [1.0] * 32}
+    buffers = [
+        NamedBuffer(name, "float32", np.shape(v), np.float32(v).view(np.uint8).ravel())
+        for name, v in pieces.items()
+    ]
+
+    class Reader:
+        @contextmanager
+        def view(self, version: int) -> Iterator[tuple[str, list[NamedBuffer]]]:
+            yield "staged", buffers
+
+    merging = Merging(str(start.parent / "start"), "float32", 1.0)
+    with pytest.raises(WeightsError) as raised:
+        merging.over(Reader()).read(0, [])
+    seen("adapter-other-base", str(raised.value))
 
 
 @pytest.mark.usefixtures("warm")

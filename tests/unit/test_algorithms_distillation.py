@@ -86,7 +86,15 @@ def test_a_teacher_with_other_tokens_is_refused(tmp_path):
     for name, vocabulary in (("student", {"a": 0}), ("other", {"b": 0})):
         save_tiny_model(tmp_path / name)
         (tmp_path / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    for name, ids in (("student", (1,)), ("more", (1, 2)), ("moved", (2,))):
+        save_tiny_model(tmp_path / name)
+        added = [{"id": id, "content": f"<{i}>"} for i, id in enumerate(ids)]
+        told = {"model": {"vocab": {"a": 0}}, "added_tokens": added}
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(told))
     student = str(tmp_path / "student")
+    assert load_teacher(str(tmp_path / "more"), student=student, device=CPU, ranks=ALONE)
+    with pytest.raises(DataError, match=r"differ in the added tokens \[\(1, '<0>'\)\]"):
+        load_teacher(str(tmp_path / "moved"), student=student, device=CPU, ranks=ALONE)
     assert load_teacher(student, student=student, device=CPU, ranks=ALONE).num_parameters() > 0
     with pytest.raises(DataError, match="has other tokens"):
         load_teacher(str(tmp_path / "other"), student=student, device=CPU, ranks=ALONE)

@@ -14,6 +14,7 @@ from millrace.algorithms.second_moment import within_second_moment
 from millrace.algorithms.sequences import DenseSequences
 from millrace.config.algorithms import (
     AIPO,
+    DAPO,
     GFPO,
     GRPO,
     GSPO,
@@ -253,6 +254,8 @@ def test_dr_grpo_neither_scales_by_the_deviation_nor_by_length():
         (GRPO, {"clip_dual": 1.1}, "algorithm.clip_dual"),
         (GSPO, {"clip": "tv"}, "algorithm.ratio"),
         (GRPO, {"kl": 0.1, "kl_estimator": "k1"}, "algorithm.kl_estimator"),
+        (DAPO, {"teacher": "t"}, "algorithm.resample"),
+        (DAPO, {"baseline": "value", "scale": "batch"}, "algorithm.resample"),
     ],
 )
 def test_keys_that_mean_nothing_together_are_refused_by_name(preset, changes, key):

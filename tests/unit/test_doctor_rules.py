@@ -121,6 +121,12 @@ def test_groups_without_signal_may_be_replaced_unless_the_algorithm_is_one_s_own
         assert any("`algorithm.resample`" in advice for advice in finding.advice) == told
 
 
+def test_equal_rewards_are_no_fault_where_a_critic_or_a_teacher_judges_tokens():
+    seen = evidence(groups_without_signal=1.0)
+    seen.compares = False
+    assert faults(seen) == []
+
+
 def test_a_few_failed_rewards_are_no_fault():
     seen = evidence()
     seen.outcomes.update({"scored": 96, "failed": 4})

@@ -95,7 +95,7 @@ def test_laminar_repacks_only_if_asked_to():
 
 def test_the_explanation_has_the_bound_the_arithmetic_and_one_line_for_each_decision():
     told = explain(config({"kind": "areal", "eta": 3}, steps=10))
-    assert told["staleness, worst case"] == "3 optimizer steps"
+    assert told["staleness, worst case"] == "3 versions"
     assert told["groups live, at most"] == "(staleness 3 + 1) x 5 prompts = 20 x 4 = 80 trajectories"
     assert list(told)[-5:] == ["admit", "route", "refresh", "repack", "take"]
     assert all(line and "\n" not in line for line in told.values())

@@ -38,4 +38,4 @@ def test_a_model_that_is_not_there_leaves_only_its_numbers_out(tmp_path: Path) -
     (tmp_path / "run.toml").write_text(BASE)
     tables = derived(load(tmp_path / "run.toml"))
     assert "no *.safetensors file" in tables["Memory"]["unknown"]
-    assert tables["Schedule"]["staleness, worst case"] == "4 optimizer steps"
+    assert tables["Schedule"]["staleness, worst case"] == "4 versions"

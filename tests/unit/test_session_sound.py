@@ -8,7 +8,8 @@ import pytest
 
 from millrace.config.load import validate
 from millrace.config.schema import Config
-from millrace.session.sound import unsound
+from millrace.config.tree import union_kinds
+from millrace.session.sound import idle, unsound
 
 BASE: dict[str, Any] = {
     "model": {"path": "m"},
@@ -42,6 +43,33 @@ def test_stale_tokens_that_nothing_corrects_are_refused() -> None:
 )
 def test_what_is_right_is_not_refused(changes: dict[str, Any]) -> None:
     assert told(**changes) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"adapter": {"alpha": 16.0}}, "`adapter.alpha` (16.0) changes nothing: it needs `adapter.rank`"),
+        ({"optimizer": {"lr_end": 0.1}}, "`optimizer.lr_end` (0.1)"),
+        ({"algorithm": {"kind": "aipo", "clip_high": 0.3}}, "`algorithm.clip_high` (0.3)"),
+        ({"algorithm": {"kind": "grpo", "rho": 2.0}}, "`algorithm.rho` (2.0)"),
+        ({"algorithm": {"kind": "grpo", "value_lr": 0.1}}, "`algorithm.value_lr` (0.1)"),
+        ({"algorithm": {"kind": "grpo", "teacher_weight": 0.1}}, "`algorithm.teacher_weight` (0.1)"),
+        ({"algorithm": {"kind": "grpo", "proximal": "interpolate"}}, "`algorithm.proximal` (interpolate)"),
+    ],
+)
+def test_a_key_that_changes_nothing_is_told(changes: dict[str, Any], named: str) -> None:
+    (message,) = idle(validate(Config, BASE | changes, {}))
+    assert message.startswith(named)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in union_kinds(Config.model_fields["algorithm"])])
+def test_no_preset_has_a_key_that_changes_nothing(kind: str) -> None:
+    algorithm = {"kind": kind} | ({"path": "own.py:own"} if kind == "function" else {})
+    several = {"minibatches": 2, "epochs": 2}
+    adapter = {"rank": 4, "alpha": 8.0, "targets": ["q_proj"]}
+    assert idle(validate(Config, BASE | {"algorithm": algorithm}, {})) == []
+    used = {"algorithm": algorithm, "batch": several, "adapter": adapter}
+    assert idle(validate(Config, BASE | used, {})) == []
 
 
 @pytest.mark.parametrize(("key", "value"), [("top_p", 0.9), ("top_k", 20), ("min_p", 0.05)])

@@ -20,7 +20,7 @@ from trainer_doubles import (
 
 from millrace.algorithms import build
 from millrace.algorithms.proximal import interpolated
-from millrace.config.algorithms import GRPO
+from millrace.config.algorithms import GRPO, M2PO, PPO, Bypass
 from millrace.config.training import Optimizer
 from millrace.core.errors import TrainingError, WeightsError
 from millrace.core.types import Batch
@@ -113,6 +113,20 @@ def test_what_is_told_of_a_batch_is_measured_before_its_first_update(tmp_path):
     for age, told in one.logprob_gap.items():
         assert several.logprob_gap[age] == pytest.approx(told, rel=1e-4)
     assert several.metrics["importance_max"] == pytest.approx(one.metrics["importance_max"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [Bypass(), GRPO(proximal="interpolate"), M2PO(), PPO(anchor="behavior", correction=None)]
+)
+def test_no_token_is_measured_after_an_update(algorithm, tmp_path):
+    """Without a pass before the first update only the first part is measured; with one, for another reason,
+    the whole batch."""
+    batch, told = make_batch(groups=4), algorithm.kind in ("m2po", "ppo")
+    _, one = stepped(tmp_path, algorithm, batch if told else Batch(0, batch.groups[:2]))
+    _, several = stepped(tmp_path, algorithm, batch, minibatches=2, epochs=2)
+    for age, measured in one.logprob_gap.items():
+        assert several.logprob_gap[age] == pytest.approx(measured, rel=1e-4)
+    assert several.metrics["entropy"] > 0
 
 
 def failing(trainer, update):

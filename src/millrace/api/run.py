@@ -76,7 +76,7 @@ class Run:
     # ------------------------------------------------------------ what it did
 
     def metrics(self) -> Records:
-        """One record per optimizer step so far: `version`, `reward/mean`, `trainer/loss` and the others."""
+        """One record for each version so far: `version`, `reward/mean`, `trainer/loss` and the others."""
         found = {line["version"]: line for line in self._lines(self._directory.metrics)}
         return Records(found[version] for version in sorted(found))
 

@@ -50,7 +50,8 @@ class PolicyGradient(Section):
     """`"mask"`: trajectories that were cut by a budget are compared, and not trained."""
     resample: int = Field(default=0, ge=0, le=1000)
     """Groups whose rewards are all equal end as `rejected`, and others take their place: for each batch at
-    most this many times `batch.prompts`. Further ones are trained, and teach nothing. 0: off."""
+    most this many times `batch.prompts`. Further ones are trained, and teach nothing. 0: off. Not with
+    `baseline` `"none"` or `"value"`, nor with a teacher: there such groups teach."""
     ratio: Level = "token"
     """Of which probabilities the ratio is taken. `"sequence"`: the geometric mean over the trained tokens."""
     anchor: Anchor = "proximal"
@@ -159,6 +160,12 @@ def _contradictions(a: PolicyGradient) -> Iterator[tuple[bool, str]]:
         '  Set `keep` with "shortest" or "efficient", and "none" otherwise',
     )
     yield (
+        a.resample > 0 and (a.baseline in ("none", "value") or a.teacher is not None),
+        f"`algorithm.resample` ({a.resample}) replaces groups whose rewards are all equal, and "
+        f'`algorithm.baseline` ("{a.baseline}") with `algorithm.teacher` ({_shown(a.teacher)}) learns from '
+        "them.\n  Set `resample` to 0",
+    )
+    yield (
         a.clip_dual is not None and (a.clip != "ppo" or a.clip_dual <= 1 + a.clip_high),
         f'`algorithm.clip_dual` ({_shown(a.clip_dual)}) is for `algorithm.clip` "ppo" (here: "{a.clip}"), '
         f"and must be more than 1 + `algorithm.clip_high` ({a.clip_high})",
@@ -188,7 +195,7 @@ def _of_teacher(a: PolicyGradient) -> Iterator[tuple[bool, str]]:
     )
 
 
-def _shown(value: float | None) -> str:
+def _shown(value: float | str | None) -> str:
     return '"none"' if value is None else str(value)
 
 

@@ -24,8 +24,8 @@ class EvaluationSection(Section):
     name: str = Field(pattern=NAME)
     """What it is called in events, tables and the ledger. Small letters, digits, `-` and `_`."""
     every: Count = 20
-    """Optimizer steps from one evaluated version to the next. The start model and the last version are
-    evaluated too."""
+    """Versions from one evaluated version to the next. The start model and the last version are evaluated
+    too."""
     prompts: Count = 64
     """Number of prompts, each row once. All rows where the task has fewer."""
     samples: int = Field(default=4, ge=0, le=32)

@@ -56,7 +56,7 @@ class Supervision(Section):
 
 class Checkpoints(Section):
     every: Count = 20
-    """Optimizer steps between two checkpoints. A run always ends with a checkpoint."""
+    """Versions between two checkpoints. A run always ends with a checkpoint."""
     keep: Count = 2
     """Number of newest checkpoints that are kept."""
 

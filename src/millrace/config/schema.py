@@ -34,7 +34,8 @@ class Config(Section):
     """A run."""
 
     steps: Count = 100
-    """Optimizer steps."""
+    """Batches that are trained on. Each makes one version, by `batch.minibatches` x `batch.epochs` optimizer
+    steps."""
     seed: Seed = 0
     """Seed of everything random in the run: prompt order and sampling noise."""
     allow: tuple[Literal["uncorrected", "cut_sampling"], ...] = ()

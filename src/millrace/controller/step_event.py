@@ -46,7 +46,7 @@ def reward_metrics(batch: Batch) -> dict[str, float]:
 
 
 def staleness_histogram(batch: Batch) -> dict[int, int]:
-    """Trained tokens by staleness, in optimizer steps."""
+    """Trained tokens by staleness, in versions."""
     counts: dict[int, int] = {}
     for group in batch.groups:
         for sequence in group.sequences:

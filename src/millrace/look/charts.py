@@ -68,7 +68,7 @@ CHARTS: tuple[Chart, ...] = (
     Chart(
         "staleness",
         "Staleness",
-        "Of the tokens of a step, in optimizer steps.",
+        "Of the tokens of a step, in versions.",
         "0.[00]",
         _columns(mean="staleness/mean", largest="staleness/max"),
     ),

@@ -11,14 +11,14 @@ Labels = tuple[str, ...]
 Tell = Callable[..., None]
 
 GAUGES: dict[str, tuple[str, Labels]] = {
-    "millrace_steps_wanted": ("optimizer steps of the whole run", ()),
-    "millrace_version": ("optimizer steps applied", ()),
+    "millrace_steps_wanted": ("versions that the whole run makes", ()),
+    "millrace_version": ("batches trained on", ()),
     "millrace_reward_mean": ("mean reward of the last step's batch", ()),
     "millrace_loss": ("of the last step", ()),
     "millrace_entropy_nats": ("of the policy in the last step", ()),
     "millrace_groups_without_signal_ratio": ("groups of the last batch whose rewards are all equal", ()),
-    "millrace_staleness_mean": ("of the last batch's tokens, in optimizer steps", ()),
-    "millrace_staleness_max": ("of the last batch's tokens, in optimizer steps", ()),
+    "millrace_staleness_mean": ("of the last batch's tokens, in versions", ()),
+    "millrace_staleness_max": ("of the last batch's tokens, in versions", ()),
     "millrace_fairness": ("of the last 32 batches; 1 is fair", ()),
     "millrace_groups_ready": ("complete groups that wait for a later step", ()),
     "millrace_trajectories": ("so far, by state", ("state",)),

@@ -166,7 +166,7 @@ class LedgerReader:
             return [row[0] for row in self._db.execute(query, values)]
 
     def staleness_histogram(self, version: int | None = None) -> dict[int, int]:
-        """Trained tokens by staleness, in optimizer steps; of one step (by the version it made) or all."""
+        """Trained tokens by staleness, in versions; of one step (by the version it made) or all."""
         which, values = ("= ?", (version,)) if version is not None else ("IS NOT NULL", ())
         query = (
             "SELECT trained_version, versions FROM trajectories JOIN chunks USING (trajectory_id)"

@@ -74,7 +74,7 @@ class View(msgspec.Struct, frozen=True):
     version: int
     newest: int  # newest version that any host holds; -1: none
     held: tuple[int, ...]  # all versions that some replica can get, oldest first
-    steps_left: int  # optimizer steps still to do
+    steps_left: int  # versions still to make
     batch_groups: int
     group_size: int
     max_sequence_tokens: int  # prompt + completion at most: what a trajectory may need in KV

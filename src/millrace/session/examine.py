@@ -59,6 +59,8 @@ def evidence_of(config: Config) -> Evidence:
         algorithm=algorithm.kind,
         corrects=getattr(algorithm, "correction", None) is not None
         or getattr(algorithm, "anchor", "") == "behavior",
+        compares=getattr(algorithm, "teacher", None) is None
+        and getattr(algorithm, "baseline", "group") in ("group", "others"),
         plain=config.sampling.model_dump(include=shaping) == SamplingConfig().model_dump(include=shaping),
     )
 

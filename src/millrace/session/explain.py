@@ -20,7 +20,7 @@ def explain(config: Config) -> dict[str, str]:
     bound = schedule.staleness_max
     return {
         "kind": schedule.kind,
-        "staleness, worst case": "unbounded" if bound is None else f"{bound} optimizer steps",
+        "staleness, worst case": "unbounded" if bound is None else f"{bound} versions",
         "groups live, at most": f"{arithmetic} = {groups} {trajectories}",
         **schedule.describe(),
     }

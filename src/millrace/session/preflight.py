@@ -31,7 +31,7 @@ from millrace.schedule.presets import build
 from millrace.session.compose import engine_options, place
 from millrace.session.model_files import check_model, model_problems
 from millrace.session.run_directory import RunDirectory
-from millrace.session.sound import unsound
+from millrace.session.sound import idle, unsound
 from millrace.weights.directory import Directory
 
 TEMPORARY_CHECKPOINTS = 1  # written beside the kept ones before the oldest goes
@@ -71,6 +71,7 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     return [
         *faults,
         *tell.tight(layout, config),
+        *idle(config),
         *_size_warnings(config, layout),
         *_thread_warnings(config),
     ]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from millrace.config.algorithms import PolicyGradient
 from millrace.config.generation import SamplingConfig
 from millrace.config.schema import Config
+from millrace.config.section import Section
 from millrace.rollout.engines import ENGINES
 
 CUTS = frozenset({"top_p", "top_k", "min_p"})
@@ -28,6 +29,48 @@ def unsound(config: Config) -> list[str]:
         for name, told in (*_uncorrected(config), *_cut_sampling(config))
         if name not in config.allow
     ]
+
+
+def idle(config: Config) -> list[str]:
+    """Keys that were set and change nothing, one sentence each."""
+    found: list[tuple[str, Section, str]] = []
+    if config.adapter.rank is None:
+        unused = "kind", "alpha", "targets"
+        found += [(f"adapter.{key}", config.adapter, "`adapter.rank`") for key in unused]
+    if config.optimizer.decay == "constant":
+        found.append(("optimizer.lr_end", config.optimizer, "another `optimizer.decay`"))
+    if isinstance(config.algorithm, PolicyGradient):
+        unread = _unread(config.algorithm, several=config.batch.minibatches * config.batch.epochs > 1)
+        found += [(f"algorithm.{key}", config.algorithm, due) for key, due in unread]
+    return [
+        f"`{key}` ({value}) changes nothing: it needs {due}"
+        for key, section, due in found
+        if (value := getattr(section, name := key.partition(".")[2])) != _default(section, name)
+    ]
+
+
+def _default(section: Section, name: str) -> object:
+    return type(section).model_fields[name].default
+
+
+def _unread(a: PolicyGradient, *, several: bool) -> Iterator[tuple[str, str]]:
+    """Keys that the algorithm does not look at, and what would make it."""
+    readers = {
+        "clip_low clip_high": (a.clip in ("ppo", "tv", "kl"), '`algorithm.clip` "ppo", "tv" or "kl"'),
+        "rho": (a.clip in ("weight", "tv", "kl"), '`algorithm.clip` "weight", "tv" or "kl"'),
+        "rho_low": (a.clip == "weight", '`algorithm.clip` "weight"'),
+        "gate_positive gate_negative": (a.clip == "soft", '`algorithm.clip` "soft"'),
+        "correction_of correction_outside": (a.correction is not None, "`algorithm.correction`"),
+        "kl_estimator kl_in": (a.kl > 0, "`algorithm.kl` above 0"),
+        "teacher_weight": (a.teacher is not None, "`algorithm.teacher`"),
+        "discount gae_lambda value_lr value_trunk value_clip": (
+            a.baseline == "value",
+            '`algorithm.baseline` "value"',
+        ),
+        "proximal": (several, "`batch.minibatches` or `batch.epochs` above 1"),
+    }
+    for keys, (read, due) in readers.items():
+        yield from ((key, due) for key in keys.split() if not read)
 
 
 def _uncorrected(config: Config) -> Iterator[tuple[str, str]]:

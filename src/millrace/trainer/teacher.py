@@ -21,16 +21,23 @@ def load_teacher(path: str, *, student: str, device: torch.device, ranks: Ranks)
     """
     if not (Path(path) / "config.json").is_file():
         raise DataError(f"`algorithm.teacher` ({path}) is not a model directory: it has no config.json")
-    if _vocabulary(path) != _vocabulary(student):
+    (vocabulary, added), (own, own_added) = _tokens(path), _tokens(student)
+    if vocabulary != own or (odd := sorted(own_added - added)):
+        differ = "the vocabulary" if vocabulary != own else f"the added tokens {odd[:4]}"
         raise DataError(
             f"`algorithm.teacher` ({path}) has other tokens than `model.path` ({student}): their "
-            "tokenizer.json differ in the vocabulary, so log-probs of a token cannot be compared.\n"
+            f"tokenizers differ in {differ}, so log-probs of a token cannot be compared.\n"
             "  Name a teacher of the same family"
         )
     return load_model(path, device, ranks)
 
 
-def _vocabulary(path: str) -> Any:
+def _tokens(path: str) -> tuple[Any, set[tuple[int, str]]]:
+    """The vocabulary, and what is added to it. A teacher may have more of the latter."""
     with boundary("trainer", f"read the tokenizer in {path}", DataError):
-        found = read_tokenizer(path).get("tokenizer.json")
-        return None if found is None else json.loads(found)["model"].get("vocab")
+        files = read_tokenizer(path)
+        if "tokenizer.json" not in files:
+            return files.get("tokenizer.model"), set()
+        found = json.loads(files["tokenizer.json"])
+        added = {(token["id"], token["content"]) for token in found.get("added_tokens", ())}
+        return found["model"].get("vocab"), added

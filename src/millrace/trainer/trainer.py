@@ -72,11 +72,13 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A batch, and the rows of each of its parts: all rows, and those of this rank."""
+    """A batch, and the rows of each of its parts: all rows, and those of this rank. `told`: log-probs at the
+    batch's beginning are known of every token."""
 
     flat: FlatBatch
     rows: list[list[Row]]
     own: list[list[Row]]
+    told: bool
 
 
 class PolicyTrainer:
@@ -156,7 +158,7 @@ class PolicyTrainer:
                     self.forget_gradient()
                 with lost_after(len(seen)):
                     progress = len(seen) / self.settings.updates
-                    first = len(seen) < len(prepared.rows)  # time that these tokens are seen
+                    first = not seen or (prepared.told and len(seen) < len(prepared.rows))
                     seen.append(self._accumulate(prepared, part, progress, statistics, first=first))
                     norms.append(self._finite_norm())
                 self._clip(norms[-1])
@@ -200,7 +202,8 @@ class PolicyTrainer:
         rows = [pack(trees, settings.token_budget) for trees in flat.parts]
         own = [[_with_choices(row, flat) for row in own_rows(each, self.ranks)] for each in rows]
         anchored = minibatches * settings.epochs > 1 and algorithm.proximal == "recompute"
-        if rows and (anchored or algorithm.kept or algorithm.penalty or algorithm.critic):
+        told = bool(rows and (anchored or algorithm.kept or algorithm.penalty or algorithm.critic))
+        if told:
             every = [row for part in own for row in part]
             proximal_C, *values = self._told(self.model, every, flat)
             reference_C: NDArray[Any] = flat.reference_C
@@ -217,7 +220,7 @@ class PolicyTrainer:
             flat.reference_C[:], flat.proximal_C[:] = reference_C, proximal_C
             if algorithm.kept is not None:
                 weigh(flat, algorithm.kept)
-        return Prepared(flat, rows, own)
+        return Prepared(flat, rows, own, told)
 
     def _told(
         self, model: PreTrainedModel, rows: list[Row], flat: FlatBatch
@@ -244,7 +247,8 @@ class PolicyTrainer:
         *,
         first: bool = True,
     ) -> Gradient:
-        """`progress`: which share of the batch's optimizer steps has been made."""
+        """`progress`: which share of the batch's optimizer steps has been made. `first`: what is told of
+        these tokens is measured here: once, and under the weights at the batch's beginning."""
         flat, rows = prepared.flat, prepared.rows[part]
         with self._serving():
             own = prepared.own[part]
@@ -281,10 +285,9 @@ class PolicyTrainer:
         fixed_N, behavior_N = current_N.detach(), pick(flat.behavior_C)
         if self.algorithm.penalty is not None:
             reference_N = pick(flat.reference_C)
-        before_N = proximal_N = fixed_N
-        if progress > 0 and self.algorithm.proximal == "recompute":
-            before_N = proximal_N = pick(flat.proximal_C)
-        elif progress > 0:
+        before_N = fixed_N if progress == 0 else pick(flat.proximal_C)
+        proximal_N = before_N
+        if progress > 0 and self.algorithm.proximal == "interpolate":
             proximal_N = interpolated(fixed_N, behavior_N, pick(flat.staleness_C), progress)
         sequences = RowSequences(
             flat.sequence_C[row.flat_N], flat.trained_S, current_N.device, self.ranks.group("sequence")

@@ -29,7 +29,7 @@ class BatchTold:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step. `version` is the one it made; `gap` is by staleness."""
+    """What one batch told. `version` is the one it made; `gap` is by staleness."""
 
     version: int
     reward_mean: float
@@ -58,13 +58,15 @@ class Measured:
 class Evidence:
     """A sink. Steps are by version; a replayed one counts as it was done last. `dtype` is the engine's.
     `schedule` and `algorithm` are the kinds in use. `corrects`: importance weights are on. `plain`: tokens
-    are drawn from the policy at its temperature, and no setting makes some of them more or less likely."""
+    are drawn from the policy at its temperature, and no setting makes some of them more or less likely.
+    `compares`: advantages are 0 where all rewards of a group are equal."""
 
     dtype: str = "float32"
     schedule: str = ""
     algorithm: str = "grpo"
     corrects: bool = True
     plain: bool = True
+    compares: bool = True
     by_version: dict[int, Step] = field(default_factory=dict)
     published: dict[int, set[str]] = field(default_factory=dict)
     pulls: list[SwapSeen] = field(default_factory=list)

@@ -27,7 +27,7 @@ def failing_rewards(evidence: Evidence) -> Finding | None:
 def no_signal(evidence: Evidence) -> Finding | None:
     late = evidence.steps[len(evidence.steps) // 2 :]
     equal = [s.metrics["groups_without_signal"] for s in late if "groups_without_signal" in s.metrics]
-    if not equal or fmean(equal) < EQUAL_MAX:
+    if not equal or not evidence.compares or fmean(equal) < EQUAL_MAX:
         return None
     reward = fmean(step.reward_mean for step in late)
     told = (
