@@ -11,7 +11,7 @@ from ledger_records import ready_group, step_of
 
 from millrace.config.schema import Config
 from millrace.core import clock
-from millrace.core.errors import DataError, LedgerError, StorageError, after
+from millrace.core.errors import ConfigError, DataError, DeadlineExceeded, LedgerError, StorageError, after
 from millrace.core.events import Events
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.session import compose
@@ -85,6 +85,25 @@ def test_what_ended_a_run_before_its_controller_began_is_in_its_summary(
         train(run)
     told = json.loads(run.summary.read_text())
     assert (told["ok"], told["reason"]) == (False, reason)
+
+
+def test_what_ended_a_run_whose_workers_were_up_is_raised_alone_and_before_what_failed_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stubborn:
+        async def close(self) -> None:
+            raise DeadlineExceeded("replica-0: alive 10 s after they were killed")
+
+    def broken(*_: object) -> None:
+        raise ConfigError("it does not fit")
+
+    run = create("late", tmp_path / "run")
+    monkeypatch.setattr(compose, "_local_runtime", lambda *_: Stubborn())
+    monkeypatch.setattr(compose, "fleet", broken)
+    with pytest.raises(ConfigError, match="it does not fit") as raised:
+        train(run)
+    assert any("alive 10 s" in note for note in raised.value.__notes__)
+    assert json.loads(run.summary.read_text())["reason"] == "ConfigError: it does not fit"
 
 
 def test_a_failure_after_nothing_is_raised() -> None:

@@ -49,6 +49,22 @@ def test_a_body_that_does_not_end_is_cancelled_after_the_grace() -> None:
     assert cleaned == [True]
 
 
+@pytest.mark.parametrize("has_work", [True, False])
+def test_a_body_is_cancelled_though_nothing_can_be_said(has_work: bool) -> None:
+    def full(text: str) -> None:
+        raise OSError("No space left on device")
+
+    async def body(stop: asyncio.Event) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(5)
+        went_on.append(True)
+
+    went_on: list[bool] = []
+    assert run_stoppable(body, full, has_work=lambda: has_work, grace_s=0.01) is False
+    assert not went_on
+
+
 def test_a_body_without_work_to_finish_is_cancelled_at_once() -> None:
     said: list[str] = []
 

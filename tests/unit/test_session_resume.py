@@ -36,6 +36,18 @@ def test_how_far_where_and_how_watched_may_change(path: Path) -> None:
     assert all(change.allowed for change in changes)
 
 
+@pytest.mark.parametrize("hosts", ["runtime.hosts=3", "rollout.packed=true", "runtime.kind=ray"])
+def test_on_which_hosts_it_runs_may_change(path: Path, hosts: str) -> None:
+    at = ["runtime.kind=ray", "runtime.address=10.0.0.1:6379"]
+    for old, new in (
+        ([], [hosts]),
+        ([hosts], []),
+        (at, ["runtime.kind=ray", "runtime.address=10.0.0.2:6379"]),
+    ):
+        changes = check_resume(load(path, old), load(path, new))
+        assert changes and all(change.allowed for change in changes)
+
+
 def test_what_the_gradient_depends_on_may_not_and_is_told_key_by_key(path: Path) -> None:
     new = load(path, ["seed=1", "steps=500", "batch.prompts=4", "schedule=areal"])
     with pytest.raises(ConfigError) as caught:

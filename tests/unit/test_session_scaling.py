@@ -154,6 +154,31 @@ def test_what_is_damaged_is_told_of_and_does_not_end_the_run(run):
     assert running.warned[0].kind == "warned" and "is damaged" in running.warned[0].fields["reason"]
 
 
+def test_what_cannot_be_written_is_told_once_and_leaves_nothing_behind(run):
+    class Grown(Fleet):
+        looks = 0
+
+        @property
+        def settled(self):
+            self.looks += 1
+            return super().settled
+
+    def taken():
+        if run.scale.is_file():
+            run.scale.unlink()
+            run.scale.mkdir()
+        return True
+
+    fleet = Grown(may_end=taken)
+    with Running(run, fleet) as running:
+        scaling._write(run.scale_ask, scaling.Ask("token", 3))
+        while fleet.looks < 20:
+            time.sleep(0.001)
+    assert [event.kind for event in running.warned] == ["warned"]
+    assert "scale.json cannot be written" in running.warned[0].fields["reason"]
+    assert not list(run.path.glob("*.partial"))
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b'{"token": 3}', b'{"token": "a", "replicas": 2000}', b"\xff" * 200_000]
 )

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from hashlib import blake2b
@@ -23,7 +23,7 @@ from millrace.controller.controller import Controller, ended_by
 from millrace.controller.fleet import Fleet
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock, model_version
-from millrace.core.errors import ConfigError, LedgerError, after
+from millrace.core.errors import ConfigError, LedgerError, after, alone
 from millrace.core.events import Events, Sink
 from millrace.core.placement import Place
 from millrace.ledger.sqlite import SqliteLedger
@@ -112,7 +112,7 @@ async def train(
         if from_version is not None:
             _go_back(run, ledger, events, from_version)
         _refuse_newer_checkpoints(run, ledger)
-        async with _runtime(config, run) as runtime, asyncio.TaskGroup() as group:
+        async with _runtime(config, run) as runtime:
             workers = fleet(config, run)
             controller = Controller(
                 config,
@@ -125,13 +125,21 @@ async def train(
                 export=str(run.model),
                 on_stall=lambda: _dump_stacks(run, runtime),
             )
-            others = [
-                group.create_task(_stop_when(stop, controller), name="stop"),
-                group.create_task(obey(run, controller, events, standing), name="scale"),
-            ]
+            await _attended(
+                controller, stop=_stop_when(stop, controller), scale=obey(run, controller, events, standing)
+            )
+
+
+async def _attended(controller: Controller, **beside: Coroutine[Any, Any, None]) -> None:
+    """Run it to its end, and what is `beside` it until then. Raises: what it raises."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            others = [group.create_task(other, name=name) for name, other in beside.items()]
             await controller.run()
             for other in others:
                 other.cancel()
+    except BaseExceptionGroup as failures:
+        raise alone(failures) from None
 
 
 def _samplers(config: Config, ledger: SqliteLedger, events: Events) -> Iterator[Sampler]:
@@ -302,8 +310,11 @@ async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRunt
     runtime = _local_runtime(config, run) if isinstance(config.runtime, LocalHosts) else _on_ray(config, run)
     try:
         yield runtime
-    finally:
-        await runtime.close()
+    except BaseException as error:
+        with after(error):
+            await runtime.close()
+        raise
+    await runtime.close()
 
 
 def _on_ray(config: Config, run: RunDirectory) -> RayRuntime:

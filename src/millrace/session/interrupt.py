@@ -50,11 +50,11 @@ async def _run(
             os._exit(INTERRUPTED)
         stop.set()
         if has_work():
-            say("Stopping: finishing the step and saving. Ctrl-C again stops at once.")
             loop.call_later(grace_s, task.cancel)
+            say("Stopping: finishing the step and saving. Ctrl-C again stops at once.")
         else:
-            say("Stopping: no step was done yet.")
             task.cancel()
+            say("Stopping: no step was done yet.")
 
     for number in SIGNALS:
         loop.add_signal_handler(number, on_signal)

@@ -19,8 +19,8 @@ from millrace.placement.inventory import read_memory
 from millrace.runtime.ray_aside import aside
 from millrace.session.ray_hosts import NEW_LOOK_S, Present, present
 
-ANSWER_S = 2 * NEW_LOOK_S
-"""For the list of nodes, and for the new ones to look at themselves."""
+ANSWER_S = NEW_LOOK_S + 5.0
+"""For the list of nodes, and for the new ones to look at themselves. Who asks for replicas waits longer."""
 
 
 class Joining:

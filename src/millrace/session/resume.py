@@ -27,6 +27,7 @@ FREE_ON_RESUME: dict[str, str] = {
     "reward.workers": "how many reward processes",
     "reward.workers_max": "how many reward processes",
     "rollout.replicas": "sampling does not depend on which replica samples",
+    "rollout.packed": "where replicas run",
     "rollout.python": "which Python runs the replicas",
     "rollout.servers": "where it generates",
     "rollout.shared_dir": "where servers find weights",
@@ -36,6 +37,7 @@ FREE_ON_RESUME: dict[str, str] = {
     "rollout.exact": "decides rounding only. Without it, tokens sampled from now on may differ in a "
     "repeat of this run",
     "rollout.report_interval_s": "speed only",
+    "runtime.*": "where workers run",
     "schedule.repack*": "where trajectories run",
     "weights.*": "how many versions are held",
     "supervision.*": "deadlines and restarts",

@@ -87,13 +87,16 @@ def with_standing(config: Config, run: RunDirectory) -> tuple[Config, Standing]:
 
 
 async def obey(run: RunDirectory, controller: Controller, events: Events, told: Standing) -> None:
-    """Consumes asks until the run ends. Nothing that is wrong with these files ends it."""
+    """Consumes asks until the run ends. Nothing that is wrong with these files ends it; each is told once."""
+    warned = ""
     while True:
         await asyncio.sleep(LOOK_S)
         try:
-            told = await _look(run, controller.replicas, told)
+            told, warned = await _look(run, controller.replicas, told), ""
         except MillraceError as error:
-            events.emit("warned", source="scale", reason=str(error))
+            if str(error) != warned:
+                warned = str(error)
+                events.emit("warned", source="scale", reason=warned)
             with suppress(OSError):
                 run.scale_ask.unlink(missing_ok=True)
 
@@ -216,6 +219,10 @@ def _write(path: Path, value: Ask | Standing) -> None:
     partial = path.with_name(f"{path.name}.{token_hex(4)}.partial")
     with writing(path, "Make room, or see who may write there"):
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(msgspec.json.encode(value))
-        os.replace(partial, path)
+        try:
+            with open(fd, "wb") as file:
+                file.write(msgspec.json.encode(value))
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
