@@ -104,3 +104,16 @@ def test_memory_is_told_of_every_process_that_is_up_and_not_too_often() -> None:
     teller(Event("worker_died", 20.0, 0.0, {"name": "relay"}))
     teller(Event("step", 30.0, 0.0, {}))
     assert told.of("memory")[-1]["resident_bytes"].keys() == {"controller"}
+
+
+def test_memory_of_workers_on_other_hosts_is_not_read_from_processes_of_this_one() -> None:
+    told = Told()
+    teller = MemoryTeller(told.events)
+    for name, address in (("here", "127.0.0.1"), ("elsewhere", "192.0.2.1")):  # the second is nobody's
+        fields = {"name": name, "pid": os.getppid(), "address": address}
+        teller(Event("worker_started", 0.0, 0.0, fields))
+    teller(Event("report", 1.0, 0.0, {}))
+    assert told.of("memory")[0]["resident_bytes"].keys() == {"controller", "here"}
+    teller(Event("left", 2.0, 0.0, {"replica": "here"}))
+    teller(Event("report", 20.0, 0.0, {}))
+    assert told.of("memory")[1]["resident_bytes"].keys() == {"controller"}

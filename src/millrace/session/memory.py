@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,8 +15,8 @@ EVERY_S = 10.0
 
 class MemoryTeller:
     """A sink. With a report or a step, at most every `EVERY_S`, it reads one small file of the kernel for
-    each process of a worker that is up. Shared pages, like those of torch, count for each process that maps
-    them."""
+    each process of a worker that is up on this host. Shared pages, like those of torch, count for each
+    process that maps them."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -23,11 +24,14 @@ class MemoryTeller:
         self._told_s = float("-inf")
 
     def __call__(self, event: Event) -> None:
+        fields = event.fields
         match event.kind:
-            case "worker_started" if event.fields["pid"] is not None:
-                self._pids[event.fields["name"]] = event.fields.get("pids") or [event.fields["pid"]]
+            case "worker_started" if fields["pid"] is not None and _is_here(fields.get("address")):
+                self._pids[fields["name"]] = fields.get("pids") or [fields["pid"]]
             case "worker_died":
-                self._pids.pop(event.fields["name"], None)
+                self._pids.pop(fields["name"], None)
+            case "left":
+                self._pids.pop(fields["replica"], None)
             case "report" | "step" if event.time_s >= self._told_s + EVERY_S:
                 self._told_s = event.time_s
                 self._tell()
@@ -38,6 +42,16 @@ class MemoryTeller:
             with suppress(OSError):  # it has just ended
                 held[name] = sum(map(resident_bytes, pids))
         self._events.emit("memory", resident_bytes=held, available_bytes=available_bytes())
+
+
+def _is_here(address: str | None) -> bool:
+    """Whether the host at `address` is this one. A process's number means another process on another host."""
+    if address is None:
+        return True
+    with suppress(OSError), socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.bind((address, 0))
+        return True
+    return False
 
 
 def resident_bytes(pid: int) -> int:
