@@ -108,7 +108,7 @@ def _warned(seen: Seen, ahead_s: float) -> Iterator[str]:
 
 async def _measure(address: str, nodes: Sequence[Node]) -> tuple[list[LinkFacts], list[str]]:
     """Each node connects to every other; then all send to the next one at once, as the chain does."""
-    runtime, problems = RayRuntime(address, run_id=secrets.token_hex(4)), list[str]()
+    runtime = RayRuntime(address, run_id=secrets.token_hex(4))
     try:
         ends = await asyncio.gather(*(_end(runtime, node) for node in nodes))
         ports = await asyncio.gather(*(end.call("listen", timeout_s=CONNECT_S) for end in ends))
@@ -122,20 +122,22 @@ async def _measure(address: str, nodes: Sequence[Node]) -> tuple[list[LinkFacts]
                 return answer
             return "no answer"
 
-        pairs = [(a, b) for a in range(len(nodes)) for b in range(len(nodes)) if a != b]
-        for (a, b), answer in zip(
-            pairs, await asyncio.gather(*(send(a, b, 0) for a, b in pairs)), strict=True
-        ):
-            if isinstance(answer, str):
-                problems.append(_unreachable(nodes[a], nodes[b], answer))
-        chain = [(a, (a + 1) % len(nodes)) for a in range(len(nodes))]
+        numbers = range(len(nodes))
+        pairs = [(a, b) for a in numbers for b in numbers if a != b]
+        connected = await asyncio.gather(*(send(a, b, 0) for a, b in pairs))
+        chain = [(a, (a + 1) % len(nodes)) for a in numbers]
         sent = await asyncio.gather(*(send(a, b, SENT_BYTES) for a, b in chain))
     finally:
         await runtime.close()
-    found = zip(chain, sent, strict=True)
-    return [
-        LinkFacts(nodes[a].name, nodes[b].name, *s) for (a, b), s in found if not isinstance(s, str)
-    ], problems
+    told = {pair: answer for pair, answer in zip(pairs, connected, strict=True) if isinstance(answer, str)}
+    problems = [_unreachable(nodes[a], nodes[b], why) for (a, b), why in told.items()]
+    links = list[LinkFacts]()
+    for (a, b), answer in zip(chain, sent, strict=True):
+        if not isinstance(answer, str):
+            links.append(LinkFacts(nodes[a].name, nodes[b].name, *answer))
+        elif (a, b) not in told:
+            problems.append(_clogged(nodes[a], nodes[b], answer))
+    return links, problems
 
 
 async def _end(runtime: RayRuntime, node: Node) -> Handle:
@@ -152,6 +154,14 @@ def _unreachable(source: Node, target: Node, told: str) -> str:
     return (
         f"node {source.name} cannot connect to {target.name} ({target.address}): {told}\n"
         "  Relays talk over TCP, on ports that the system chooses: let the nodes of a run reach each other"
+    )
+
+
+def _clogged(source: Node, target: Node, told: str) -> str:
+    return (
+        f"node {source.name} connects to {target.name} ({target.address}), and {size(SENT_BYTES)} do not "
+        f"arrive within {SEND_S:g} s: {told}\n  Relays send weights over this link: look at its speed, and "
+        "at the largest packets that it passes (MTU)"
     )
 
 

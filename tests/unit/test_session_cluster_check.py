@@ -1,0 +1,68 @@
+"""What is told of the links between nodes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from millrace.core.placement import Place
+from millrace.runtime.ray_places import Node
+from millrace.session import cluster_check
+from millrace.session.cluster_check import LinkFacts, _measure
+
+NODES = [Node(f"id-{name}", name, f"10.0.0.{number}", {}) for number, name in enumerate("abc")]
+
+
+class End:
+    """Its node sends at 1 GB/s, but to `deaf` ones nothing, and to `clogged` ones no more than a greeting."""
+
+    def __init__(self, number: int, deaf: set[str], clogged: set[str]) -> None:
+        self._number, self._deaf, self._clogged = number, deaf, clogged
+
+    async def call(self, method: str, *args: object, timeout_s: float) -> int | tuple[float, float] | str:
+        if method == "listen":
+            return self._number
+        address, port, num_bytes = args
+        assert address == NODES[int(str(port))].address
+        silent = address in self._deaf or (num_bytes and address in self._clogged)
+        return "no answer" if silent else (0.001, 1e9)
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch, deaf: set[str] = frozenset(), clogged: set[str] = frozenset()
+) -> tuple[list[LinkFacts], list[str]]:
+    class Played:
+        def __init__(self, address: str, run_id: str) -> None:
+            self.closed = False
+
+        async def spawn(
+            self, name: str, target: str, kwargs: object, *, place: Place, timeout_s: float
+        ) -> End:
+            return End([node.node_id for node in NODES].index(place.host), deaf, clogged)
+
+        async def close(self) -> None:
+            self.closed = True
+
+    monkeypatch.setattr(cluster_check, "RayRuntime", Played)
+    return asyncio.run(_measure("a:1", NODES))
+
+
+def test_every_link_of_the_chain_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    links, problems = measured(monkeypatch)
+    assert [(link.source, link.target) for link in links] == [("a", "b"), ("b", "c"), ("c", "a")]
+    assert not problems
+
+
+def test_nodes_that_cannot_connect_are_told_of_once_for_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    links, problems = measured(monkeypatch, deaf={"10.0.0.1"})
+    assert [problem.split(":")[0] for problem in problems] == [
+        f"node {name} cannot connect to b (10.0.0.1)" for name in "ac"
+    ]
+    assert len(links) == 2
+
+
+def test_a_link_that_connects_and_carries_nothing_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    links, problems = measured(monkeypatch, clogged={"10.0.0.2"})
+    assert len(links) == 2 and len(problems) == 1
+    assert "node b connects to c (10.0.0.2), and 67.1 MB do not arrive within 15 s: no answer" in problems[0]
