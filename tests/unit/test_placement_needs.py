@@ -41,6 +41,26 @@ def test_parameters_are_counted_over_all_files(model: Path) -> None:
     assert tensor_elements(model) == {"a": 200, "b": 5, "c": 1}
 
 
+@pytest.mark.parametrize("indexed", [True, False])
+def test_what_is_there_in_another_form_too_counts_once(model: Path, indexed: bool) -> None:
+    """As in repositories with a `consolidated.safetensors`."""
+    zeros = {"other_name": np.zeros(206, np.float32)}
+    save_file(zeros, model / "consolidated.safetensors")
+    if indexed:
+        files = {"a": "model-1.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}
+        (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+        assert tensor_elements(model) == {"a": 200, "b": 5, "c": 1}
+    else:
+        save_file({"a": np.zeros(3, np.float32)}, model / "model.safetensors")
+        assert tensor_elements(model) == {"a": 3}
+
+
+def test_an_index_that_is_damaged_is_told(model: Path) -> None:
+    (model / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(DataError, match="does not say where each tensor is"):
+        tensor_elements(model)
+
+
 def test_kv_counts_key_value_heads_not_query_heads() -> None:
     assert kv_token_bytes(MODEL, 4) == 2 * 2 * 2 * 8 * 4
     assert kv_token_bytes(MODEL | {"head_dim": 16}, 2) == 2 * 2 * 2 * 16 * 2

@@ -140,10 +140,21 @@ def adapter_elements(directory: Path, adapter: Adapter) -> int:
 
 
 def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    files = sorted(directory.glob("*.safetensors"))
+    return {name: shape for file in _weight_files(directory) for name, shape in _shapes(file).items()}
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """Those that are loaded. A repository may have the same weights beside them in another form."""
+    index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
+    if index.exists():
+        with boundary("model", f"{index} does not say where each tensor is", DataError):
+            return [
+                directory / name for name in sorted({*json.loads(index.read_text())["weight_map"].values()})
+            ]
+    files = [single] if single.exists() else sorted(directory.glob("*.safetensors"))
     if not files:
         raise DataError(f"{directory} has no *.safetensors file")
-    return {name: shape for file in files for name, shape in _shapes(file).items()}
+    return files
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
