@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from millrace.config.algorithms import GRPO
 from millrace.config.schema import Config
 from millrace.core.errors import DataError
 from millrace.session.content import content_digests, refuse_other_content
@@ -61,4 +62,16 @@ def test_every_file_of_a_data_set_directory_counts(config, tmp_path):
     before = content_digests(config)
     (directory / "data.arrow").write_text("other")
     with pytest.raises(DataError, match=r"task.path: set/train/data.arrow: "):
+        refuse_other_content(before, content_digests(config))
+
+
+def test_another_teacher_is_named(config, tmp_path):
+    teacher = tmp_path / "teacher"
+    teacher.mkdir()
+    (teacher / "model.safetensors").write_text("wise")
+    algorithm = GRPO(teacher=str(teacher))
+    config = config.model_copy(update={"algorithm": algorithm})
+    before = content_digests(config)
+    (teacher / "model.safetensors").write_text("other")
+    with pytest.raises(DataError, match=r"algorithm\.teacher: model\.safetensors: [0-9a-f]{32} -> "):
         refuse_other_content(before, content_digests(config))

@@ -1,4 +1,4 @@
-"""What a run learns from, by content: digests of the files of its model and its data.
+"""What a run learns from, by content: digests of the files of its model, its teacher and its data.
 
 They are recorded when a run begins. Its steps may be done again from the start weights, and its rows drawn
 again by number, so a resumed run goes on with the same files or not at all.
@@ -13,6 +13,7 @@ import xxhash
 
 from millrace.config.schema import Config
 from millrace.core.errors import DataError
+from millrace.placement.needs import teacher_of
 
 MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
 """Weights, configuration and tokenizer: what else lies beside them is not read."""
@@ -29,8 +30,14 @@ def content_digests(config: Config) -> dict[str, str]:
 
     Raises: DataError: a file cannot be read.
     """
-    model = Path(config.model.path)
-    files = {f"model.path: {path.name}": path for kind in MODEL_FILES for path in model.glob(kind)}
+    models = {"model.path": config.model.path, "algorithm.teacher": teacher_of(config)}
+    files = {
+        f"{key}: {path.name}": path
+        for key, directory in models.items()
+        if directory is not None
+        for kind in MODEL_FILES
+        for path in Path(directory).glob(kind)
+    }
     tasks = {"": config.task} | {
         f"{EVALUATIONS}{evaluation.name}.": evaluation.task
         for evaluation in config.evaluations
