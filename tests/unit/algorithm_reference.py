@@ -126,11 +126,36 @@ def value_gradient(values, before, returns, clip=0.2):
     return np.where(chosen, values - returns, np.where(inside, near - returns, 0.0))
 
 
+def by_turn(group, alpha=1.0):
+    """Of each trajectory one advantage for each trained token: MT-GRPO, with loops."""
+
+    def normal(r):
+        return (np.array(r) - np.mean(r)) / (np.std(r) + 1e-6)
+
+    outcomes = normal([s.reward for s in group.sequences])
+    turns = [[t for t, m in enumerate(s.mask) if m > (t and s.mask[t - 1])] for s in group.sequences]
+    intermediate, out = {}, []
+    for k in range(max(map(len, turns))):
+        have = [i for i in range(len(turns)) if k < len(turns[i])]
+        told = [i for i in have if f"turn_{k + 1}" in group.sequences[i].metrics]
+        if told:
+            found = normal([group.sequences[i].metrics[f"turn_{k + 1}"] for i in told])
+            intermediate |= {(i, k): a for i, a in zip(told, found, strict=True)}
+    for i, s in enumerate(group.sequences):
+        A, last = [], len(turns[i]) - 1
+        for t in np.flatnonzero(s.mask):
+            k = sum(begin <= t for begin in turns[i]) - 1
+            later = sum(alpha ** (n - k) * intermediate.get((i, n), 0.0) for n in range(k, last + 1))
+            A.append(later + alpha ** (last - k) * outcomes[i])
+        out.append(np.array(A))
+    return out
+
+
 COEFFICIENTS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("grpo", "dr_grpo", "max_rl", "gfpo"), grpo),
     **dict.fromkeys(("rloo", "reinforce", "raft"), plain),
     **{f.__name__: f for f in (dapo, aipo, cispo, decoupled, bypass, two_sided, sequence_tis, icepop, gspo)},
-    **dict.fromkeys(("ppo", "reinforce_pp"), by_token),
+    **dict.fromkeys(("ppo", "reinforce_pp", "mt_grpo"), by_token),
     **{f.__name__: f for f in (m2po, dppo_tv, dppo_kl, sapo, deepseek_v32)},
 }
 
@@ -170,10 +195,12 @@ def gradient(kind: str, batch: Any, old: Any, pi: Any, max_tokens: int, values: 
         A = advantages(
             kind, [s.reward for s in group.sequences], trained_or_all(kind, group, trained), max_tokens
         )
+        if kind == "mt_grpo":
+            A = by_turn(group)
         for s, a in zip(group.sequences, A, strict=True):
             at = first + np.flatnonzero(s.mask)
             first += len(s.mask)
-            if len(at) and not np.isnan(a):
+            if len(at) and not np.isnan(a).any():
                 mu = np.asarray(s.columns.logprobs, float)[np.flatnonzero(s.mask)]
                 sequences.append(SimpleNamespace(at=at, A=a, mu=mu, old=old[at], pi=pi[at]))
     tokens = sum(len(t.at) for t in sequences)

@@ -19,6 +19,7 @@ from millrace.algorithms.objective import policy_gradient
 from millrace.algorithms.overlong import overlong_penalty
 from millrace.algorithms.second_moment import within_second_moment
 from millrace.algorithms.selection import selected
+from millrace.algorithms.turns import turn_advantages
 from millrace.config import algorithms as config_of
 from millrace.config.algorithms import FunctionAlgorithm, PolicyGradient
 from millrace.config.objects import load_object
@@ -102,11 +103,17 @@ def _advantages(group: Group, config: PolicyGradient) -> Advantages:
     kept_G = selected(group, select=config.select, keep=config.keep)
     compared = group.part(kept_G)
     found_G = np.zeros(kept_G.size)
-    if kept_G.any():
-        shaped = compared.minus(overlong_penalty(compared, fraction=config.overlong))
-        scale = "none" if config.scale == "batch" else config.scale
+    if not kept_G.any():
+        return found_G
+    shaped = compared.minus(overlong_penalty(compared, fraction=config.overlong))
+    scale = "none" if config.scale == "batch" else config.scale
+    if config.turn_discount is None:
         found_G[kept_G] = group_advantages(shaped, scale=scale, baseline=config.baseline)
-    return found_G
+        return found_G
+    of_kept = iter(
+        turn_advantages(shaped, scale=scale, baseline=config.baseline, discount=config.turn_discount)
+    )
+    return [next(of_kept) if kept else np.zeros(1) for kept in kept_G]
 
 
 def _trained(group: Group, config: PolicyGradient) -> NDArray[np.bool_]:

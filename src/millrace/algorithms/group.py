@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,9 +21,11 @@ class Group:
     trained_G    of these, tokens that the policy sampled and that are trained
     truncated_G  cut by a budget
     turns_G      stretches of sampled tokens: 1 without an environment that answers
+    turn_of      of each completion the turn of each token, from 0; -1: it is not trained
     max_tokens   the budget of a completion
     values       of each completion the critic's value before each token, NaN where none is trained; None:
                  there is no critic
+    turn_rewards of each completion those of its turns, NaN where a turn has none; None: no turn has any
     """
 
     rewards_G: NDArray[np.float64]
@@ -30,8 +33,10 @@ class Group:
     trained_G: NDArray[np.int64]
     truncated_G: NDArray[np.bool_]
     turns_G: NDArray[np.int64]
+    turn_of: Sequence[NDArray[np.int64]]
     max_tokens: int = 0
     values: Sequence[NDArray[np.float64]] | None = None
+    turn_rewards: Sequence[NDArray[np.float64]] | None = None
 
     @staticmethod
     def of(
@@ -40,6 +45,7 @@ class Group:
         truncated: ArrayLike = False,
         max_tokens: int = 0,
         values: Sequence[NDArray[np.float64]] | None = None,
+        turn_rewards: Sequence[NDArray[np.float64]] | None = None,
     ) -> Group:
         """`masks`: of each completion, which tokens are trained; None: one trained token each.
 
@@ -58,9 +64,11 @@ class Group:
             lengths_G=np.asarray([mask.size for mask in every]),
             trained_G=np.asarray([mask.sum() for mask in every]),
             truncated_G=np.broadcast_to(np.asarray(truncated, dtype=bool), rewards_G.shape),
-            turns_G=np.asarray([_num_stretches(mask) for mask in every]),
+            turns_G=np.asarray([turns_of(mask).max(initial=-1) + 1 for mask in every]),
+            turn_of=[turns_of(mask) for mask in every],
             max_tokens=max_tokens,
             values=values,
+            turn_rewards=turn_rewards,
         )
 
     def part(self, kept_G: NDArray[np.bool_]) -> Group:
@@ -71,8 +79,10 @@ class Group:
             self.trained_G[kept_G],
             self.truncated_G[kept_G],
             self.turns_G[kept_G],
+            list(compress(self.turn_of, kept_G)),
             self.max_tokens,
-            None if self.values is None else [v for v, kept in zip(self.values, kept_G, strict=True) if kept],
+            self.values and list(compress(self.values, kept_G)),
+            self.turn_rewards and list(compress(self.turn_rewards, kept_G)),
         )
 
     def minus(self, penalty_G: NDArray[np.float64]) -> Group:
@@ -80,5 +90,7 @@ class Group:
         return replace(self, rewards_G=self.rewards_G - penalty_G)
 
 
-def _num_stretches(mask: NDArray[np.bool_]) -> int:
-    return int(np.count_nonzero(mask[1:] & ~mask[:-1]) + bool(mask[:1].any()))
+def turns_of(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Of each token the turn, a stretch of the mask; -1 outside of it."""
+    begins = np.diff(mask, prepend=False) & mask
+    return np.where(mask, begins.cumsum() - 1, -1)

@@ -52,6 +52,10 @@ class PolicyGradient(Section):
     """Groups whose rewards are all equal end as `rejected`, and others take their place: for each batch at
     most this many times `batch.prompts`. Further ones are trained, and teach nothing. 0: off. Not with
     `baseline` `"none"` or `"value"`, nor with a teacher: there such groups teach."""
+    turn_discount: Fraction | None = None
+    """Each turn of a trajectory has an advantage of its own, by the rewards `turn_1`, `turn_2`, ... that the
+    reward function returned. How much what comes one turn later counts for a turn. `"none"`: all tokens have
+    the advantage of the trajectory."""
     ratio: Level = "token"
     """Of which probabilities the ratio is taken. `"sequence"`: the geometric mean over the trained tokens."""
     anchor: Anchor = "proximal"
@@ -155,6 +159,11 @@ def _contradictions(a: PolicyGradient) -> Iterator[tuple[bool, str]]:
         f'"{a.baseline}".\n  Set the scale to "batch" or "none"',
     )
     yield (
+        a.turn_discount is not None and a.baseline == "value",
+        f"`algorithm.turn_discount` ({_shown(a.turn_discount)}) compares turns within a group, and "
+        '`algorithm.baseline` ("value") compares tokens with a critic.\n  Set one of them to "none"',
+    )
+    yield (
         (a.select in ("shortest", "efficient")) != (a.keep is not None),
         f'`algorithm.keep` ({_shown(a.keep)}) and `algorithm.select` ("{a.select}") do not belong together.\n'
         '  Set `keep` with "shortest" or "efficient", and "none" otherwise',
@@ -250,6 +259,11 @@ class PPO(PolicyGradient):
 class MaxRL(PolicyGradient):
     kind: Literal["max_rl"] = "max_rl"
     scale: Scale = "mean"
+
+
+class MTGRPO(PolicyGradient):
+    kind: Literal["mt_grpo"] = "mt_grpo"
+    turn_discount: Fraction | None = 1.0
 
 
 class GFPO(PolicyGradient):
@@ -380,6 +394,7 @@ Algorithm = Annotated[
     | ReinforcePlusPlus
     | PPO
     | MaxRL
+    | MTGRPO
     | GFPO
     | RAFT
     | AIPO

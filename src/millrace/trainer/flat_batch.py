@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.algorithms import Algorithm, Group
+from millrace.algorithms.group import turns_of
 from millrace.core.errors import DataError
-from millrace.core.types import Batch, TrainSequence
+from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.choices import TokenChoices, choices_of
 from millrace.trainer.packing import Branch, Tree
 from millrace.trainer.reduction import token_weights
@@ -149,11 +150,20 @@ def _judged(
     for group in batch.groups:
         own = slice(len(kept), len(kept) + len(group.sequences))
         rewards, cut = [s.reward for s in group.sequences], [s.truncated for s in group.sequences]
-        judged = Group.of(rewards, masks[own], cut, max_tokens, values[own] if algorithm.critic else None)
+        known = values[own] if algorithm.critic else None
+        judged = Group.of(rewards, masks[own], cut, max_tokens, known, _turn_rewards(group, masks[own]))
         trains_G = np.ones(len(rewards), bool) if algorithm.trained is None else algorithm.trained(judged)
         advantages += _by_token(algorithm, judged.minus(penalties_S[own]), group.group_id)
         kept += [mask & trains for mask, trains in zip(masks[own], trains_G, strict=True)]
     return advantages, kept
+
+
+def _turn_rewards(group: TrainGroup, masks: list[NDArray[np.bool_]]) -> list[NDArray[np.float64]]:
+    """Of each sequence those of its turns, as its reward function named them; NaN where it named none."""
+    return [
+        np.array([s.metrics.get(f"turn_{k + 1}", np.nan) for k in range(turns_of(mask).max(initial=-1) + 1)])
+        for s, mask in zip(group.sequences, masks, strict=True)
+    ]
 
 
 def _over_batch(
