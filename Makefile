@@ -3,8 +3,8 @@
 # make test         lint and every test
 # make setup-vllm   .venv-vllm with vLLM for CPUs, for rollout.engine = "vllm"
 # make test-vllm    every test of an engine, and whole runs, with vLLM
-# make setup-ray    .venv-ray with Ray, for runtime.kind = "ray"
-# make test-ray     the runtime on Ray: every test of a runtime, and whole runs, on clusters of this machine
+# make setup-ray    .venv-ray with Ray, for runtime.kind = "ray", and NIXL, for weights.transport = "nixl"
+# make test-ray     the runtime on Ray: every test of a runtime, and whole runs, on clusters of this machine; NIXL
 # make test-ui      every page of `millrace ui` in Chromium
 # make bench        every benchmark
 # make docs         write the configuration reference, check every document
@@ -60,7 +60,7 @@ test-vllm: $(STAMP) $(VLLM)/.installed
 	$(BIN)/pytest tests/vllm_runs
 
 test-ray: $(RAY)/.installed
-	PYTHONPATH=src $(RAY)/bin/python -m pytest tests/ray
+	PYTHONPATH=src $(RAY)/bin/python -m pytest tests/ray tests/process/test_weights_links.py
 
 # With the Chromium of CHROMIUM or of the system, else one that Playwright downloads; without any, skipped in words.
 test-ui: $(STAMP)

@@ -1,11 +1,11 @@
 """How long a version takes down a chain of relays, each on a host of its own behind a link of 1 Gbit/s.
 
-    python benchmarks/relay_chain.py [--megabytes 64] [--rounds 5] [--json]
+    python benchmarks/relay_chain.py [--megabytes 64] [--rounds 5] [--transport nixl] [--json]
 
 Hosts are network namespaces of this machine; it needs the right to make them. This process is the trainer: it
 writes each version into the ring of the first host's relay. That relay stages it. Then all others are told at
 the same moment whom to ask. A broadcast ends when the last of them has staged the version. Medians of all
-rounds.
+rounds. NIXL goes over TCP here, unless UCX_TLS says otherwise: all of these hosts share one memory.
 
 chainN   each relay asks the one before it
 starN    all ask the first
@@ -114,8 +114,8 @@ def sent_bytes(host: Host) -> int:
 class Cluster:
     """A trainer with its relay, and relays on other hosts."""
 
-    def __init__(self, places: Sequence[Host], num_bytes: int) -> None:
-        self._places, self._num_bytes = places, num_bytes
+    def __init__(self, places: Sequence[Host], num_bytes: int, transport: str) -> None:
+        self._places, self._num_bytes, self._transport = places, num_bytes, transport
         self.relays = [self._relay(place) for place in range(len(places))]
         self.trainer = Trainer(self.relays[0], num_bytes)
 
@@ -195,7 +195,7 @@ class Cluster:
 
     def _relay(self, place: int) -> RelayProcess:
         host = self._places[place]
-        return RelayProcess(host.address, self._num_bytes, prefix=host.prefix)
+        return RelayProcess(host.address, self._num_bytes, prefix=host.prefix, transport=self._transport)
 
     def _order(self, relays: int, digest: str, *, star: bool) -> list[RelayProcess]:
         addresses = [relay.endpoint.address for relay in self.relays]
@@ -205,12 +205,12 @@ class Cluster:
         return self.relays[1 : relays + 1]
 
 
-def measure(num_bytes: int, rounds: int) -> dict[str, float]:
+def measure(num_bytes: int, rounds: int, transport: str) -> dict[str, float]:
     """Seconds of everything, the median of all rounds."""
     taken: dict[str, list[float]] = {}
     ideal_s = num_bytes / BYTES_PER_S
     with hosts(RELAYS_MAX + 1) as places:
-        cluster = Cluster(places, num_bytes)
+        cluster = Cluster(places, num_bytes, transport)
         cluster.broadcast(RELAYS_MAX)
         for index in range(rounds):
             say(f"round {index + 1} of {rounds}")
@@ -233,12 +233,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--transport", choices=["tcp", "nixl"], default="tcp")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if why := refusal():
         raise SystemExit(why)
     num_bytes = args.megabytes * 10**6
-    seconds = measure(num_bytes, args.rounds)
+    os.environ.setdefault("UCX_TLS", "tcp")
+    seconds = measure(num_bytes, args.rounds, args.transport)
     sent = seconds.pop("halves4_sent_bytes")
     table({"seconds": seconds})
     ratios = {f"chain{relays}_over_ideal": seconds[f"chain{relays}"] / seconds["ideal"] for relays in CHAINS}

@@ -21,12 +21,20 @@ SECRET = "MILLRACE_TEST_SECRET"
 class RelayProcess:
     """One relay. It does what it is asked, one thing after the other, and answers each."""
 
-    def __init__(self, address: str, slot_bytes: int, *, prefix: Sequence[str] = (), slots: int = 3) -> None:
+    def __init__(
+        self,
+        address: str,
+        slot_bytes: int,
+        *,
+        prefix: Sequence[str] = (),
+        slots: int = 3,
+        transport: str = "tcp",
+    ) -> None:
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, __file__, address, str(slots)],
+            [*prefix, sys.executable, __file__, address, str(slots), transport],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {SECRET: "of this test"},
+            env=os.environ | {SECRET: "of this test", "UCX_LOG_FILE": "stderr"},  # answers go to stdout
         )
         self.ask("open", slot_bytes)
         self.endpoint: Endpoint = self.answer(Endpoint)
@@ -56,9 +64,9 @@ class RelayProcess:
         self.process.communicate()
 
 
-def serve(address: str, slots: int) -> None:
+def serve(address: str, slots: int, transport: str) -> None:
     """The process: commands on stdin, until it ends."""
-    relay = Relay("relay", slots, address=address, secret=os.environ[SECRET])
+    relay = Relay("relay", slots, address=address, secret=os.environ[SECRET], transport=transport)
 
     async def obey() -> None:
         while line := await asyncio.to_thread(sys.stdin.readline):
@@ -73,4 +81,4 @@ def serve(address: str, slots: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))
+    serve(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -17,6 +17,7 @@ from millrace.core.placement import Host
 from millrace.session import compose
 from millrace.session import preflight as preflight_module
 from millrace.session.preflight import preflight
+from millrace.weights import nixl_link
 
 MODEL = {
     "model_type": "qwen3",
@@ -127,6 +128,17 @@ def test_8_bit_moments_need_their_library_and_one_rank(model: Path, tmp_path: Pa
         monkeypatch.setattr(preflight_module, "find_spec", lambda name, found=installed: found)
         with pytest.raises(ConfigError, match=rf"`optimizer.states` \(\"8bit\"\) {said}"):
             preflight(config_for(model, optimizer=eight, **sections), tmp_path)
+
+
+def test_a_transport_that_does_not_work_here_is_refused(model: Path, tmp_path: Path, monkeypatch) -> None:
+    config = config_for(model, weights={"transport": "nixl"})
+    monkeypatch.setattr(nixl_link, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"(?s)`weights.transport` .* needs nixl, .*millrace\[nixl\]"):
+        preflight(config, tmp_path)
+    monkeypatch.setattr(nixl_link, "find_spec", lambda name: "here")
+    monkeypatch.setattr(preflight_module.sys, "executable", "/bin/false")
+    with pytest.raises(ConfigError, match=r"(?s)`weights.transport` .* does not work here: .*leave the key"):
+        preflight(config, tmp_path)
 
 
 def test_preflight_refuses_tokens_that_the_model_does_not_have(model: Path, tmp_path: Path) -> None:

@@ -61,8 +61,9 @@ def model(seed: int) -> list[NamedBuffer]:
 class Host:
     """A relay that listens on loopback, with a reader of its ring."""
 
-    def __init__(self, name: str, *, slots: int = 3, secret: str = SECRET, deadlines=DEADLINES) -> None:
-        self.relay = Relay(name, slots, address="127.0.0.1", secret=secret, deadlines=deadlines)
+    def __init__(self, name: str, *, slots: int = 3, secret: str = SECRET, **options) -> None:
+        options = {"deadlines": DEADLINES} | options
+        self.relay = Relay(name, slots, address="127.0.0.1", secret=secret, **options)
         self.endpoint = asyncio.run(self.relay.open(SLOT_BYTES))
         self.reader = open_reader(self.endpoint)
         self.writer = open_writer(self.endpoint)

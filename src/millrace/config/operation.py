@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -19,6 +19,11 @@ class Weights(Section):
     `s3://bucket/run`, `gs://bucket/run`. Relays that reach no other relay read from it."""
     anchor_every: Count = 20
     """Versions in `directory` from one whole one to the next. Those between are stored as changes."""
+    transport: Literal["tcp", "nixl"] = "tcp"
+    """How the relays of several hosts move weights. `"nixl"`: each relay pulls them from the memory of
+    another, through NIXL and UCX (extra `millrace[nixl]`). It pays with RDMA only. Deltas and all that is
+    said stay on the authenticated connection. UCX listens on ports of its own, which ask for no secret: use
+    it in a network that only the run can reach."""
 
     @field_validator("directory")
     @classmethod

@@ -290,7 +290,7 @@ class Staged(msgspec.Struct, frozen=True):
     source: str = ""  # address of the relay that it came from; of the last, if there were several
     received_bytes: int = 0  # over the network
     decoded_bytes: int = 0  # the same, as they are here
-    encodings: dict[str, int] = {}  # chunks received of each kind of delta, and raw ones
+    encodings: dict[str, int] = {}  # chunks received of each kind of delta, and whole ones: raw, nixl
     past: list[int] = []  # of `held`, those that are here as deltas only, and cannot be sent to other hosts
     dropped: dict[int, str] = {}  # versions that can be read no more since the last answer, and why
 

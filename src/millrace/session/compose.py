@@ -271,7 +271,7 @@ def _relay(config: Config, layout: Layout, secret: str, placed: Placement) -> Wo
     if weights.directory is not None:
         kwargs |= {"directory": weights.directory, "anchor_every": weights.anchor_every}
     if placed.host.address:
-        kwargs |= {"address": placed.host.address, "secret": secret}
+        kwargs |= {"address": placed.host.address, "secret": secret, "transport": weights.transport}
     return WorkerSpec("relay", name, "millrace.weights.relay:Relay", kwargs, placed.relay)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 import numpy as np
@@ -18,8 +19,9 @@ from millrace.core.errors import (
     leaves,
 )
 from millrace.weights.delta import apply, kind_of
-from millrace.weights.holding import Holding
+from millrace.weights.holding import Holding, SlotTaken
 from millrace.weights.manifest import decode_manifest, in_order
+from millrace.weights.nixl_link import NIXL, Agent, Pull, Pulls
 from millrace.weights.packed import HEAD, RAW
 from millrace.weights.sending import DELTA
 from millrace.weights.wire import (
@@ -39,7 +41,8 @@ from millrace.weights.wire import (
 
 class Order(msgspec.Struct, frozen=True):
     """One version to get. `begin` gives it a place, or the one where some of it is already. `base`: what is
-    here of the version that its deltas are made against; None: nothing that they fit."""
+    here of the version that its deltas are made against; None: nothing that they fit. `agent`: raw chunks are
+    pulled with it."""
 
     ask: Ask
     slot_bytes: int
@@ -47,6 +50,7 @@ class Order(msgspec.Struct, frozen=True):
     base: Callable[[tuple[int, str], Holding], Holding | None]
     secret: str
     deadlines: Deadlines
+    agent: Agent | None = None
 
 
 async def fetch(order: Order, sources: Sequence[str], ours: Holding | None) -> tuple[Holding, str]:
@@ -69,87 +73,118 @@ async def fetch(order: Order, sources: Sequence[str], ours: Holding | None) -> t
     for address in sources:
         try:
             return await _fetch_from(address, order), address
-        except _SlotTaken:
+        except SlotTaken:
             raise
         except WeightsError as error:
             failures.append(error)
     raise _verdict(order.ask, failures)
 
 
-class _SlotTaken(TornVersionError):
-    """No other source can help."""
-
-
 async def _fetch_from(address: str, order: Order) -> Holding:
     async with connected(address, order.secret, order.deadlines) as link:
         await link.send(order.ask)
-        manifest, told = await _found(link, order)
+        manifest, found = await _found(link, order)
         holding = order.begin(manifest)
-        base = told and order.base(told, holding)
-        await link.send(Want(np.packbits(~holding.here).tobytes(), deltas=base is not None))
-        try:
-            async with asyncio.TaskGroup() as checks:
-                for piece in holding.unchecked():
-                    checks.create_task(holding.check_piece(piece))
-                await _receive_chunks(link, (holding, base), order.deadlines.wait_s, checks)
-        except BaseExceptionGroup as group:
-            raise next(leaves(group)) from None
+        base = found.base and order.base(found.base, holding)
+        with _pulling(link, order, found.agent) as pull:
+            await link.send(Want(np.packbits(~holding.here).tobytes(), deltas=base is not None))
+            try:
+                async with asyncio.TaskGroup() as checks:
+                    for piece in holding.unchecked():
+                        checks.create_task(holding.check_piece(piece))
+                    await _receive_chunks(link, (holding, base), pull, order.deadlines, checks)
+            except BaseExceptionGroup as group:
+                raise next(leaves(group)) from None
         return holding
 
 
-async def _found(link: Link, order: Order) -> tuple[list[TensorSpec], tuple[int, str] | None]:
-    """The manifest, and the base that is offered. It has the digests of all that will arrive, so it must be
-    the trainer's."""
+async def _found(link: Link, order: Order) -> tuple[list[TensorSpec], Found]:
+    """The manifest, and what it came with. It has the digests of all that will arrive, so it must be the
+    trainer's."""
     match await link.receive():
-        case Found(encoded, base):
+        case Found(encoded) as answer:
             manifest = in_order(decode_manifest(encoded, order.slot_bytes, f"of the relay at {link.peer}"))
             if (found := published_digest(manifest)) != order.ask.digest:
                 raise DigestMismatchError(
                     f"the manifest of version {order.ask.version} from {link.peer} has digest {found}, and "
                     f"the trainer's has {order.ask.digest}"
                 )
-            return manifest, base
+            return manifest, answer
         case Unknown(reason):
             raise UnknownVersionError(f"the relay at {link.peer} says: {reason}")
         case other:
             raise _astray(link, other)
 
 
+@contextmanager
+def _pulling(link: Link, order: Order, metadata: bytes) -> Iterator[Pull | None]:
+    """How raw chunks are pulled; None: they come over the link."""
+    if order.agent is None:
+        yield None
+        return
+    if not metadata:
+        raise WeightsError(
+            f"the relay at {link.peer} has no NIXL, and this one pulls through it: `weights.transport` must "
+            "be the same for all relays of a run"
+        )
+    with order.agent.source(metadata, link.peer, order.deadlines.stall_s) as pull:
+        yield pull
+
+
 async def _receive_chunks(
-    link: Link, places: tuple[Holding, Holding | None], wait_s: float, checks: asyncio.TaskGroup
+    link: Link,
+    places: tuple[Holding, Holding | None],
+    pull: Pull | None,
+    deadlines: Deadlines,
+    checks: asyncio.TaskGroup,
 ) -> None:
     """Until every chunk is here. A piece that is whole is checked while the next ones arrive. `places`: of
     what arrives, and of what its deltas are made against."""
     holding, base = places
     now = asyncio.get_running_loop().time
     arrived_s = now()
-    while not holding.here.all():
+
+    def arrived(index: int, seal: int | None) -> None:
+        coming[index] = True
+        if (piece := holding.arrived(index, seal)) is not None:
+            checks.create_task(holding.check_piece(piece))
+
+    pulls = None if pull is None else Pulls(link, holding, pull, tasks=checks, arrived=arrived)
+    coming = holding.here if pulls is None else pulls.coming
+    while not coming.all():
         match await link.receive():
-            case Chunk() as chunk:
-                seal = await _receive_chunk(link, holding, base, chunk)
+            case Chunk() as chunk if not 0 <= chunk.index < len(holding.chunks) or coming[chunk.index]:
+                raise _astray(link, chunk)
+            case Chunk(encoding=encoding) as chunk if pulls is not None and encoding == NIXL:
+                if chunk.num_bytes != holding.chunks[chunk.index].size:
+                    raise _astray(link, chunk)
+                pulls.begin(chunk)
                 arrived_s = now()
-                if (piece := holding.arrived(chunk.index, seal)) is not None:
-                    checks.create_task(holding.check_piece(piece))
+            case Chunk() as chunk:
+                arrived(chunk.index, await _receive_chunk(link, holding, base, chunk))
+                arrived_s = now()
             case Waiting():
-                if now() - arrived_s > wait_s:
-                    raise WeightsError(f"the relay at {link.peer} itself waits, for more than {wait_s:g} s")
+                if now() - arrived_s > deadlines.wait_s:
+                    raise WeightsError(
+                        f"the relay at {link.peer} itself waits, for more than {deadlines.wait_s:g} s"
+                    )
             case Unknown(reason):
                 raise UnknownVersionError(f"the relay at {link.peer} says: {reason}")
             case other:
                 raise _astray(link, other)
+    if pulls is not None:
+        await pulls.end(deadlines.heartbeat_s)
 
 
 async def _receive_chunk(link: Link, holding: Holding, base: Holding | None, chunk: Chunk) -> int | None:
     """Its bytes, straight into their place where they lie together there and are no delta. Returns its seal,
     which fits; None: that is of the delta."""
-    if not 0 <= chunk.index < len(holding.chunks) or holding.here[chunk.index]:
-        raise _astray(link, chunk)
     place = holding.chunks[chunk.index]
     raw = chunk.encoding == RAW and chunk.num_bytes == place.size
     delta = chunk.encoding == DELTA and HEAD.size <= chunk.num_bytes <= place.size + HEAD.size
     if not raw and (base is None or not delta):
         raise _astray(link, chunk)
-    _hold(holding)
+    holding.hold()
     straight = place.flags.c_contiguous and not holding.writers
     target = place if straight else np.empty(place.shape, np.uint8)
     arrived = target if raw else np.empty(chunk.num_bytes, np.uint8)
@@ -164,7 +199,7 @@ async def _receive_chunk(link: Link, holding: Holding, base: Holding | None, chu
             if not raw and base is not None:
                 apply(arrived, np.ascontiguousarray(base.chunks[chunk.index]), target)
             if target is not place:
-                _hold(holding)
+                holding.hold()
                 place[...] = target
             return digest if raw else None
         case Seal():
@@ -174,11 +209,6 @@ async def _receive_chunk(link: Link, holding: Holding, base: Holding | None, chu
             )
         case other:
             raise _astray(link, other)
-
-
-def _hold(holding: Holding) -> None:
-    if not holding.intact:
-        raise _SlotTaken(f"the slot of version {holding.version} was taken while it arrived")
 
 
 def _astray(link: Link, message: object) -> WeightsError:

@@ -19,7 +19,7 @@ from millrace.core.digest import (
     version_digest,
     version_kind,
 )
-from millrace.core.errors import DigestMismatchError
+from millrace.core.errors import DigestMismatchError, TornVersionError
 from millrace.core.pulse import Pulse
 from millrace.weights.delta import WIDTHS
 from millrace.weights.layout import Bytes, Memory
@@ -28,6 +28,10 @@ from millrace.weights.slots import check_room, complete_manifest, confirm, fill_
 
 CHUNKS = 256
 CHUNK_STEP_BYTES, CHUNK_BYTES_MAX = 64 << 10, 4 << 20
+
+
+class SlotTaken(TornVersionError):
+    """The slot of what arrives is another version's now: no other source can help."""
 
 
 class Holding:
@@ -46,7 +50,7 @@ class Holding:
         seals            of chunks, once they are known: XXH3-64 of their bytes
         received_bytes   of it, from other relays, as they were sent
         decoded_bytes    the same, as they are here
-        encodings        chunks received of each kind: raw, or a delta's kind
+        encodings        chunks received of each kind: raw, nixl, or a delta's kind
     """
 
     def __init__(
@@ -86,6 +90,11 @@ class Holding:
     def check(self) -> None:
         """Raise TornVersionError unless `intact`."""
         check_sequence(self.memory, self.slot, self.sequence)
+
+    def hold(self) -> None:
+        """Before bytes are written into the slot. Raises SlotTaken unless `intact`."""
+        if not self.intact:
+            raise SlotTaken(f"the slot of version {self.version} was taken while it arrived")
 
     def mark_here(self, absent: Collection[tuple[str, tuple[int, ...]]]) -> None:
         """All pieces but these (tensor, start)."""

@@ -114,7 +114,8 @@ class Memory:
                 data[start : start + TOUCH_BYTES] = 0
 
     def pin(self, register: Callable[[Bytes], Callable[[], None]]) -> None:
-        """Have the data area registered with a GPU, once. `register` returns what undoes it, at `close`."""
+        """Have the data area registered, once, with what copies by itself. `register` returns its undoing, at
+        `close`."""
         if self._unpin is None:
             self._unpin = register(self._area)
 

@@ -16,13 +16,14 @@ from contextlib import contextmanager
 
 import msgspec
 
-from millrace.core.errors import WeightsError
+from millrace.core.errors import WeightsError, leaves
 from millrace.weights.fetching import Order, fetch
 from millrace.weights.holding import Holding
 from millrace.weights.layout import Memory
+from millrace.weights.nixl_link import NIXL, Agent
 from millrace.weights.sending import answer
 from millrace.weights.versions import Versions
-from millrace.weights.wire import Ask, Deadlines, accepted, listening
+from millrace.weights.wire import Ask, Deadlines, Link, accepted, listening
 
 LOG = logging.getLogger(__name__)
 LINKS_MAX = 64
@@ -49,9 +50,12 @@ class Network:
         address  where it listens: HOST:PORT
     """
 
-    def __init__(self, name: str, memory: Memory, *, address: str, secret: str, deadlines: Deadlines) -> None:
+    def __init__(
+        self, name: str, memory: Memory, *, address: str, secret: str, deadlines: Deadlines, transport: str
+    ) -> None:
         self._name, self._slot_bytes = name, memory.slot_bytes
         self._secret, self._deadlines = secret, deadlines
+        self._agent = Agent(name, memory) if transport == NIXL else None
         try:
             self._listener, self.address = listening(address)
         except OSError as error:
@@ -125,11 +129,22 @@ class Network:
         """One request. Whatever goes wrong, who asked has heard of it, or sees the connection end."""
         try:
             async with accepted(connection, peer, self._secret, self._deadlines) as link:
-                await answer(link, self._versions, self._deadlines, self._rates)
+                await self._answer(link)
         except WeightsError as error:
             LOG.warning("relay `%s`: %s", self._name, error)
         except Exception:
             LOG.exception("relay `%s`: serving %s", self._name, peer)
+
+    async def _answer(self, link: Link) -> None:
+        if self._agent is None:
+            return await answer(link, self._versions, self._deadlines, self._rates)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                moving = tasks.create_task(self._agent.progress())
+                await answer(link, self._versions, self._deadlines, self._rates, self._agent.metadata)
+                moving.cancel()
+        except BaseExceptionGroup as group:
+            raise next(leaves(group)) from None
 
     def _start(self, key: tuple[int, str], sources: Sequence[str], future: Future[Fetched]) -> None:
         if key in self._fetches:
@@ -159,12 +174,13 @@ class Network:
     async def _fetched(self, version: int, digest: str, sources: Sequence[str]) -> Fetched:
         versions = self._versions
         order = Order(
-            Ask(version, digest, versions.present()),
+            Ask(version, digest, versions.present(), pulls=self._agent is not None),
             self._slot_bytes,
             lambda manifest: versions.begin(version, manifest, digest),
             lambda base, holding: versions.base([base], holding),
             self._secret,
             self._deadlines,
+            self._agent,
         )
         ours = versions.find(version, digest)
         try:

@@ -38,6 +38,7 @@ class Relay:
         versions: held at all; those beyond `slots` as deltas, in half a slot together.
         address: of this host, where it listens for the relays of other hosts; empty: nowhere.
         secret: of the run, which the relays prove to each other.
+        transport: of raw chunks between hosts: "tcp", or "nixl".
         deadlines: how long it waits for other relays.
         directory: where it stores versions, a URL; None: nowhere. Every `anchor_every`th is whole.
     """
@@ -50,6 +51,7 @@ class Relay:
         versions: int = 0,
         address: str = "",
         secret: str = "",
+        transport: str = "tcp",
         deadlines: Deadlines = DEADLINES,
         directory: str | None = None,
         anchor_every: int = 20,
@@ -60,6 +62,7 @@ class Relay:
         if address and not secret:
             raise ConfigError(f"relay `{name}` is to listen on {address}: it needs the secret of the run")
         self._address, self._secret, self._deadlines = address, secret, deadlines
+        self._transport = transport
         self._directory, self._anchor_every = directory, anchor_every
         self._lock, self._restoring = asyncio.Lock(), asyncio.Lock()
         self._storer: Storer | None = None
@@ -220,7 +223,12 @@ class Relay:
             self._past = Past(memory, self._fd, bytes_max=slot_bytes // 2, versions_max=self._versions - 1)
         if self._address:
             self._network = Network(
-                self._name, memory, address=self._address, secret=self._secret, deadlines=self._deadlines
+                self._name,
+                memory,
+                address=self._address,
+                secret=self._secret,
+                deadlines=self._deadlines,
+                transport=self._transport,
             )
         self._memory = memory
 

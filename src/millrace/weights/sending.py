@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Protocol
 
 import msgspec
@@ -16,6 +16,7 @@ from millrace.core.pulse import Pulse
 from millrace.weights.delta import encode, kind_of
 from millrace.weights.holding import Holding
 from millrace.weights.layout import Bytes
+from millrace.weights.nixl_link import announce, until_taken
 from millrace.weights.packed import RAW
 from millrace.weights.wire import (
     Ask,
@@ -30,6 +31,9 @@ from millrace.weights.wire import (
     Want,
     as_bytes,
 )
+
+Give = Callable[[Link, Holding, int], Awaitable[bool]]
+"""How a raw chunk gets to who wants it. False: it was overwritten, and who asked is told."""
 
 DELTA = "delta"
 SAMPLE = 256
@@ -53,13 +57,16 @@ class Shelf(Protocol):
         """Whole ones: (version, published digest)."""
 
 
-async def answer(link: Link, shelf: Shelf, deadlines: Deadlines, rates: dict[str, float]) -> None:
+async def answer(
+    link: Link, shelf: Shelf, deadlines: Deadlines, rates: dict[str, float], agent: bytes = b""
+) -> None:
     """Serve one request: the manifest, then every chunk that is wanted, as soon as it is here.
 
     Who has an earlier version gets deltas against it, unless its link is faster than they are encoded.
 
     Args:
         rates: bytes/s that links to other hosts carried; it is kept up to date.
+        agent: what who asks needs to pull raw chunks through NIXL; empty: they go over the link.
     Raises: WeightsError: the link failed, or its other side does not keep the protocol.
     """
     ask = await link.receive()
@@ -72,19 +79,22 @@ async def answer(link: Link, shelf: Shelf, deadlines: Deadlines, rates: dict[str
         return await link.send(Unknown(reason))
     base = shelf.base(ask.held, holding)
     told = None if base is None else (base.version, base.digest)
-    await link.send(Found(msgspec.msgpack.encode(holding.manifest), told))
+    await link.send(Found(msgspec.msgpack.encode(holding.manifest), told, agent if ask.pulls else b""))
     want = await link.receive()
     if not isinstance(want, Want):
         raise WeightsError(f"the relay at {link.peer} wants nothing: it says {want}")
     bits = np.unpackbits(np.frombuffer(want.chunks, np.uint8), count=len(holding.chunks)).astype(bool)
     due = _due(holding, bits, deadlines.heartbeat_s)
     host = link.peer.rpartition(":")[0]
+    pulled = ask.pulls and bool(agent)
+    give = announce if pulled else _send_chunk
     if base is not None and want.deltas:
-        raw_bytes = await _send_deltas(link, holding, base, due, rates.get(host, 0.0))
+        raw_bytes = await _send_deltas(link, holding, base, due, rates.get(host, 0.0), give)
     else:
-        raw_bytes = await _send_chunks(link, holding, due)
+        raw_bytes = await _send_chunks(link, holding, due, give)
+    rate = await until_taken(link, holding) if pulled and raw_bytes else link.carried_bytes_s()
     if raw_bytes >= TELLING_BYTES:
-        rates[host] = link.carried_bytes_s()
+        rates[host] = rate
 
 
 async def _awaited(shelf: Shelf, ask: Ask, begin_s: float) -> Holding | None:
@@ -116,13 +126,13 @@ async def _due(
             yield Waiting()
 
 
-async def _send_chunks(link: Link, holding: Holding, due: AsyncIterator[int | Message]) -> int:
+async def _send_chunks(link: Link, holding: Holding, due: AsyncIterator[int | Message], give: Give) -> int:
     """All of them raw. Returns how many bytes that were."""
     raw_bytes = 0
     async for what in due:
         if not isinstance(what, int):
             await link.send(what)
-        elif not await _send_chunk(link, holding, what):
+        elif not await give(link, holding, what):
             break
         else:
             raw_bytes += holding.chunks[what].size
@@ -130,7 +140,7 @@ async def _send_chunks(link: Link, holding: Holding, due: AsyncIterator[int | Me
 
 
 async def _send_deltas(
-    link: Link, holding: Holding, base: Holding, due: AsyncIterator[int | Message], rate: float
+    link: Link, holding: Holding, base: Holding, due: AsyncIterator[int | Message], rate: float, give: Give
 ) -> int:
     """Each chunk encoded while earlier ones are sent. Returns how many bytes went raw.
 
@@ -156,7 +166,7 @@ async def _send_deltas(
                     await _send_bytes(link, what[0], DELTA, what[1])
                 elif not isinstance(what, int):
                     await link.send(what)
-                elif await _send_chunk(link, holding, what):
+                elif await give(link, holding, what):
                     raw_bytes += holding.chunks[what].size
                 else:
                     encoding.cancel()

@@ -59,18 +59,22 @@ DEADLINES = Deadlines()
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Give me this version. `held`: what the asking relay has whole, (version, published digest)."""
+    """Give me this version. `held`: what the asking relay has whole, (version, published digest). `pulls`: it
+    pulls raw chunks through NIXL."""
 
     version: int
     digest: str
     held: list[tuple[int, str]]
+    pulls: bool = False
 
 
 class Found(msgspec.Struct, frozen=True, tag=True):
-    """Its encoded manifest. `base`: a version that both sides have, against which chunks may be encoded."""
+    """Its encoded manifest. `base`: a version that both sides have, against which chunks may be encoded.
+    `agent`: what the other needs to pull, if it pulls; empty: there is no NIXL here."""
 
     manifest: bytes
     base: tuple[int, str] | None = None
+    agent: bytes = b""
 
 
 class Unknown(msgspec.Struct, frozen=True, tag=True):
@@ -88,15 +92,17 @@ class Want(msgspec.Struct, frozen=True, tag=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, tag=True):
-    """The next chunk is not here yet, but I am."""
+    """The next chunk is not here yet, but I am; or, of who pulls, not all that was announced."""
 
 
 class Chunk(msgspec.Struct, frozen=True, tag=True):
-    """`num_bytes` follow, encoded as `encoding` says."""
+    """`num_bytes` follow, encoded as `encoding` says. Or they wait at `address`, and fit `seal`."""
 
     index: int
     encoding: str
     num_bytes: int
+    address: int = 0
+    seal: int = 0
 
 
 class Seal(msgspec.Struct, frozen=True, tag=True):
@@ -105,7 +111,14 @@ class Seal(msgspec.Struct, frozen=True, tag=True):
     digest: int | None
 
 
-Message = Ask | Found | Unknown | Want | Waiting | Chunk | Seal
+class Taken(msgspec.Struct, frozen=True, tag=True):
+    """What was announced has been pulled, at `bytes_s`. `wrong`: some of it does not fit its seal."""
+
+    wrong: bool
+    bytes_s: float
+
+
+Message = Ask | Found | Unknown | Want | Waiting | Chunk | Seal | Taken
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
