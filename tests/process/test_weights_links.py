@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from tests.cables import wire
 from tests.relays import RelayProcess
+from tests.runs import events, train
 
 from millrace.core.digest import NamedBuffer
 from millrace.core.errors import DigestMismatchError, UnknownVersionError, WeightsError
@@ -152,3 +153,10 @@ def test_a_source_that_stops_without_a_word_is_left_at_a_deadline(relays, transp
                 with pytest.raises(WeightsError, match=r"nothing any more for 4 s|not ended within 4 s"):
                     last.answer()
     assert last.call("fetch", 20, digest, [head.endpoint.address]).held[-1] == 20 and has(last, 20)
+
+
+@without_nixl
+def test_a_run_on_two_hosts_goes_through_nixl_and_counts_it(start, warm, tmp_path):
+    settings = ("steps=2", "runtime.hosts=2", "weights.transport=nixl")
+    fetched = events(train(start, tmp_path / "run", *settings), "fetched")
+    assert fetched and fetched[0].fields["encodings"].keys() == {"nixl"}
