@@ -11,6 +11,7 @@ with its descriptors; the answer is its pid.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import inspect
 import json
@@ -38,6 +39,7 @@ MODULES = (
 )
 COMMANDS, SCRIPT = ("millrace", "millrace.api.work"), "script.py"
 MAX_PACKET = 128 * 1024
+ROOM = {"MILLRACE_TEST_ROOM": "." * 8192}  # in /proc/PID/environ, for variables of what is forked
 
 
 class Forked:
@@ -88,7 +90,7 @@ def imported() -> tuple[Warm, subprocess.Popen[bytes]]:
         server = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, **ROOM, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             pass_fds=[theirs.fileno()],
         )
     if not control.recv(MAX_PACKET):
@@ -152,6 +154,7 @@ def _inherit(asked: dict[str, Any], fds: list[int], control: socket.socket, aske
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(asked["environ"])
+    _show(asked["environ"])
     os.umask(asked["umask"])
     os.chdir(asked["directory"])
     while os.getppid() != asker:
@@ -171,6 +174,16 @@ def _inherit(asked: dict[str, Any], fds: list[int], control: socket.socket, aske
         os.close(fd)
     control.send(str(os.getpid()).encode())
     control.close()
+
+
+def _show(environ: dict[str, str]) -> None:
+    """Have /proc/PID/environ tell these variables, as after an exec, of this process and its forks."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    first, after = int(fields[47]), int(fields[48])  # env_start, env_end
+    told = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environ.items())
+    if len(told) > after - first:
+        raise RuntimeError(f"{len(told)} bytes of environment in {after - first}: make ROOM larger")
+    ctypes.memmove(first, told.ljust(after - first, b"\0"), after - first)
 
 
 def be_command(words: list[str]) -> None:

@@ -13,6 +13,8 @@ from millrace.chaos.attack import SUPERVISION
 from millrace.chaos.trials import attack, kill_and_resume
 from millrace.runtime import sockets
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 def failed(checks):
     return [check for check in checks if not check.holds]

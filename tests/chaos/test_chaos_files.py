@@ -7,6 +7,8 @@ import pytest
 from millrace.chaos import hostile
 from millrace.chaos.sessions import Sessions, refusal_problem
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 def test_a_run_goes_on_or_is_refused_in_words_whatever_was_done_to_its_files(start, tmp_path):
     kinds = ("half a checkpoint", "moved in the run")
