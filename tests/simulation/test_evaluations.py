@@ -138,7 +138,7 @@ def test_relays_and_trainers_that_die_lose_no_evaluation_of_the_last_version() -
 
 
 def test_an_evaluator_that_is_too_slow_skips_versions_and_delays_no_step() -> None:
-    quick, slow = run(steps=12)[1], run(evaluation(every=1, prompts=40, share=0.02), steps=12)
+    quick, slow = run(steps=8)[1], run(evaluation(every=1, prompts=20, share=0.05), steps=8)
     watched, outcome = slow
     skipped = [why for why in watched.of("held-out").values() if why]
     assert skipped
