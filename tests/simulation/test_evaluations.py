@@ -151,6 +151,13 @@ def test_one_that_takes_too_long_is_given_up_and_told() -> None:
     assert "took longer than 3 s" in watched.of("held-out")[0]
 
 
+def test_once_training_is_over_the_evaluator_rests_no_more() -> None:
+    """Nobody is disturbed any more, and a long rest would count as a stall."""
+    watched, outcome = run(evaluation(every=8, prompts=40, share=0.0005))
+    assert watched.of("held-out")[8] == ""
+    assert outcome.wall_s < last_step_s(outcome) + 100
+
+
 def test_a_run_stops_when_it_has_not_improved_for_so_many_evaluations() -> None:
     section = evaluation(every=1, patience=3)
     watched, outcome = run(section, steps=60, workload=Workload(reward_mean=1.0))

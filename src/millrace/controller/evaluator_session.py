@@ -166,8 +166,14 @@ class EvaluatorSession:
             while waiting:
                 burst, waiting = waiting[:slots], waiting[slots:]
                 await self._burst(handle, reports, under, burst)
-                await asyncio.sleep(rest_s(clock.now() - began_s, under.section.share))
+                await self._rest(rest_s(clock.now() - began_s, under.section.share))
                 began_s = clock.now()
+
+    async def _rest(self, seconds: float) -> None:
+        """Until training is over at most: then nobody else computes."""
+        end_s = clock.now() + seconds
+        while not self._state.finishing and (left_s := end_s - clock.now()) > 0:
+            await self._run.to_relays.wait(timeout_s=min(left_s, TICK_S))
 
     async def _pull(self, handle: Handle, version: int) -> None:
         """Waits for a relay that is just restarted.
