@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from millrace.config.evaluations import EvaluationSection
+from millrace.config.operation import Supervision
 from millrace.config.schedules import Laminar, Schedule, Synchronous
+from millrace.controller.evaluations import Evaluations
 from millrace.core.events import Event
 from millrace.core.types import EvaluationAttempt, EvaluationRecord
 from millrace.ledger.evaluations import load_attempts
@@ -156,6 +158,20 @@ def test_once_training_is_over_the_evaluator_rests_no_more() -> None:
     watched, outcome = run(evaluation(every=8, prompts=40, share=0.0005))
     assert watched.of("held-out")[8] == ""
     assert outcome.wall_s < last_step_s(outcome) + 100
+
+
+def test_a_reward_that_takes_its_time_at_the_end_is_no_stall() -> None:
+    limits = Supervision(stall_s=2.0)
+    watched, _ = run(evaluation(every=8), costs=Costs(score_s=3.0), supervision=limits)
+    assert watched.of("held-out")[8] == ""
+
+
+def test_what_a_run_ends_without_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Evaluations, "longest_s", -1e9)
+    watched, outcome = run(evaluation(every=8, prompts=40))
+    [warned] = outcome.of("warned")
+    assert warned["source"] == "evaluations" and "held-out of version" in warned["reason"]
+    assert 8 not in watched.of("held-out")
 
 
 def test_a_run_stops_when_it_has_not_improved_for_so_many_evaluations() -> None:

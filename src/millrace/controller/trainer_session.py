@@ -114,9 +114,13 @@ class TrainerSession:
         run, evaluations = self._run, self._run.evaluations
         limit_s = clock.now() + evaluations.longest_s + run.config.supervision.step_timeout_s
         evaluations.finishing = True
-        while not (run.stopping or evaluations.idle(run.state.version) or clock.now() > limit_s):
-            await self._publish(handle, beside)
-            await run.pulse.wait(timeout_s=TICK_S)
+        with run.waits.waiting("the run", "its last evaluations", bounded=True):
+            while not (run.stopping or evaluations.idle(run.state.version) or clock.now() > limit_s):
+                await self._publish(handle, beside)
+                await run.pulse.wait(timeout_s=TICK_S)
+        if not run.stopping and (left := evaluations.standing()):
+            told = f"the run ends without what did not come in time: {'; '.join(left)}"
+            run.events.emit("warned", source="evaluations", reason=told)
 
     async def _catch_up(self, handle: Handle, beside: asyncio.TaskGroup) -> None:
         """Load the newest checkpoint and replay the committed steps after it.
