@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from millrace.config.runtime import RayCluster
+from millrace.config.schema import Config
+from millrace.core.errors import StorageError
 from millrace.core.placement import Place
 from millrace.runtime.ray_places import Node
 from millrace.session import cluster_check
-from millrace.session.cluster_check import LinkFacts, _measure
+from millrace.session.cluster_check import LinkFacts, _measure, check_cluster
 
 NODES = [Node(f"id-{name}", name, f"10.0.0.{number}", {}) for number, name in enumerate("abc")]
 
@@ -66,3 +70,16 @@ def test_a_link_that_connects_and_carries_nothing_is_told_of(monkeypatch: pytest
     links, problems = measured(monkeypatch, clogged={"10.0.0.2"})
     assert len(links) == 2 and len(problems) == 1
     assert "node b connects to c (10.0.0.2), and 67.1 MB do not arrive within 15 s: no answer" in problems[0]
+
+
+def test_a_directory_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cluster_check, "connect", lambda address: None)
+    monkeypatch.setattr(Path, "touch", full)
+    config = Config.model_validate(
+        {"model": {"path": "m"}, "task": {"kind": "gym", "name": "gcd"}, "reward": {"kind": "gym"}}
+    )
+    with pytest.raises(StorageError, match=r"(?s)No space.*--run-dir"):
+        check_cluster(config, RayCluster(address="a:1"), tmp_path)

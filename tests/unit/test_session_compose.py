@@ -55,6 +55,23 @@ def test_a_way_back_that_was_interrupted_before_its_checkpoints_were_removed_is_
     ledger.close()
 
 
+def test_a_checkpoint_that_cannot_be_removed_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    run, events = create("back", tmp_path / "run"), Events(clock.wall, clock.wall)
+    (run.checkpoints / "v00000002").mkdir(parents=True)
+    ledger = SqliteLedger(run.ledger, run={})
+    monkeypatch.setattr("shutil.rmtree", denied)
+    with pytest.raises(
+        StorageError, match=r"(?s)v00000002 cannot be written: Permission.*repeat the command"
+    ):
+        compose._go_back(run, ledger, events, 0)
+    ledger.close()
+
+
 def test_what_ended_a_run_is_told_and_not_what_failed_after_it(tmp_path: Path, monkeypatch) -> None:
     run = create("full", tmp_path / "run")
     run.summary.mkdir()

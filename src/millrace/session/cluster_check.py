@@ -14,7 +14,7 @@ import msgspec
 from millrace.config.runtime import RayCluster
 from millrace.config.schema import Config
 from millrace.core import clock
-from millrace.core.errors import MillraceError
+from millrace.core.errors import MillraceError, writing
 from millrace.core.placement import OWN_ADDRESS, Place
 from millrace.core.protocols import Handle
 from millrace.placement.assign import size
@@ -62,11 +62,12 @@ class Checked(msgspec.Struct, frozen=True):
 def check_cluster(config: Config, runtime: RayCluster, run_path: Path) -> Checked:
     """Ask every node, and send over every link that will carry weights.
 
-    Raises: WorkerError: the cluster cannot be reached.
+    Raises: WorkerError: the cluster cannot be reached. StorageError: the run could not write its files.
     """
     cluster, place = connect(runtime.address), _existing(run_path.resolve())
     token = place / f".millrace-check-{secrets.token_hex(4)}"
-    token.touch()
+    with writing(token, "Name a directory that can be written, with --run-dir"):
+        token.touch()
     try:
         began_s = clock.wall()
         nodes, seen = survey(cluster, [*shared_paths(config), str(token)], str(place))

@@ -23,7 +23,7 @@ from millrace.controller.controller import Controller, ended_by
 from millrace.controller.fleet import Fleet
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock, model_version
-from millrace.core.errors import ConfigError, LedgerError, after, alone
+from millrace.core.errors import ConfigError, LedgerError, after, alone, writing
 from millrace.core.events import Events, Sink
 from millrace.core.placement import Place
 from millrace.ledger.sqlite import SqliteLedger
@@ -151,11 +151,12 @@ def _samplers(config: Config, ledger: SqliteLedger, events: Events) -> Iterator[
 def _go_back(run: RunDirectory, ledger: SqliteLedger, events: Events, version: int) -> None:
     """The ledger first: a checkpoint that it does not know of is not resumed from, and is replaced later."""
     ended = ledger.rewind(version)
-    for checkpoint in run.checkpoints.glob("v????????"):
-        if int(checkpoint.name[1:]) > version and not checkpoint.is_symlink():
-            shutil.rmtree(checkpoint)
-    if model_version.read(run.model) > version:
-        shutil.rmtree(run.model)
+    undone = [one for one in run.checkpoints.glob("v????????") if int(one.name[1:]) > version]
+    undone += [run.model] if model_version.read(run.model) > version else []
+    for path in undone:
+        if not path.is_symlink():
+            with writing(path, "See who may remove it, and repeat the command"):
+                shutil.rmtree(path)
     events.emit("rewound", version=version, trajectories=ended)
     run.forget_evaluations(after=version)
 
