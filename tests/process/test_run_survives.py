@@ -67,6 +67,16 @@ def test_a_killed_worker_changes_nothing_about_the_result(role, when, start, und
     assert weights(run) == weights(undisturbed)
 
 
+def test_a_killed_replica_loses_nothing_of_cut_sampling(start, tmp_path):
+    cut = ("sampling.top_p=0.9",)
+    undisturbed = train(start, tmp_path / "undisturbed", *cut)
+    killer = Killer("replica", _given_work)
+    run = train(start, tmp_path / "run", *cut, sinks=(killer,))
+    assert [e.fields["name"] for e in events(run, "worker_died")] == [killer.killed]
+    assert weights(run) == weights(undisturbed)
+    assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-5
+
+
 def test_a_killed_trainer_repeats_all_optimizer_steps_of_a_batch(start, tmp_path):
     several = "batch.minibatches=2", "batch.epochs=2", "algorithm.kind=gspo"
     undisturbed = train(start, tmp_path / "undisturbed", *several)

@@ -93,6 +93,8 @@ def test_what_is_not_selected_has_no_turns():
     assert make_trainer(kept, max_tokens=MAX_TOKENS).accumulate(batch).num_rows > 0
 
 
-def test_turns_and_a_critic_are_refused_together():
+def test_what_does_not_go_with_turns_is_refused():
     with pytest.raises(ValidationError, match=r"`algorithm.turn_discount` \(0.5\) compares turns"):
         PPO(turn_discount=0.5)
+    with pytest.raises(ValidationError, match=r"`algorithm.resample` \(1\) .* `algorithm.turn_discount`"):
+        MTGRPO(resample=1)

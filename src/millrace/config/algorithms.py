@@ -51,7 +51,7 @@ class PolicyGradient(Section):
     resample: int = Field(default=0, ge=0, le=1000)
     """Groups whose rewards are all equal end as `rejected`, and others take their place: for each batch at
     most this many times `batch.prompts`. Further ones are trained, and teach nothing. 0: off. Not with
-    `baseline` `"none"` or `"value"`, nor with a teacher: there such groups teach."""
+    `baseline` `"none"` or `"value"`, with `turn_discount` or a teacher: there such groups teach."""
     turn_discount: Fraction | None = None
     """Each turn of a trajectory has an advantage of its own, by the rewards `turn_1`, `turn_2`, ... that the
     reward function returned. How much what comes one turn later counts for a turn. `"none"`: all tokens have
@@ -173,6 +173,12 @@ def _contradictions(a: PolicyGradient) -> Iterator[tuple[bool, str]]:
         f"`algorithm.resample` ({a.resample}) replaces groups whose rewards are all equal, and "
         f'`algorithm.baseline` ("{a.baseline}") with `algorithm.teacher` ({_shown(a.teacher)}) learns from '
         "them.\n  Set `resample` to 0",
+    )
+    yield (
+        a.resample > 0 and a.turn_discount is not None,
+        f"`algorithm.resample` ({a.resample}) replaces groups whose rewards are all equal, and with "
+        f"`algorithm.turn_discount` ({_shown(a.turn_discount)}) rewards of their turns teach.\n"
+        "  Set `resample` to 0",
     )
     yield (
         a.clip_dual is not None and (a.clip != "ppo" or a.clip_dual <= 1 + a.clip_high),
