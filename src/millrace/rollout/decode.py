@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from millrace.rollout.attention import DecodeAttention, Kernel
+from millrace.rollout.attention import DecodeAttention
 from millrace.rollout.cache import KVCache
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.edits import Edits
 from millrace.rollout.flash import RecordedSteps
+from millrace.rollout.native import NativeRows
 from millrace.rollout.noise import Noise
 from millrace.rollout.sampler import Drawn, Sampler
 
@@ -40,7 +41,7 @@ class DecodeBatch:
         cache: KVCache,
         *,
         pad: Callable[[int], int],
-        kernel: Kernel,
+        attention: Callable[[list[int]], DecodeAttention | NativeRows],
         vocab: int,
         recorded: RecordedSteps | None = None,
     ) -> None:
@@ -50,11 +51,11 @@ class DecodeBatch:
         positions, padding = cache.lengths[: self.count], [0] * (pad(self.count) - self.count)
         device = cache.values.device
         last = [continuation.tokens[-1] for continuation in running[: self.count]]
-        self.attention: DecodeAttention | None = None
+        self.attention: DecodeAttention | NativeRows | None = None
         if recorded is not None:
             self.tokens, self.positions, self._steps_left = recorded.place(last, positions)
         else:
-            self.attention = DecodeAttention(cache, positions, kernel)
+            self.attention = attention(positions)
             self._steps_left = self.attention.num_steps
             self.tokens = torch.tensor(last + padding, device=device)
             self.positions = torch.tensor(positions + padding, device=device)

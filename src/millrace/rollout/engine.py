@@ -27,7 +27,7 @@ from millrace.placement.device import computes, computing_dtype, torch_device
 from millrace.placement.gpu import aside, has_flash, has_own_memory, mark
 from millrace.placement.pinned import copied_there, pinned
 from millrace.rollout.architecture import Architecture
-from millrace.rollout.attention import Kernel, PrefillAttention, Segment
+from millrace.rollout.attention import DecodeAttention, Kernel, PrefillAttention, Segment
 from millrace.rollout.cache import KVCache
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.decode import DecodeBatch
@@ -35,6 +35,7 @@ from millrace.rollout.exact import check_attention, exact_products, one_thread
 from millrace.rollout.flash import PADDED, FlashCache, RecordedSteps, flash_prefill
 from millrace.rollout.forward import Attention, ForwardPass
 from millrace.rollout.intake import Intake
+from millrace.rollout.native import NativeRows, native_pass
 from millrace.rollout.parameters import Parameters
 from millrace.rollout.protocol import EngineOptions
 from millrace.rollout.queues import Queues
@@ -96,8 +97,11 @@ class TorchEngine(Queues):
             self._forward.products = exact_products(self._forward, self._active, options.slots, rows)
             group = architecture.num_heads // architecture.num_kv_heads
             check_attention(self._cache, self._kernel, group=group)
+        self._native = native_pass(architecture, self._forward, self._cache, self._kernel)
+        self._hidden: Callable[..., torch.Tensor] = (self._native or self._forward).hidden
         exactness = f"exact, {self._forward.products} on one thread" if options.exact else "not exact"
         recorded = "; decode steps are recorded" if flash and not architecture.routed else ""
+        recorded += "; attention in C" if self._native is not None else ""
         self.computes = f"{computes(dtype, computing)}; {exactness}{recorded}"
         self._running: list[Continuation] = []  # index = slot
         self._batch: DecodeBatch | None = None  # of the last step, if it still holds
@@ -210,13 +214,15 @@ class TorchEngine(Queues):
             tokens = [t for s in segments for t in self._running[s.slot].tokens[s.start : s.start + s.count]]
             positions = [p for s in segments for p in range(s.start, s.start + s.count)]
             attention = self._prefill_attention(segments)
-            self._forward.hidden(self._active, self._padded(tokens), self._padded(positions), attention)
+            self._hidden(self._active, self._padded(tokens), self._padded(positions), attention)
             for segment in segments:
                 self._cache.extend(segment.slot, segment.count)
             self._prefilled += len(tokens)
         self._share(leaders)
 
-    def _prefill_attention(self, segments: list[Segment]) -> Attention:
+    def _prefill_attention(self, segments: list[Segment]) -> Attention | NativeRows:
+        if self._native is not None:
+            return self._native.prefill(segments)
         if isinstance(self._cache, FlashCache):
             return flash_prefill(self._cache, segments, self._kernel)
         return PrefillAttention(self._cache, segments, self._kernel)
@@ -272,8 +278,7 @@ class TorchEngine(Queues):
         """Of the batch's slots, those between the ready ones included."""
         if self._recorded is not None:
             return self._recorded.logits(self._active, len(batch.tokens))[: batch.count]
-        assert batch.attention is not None
-        hidden = self._forward.hidden(self._active, batch.tokens, batch.positions, batch.attention)
+        hidden = self._hidden(self._active, batch.tokens, batch.positions, batch.attention)
         return self._forward.logits(self._active, hidden, batch.count)
 
     def _decode_batch(self) -> DecodeBatch | None:
@@ -286,10 +291,15 @@ class TorchEngine(Queues):
             ready,
             self._cache,
             pad=pad,
-            kernel=self._kernel,
+            attention=self._decode_attention,
             vocab=self._vocab,
             recorded=self._recorded,
         )
+
+    def _decode_attention(self, positions: list[int]) -> DecodeAttention | NativeRows:
+        if self._native is not None:
+            return self._native.decode(positions)
+        return DecodeAttention(self._cache, positions, self._kernel)
 
     def _note(
         self,

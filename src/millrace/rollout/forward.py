@@ -36,11 +36,11 @@ class ForwardPass:
     ) -> None:
         self._architecture = architecture
         self.products: Products = FASTEST
-        self._tables: dict[str | None, tuple[Tensor, Tensor]] = {}
+        self.tables: dict[str | None, tuple[Tensor, Tensor]] = {}
         for rope in set(architecture.ropes):
             cos, sin = architecture.rotary_tables(rope, num_positions, dtype, device)
             sin[:, : sin.shape[1] // 2] *= -1
-            self._tables[rope] = cos.unsqueeze(1), sin.unsqueeze(1)
+            self.tables[rope] = cos.unsqueeze(1), sin.unsqueeze(1)
         self._norm = RootMeanSquare(architecture.eps, dtype, device, from_one=architecture.norm_from_one)
         self._activation = ACTIVATIONS[architecture.activation]
 
@@ -50,7 +50,7 @@ class ForwardPass:
         """Final hidden states (M, hidden). M is as `products.rows` wants it; padding rows hold rubbish, and
         `attention` skips them."""
         shape = self._architecture
-        rotary = {rope: (cos[positions_M], sin[positions_M]) for rope, (cos, sin) in self._tables.items()}
+        rotary = {rope: (cos[positions_M], sin[positions_M]) for rope, (cos, sin) in self.tables.items()}
         x = F.embedding(tokens_M, weights.embedding)
         if shape.embedding_scale != 1.0:
             x *= shape.embedding_scale

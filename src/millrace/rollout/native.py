@@ -1,0 +1,248 @@
+"""The forward pass in float32 on a CPU with a C compiler: torch multiplies, `native.c` does the rest.
+
+Of a small model's step half is not products, but attention over padded keys and what calls cost. The C code
+is compiled when it is first wanted, in less than a second, and kept in the user's cache. Where there is no
+compiler, or the model or the settings need something else, the engine goes its general way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from millrace.rollout.architecture import Architecture
+from millrace.rollout.attention import BUCKET, Kernel, Segment
+from millrace.rollout.cache import KVCache
+from millrace.rollout.forward import ForwardPass
+from millrace.rollout.parameters import Layer, Parameters
+
+Tensor = torch.Tensor
+
+SOURCE = Path(__file__).with_name("native.c")
+FLAGS = ("-O3", "-march=native", "-Wno-psabi", "-shared", "-fPIC")
+WIDTH = 16  # of the C code's vectors: it wants whole ones in a head
+GATES = {"silu": (1.0, 0.0), "gelu_pytorch_tanh": (1.5957691216, 0.0713548163)}
+"""a and b of `gate`, by the activation's name in transformers."""
+COMPILE_S_MAX = 60.0
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled C code. None: there is no compiler, or it does not know this code or processor."""
+    compiler = shutil.which(os.environ.get("CC") or "cc")
+    if compiler is None:
+        return None
+    wanted = "\n".join([SOURCE.read_text(), " ".join(FLAGS), _told(Path(compiler)), _processor()])
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millrace"
+    path = root / f"native-{hashlib.sha256(wanted.encode()).hexdigest()[:20]}.so"
+    try:
+        if not path.exists():
+            _compile(compiler, path)
+        return _declared(ctypes.CDLL(str(path)))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _told(compiler: Path) -> str:
+    stat = compiler.resolve().stat()
+    return f"{compiler.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def _processor() -> str:
+    """A home directory may be that of several hosts."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()} {flags}"
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Several processes may do it at once: the last one's file stays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        made = Path(directory) / path.name
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(made), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_S_MAX)
+        made.replace(path)
+
+
+def _declared(code: ctypes.CDLL) -> ctypes.CDLL:
+    address, count, number = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+    code.norm.argtypes = (address, count, address, address, address, count)
+    code.gate.argtypes = (count, address, address, count, number, number)
+    code.attend.argtypes = (address, address, count, *[address] * 5)
+    for function in (code.norm, code.gate, code.attend):
+        function.restype = None
+    return code
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_long) for name in ("heads", "kv_heads", "head_dim", "positions")),
+        *((name, ctypes.c_float) for name in ("eps", "from_one", "scale")),
+    )
+
+
+class _Attention(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "cos", "sin", "q_norm", "k_norm")),
+        *((name, ctypes.c_long) for name in ("rotated", "window")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A layer with its matrices as products want them, and what the C code is told of its attention."""
+
+    layer: Layer
+    qkv: Tensor
+    out: Tensor
+    gate_up: Tensor
+    down: Tensor
+    attention: _Attention
+
+
+@dataclass(slots=True)
+class NativeRows:
+    """Which slot each row is a token of. As `DecodeAttention`: good for so many steps."""
+
+    slots_M: Tensor
+    num_steps: int
+
+    def advance(self) -> None:
+        self.num_steps -= 1
+
+
+class NativePass:
+    """Forward passes over tokens of any slots."""
+
+    def __init__(
+        self,
+        code: ctypes.CDLL,
+        architecture: Architecture,
+        forward: ForwardPass,
+        cache: KVCache,
+        kernel: Kernel,
+    ) -> None:
+        self._code, self._architecture, self._forward = code, architecture, forward
+        self._cache, self._windows = cache, kernel.windows
+        self._gate = GATES[architecture.activation]
+        sizes = (
+            architecture.num_heads,
+            architecture.num_kv_heads,
+            architecture.head_dim,
+            cache.num_positions,
+        )
+        self._shape = _Shape(*sizes, architecture.eps, float(architecture.norm_from_one), kernel.scale)
+        self._scores = torch.zeros(cache.num_positions)
+        self._bound: dict[int, list[_Bound]] = {}  # by set of weights
+        self._space: list[Tensor] = []
+
+    def decode(self, positions: Sequence[int]) -> NativeRows:
+        """One new token in each of the first slots."""
+        steps = min(BUCKET, self._cache.num_positions - max(positions))
+        return NativeRows(torch.arange(len(positions)), steps)
+
+    def prefill(self, segments: Sequence[Segment]) -> NativeRows:
+        return NativeRows(torch.tensor([s.slot for s in segments for _ in range(s.count)]), 0)
+
+    def hidden(
+        self, weights: Parameters, tokens_M: Tensor, positions_M: Tensor, attention: NativeRows
+    ) -> Tensor:
+        """Final hidden states (M, hidden), until the next call. Tokens of a slot are in their order. Keys and
+        values are cached."""
+        rows = len(tokens_M)
+        layers = self._bound_to(weights)
+        if not self._space or len(self._space[0]) < rows:
+            self._space = self._made(rows, layers[0])
+        x, normed, qkv, attended, gate_up, gated = (each[:rows] for each in self._space)
+        torch.index_select(weights.embedding, 0, tokens_M, out=x)
+        if self._architecture.embedding_scale != 1.0:
+            x *= self._architecture.embedding_scale
+        shape, width = ctypes.byref(self._shape), gated.shape[1]
+        where = [each.data_ptr() for each in (attention.slots_M, positions_M, qkv, attended, self._scores)]
+        for bound in layers:
+            layer = bound.layer
+            self._norm(x, layer.input_norm, normed)
+            _multiply(normed, bound.qkv, layer.qkv_bias, qkv)
+            self._code.attend(shape, ctypes.byref(bound.attention), rows, *where)
+            self._add(x, attended, bound.out, layer.out_bias, layer.out_norm, normed)
+            self._norm(x, layer.mlp_norm, normed)
+            _multiply(normed, bound.gate_up, layer.gate_up_bias, gate_up)
+            self._code.gate(rows, gate_up.data_ptr(), gated.data_ptr(), width, *self._gate)
+            self._add(x, gated, bound.down, layer.down_bias, layer.down_norm, normed)
+        self._norm(x, weights.norm, normed)
+        return normed
+
+    def _norm(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        rows, width = x.shape
+        addresses = (x.data_ptr(), weight.data_ptr(), out.data_ptr())
+        self._code.norm(ctypes.byref(self._shape), rows, *addresses, width)
+
+    def _add(
+        self, to: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None, made: Tensor
+    ) -> None:
+        """to += x weight + bias, normalised if there is a `norm`, in memory `made`."""
+        if norm is not None:
+            _multiply(x, weight, bias, made)
+            self._norm(made, norm, made)
+            to += made
+            return
+        to.addmm_(x, weight)
+        if bias is not None:
+            to += bias
+
+    def _made(self, rows: int, layer: _Bound) -> list[Tensor]:
+        """Memory of a call: the residual stream, normalised, q to v, attended, gate and up, gated."""
+        hidden, qkv = layer.qkv.shape
+        attended, gate_up, gated = layer.out.shape[0], layer.gate_up.shape[1], layer.down.shape[0]
+        return [torch.zeros((rows, width)) for width in (hidden, hidden, qkv, attended, gate_up, gated)]
+
+    def _bound_to(self, weights: Parameters) -> list[_Bound]:
+        if id(weights) not in self._bound:
+            self._bound[id(weights)] = [self._bind(i, layer) for i, layer in enumerate(weights.layers)]
+        return self._bound[id(weights)]
+
+    def _bind(self, index: int, layer: Layer) -> _Bound:
+        cos, sin = self._forward.tables[self._architecture.ropes[index]]
+        tensors = (self._cache.keys[index], self._cache.values[index], cos, sin, layer.q_norm, layer.k_norm)
+        assert all(tensor is None or tensor.is_contiguous() for tensor in tensors), index
+        addresses = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
+        attention = _Attention(*addresses, cos.shape[-1], self._windows[index] or 0)
+        return _Bound(layer, layer.qkv.t(), layer.out.t(), layer.gate_up.t(), layer.down.t(), attention)
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    if bias is None:
+        torch.mm(x, weight, out=out)
+    else:
+        torch.addmm(bias, x, weight, out=out)
+
+
+def native_pass(
+    architecture: Architecture, forward: ForwardPass, cache: KVCache, kernel: Kernel
+) -> NativePass | None:
+    """None: there is no compiler, or the C code has not all that this engine needs. It uses one thread."""
+    fits = (
+        type(cache) is KVCache
+        and cache.values.device.type == "cpu"
+        and cache.values.dtype == torch.float32
+        and kernel.plain
+        and not architecture.routed
+        and architecture.activation in GATES
+        and architecture.head_dim % WIDTH == 0
+        and torch.get_num_threads() == 1
+    )
+    code = library() if fits else None
+    return NativePass(code, architecture, forward, cache, kernel) if code is not None else None
