@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
+import sys
 import weakref
 from collections.abc import AsyncIterator
 
@@ -209,8 +209,8 @@ def test_worlds_of_earlier_runs_do_not_pile_up() -> None:
     async def main() -> None:
         await asyncio.sleep(1.0)
 
-    objects = len(gc.get_objects()) + gc.get_freeze_count()  # of all tests before: garbage may be as much
-    count = 40 + 2 * objects // 20_000
+    blocks = sys.getallocatedblocks()  # of all tests before: garbage may be a quarter of as much
+    count = 40 + 2 * blocks // 4 // 20_000
     earlier: list[weakref.ref[World]] = []
     for _ in range(count):
         world = World()
