@@ -21,7 +21,7 @@ RAY := .venv-ray
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup setup-vllm setup-ray quickstart test test-vllm test-ray test-ui lint bench docs dist lock audit clean
+.PHONY: setup setup-vllm setup-ray quickstart test test-decisions test-vllm test-ray test-ui lint bench docs dist lock audit clean
 
 setup: $(STAMP)
 
@@ -49,10 +49,13 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Decisions and mathematics; then what runs processes of its own.
-test: lint
-	$(BIN)/pytest -n 2 tests/tidy tests/unit tests/simulation tests/gpu
+# Decisions and mathematics, beside the one process of mypy; then what runs processes of its own.
+test: $(STAMP)
+	$(MAKE) --jobs 2 lint test-decisions
 	$(BIN)/pytest -n 2 --dist worksteal tests/process tests/ranks tests/netns tests/engines tests/chaos tests/learning
+
+test-decisions: $(STAMP)
+	$(BIN)/pytest -n 2 --dist worksteal tests/tidy tests/unit tests/simulation tests/gpu
 
 test-vllm: $(STAMP) $(VLLM)/.installed
 	PYTHONPATH=src $(VLLM)/bin/python -m pytest -n 2 tests/engines --engine vllm

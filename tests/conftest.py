@@ -7,10 +7,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from millrace.session.run_directory import RunDirectory
 
 sys.path.insert(0, str(Path(__file__).parent))
 # A shell that starts tests in the background has SIGINT ignored, and every process of a test inherits that.
@@ -38,17 +43,32 @@ def _imported() -> Iterator[object]:
     server.wait()
 
 
-@pytest.fixture(scope="module")
-def warm(_imported: object) -> Iterator[None]:
-    """Forkservers of this process, commands of Millrace and every `script.py` need not import torch."""
+@contextmanager
+def _forked(imported: Any) -> Iterator[None]:
     from millrace.runtime import launcher
 
-    if _imported is None:
+    if imported is None:
         yield
         return
     from tests.warm import popen
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launcher, "_start", _imported.start)
-        patch.setattr(subprocess, "Popen", popen(_imported))
+        patch.setattr(launcher, "_start", imported.start)
+        patch.setattr(subprocess, "Popen", popen(imported))
         yield
+
+
+@pytest.fixture(scope="module")
+def warm(_imported: object) -> Iterator[None]:
+    """Forkservers of this process, commands of Millrace and every `script.py` need not import torch."""
+    with _forked(_imported):
+        yield
+
+
+@pytest.fixture(scope="session")
+def undisturbed(start: Path, _imported: object, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """The small run as it stands, to the end. Tests that change it change a copy."""
+    from tests.runs import train
+
+    with _forked(_imported):
+        return train(start, tmp_path_factory.mktemp("undisturbed") / "run")

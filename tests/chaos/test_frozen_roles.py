@@ -32,9 +32,8 @@ class Freezer:
                 os.kill(self._pids[name], signal.SIGSTOP)
 
 
-def test_a_worker_frozen_at_its_work_is_replaced(start, warm, tmp_path, monkeypatch):
+def test_a_worker_frozen_at_its_work_is_replaced(start, undisturbed, warm, tmp_path, monkeypatch):
     freezer = Freezer()
-    undisturbed = train(start, tmp_path / "undisturbed")
     monkeypatch.setattr(controller, "QUIET_S", 0.2)
     run = train(start, tmp_path / "run", "supervision.heartbeat_timeout_s=2", sinks=(freezer,))
     assert sorted(freezer.frozen) == ["environment-0", "relay", "replica-0", "trainer"]

@@ -6,7 +6,6 @@ import pytest
 from tests.runs import events, summary, train, weights
 
 ON_POLICY = {
-    "synchronous": ("schedule.kind=synchronous",),
     "areal": ("schedule.kind=areal", "schedule.eta=0"),
     "rlax": ("schedule.kind=rlax",),
 }
@@ -14,9 +13,10 @@ BLIND = ("sampling.choices=false", 'allow=["cut_sampling"]')
 
 
 @pytest.fixture(scope="module")
-def runs(start, warm, tmp_path_factory):
+def runs(start, undisturbed, warm, tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs")
-    return {name: train(start, directory / name, *sets) for name, sets in ON_POLICY.items()}
+    others = {name: train(start, directory / name, *sets) for name, sets in ON_POLICY.items()}
+    return {"synchronous": undisturbed, **others}
 
 
 def test_schedules_without_staleness_are_one_algorithm(runs):
@@ -41,10 +41,10 @@ def test_engine_and_trainer_agree_on_log_probs_at_staleness_0(runs):
 
 @pytest.mark.parametrize("cuts", [("sampling.top_p=0.9",), ("sampling.top_k=4", "sampling.min_p=0.02")])
 def test_cut_sampling_is_on_policy_over_the_tokens_that_could_come(cuts, start, warm, tmp_path):
-    run = train(start, tmp_path / "run", *ON_POLICY["synchronous"], *cuts)
+    run = train(start, tmp_path / "run", *cuts)
     assert summary(run)["staleness"]["max"] == 0
     assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-5  # ratios are 1
-    blind = train(start, tmp_path / "blind", *ON_POLICY["synchronous"], *cuts, *BLIND)
+    blind = train(start, tmp_path / "blind", *cuts, *BLIND)
     assert summary(blind)["logprob_gap_staleness0"]["max"] > 0.05
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from failure_rows import seen
-from tests.runs import events, summary, train, weights
+from tests.runs import events, summary, weights
 
 from millrace.cli.app import run
 from millrace.core import model_version
@@ -23,14 +23,9 @@ from millrace.session.run_directory import RunDirectory
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-@pytest.fixture(scope="module")
-def finished(start, warm, tmp_path_factory):
-    return train(start, tmp_path_factory.mktemp("finished") / "run")
-
-
 @pytest.fixture
-def copy(finished, tmp_path):
-    return RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
+def copy(undisturbed, tmp_path):
+    return RunDirectory(shutil.copytree(undisturbed.path, tmp_path / "run"))
 
 
 def resume(
@@ -66,8 +61,8 @@ def test_a_link_that_leads_out_of_a_run_is_not_followed(start, copy, tmp_path, c
     seen("resume-link", told)
 
 
-def test_a_copy_made_of_hard_links_is_not_resumed(start, finished, tmp_path, capsys):
-    linked = RunDirectory(shutil.copytree(finished.path, tmp_path / "run", copy_function=os.link))
+def test_a_copy_made_of_hard_links_is_not_resumed(start, undisturbed, tmp_path, capsys):
+    linked = RunDirectory(shutil.copytree(undisturbed.path, tmp_path / "run", copy_function=os.link))
     code, told = resume(start, linked, "steps=9", capsys=capsys)
     assert code == 2
     seen("resume-hard-link", told)
@@ -141,7 +136,7 @@ def test_other_start_weights_are_refused(start, copy, capsys):
 
 
 def test_without_its_newest_checkpoint_a_run_repeats_its_steps_and_ends_with_the_same_weights(
-    start, copy, finished, capsys
+    start, copy, undisturbed, capsys
 ):
     shutil.rmtree(copy.checkpoints / "v00000004")
     shutil.rmtree(copy.model)  # where it is whole, the run is finished
@@ -153,7 +148,7 @@ def test_without_its_newest_checkpoint_a_run_repeats_its_steps_and_ends_with_the
     ]
     seen("checkpoint-gone", "\n".join(replayed))
     assert len(replayed) == 2
-    assert weights(copy) == weights(finished)
+    assert weights(copy) == weights(undisturbed)
 
 
 @pytest.mark.parametrize("arithmetic", ["the same", "another CPU"])

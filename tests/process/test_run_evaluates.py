@@ -26,11 +26,6 @@ EVALUATIONS = (
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-@pytest.fixture(scope="module")
-def without(start, warm, tmp_path_factory):
-    return train(start, tmp_path_factory.mktemp("without") / "run")
-
-
 def evaluated(run):
     """(name, version) -> why it was skipped; empty: it was done."""
     with LedgerReader(run.ledger) as reader:
@@ -42,7 +37,7 @@ def evaluated(run):
     return {(one.name, one.version): one.reason for one in records}
 
 
-def test_a_killed_evaluator_changes_nothing_about_what_is_learned(start, without, tmp_path):
+def test_a_killed_evaluator_changes_nothing_about_what_is_learned(start, undisturbed, tmp_path):
     pids = []
 
     def kill(event):
@@ -56,11 +51,11 @@ def test_a_killed_evaluator_changes_nothing_about_what_is_learned(start, without
     found = evaluated(run)
     assert sorted(found) == [("held-out", 0), ("held-out", 2), ("held-out", 4), ("short", 0), ("short", 4)]
     assert found["held-out", 4] == found["short", 4] == ""
-    assert weights(run) == weights(without)
-    assert summary(run)["accounting"] == summary(without)["accounting"]
+    assert weights(run) == weights(undisturbed)
+    assert summary(run)["accounting"] == summary(undisturbed)["accounting"]
 
 
-def test_a_killed_controller_evaluates_no_version_twice(start, without, tmp_path):
+def test_a_killed_controller_evaluates_no_version_twice(start, undisturbed, tmp_path):
     command = [sys.executable, "-m", "millrace", "train", str(start), "--run-dir", str(tmp_path / "run")]
     command += ["--set", EVALUATIONS]
     run = RunDirectory(tmp_path / "run")
@@ -75,7 +70,7 @@ def test_a_killed_controller_evaluates_no_version_twice(start, without, tmp_path
     found = evaluated(run)
     assert all(found[one] == "" for one in first)
     assert found["held-out", 4] == found["short", 4] == ""
-    assert weights(run) == weights(without)
+    assert weights(run) == weights(undisturbed)
 
 
 def test_the_best_checkpoint_is_kept(start, tmp_path):

@@ -21,11 +21,6 @@ DEADLINE_S = 90.0
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-@pytest.fixture(scope="module")
-def undisturbed(start, warm, tmp_path_factory):
-    return train(start, tmp_path_factory.mktemp("undisturbed") / "run")
-
-
 class Killer:
     """A sink that sends SIGKILL to a worker of `role` at the first event that `when` accepts."""
 
