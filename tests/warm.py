@@ -3,6 +3,7 @@
 A forkserver of its own imports torch and transformers before it forks a run's first worker, for seconds. Here
 one process does so for all runs of a test session. What it forks becomes the child of who asked, as a
 forkserver must be. It is `runtime.forkserver`, or a command as `python -m millrace`, from its first line on.
+Such a forkserver also forks the workers in network namespaces, which elsewhere are a Python started afresh.
 A command forks a process of this kind first of all, so that its forkserver, too, need not import anything.
 
 Run as `python warm.py FD`, with FD one end of a SOCK_SEQPACKET pair. A request is what the process inherits,
@@ -39,6 +40,8 @@ MODULES = (
 )
 COMMANDS, SCRIPT = ("millrace", "millrace.api.work"), "script.py"
 MAX_PACKET = 128 * 1024
+CLONE_NEWNET = 0x40000000
+exec_worker = forkserver._become
 ROOM = {"MILLRACE_TEST_ROOM": "." * 8192}  # in /proc/PID/environ, for variables of what is forked
 
 
@@ -165,6 +168,7 @@ def _inherit(asked: dict[str, Any], fds: list[int], control: socket.socket, aske
             control.send(str(os.getpid()).encode())
             control.close()
             sys.argv = [forkserver.__name__, str(fds[0])]
+            forkserver._become = _become  # type: ignore[assignment]
             forkserver.main()
     if asked["session"]:
         os.setsid()
@@ -174,6 +178,16 @@ def _inherit(asked: dict[str, Any], fds: list[int], control: socket.socket, aske
         os.close(fd)
     control.send(str(os.getpid()).encode())
     control.close()
+
+
+def _become(python: str, asked: forkserver.Fork, fd: int) -> None:
+    """In place of `forkserver._become`: a worker of this Python in a network namespace enters that itself."""
+    *tool, name = asked.prefix or ("",)
+    if python != sys.executable or tool != ["ip", "netns", "exec"]:
+        exec_worker(python, asked, fd)
+    with open(f"/run/netns/{name}") as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"no entry into {name}")
 
 
 def _show(environ: dict[str, str]) -> None:
