@@ -1,4 +1,7 @@
-"""`millrace` as on a kernel without what only Linux has: `python without_linux.py COMMAND ...`.
+"""`millrace` as on a kernel without what only Linux has: `python without_linux.py < COMMANDS`.
+
+A line of stdin is a command, as [directory, words]. A line of stdout is what became of it, as
+[exit code, standard error].
 
 It stands for macOS as far as Linux can: the names are gone from `os`, `signal` and `socket`, nothing in
 `/proc` and `/sys` is found, and libc has no `prctl`.
@@ -7,8 +10,10 @@ It stands for macOS as far as Linux can: the names are gone from `os`, `signal` 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import ctypes
 import io
+import json
 import os
 import signal
 import socket
@@ -49,9 +54,17 @@ def hide() -> None:
     ctypes.CDLL = _Libc  # type: ignore[misc]
 
 
+def told(directory: str, words: list[str]) -> tuple[int, str]:
+    from millrace.cli.app import run
+
+    os.chdir(directory)
+    error = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(error):
+        code = run(words)
+    return code, error.getvalue()
+
+
 if __name__ == "__main__":
     hide()
-    from millrace.cli.app import main
-
-    sys.argv = ["millrace", *sys.argv[1:]]
-    main()
+    for line in sys.stdin:
+        print(json.dumps(told(*json.loads(line))))
