@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 
 from millrace.core.digest import TensorSpec
-from millrace.core.errors import ConfigError, WeightsError, boundary
-from millrace.weights.delta import WIDTHS, encode, kind_of
+from millrace.core.errors import ConfigError, CorruptDeltaError, WeightsError, boundary
+from millrace.weights.delta import WIDTHS, apply, encode, kind_of
 from millrace.weights.layout import Bytes
 from millrace.weights.ways import Entry, anchor_is_due, needless
 
@@ -162,6 +162,18 @@ def chunk_deltas(whole: Whole, base: Whole) -> Iterator[bytes]:
     for start in range(0, len(whole.data), CHUNK_BYTES):
         spec, cut = whole.manifest[bisect(starts, start) - 1], slice(start, start + CHUNK_BYTES)
         yield encode(whole.data[cut], base.data[cut], WIDTHS.get(spec.dtype, 1))
+
+
+def apply_all(deltas: Any, sizes: Sequence[int], data: Bytes) -> None:
+    """The delta of every chunk of `data`, in place: `sizes` are their bytes. Raises CorruptDeltaError,
+    WrongBaseError."""
+    if len(deltas) != sum(sizes) or len(sizes) != -(-len(data) // CHUNK_BYTES):
+        raise CorruptDeltaError(f"{len(deltas)} bytes for {len(sizes)} chunks are not {sum(sizes)}")
+    at = 0
+    for start, size in zip(range(0, len(data), CHUNK_BYTES), sizes, strict=True):
+        chunk = data[start : start + CHUNK_BYTES]
+        apply(deltas[at : at + size], chunk, chunk)
+        at += size
 
 
 def anchor_parts(whole: Whole) -> list[Any]:

@@ -104,6 +104,14 @@ class Memory:
         """Staged versions, oldest first."""
         return sorted(self.version(slot) for slot in range(self.slots) if self.complete(slot))
 
+    def find(self, version: int) -> tuple[int, int] | None:
+        """(slot, sequence) of a staged version. The sequence is read first: later checks cover the rest."""
+        for slot in range(self.slots):
+            sequence = self.sequence(slot)
+            if self.complete(slot) and self.version(slot) == version:
+                return slot, sequence
+        return None
+
     def fill(self) -> None:
         """Allocate every page of the data area by writing it. Only the owner, before anyone reads.
 

@@ -20,7 +20,6 @@ import fcntl
 import mmap
 import os
 import threading
-from contextlib import suppress
 from itertools import pairwise
 
 import msgspec
@@ -29,7 +28,7 @@ from millrace.core.errors import TornVersionError, UnknownVersionError, WeightsE
 from millrace.weights.directory import Whole, as_laid_out, chunk_deltas
 from millrace.weights.errand import Errand, told
 from millrace.weights.layout import Memory
-from millrace.weights.rebuilding import LENGTH_BYTES, NAME, Entry, way_to, whole_digests
+from millrace.weights.rebuilding import LENGTH_BYTES, NAME, Entry, reachable, way_to, whole_digests
 from millrace.weights.restoring import wholes
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -56,13 +55,11 @@ class Past:
 
     def versions(self) -> list[int]:
         """Those that are in no slot, and that readers can have; ascending."""
-        whole, found = whole_digests(self._memory), list[int]()
-        entries = {version: entry for version, (entry, _) in list(self._files.items())}
-        for version in entries.keys() - whole.keys():
-            with suppress(UnknownVersionError):
-                way_to(version, entries, whole)
-                found.append(version)
-        return sorted(found)
+        return reachable(self._entries, self._memory)
+
+    @property
+    def _entries(self) -> dict[int, Entry]:
+        return {version: entry for version, (entry, _) in list(self._files.items())}
 
     def take_dropped(self) -> dict[int, str]:
         """Versions that nobody can have any more since the last call, and why."""
@@ -102,9 +99,8 @@ class Past:
             self._why = {version: why for version, why in self._why.items() if version in now}
 
     def _leads_to(self, version: int, digest: str) -> bool:
-        entries = {known: entry for known, (entry, _) in list(self._files.items())}
         try:
-            return way_to(version, entries, whole_digests(self._memory))[0].digest == digest
+            return way_to(version, self._entries, whole_digests(self._memory))[0].digest == digest
         except UnknownVersionError:
             return False
 

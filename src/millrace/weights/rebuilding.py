@@ -13,10 +13,10 @@ import numpy as np
 
 from millrace.core.digest import TensorSpec
 from millrace.core.errors import UnknownVersionError, WeightsError
-from millrace.weights.delta import apply
-from millrace.weights.directory import CHUNK_BYTES
+from millrace.weights.directory import apply_all
 from millrace.weights.layout import Bytes, Memory
-from millrace.weights.manifest import check_sequence, decode_manifest, read_manifest
+from millrace.weights.manifest import decode_manifest
+from millrace.weights.restoring import whole_in
 
 NAME = "millrace-past-"
 LENGTH_BYTES = 8
@@ -54,16 +54,17 @@ def rebuilt(memory: Memory, ring: str, version: int) -> tuple[str, list[TensorSp
 def kept(memory: Memory, ring: str) -> list[int]:
     """Versions that `rebuilt` can make, and that are in no slot."""
     with _opened(ring) as found:
-        entries, whole, able = (
-            {v: entry for v, (entry, _) in found.items()},
-            whole_digests(memory),
-            list[int](),
-        )
-        for version in sorted(entries.keys() - whole.keys()):
-            with suppress(UnknownVersionError):
-                way_to(version, entries, whole)
-                able.append(version)
-    return able
+        return reachable({version: entry for version, (entry, _) in found.items()}, memory)
+
+
+def reachable(entries: Mapping[int, Entry], memory: Memory) -> list[int]:
+    """Versions that are in no slot, and that deltas lead to; ascending."""
+    whole, found = whole_digests(memory), list[int]()
+    for version in sorted(entries.keys() - whole.keys()):
+        with suppress(UnknownVersionError):
+            way_to(version, entries, whole)
+            found.append(version)
+    return found
 
 
 def way_to(version: int, entries: Mapping[int, Entry], whole: Mapping[int, str]) -> list[Entry]:
@@ -89,26 +90,18 @@ def whole_digests(memory: Memory) -> dict[int, str]:
 
 def _copied(memory: Memory, version: int) -> Bytes:
     """Raises: UnknownVersionError, TornVersionError."""
-    for slot in range(memory.slots):
-        sequence = memory.sequence(slot)
-        if memory.complete(slot) and memory.version(slot) == version:
-            manifest = read_manifest(memory, slot, sequence)
-            data = memory.data[slot][
-                : max((spec.offset + spec.num_bytes for spec in manifest), default=0)
-            ].copy()
-            check_sequence(memory, slot, sequence)
-            return data
-    raise UnknownVersionError(f"weights version {version} was overwritten: pull the newest")
+    if (place := memory.find(version)) is None:
+        raise UnknownVersionError(f"weights version {version} was overwritten: pull the newest")
+    whole = whole_in(memory, *place)
+    data: Bytes = whole.data.copy()
+    whole.check()
+    return data
 
 
 def _follow(entry: Entry, deltas: Bytes, data: Bytes) -> None:
     """Go one version back, in place. Raises: UnknownVersionError: it does not lead there."""
-    at = 0
     try:
-        for index, size in enumerate(entry.sizes):
-            chunk = data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
-            apply(deltas[at : at + size], chunk, chunk)
-            at += size
+        apply_all(deltas[: sum(entry.sizes)], entry.sizes, data)
     except WeightsError as error:
         raise UnknownVersionError(f"weights version {entry.version} cannot be rebuilt: {error}") from error
 

@@ -270,10 +270,7 @@ class Relay:
 
 def _readable(memory: Memory, version: int, digest: str) -> Fetched | None:
     """A version that can be read already and was published with `digest`."""
-    for slot in range(memory.slots):
-        sequence = memory.sequence(slot)
-        if memory.complete(slot) and memory.version(slot) == version:
-            manifest = read_manifest(memory, slot, sequence)
-            same = published_digest(manifest) == digest
-            return Fetched(memory.digest(slot)) if same else None
-    return None
+    if (place := memory.find(version)) is None:
+        return None
+    same = published_digest(read_manifest(memory, *place)) == digest
+    return Fetched(memory.digest(place[0])) if same else None

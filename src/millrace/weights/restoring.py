@@ -9,15 +9,13 @@ import numpy as np
 
 from millrace.core.digest import published_digest
 from millrace.core.errors import (
-    CorruptDeltaError,
     TornVersionError,
     UnknownVersionError,
     WeightsError,
     WrongBaseError,
 )
-from millrace.weights.delta import apply
-from millrace.weights.directory import CHUNK_BYTES, Directory, Whole, file_name
-from millrace.weights.layout import Bytes, Memory
+from millrace.weights.directory import Directory, Whole, apply_all, file_name
+from millrace.weights.layout import Memory
 from millrace.weights.manifest import check_sequence, digest_slot, read_manifest
 from millrace.weights.slots import check_room, confirm, fill_in, take_slot
 from millrace.weights.ways import ANCHOR, DELTA, Entry, Way, shortest
@@ -105,10 +103,13 @@ def _follow(
         if base.ctypes.data != data.ctypes.data:
             np.copyto(data, base)
     else:
-        _read_anchor(way.start, directory, data)
+        try:
+            directory.read_anchor(way.start, data)
+        except WeightsError as error:
+            raise _Broken(way.start, ANCHOR, error) from error
     for number, link in enumerate(way.deltas):
         try:
-            _apply(link, entries[link].deltas, directory, data)
+            apply_all(memoryview(directory.read(file_name(link, "delta"))), entries[link].deltas, data)
         except WrongBaseError as error:
             first = way.anchor and not number
             raise _Broken(way.start if first else link, ANCHOR if first else DELTA, error) from error
@@ -127,22 +128,3 @@ def _follow(
         raise _Broken(version, kind, f"what it leads to has digest {found}, and not {entry.digest}")
     check_sequence(memory, slot, sequence + 1)
     confirm(memory, slot, sequence + 1, whole)
-
-
-def _read_anchor(version: int, directory: Directory, data: Bytes) -> None:
-    try:
-        directory.read_anchor(version, data)
-    except WeightsError as error:
-        raise _Broken(version, ANCHOR, error) from error
-
-
-def _apply(version: int, sizes: list[int], directory: Directory, data: Bytes) -> None:
-    """The delta of every chunk, in place. Raises CorruptDeltaError, WrongBaseError, WeightsError (gone)."""
-    deltas = memoryview(directory.read(file_name(version, "delta")))
-    if len(deltas) != sum(sizes) or len(sizes) != -(-len(data) // CHUNK_BYTES):
-        raise CorruptDeltaError(f"{len(deltas)} bytes for {len(sizes)} chunks are not {sum(sizes)}")
-    at = 0
-    for index, size in enumerate(sizes):
-        chunk = data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
-        apply(deltas[at : at + size], chunk, chunk)
-        at += size

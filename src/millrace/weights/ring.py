@@ -218,7 +218,7 @@ class RingReader:
         Raises: UnknownVersionError. At exit TornVersionError, whatever happened inside: the tensors were
         overwritten meanwhile, and what was made of them means nothing.
         """
-        memory, place = self._memory, self._find(version)
+        memory, place = self._memory, self._memory.find(version)
         if place is None:
             digest, manifest, data = rebuilt(memory, self._endpoint.path, version)
             yield digest, [_part(spec, data) for spec in manifest]
@@ -234,14 +234,6 @@ class RingReader:
     def close(self) -> None:
         """Let go of the mapping. Idempotent."""
         self._memory.close()
-
-    def _find(self, version: int) -> tuple[int, int] | None:
-        """(slot, sequence), if it is in one. The sequence is read first: later checks cover the rest."""
-        for slot in range(self._memory.slots):
-            sequence = self._memory.sequence(slot)
-            if self._memory.complete(slot) and self._memory.version(slot) == version:
-                return slot, sequence
-        return None
 
 
 def _part(spec: TensorSpec, data: Bytes) -> NamedBuffer:
