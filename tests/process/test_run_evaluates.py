@@ -12,7 +12,6 @@ import pytest
 from tests.runs import events, summary, train, weights
 
 from millrace.reading.reader import LedgerReader
-from millrace.session.export import versions
 from millrace.session.run_directory import RunDirectory
 
 DEADLINE_S = 90.0
@@ -82,6 +81,6 @@ def test_the_best_checkpoint_is_kept(start, tmp_path):
         if e.fields["name"] == "held-out"
     ]
     best = -max(figures)[1]
-    assert best == 0 or best in versions(run)
+    assert best == 0 or best in run.versions()
     told = [e.fields["version"] for e in events(run, "evaluated") if e.fields["best"]]
     assert best in told

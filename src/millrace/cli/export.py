@@ -10,7 +10,7 @@ import typer
 from millrace.cli.options import Run
 from millrace.core.errors import DataError
 from millrace.session import run_directory
-from millrace.session.export import export, versions
+from millrace.session.export import export
 
 
 def command(
@@ -23,7 +23,7 @@ def command(
 ) -> None:
     """Write the model of a checkpoint, also while the run goes on."""
     found = run_directory.find(run)
-    kept = versions(found)
+    kept = found.versions()
     if not kept:
         raise DataError(
             f"{found.path} has no checkpoint yet: the first comes after `checkpoints.every` steps"

@@ -151,7 +151,7 @@ def _samplers(config: Config, ledger: SqliteLedger, events: Events) -> Iterator[
 def _go_back(run: RunDirectory, ledger: SqliteLedger, events: Events, version: int) -> None:
     """The ledger first: a checkpoint that it does not know of is not resumed from, and is replaced later."""
     ended = ledger.rewind(version)
-    undone = [one for one in run.checkpoints.glob("v????????") if int(one.name[1:]) > version]
+    undone = [run.checkpoint(saved) for saved in run.versions() if saved > version]
     undone += [run.model] if model_version.read(run.model) > version else []
     for path in undone:
         if not path.is_symlink():
@@ -163,7 +163,7 @@ def _go_back(run: RunDirectory, ledger: SqliteLedger, events: Events, version: i
 
 def _refuse_newer_checkpoints(run: RunDirectory, ledger: SqliteLedger) -> None:
     """A step is committed before it is saved, so a later checkpoint means that the ledger is an older one."""
-    version, saved = ledger.version, run.newest_checkpoint()
+    version, saved = ledger.version, max(run.versions(), default=0)
     if saved > version:
         raise LedgerError(
             f"ledger {run.ledger}: it holds {version} committed steps, and checkpoints/v{saved:08d} is of "

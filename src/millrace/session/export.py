@@ -23,20 +23,14 @@ def export(run: RunDirectory, version: int, out: Path, *, adapter: bool = False)
     Raises: DataError: there is no such checkpoint, or it is damaged; `out` holds something else; the run
     trains no adapter.
     """
-    kept = versions(run)
+    kept = run.versions()
     if version not in kept:
         there = f"it keeps {', '.join(map(str, kept))}" if kept else "it keeps none yet"
         raise DataError(
             f"{run.path} has no checkpoint of version {version}: {there}.\n"
             "  `checkpoints.every` and `checkpoints.keep` say which are kept"
         )
-    _write(run, run.checkpoints / f"v{version:08d}", out, adapter=adapter)
-
-
-def versions(run: RunDirectory) -> list[int]:
-    """Of its checkpoints, the oldest first."""
-    names = (path.name[1:] for path in run.checkpoints.glob("v????????"))
-    return sorted(int(name) for name in names if name.isdigit())
+    _write(run, run.checkpoint(version), out, adapter=adapter)
 
 
 def newest(path: Path) -> Path:
@@ -47,14 +41,14 @@ def newest(path: Path) -> Path:
     run = RunDirectory(path.resolve())
     if not run.ledger.is_file():
         return path
-    saved = max(versions(run), default=-1)
+    saved = max(run.versions(), default=-1)
     if (run.model / "config.json").is_file() and model_version.read(run.model) >= saved:
         return run.model
     if saved < 0:
         raise DataError(
             f"{path} has no model yet: its first checkpoint comes after `checkpoints.every` steps"
         )
-    return run.checkpoints / f"v{saved:08d}"
+    return run.checkpoint(saved)
 
 
 def origin(path: Path) -> tuple[RunDirectory, int] | None:

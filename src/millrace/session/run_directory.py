@@ -87,10 +87,13 @@ class RunDirectory:
         """The exported model: a Hugging Face directory."""
         return self.path / "model"
 
-    def newest_checkpoint(self) -> int:
-        """The newest version that has a directory, whole or not; 0: none has."""
-        found = (path.name[1:] for path in self.checkpoints.glob("v????????"))
-        return max((int(version) for version in found if version.isdigit()), default=0)
+    def checkpoint(self, version: int) -> Path:
+        return self.checkpoints / f"v{version:08d}"
+
+    def versions(self) -> list[int]:
+        """Of its checkpoints, whole or not, the oldest first."""
+        names = (path.name[1:] for path in self.checkpoints.glob("v????????"))
+        return sorted(int(name) for name in names if name.isdigit())
 
     def is_held(self) -> bool:
         """Whether a living process owns the run. Asks for a shared lock and lets go at once."""
@@ -116,17 +119,11 @@ class RunDirectory:
         lines = self.evaluations.read_text(encoding="utf-8").splitlines(keepends=True)
         with boundary(str(self.evaluations), "a line is damaged", DataError):
             kept = "".join(line for line in lines if json.loads(line)["version"] <= after)
-        partial = self.evaluations.with_suffix(".jsonl.partial")
-        with writing(self.evaluations):
-            partial.write_text(kept, encoding="utf-8")
-            os.replace(partial, self.evaluations)
+        _replace(self.evaluations, kept)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Atomically."""
-        partial = self.summary.with_suffix(".json.partial")
-        with writing(self.summary):
-            partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-            os.replace(partial, self.summary)
+        _replace(self.summary, json.dumps(summary, indent=2) + "\n")
 
     def read_config(self) -> Config:
         try:
@@ -138,6 +135,14 @@ class RunDirectory:
         if not isinstance(tree, dict):
             raise DataError(f"{self.config} is a JSON {type(tree).__name__}, expected an object with keys")
         return restore(tree, self.config)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Atomically. Raises: StorageError."""
+    partial = path.with_name(f"{path.name}.partial")
+    with writing(path):
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
 
 
 def create(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirectory:
