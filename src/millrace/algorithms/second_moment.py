@@ -24,7 +24,10 @@ def within_second_moment(proximal_N: Any, behavior_N: Any, *, most: float) -> ND
     Degenerate:
         On-policy -> all. Equal values are kept or left out in the order of the batch.
     Source:
-        M2PO, arXiv:2510.01161 (0.04 there). The gain is M r A, with r = pi / mu and no other clip.
+        M2PO, arXiv:2510.01161 (0.04 there). The gain is M r A, with r = pi / mu and no other clip. All
+        tokens count, as in AReaL. In the code of its authors (Infini-AI-Lab/M2PO) only those do that have
+        moved as their advantage pushes them (A > 0 and r > 1, A < 0 and r < 1), and the others are never
+        left out.
     """
     moments_N = (np.asarray(proximal_N, float) - np.asarray(behavior_N, float)) ** 2
     order = np.argsort(moments_N, kind="stable")
