@@ -207,10 +207,10 @@ def gradient(kind: str, batch: Any, old: Any, pi: Any, max_tokens: int, values: 
     if kind in ("ppo", "reinforce_pp"):
         whiten(sequences, values if kind == "ppo" else None)
     if kind == "m2po":
-        moments = np.sort(np.concatenate([(t.old - t.mu) ** 2 for t in sequences]))
-        largest = max(m for n, m in enumerate(moments, 1) if moments[:n].mean() <= 0.04)
+        pushed = np.concatenate([(t.old - t.mu)[(t.old - t.mu) * t.A > 0] for t in sequences]) ** 2
+        limit = max(m for m in pushed if np.minimum(pushed, m).mean() <= 0.04)
         for t in sequences:
-            t.kept = (t.old - t.mu) ** 2 <= largest
+            t.kept = ((t.old - t.mu) * t.A <= 0) | ((t.old - t.mu) ** 2 <= limit)
     total = sum(len(group.sequences) for group in batch.groups)
     out = np.zeros(first)
     for t in sequences:

@@ -144,12 +144,23 @@ def test_tokens_are_left_out_by_how_far_their_probability_moved(clip, current, b
     assert slope(config, advantage, current=current, behavior=behavior) == pytest.approx(expected)
 
 
-def test_the_largest_moments_are_left_out_until_the_mean_of_the_rest_is_small():
-    # squares 0.01, 0.04, 0.09, 1: the means of the smallest are 0.01, 0.025, 0.0467, 0.285
-    ratios = np.array([0.1, -1.0, 0.3, -0.2])
-    assert within_second_moment(ratios, np.zeros(4), most=0.04).tolist() == [True, False, False, True]
-    assert within_second_moment(ratios, np.zeros(4), most=0.05).tolist() == [True, False, True, True]
-    assert within_second_moment(np.zeros(3), np.zeros(3), most=0.04).all()
+def test_the_largest_moments_are_left_out_until_the_mean_of_the_capped_is_small():
+    # squares 0.01, 0.04, 0.09, 1: capped at each of them the means are 0.01, 0.0325, 0.0575, 0.285
+    ratios, pushed = np.array([0.1, -1.0, 0.3, -0.2]), np.array([1.0, -2.0, 1.0, -1.0])
+
+    def kept(most, advantages=pushed):
+        return within_second_moment(ratios, np.zeros(4), advantages, most=most).tolist()
+
+    assert kept(0.04) == [True, False, False, True]
+    assert kept(0.06) == [True, False, True, True]
+    assert kept(0.286) == [True] * 4
+    assert kept(0.009) == [False] * 4
+
+
+def test_what_moved_against_its_advantage_is_never_left_out():
+    ratios, advantages = np.array([0.1, -1.0, 0.3, -0.2]), np.array([1.0, 2.0, -1.0, 0.0])
+    assert within_second_moment(ratios, np.zeros(4), advantages, most=0.001).tolist() == [False] + [True] * 3
+    assert within_second_moment(np.zeros(3), np.zeros(3), np.ones(3), most=0.04).all()
 
 
 def test_estimates_of_kl_worked_by_hand():
@@ -255,6 +266,7 @@ def test_dr_grpo_neither_scales_by_the_deviation_nor_by_length():
         (GSPO, {"clip": "tv"}, "algorithm.ratio"),
         (GRPO, {"kl": 0.1, "kl_estimator": "k1"}, "algorithm.kl_estimator"),
         (DAPO, {"teacher": "t"}, "algorithm.resample"),
+        (GRPO, {"teacher": "t", "second_moment": 0.04}, "algorithm.second_moment"),
         (DAPO, {"baseline": "value", "scale": "batch"}, "algorithm.resample"),
     ],
 )

@@ -137,3 +137,19 @@ def test_gemma_is_trained_with_replicas_of_vllm(gemma: Path, tmp_path: Path) -> 
     assert summary(run)["accounting"]["trained"] == 64
     assert len({event.fields["metrics"]["grad_norm"] for event in events(run, "step")} - {0.0}) == 4
     assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4
+
+
+def test_an_adapter_is_trained_with_replicas_of_vllm(start: Path, tmp_path: Path) -> None:
+    """vLLM gets whole weights, made from the model's files and the adapter that the relay holds."""
+    adapter = ("adapter.rank=4", "adapter.kind=dora", "optimizer.lr=1e-2")
+    killer = Killer()
+    run = train(start, tmp_path / "run", *VLLM, *LONG, *adapter, "weights.slots=5", sinks=(killer,))
+    told = {e.fields["version"]: e.fields["digest"] for e in events(run, "published")}
+    pulled = events(run, "pulled")
+    assert killer.killed and max(e.fields["version"] for e in pulled) >= 2
+    assert all(told[e.fields["version"]] == e.fields["digest"] for e in pulled)
+    model = (start.parent / "start" / "model.safetensors").stat().st_size
+    assert all(e.fields["weights_bytes"] < model / 2 for e in events(run, "published"))
+    accounting = summary(run)["accounting"]
+    assert accounting["trained"] == 64 and accounting["failed"] == 0
+    assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4

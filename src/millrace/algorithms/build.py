@@ -43,8 +43,8 @@ class Algorithm:
     trained          a `Group` -> (G,) which of its trajectories are trained; None: all. The others are
                      masked, and count nowhere but in the group that `advantages` is given
     whole_batch      (N,) advantages of all trained tokens of a batch -> (N,) those that are used
-    kept             (proximal_N, behavior_N) of all trained tokens of a batch -> (N,) what each counts. It is
-                     settled before the first gradient, and costs a forward pass
+    kept             (proximal_N, behavior_N, advantages_N) of all trained tokens of a batch -> (N,) what each
+                     counts. It is settled before the first gradient, and costs a forward pass
     penalty          (proximal_N, reference_N) of tokens -> (N,) what each takes off the reward of its
                      trajectory. It costs a forward pass
     proximal         where a batch gets several optimizer steps: "recompute", a forward pass at its beginning
@@ -59,7 +59,7 @@ class Algorithm:
     needs_reference: bool = False
     trained: Callable[[Group], NDArray[np.bool_]] | None = None
     whole_batch: Callable[[NDArray[Any]], NDArray[Any]] | None = None
-    kept: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]] | None = None
+    kept: Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], NDArray[Any]] | None = None
     penalty: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]] | None = None
     proximal: Proximal = "recompute"
     critic: Critic | None = None

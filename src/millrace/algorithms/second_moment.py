@@ -1,6 +1,6 @@
 """M2PO's mask: which tokens of a whole batch are too far from the policy that sampled them.
 
-Shape suffix: N = trained tokens of the batch.
+Shape suffix: N = trained tokens of the batch; K = those that moved as their advantage pushes them.
 """
 
 from __future__ import annotations
@@ -11,27 +11,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def within_second_moment(proximal_N: Any, behavior_N: Any, *, most: float) -> NDArray[np.bool_]:
-    """Leave out the tokens with the largest (log ratio)^2, as few as it takes.
+def within_second_moment(
+    proximal_N: Any, behavior_N: Any, advantages_N: Any, *, most: float
+) -> NDArray[np.bool_]:
+    """Leave out the tokens with the largest (log ratio)^2, of those that moved as they are pushed.
 
-        m_n = log(pi_prox / mu)^2;   keep the smallest ones, as many as have a mean of at most `most`
+        pushed    A > 0 and pi_prox > mu;   A < 0 and pi_prox < mu
+        m_k       log(pi_prox / mu)^2 of these
+        left out  of these, where m_k > limit: the largest of the m_k at which the mean of min(m_k, limit) is
+                  at most `most`
 
     It is a function of the whole batch, so it is settled before the first gradient.
 
     Shapes:
         proximal_N, behavior_N  (N,) log-probs in nats
+        advantages_N            (N,)
         returns                 (N,) which tokens are kept
     Degenerate:
-        On-policy -> all. Equal values are kept or left out in the order of the batch.
+        On-policy -> all. All of the m_k are above `most` -> all that moved as they are pushed are left out.
     Source:
-        M2PO, arXiv:2510.01161 (0.04 there). The gain is M r A, with r = pi / mu and no other clip. All
-        tokens count, as in AReaL. In the code of its authors (Infini-AI-Lab/M2PO) only those do that have
-        moved as their advantage pushes them (A > 0 and r > 1, A < 0 and r < 1), and the others are never
-        left out.
+        M2PO, arXiv:2510.01161 (0.04 there), and its authors' code (Infini-AI-Lab/M2PO), which clips there.
+        The gain is M r A, with r = pi / mu and no other clip. AReaL looks at all tokens.
     """
-    moments_N = (np.asarray(proximal_N, float) - np.asarray(behavior_N, float)) ** 2
-    order = np.argsort(moments_N, kind="stable")
-    means = np.cumsum(moments_N[order]) / np.arange(1, moments_N.size + 1)  # they never fall
-    kept_N = np.zeros(moments_N.size, bool)
-    kept_N[order[: np.searchsorted(means, most, side="right")]] = True
-    return kept_N
+    log_N = np.asarray(proximal_N, float) - np.asarray(behavior_N, float)
+    pushed_N = log_N * np.asarray(advantages_N) > 0
+    moments_K = np.sort(log_N[pushed_N] ** 2)
+    size = moments_K.size
+    before_K = np.cumsum(moments_K) - moments_K
+    means_K = (before_K + moments_K * (size - np.arange(size))) / max(size, 1)  # they never fall
+    held = int(np.searchsorted(means_K, most, side="right"))
+    limit = moments_K[held - 1] if held else 0.0
+    return ~pushed_N | (log_N**2 <= limit)

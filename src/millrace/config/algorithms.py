@@ -87,8 +87,9 @@ class PolicyGradient(Section):
     correction_outside: Outside = "clip"
     """What happens to weights outside [correction_low, correction]: clipped, or the tokens left out."""
     second_moment: Small | None = None
-    """Tokens furthest from the policy that sampled are left out, until the mean square of
-    log(proximal/behavior) over the batch is at most this. It costs a forward pass. `"none"`: off."""
+    """Largest mean square of log(proximal/behavior) over the tokens that moved as their advantage pushes
+    them. Those furthest from the policy that sampled are left out. It costs a forward pass. Not with a
+    teacher. `"none"`: off."""
     drift: Small | None = None
     """Sequences with a negative advantage are left out whose mean log(behavior/current) is more than this.
     `"none"`: off."""
@@ -202,6 +203,11 @@ def _of_teacher(a: PolicyGradient) -> Iterator[tuple[bool, str]]:
         a.teacher is not None and a.kl > 0,
         f"`algorithm.kl` ({a.kl}) keeps the policy near the initial model, and `algorithm.teacher` takes it "
         "to another.\n  Set `kl` to 0, or leave the teacher out",
+    )
+    yield (
+        a.teacher is not None and a.second_moment is not None,
+        f"`algorithm.second_moment` ({_shown(a.second_moment)}) looks at advantages before the first step, "
+        "and what `algorithm.teacher` adds to them is not known there.\n  Leave one of them out",
     )
     yield (
         a.teacher is None and a.reward_weight != 1,

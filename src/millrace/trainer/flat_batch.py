@@ -125,7 +125,8 @@ def penalties(
 def weigh(flat: FlatBatch, kept: Callable[..., NDArray[Any]]) -> None:
     """Take out of the loss what is not kept, in place. What remains keeps its weight."""
     trained_C = flat.weights_C > 0
-    flat.weights_C[trained_C] *= kept(flat.proximal_C[trained_C], flat.behavior_C[trained_C])
+    policies = flat.proximal_C[trained_C], flat.behavior_C[trained_C]
+    flat.weights_C[trained_C] *= kept(*policies, flat.advantages_C[trained_C])
 
 
 def _cuts(sizes: list[int], count: int) -> list[tuple[slice, slice]]:
