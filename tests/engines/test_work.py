@@ -52,7 +52,8 @@ def test_its_load_tells_how_full_it_is(bench_of: OpenBench) -> None:
     bench = bench_of()
     version = bench.serve(1)
     before = bench.engine.load()
-    bench.submit(bench.work(prompt_of(i, 40), LONG) for i in range(2))
+    lasting = Sampling(max_tokens=60, ignore_eos=True)
+    bench.submit(bench.work(prompt_of(i, 40), lasting) for i in range(2))
     bench.sample(2)
     load = bench.engine.load()
     assert load.version == version and load.running <= 2
