@@ -91,6 +91,37 @@ def test_preflight_calls_a_schedule_of_ones_own(model: Path, tmp_path: Path) -> 
         preflight(config_for(model, schedule=own), tmp_path)
 
 
+OWN = """
+from millrace.algorithms import Algorithm
+from millrace.algorithms.critic import Critic
+plain = Algorithm(print, print)
+valued = Algorithm(print, print, critic=Critic(print, 0.03, 0.0))
+penalised = Algorithm(print, print, penalty=print)
+"""
+
+
+def test_preflight_loads_an_algorithm_of_ones_own(model: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+
+    def check(name: str, **trainer: bool) -> None:
+        algorithm = {"kind": "function", "path": f"{own}:{name}"}
+        preflight(config_for(model, algorithm=algorithm, trainer=trainer), tmp_path)
+
+    check("plain", offload=True)
+    check("valued")
+    with pytest.raises(ConfigError, match=r'(?s)"function"\) has a critic.*Set `trainer.offload` to false'):
+        check("valued", offload=True)
+    with pytest.raises(ConfigError, match=r"(?s)has a `penalty`.*Set its `needs_reference` to true"):
+        check("penalised")
+
+
+def test_preflight_refuses_a_critic_whose_trainer_is_offloaded(model: Path, tmp_path: Path) -> None:
+    config = config_for(model, algorithm={"kind": "ppo"}, trainer={"offload": True})
+    with pytest.raises(ConfigError, match="has a critic.*`trainer.offload`"):
+        preflight(config, tmp_path)
+
+
 def test_preflight_refuses_a_disk_that_is_too_small(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from millrace.algorithms.turns import turn_advantages
 from millrace.config import algorithms as config_of
 from millrace.config.algorithms import FunctionAlgorithm, PolicyGradient
 from millrace.config.objects import load_object
+from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 
 Advantages = NDArray[Any] | Sequence[NDArray[Any]]
@@ -63,6 +64,17 @@ class Algorithm:
     penalty: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]] | None = None
     proximal: Proximal = "recompute"
     critic: Critic | None = None
+
+
+def of_run(config: Config) -> Algorithm:
+    """The algorithm of a run. Raises: ConfigError: it cannot be loaded, or not be trained so."""
+    algorithm = build(config.algorithm)
+    if algorithm.critic is not None and config.trainer.offload:
+        raise ConfigError(
+            f'`algorithm.kind` ("{config.algorithm.kind}") has a critic: it lies where the model computes, and '
+            "`trainer.offload` (true) keeps weights elsewhere.\n  Set `trainer.offload` to false"
+        )
+    return algorithm
 
 
 def build(config: config_of.Algorithm) -> Algorithm:
@@ -132,5 +144,10 @@ def _own(path: str) -> Algorithm:
         raise ConfigError(
             f"`algorithm.path` ({path!r}) is of type {type(algorithm).__name__}, "
             "not a millrace.algorithms.Algorithm"
+        )
+    if algorithm.penalty is not None and not algorithm.needs_reference:
+        raise ConfigError(
+            f"`algorithm.path` ({path!r}) has a `penalty`, which is given log-probs of the reference.\n"
+            "  Set its `needs_reference` to true"
         )
     return algorithm

@@ -52,10 +52,13 @@ def train(run: str, from_version: int | None = None, notify: str | None = None) 
 
 
 def check(run: str) -> list[str]:
-    """Warnings of the task and reward of the configuration in a directory, tried once."""
+    """Warnings of the task and reward of the configuration in a directory, tried once. Raises: ConfigError:
+    its algorithm cannot be trained."""
+    from millrace.algorithms import of_run
     from millrace.session.first_try import try_first, warnings
 
     config = RunDirectory(Path(run)).read_config()
+    of_run(config)
     return list(warnings(config, try_first(config)))
 
 

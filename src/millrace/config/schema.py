@@ -153,11 +153,6 @@ class Config(Section):
                 f"`algorithm.keep` ({keep}) must be less than `batch.group_size` ({self.batch.group_size}): "
                 "nothing would be left out"
             )
-        if getattr(self.algorithm, "baseline", "") == "value" and self.trainer.offload:
-            raise ValueError(
-                '`algorithm.baseline` ("value"): the critic lies where the model computes, and '
-                "`trainer.offload` (true) keeps weights elsewhere.\n  Set it to false"
-            )
         if self.optimizer.rule == "muon" and (self.trainer.ranks > 1 or self.trainer.offload):
             raise ValueError(
                 '`optimizer.rule` ("muon") needs whole matrices: a trainer of one rank, not '

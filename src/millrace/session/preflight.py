@@ -12,10 +12,13 @@ from pathlib import Path
 
 import msgspec
 
+from millrace.algorithms import of_run
+from millrace.config.algorithms import Algorithm
 from millrace.config.carried import is_carried
 from millrace.config.generation import Rollout
 from millrace.config.operation import Weights
 from millrace.config.runtime import RayCluster
+from millrace.config.schedules import Schedule
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.engines.vllm import versions
@@ -57,8 +60,11 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     check_model(config)
     layout = place(config)
     placed = layout.main
-    if not (config.schedule.kind == "function" and is_carried(config.schedule.path)):
-        build(config)  # a user's own schedule is loaded here, so an error in it is reported before the start
+    # What is a user's own is loaded here, so an error in it is reported before the start.
+    if not _is_carried(config.schedule):
+        build(config)
+    if not _is_carried(config.algorithm):
+        of_run(config)
     disk = _disk_problem(config, placed.needs, run_path)
     if disk:
         raise ConfigError(disk)
@@ -78,6 +84,10 @@ def preflight(config: Config, run_path: Path) -> list[str]:
         *_size_warnings(config, layout),
         *_thread_warnings(config),
     ]
+
+
+def _is_carried(section: Schedule | Algorithm) -> bool:
+    return section.kind == "function" and is_carried(section.path)
 
 
 def _gpus(layout: Layout) -> set[int]:

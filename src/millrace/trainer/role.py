@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from millrace.algorithms import build
+from millrace.algorithms import of_run
 from millrace.config.schema import Config
 from millrace.core import model_version
 from millrace.core.errors import (
@@ -238,7 +238,7 @@ def join(config: Config, device: tuple[str, float]) -> Ranks:
 
 
 def _policy_trainer(config: Config, device: torch.device, ranks: Ranks) -> PolicyTrainer:
-    algorithm = build(config.algorithm)
+    algorithm = of_run(config)
     model = _model(config, device, ranks)
     if config.model.recompute:
         recompute_layers(model)
