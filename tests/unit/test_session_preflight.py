@@ -118,7 +118,7 @@ def test_preflight_loads_an_algorithm_of_ones_own(model: Path, tmp_path: Path) -
 
 def test_preflight_refuses_a_critic_whose_trainer_is_offloaded(model: Path, tmp_path: Path) -> None:
     config = config_for(model, algorithm={"kind": "ppo"}, trainer={"offload": True})
-    with pytest.raises(ConfigError, match="has a critic.*`trainer.offload`"):
+    with pytest.raises(ConfigError, match=r"has a critic.*`trainer.offload`"):
         preflight(config, tmp_path)
 
 

@@ -71,8 +71,8 @@ def of_run(config: Config) -> Algorithm:
     algorithm = build(config.algorithm)
     if algorithm.critic is not None and config.trainer.offload:
         raise ConfigError(
-            f'`algorithm.kind` ("{config.algorithm.kind}") has a critic: it lies where the model computes, and '
-            "`trainer.offload` (true) keeps weights elsewhere.\n  Set `trainer.offload` to false"
+            f'`algorithm.kind` ("{config.algorithm.kind}") has a critic: it lies where the model computes, '
+            "and `trainer.offload` (true) keeps weights elsewhere.\n  Set `trainer.offload` to false"
         )
     return algorithm
 
