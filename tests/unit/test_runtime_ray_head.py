@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import queue
 import socket
 import threading
@@ -56,5 +57,23 @@ def test_a_call_that_returns_or_raises_does_so_and_one_that_hangs_holds_nobody_u
         hanging = aside(threading.Event().wait)
         await asyncio.sleep(0)
         assert not hanging.done()
+
+    asyncio.run(use())
+
+
+def test_what_a_call_raises_when_nobody_waits_any_more_is_not_reported_as_never_retrieved() -> None:
+    threads: list[threading.Thread] = []
+
+    def fail() -> None:
+        threads.append(threading.current_thread())
+        raise ConnectionError("the head is gone")
+
+    async def use() -> None:
+        told: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        await asyncio.wait([aside(fail)], timeout=WAIT_S)
+        threads[0].join(WAIT_S)
+        gc.collect()
+        assert not told
 
     asyncio.run(use())

@@ -13,9 +13,10 @@ T = TypeVar("T")
 
 
 def aside(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-    """What `call` returns or raises."""
+    """What `call` returns or raises. Nobody has to wait for it."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
+    outcome.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio reports it
 
     def deliver(value: Any, error: BaseException | None) -> None:
         if not outcome.done():
