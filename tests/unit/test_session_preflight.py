@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -285,6 +286,37 @@ GEMMA = {
     "sliding_window": 512,
     "hidden_activation": "gelu_pytorch_tanh",
 }
+
+
+def test_preflight_refuses_a_teacher_with_other_tokens(model: Path, tmp_path: Path) -> None:
+    teacher = tmp_path / "teacher"
+    shutil.copytree(model, teacher)
+    config = config_for(model, algorithm={"kind": "grpo", "teacher": str(teacher)})
+    for directory, vocabulary in ((model, {"a": 0}), (teacher, {"a": 0})):
+        (directory / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    preflight(config, tmp_path)
+    (teacher / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"b": 0}}}))
+    with pytest.raises(DataError, match=r"`algorithm.teacher` .* has other tokens .*\n  Name a teacher of"):
+        preflight(config, tmp_path)
+    (teacher / "config.json").unlink()
+    with pytest.raises(DataError, match=r"`algorithm.teacher` .* has no config\.json"):
+        preflight(config, tmp_path)
+
+
+def test_adapters_of_experts_and_of_divided_matrices_are_refused(model: Path, tmp_path: Path) -> None:
+    experts = {
+        f"model.layers.0.{name}.weight": np.zeros((4, 4), np.float32) for name in ("mlp.experts.0.up", "q")
+    }
+    save_file(experts, model / "model.safetensors")
+    (model / "config.json").write_text(json.dumps(MODEL | {"model_type": "qwen3_moe"}))
+    preflight(config_for(model), tmp_path)
+    told = r"(?s)`adapter.rank` \(4\): this model has experts.*Set it to \"none\""
+    with pytest.raises(ConfigError, match=told):
+        preflight(config_for(model, adapter={"rank": 4, "targets": ["q"]}), tmp_path)
+    with pytest.raises(
+        ValueError, match=r"`adapter.rank` \(4\) needs whole .*`trainer.tensor` \(2\).*Set it"
+    ):
+        config_for(model, adapter={"rank": 4}, trainer={"tensor": 2})
 
 
 def test_preflight_takes_for_vllm_what_only_the_torch_engine_cannot_run(

@@ -153,3 +153,15 @@ def test_an_adapter_is_trained_with_replicas_of_vllm(start: Path, tmp_path: Path
     accounting = summary(run)["accounting"]
     assert accounting["trained"] == 64 and accounting["failed"] == 0
     assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4
+
+
+def test_versions_are_evaluated_with_vllm_beside_the_training(start: Path, tmp_path: Path) -> None:
+    asked = 'evaluations=[{name="held-out", every=2, prompts=6, samples=2, by="reward", share=1.0}]'
+    run = train(start, tmp_path / "run", *VLLM, "rollout.replicas=1", asked)
+    done = {e.fields["version"]: e.fields["metrics"] for e in events(run, "evaluated")}
+    skipped = {e.fields["version"] for e in events(run, "evaluation_skipped")}
+    assert sorted(done.keys() | skipped) == [0, 2, 4] and 4 in done
+    assert all(metrics["num_unscored"] == 0 for metrics in done.values())
+    told = {e.fields["name"]: e.fields["computes"] for e in events(run, "computes")}
+    assert "vLLM" in told["evaluator"]
+    assert summary(run)["accounting"]["trained"] == 64

@@ -13,8 +13,9 @@ from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError, boundary
 from millrace.core.supported import TRAINER, refuse_unsupported
 from millrace.environments import tokenizer
-from millrace.placement.needs import read_model_config
+from millrace.placement.needs import read_model_config, teacher_of
 from millrace.rollout.engines import ENGINES
+from millrace.trainer.tokens import refuse_other_tokens
 
 
 def model_problems(directory: Path) -> Iterator[str]:
@@ -37,14 +38,16 @@ def model_problems(directory: Path) -> Iterator[str]:
 
 
 def check_model(config: Config) -> None:
-    """Raises: DataError: it is not computed right. ConfigError: sequences are longer than its positions, or
-    `sampling` names a token that it does not have."""
+    """Raises: DataError: it is not computed right, or its teacher has other tokens. ConfigError: sequences
+    are longer than its positions, or `sampling` names a token that it does not have."""
     model = read_model_config(Path(config.model.path))
     with boundary(f"`model.path` ({config.model.path})", "its config.json is of no model", DataError):
         for supported in (TRAINER, ENGINES[config.rollout.engine].can.models):
             if supported is not None:
                 refuse_unsupported(_filled_in(model), supported)
         longest = positions(model)
+    if (teacher := teacher_of(config)) is not None:
+        refuse_other_tokens(teacher, config.model.path)
     _check_tokens(config.sampling, model.get("vocab_size"))
     asked = config.rollout.max_sequence_tokens
     if longest is not None and asked > longest:

@@ -24,14 +24,9 @@ from millrace.trainer.adamw import make_adamw
 from millrace.trainer.directories import atomic_directory
 from millrace.trainer.export import save_model
 from millrace.trainer.gradients import clip_gradients, grad_norm
-from millrace.trainer.model import (
-    load_model,
-    named_weights,
-    not_finite,
-    read_tokenizer,
-    row_logprobs,
-)
+from millrace.trainer.model import load_model, named_weights, not_finite, row_logprobs
 from millrace.trainer.packing import Branch, Row, Tree, pack
+from millrace.trainer.tokens import read_tokenizer
 
 WARMUP_FRACTION = 0.05  # of the steps
 GRAD_CLIP = 1.0

@@ -18,11 +18,12 @@ from millrace.trainer.adapter import adapt, adapted_layers, base_weights, traine
 from millrace.trainer.checkpoint import refuse_another_model, verified
 from millrace.trainer.directories import atomic_directory
 from millrace.trainer.mesh import ALONE, Ranks, all_or_none
-from millrace.trainer.model import load_model, named_weights, read_tokenizer
+from millrace.trainer.model import load_model, named_weights
 from millrace.trainer.parts import Part, parts
 from millrace.trainer.peft_format import CONFIG as ADAPTER_CONFIG
 from millrace.trainer.peft_format import peft_config, peft_tensors
 from millrace.trainer.tensor_files import Pieces, copy_into, fill, index, lay_out, make, open_tensors
+from millrace.trainer.tokens import read_tokenizer
 
 NO_ADAPTER = Adapter()
 

@@ -27,9 +27,6 @@ from millrace.trainer.mesh import ALONE, Ranks, local
 from millrace.trainer.packing import Row
 from millrace.trainer.ragged import serves
 
-TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
-                   "chat_template*", "generation_config.json")  # fmt: skip
-
 
 def load_model(
     path: str | Path,
@@ -255,10 +252,3 @@ def not_finite(weights: Mapping[str, torch.Tensor], ranks: Ranks = ALONE) -> lis
     broken = [name for name in suspects if not own[name].isfinite().all()]  # a sum can also overflow
     found = {name for names in ranks.gather(broken) for name in names}
     return [name for name in weights if name in found]
-
-
-def read_tokenizer(source: str | Path) -> dict[str, bytes]:
-    """The files of a model directory's tokenizer, by name: taken while that directory is there."""
-    return {
-        file.name: file.read_bytes() for pattern in TOKENIZER_FILES for file in Path(source).glob(pattern)
-    }

@@ -48,13 +48,10 @@ from millrace.trainer.checkpoint import Saver, load_checkpoint, prune_checkpoint
 from millrace.trainer.directories import atomic_directory, sweep
 from millrace.trainer.export import save_model
 from millrace.trainer.mesh import Ranks, agreed, local
-from millrace.trainer.model import (
-    load_model,
-    read_tokenizer,
-    recompute_layers,
-)
+from millrace.trainer.model import load_model, recompute_layers
 from millrace.trainer.publish import Publisher, buffers_of
 from millrace.trainer.teacher import load_teacher
+from millrace.trainer.tokens import read_tokenizer
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 T = TypeVar("T")
