@@ -13,7 +13,8 @@ import millrace
 from millrace.cli import app, train
 from millrace.cli.options import typed
 from millrace.config.schema import Config
-from millrace.core.errors import ConfigError, DataError, MillraceError
+from millrace.core.errors import ConfigError, DataError, MillraceError, StorageError, after
+from millrace.runtime.seam import crossing, where
 from millrace.session.interrupt import INTERRUPTED
 from millrace.session.run_directory import RunDirectory
 
@@ -45,6 +46,19 @@ def test_an_error_of_ours_is_one_message_without_a_traceback(
     assert app.run(["train", "x.toml"]) == code
     said = capsys.readouterr().err
     assert said == f"{type(error).__name__}: {error}\n"
+
+
+def test_an_error_of_a_worker_names_it_and_what_failed_later_is_told_after_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = crossing(DataError("bad row"), where("trainer.1", 2, "load"))
+    with after(error):
+        raise StorageError("the disk is full")
+    fail_with(monkeypatch, error)
+    assert app.run(["train", "x.toml"]) == 1
+    assert capsys.readouterr().err == (
+        "DataError: bad row\n  raised in trainer.1 (epoch 2): load\n  then: the disk is full\n"
+    )
 
 
 def test_an_error_that_a_task_group_wraps_is_told_like_any_other(

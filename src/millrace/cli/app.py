@@ -33,7 +33,7 @@ from millrace.cli import (
     try_reward,
     ui,
 )
-from millrace.core.errors import ConfigError, MillraceError, alone
+from millrace.core.errors import REMOTE_TRACEBACK, ConfigError, MillraceError, alone
 from millrace.observe.terminal import Terminal
 
 app = typer.Typer(
@@ -109,7 +109,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def tell(error: MillraceError) -> None:
-    """One clear message on stderr."""
+    """One clear message on stderr: the error, then which worker raised it, and what failed after it."""
     console = Terminal(stderr=True, soft_wrap=True)
     console.print(f"{type(error).__name__}:", style="bold red", end=" ")
     console.print(str(error))
+    for note in getattr(error, "__notes__", ()):
+        if not note.startswith(REMOTE_TRACEBACK):
+            console.print(f"  {note}")

@@ -90,6 +90,10 @@ class RewardError(MillraceError, RuntimeError):
     """A reward function cannot be loaded or broke its contract."""
 
 
+REMOTE_TRACEBACK = "remote traceback:\n"
+"""How the note begins that has the traceback of an error from its worker."""
+
+
 def leaves(error: BaseException) -> Iterator[BaseException]:
     """The errors in a tree of exception groups; an error that is no group is the only one."""
     if isinstance(error, BaseExceptionGroup):

@@ -13,7 +13,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, cast
 
 from millrace.core import errors
-from millrace.core.errors import DeadlineExceeded, MillraceError, RemoteError, WorkerDied, WorkerError
+from millrace.core.errors import (
+    REMOTE_TRACEBACK,
+    DeadlineExceeded,
+    MillraceError,
+    RemoteError,
+    WorkerDied,
+    WorkerError,
+)
 from millrace.core.objects import find_object
 
 PING = "__ping__"
@@ -75,13 +82,13 @@ def begin_stream(worker: Any, method: str, args: tuple[Any, ...]) -> AsyncGenera
 def crossing(error: BaseException, where: str) -> MillraceError:
     """The error that the caller sees for `error`, raised by the worker at `where`.
 
-    A MillraceError stays what it is, with the remote traceback as a note; one that does not survive
-    pickling becomes its nearest class in `core.errors`. Anything else becomes a RemoteError that
+    A MillraceError stays what it is, with `where` and the remote traceback as notes; one that does not
+    survive pickling becomes its nearest class in `core.errors`. Anything else becomes a RemoteError that
     holds the remote traceback.
     """
     remote = "".join(traceback.format_exception(error))
     if not isinstance(error, MillraceError):
-        return RemoteError(f"{where}: {type(error).__name__}: {error}\n\nremote traceback:\n{remote}")
+        return RemoteError(f"{where}: {type(error).__name__}: {error}\n\n{REMOTE_TRACEBACK}{remote}")
     try:
         copy: MillraceError = pickle.loads(pickle.dumps(error))
         faithful = type(copy) is type(error) and str(copy) == str(error)
@@ -89,7 +96,8 @@ def crossing(error: BaseException, where: str) -> MillraceError:
         faithful = False
     if not faithful:
         copy = _core_class(error)(str(error))
-    copy.add_note(f"raised in {where}; remote traceback:\n{remote}")
+    copy.add_note(f"raised in {where}")
+    copy.add_note(REMOTE_TRACEBACK + remote)
     return copy
 
 
