@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections import Counter
 
 from millrace.core.events import Event
 
 DRAIN_S = 0.25
 """What a suspended replica has sent arrives within this."""
+_BEGUN_S = 0.003
+"""So long after a lease a replica is in the middle of the work."""
+_HELD_S = 0.03
+"""Longer than `rollout.report_interval_s`: a replica that was held so long tells at once how far it is."""
 
 
 class Saboteur:
     """A sink that kills a replica with SIGKILL: the first, from `at_version` on, with tokens of trajectories
     that have not finished. It is suspended first, since it may finish them before the signal comes; one that
-    did goes on."""
+    did goes on. A fast replica finishes its work before it tells of any token, so each lease is held up."""
 
     def __init__(self, at_version: int) -> None:
         self._at_version = at_version
@@ -41,6 +47,8 @@ class Saboteur:
                 self._brought[self._holder.pop(fields["trajectory_id"])] -= fields["tokens"]
             case "leased":
                 self._leased(fields["replica"], fields["trajectory_ids"], fields["resumed_tokens"])
+                if self._wants_victim():
+                    threading.Thread(target=self._hold_up, args=(fields["replica"],), daemon=True).start()
             case "report":
                 self._generated[fields["replica"]] = fields["generated_tokens"]
                 if fields["running"] and self._wants_victim():
@@ -49,6 +57,14 @@ class Saboteur:
 
     def _wants_victim(self) -> bool:
         return self.victim is None and self._suspended is None and self._version >= self._at_version
+
+    def _hold_up(self, replica: str) -> None:
+        time.sleep(_BEGUN_S)
+        if self._wants_victim():
+            os.kill(self._pids[replica], signal.SIGSTOP)
+            time.sleep(_HELD_S)
+            if replica not in (self.victim, self._suspended and self._suspended[0]):
+                os.kill(self._pids[replica], signal.SIGCONT)
 
     def _leased(self, replica: str, trajectory_ids: list[int], resumed_tokens: int) -> None:
         before = self._holder.get(trajectory_ids[0])
