@@ -64,7 +64,8 @@ def specs(options: argparse.Namespace) -> list[Spec]:
             for part in options.parts.split(","):
                 steps = STEPS[task][options.quick]
                 found += _part(task, part, seed, steps, options.bound)
-    return found
+    names = options.names and options.names.split(",")
+    return [spec for spec in found if not names or spec.name in names]
 
 
 def _part(task: str, part: str, seed: int, steps: int, bound: int) -> list[Spec]:
@@ -214,6 +215,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--tasks", default="short,uneven")
     parser.add_argument("--parts", default=",".join([*SETTINGS, PEERS]))
+    parser.add_argument("--names", default=None, help="only these schedules and peers")
     parser.add_argument("--bound", type=int, default=STALENESS_MAX, help="staleness bound of all schedules")
     parser.add_argument("--store", type=Path, default=None, help="directory of finished runs")
     parser.add_argument("--no-runs", action="store_true", help="tell what is kept, make nothing")
