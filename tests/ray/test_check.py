@@ -33,23 +33,25 @@ def test_a_cluster_of_one_node_is_ready_and_a_path_that_is_not_there_is_named(
             cluster.close()
 
 
-def test_the_links_of_a_cluster_are_measured(start: Path, tmp_path: Path) -> None:
+def test_the_links_of_a_cluster_are_measured_and_a_node_without_nixl_is_named(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if why := refusal():
         pytest.skip(why)
-    with nodes(2) as cluster:
-        asked = [
-            "check",
-            str(start),
-            "--set",
-            "runtime.kind=ray",
-            "--set",
-            f"runtime.address={cluster.address}",
-        ]
-        command = [*cluster.hosts[0].prefix, sys.executable, "-m", "millrace", *asked, "--json"]
-        done = subprocess.run(
-            [*command, "--run-dir", str(tmp_path)], capture_output=True, text=True, check=True
+    with nodes(1, spare=1) as cluster:
+        with monkeypatch.context() as of_node:
+            of_node.setenv("NIXL_PLUGIN_DIR", "/nowhere")
+            cluster.join(1)
+        sets = (f"runtime.address={cluster.address}", "runtime.kind=ray", "rollout.replicas=2")
+        asked = ["check", str(start), *(word for one in sets for word in ("--set", one))]
+        command = [*cluster.hosts[0].prefix, sys.executable, "-m", "millrace", *asked]
+        measured, refused = (
+            subprocess.run([*command, "--run-dir", str(tmp_path), *more], capture_output=True, text=True)
+            for more in (["--json"], ["--set", "weights.transport=nixl"])
         )
-    told = json.loads(done.stdout)
+    assert refused.returncode == 2 and "node 10.77.0.1" not in refused.stderr
+    assert 'node 10.77.0.2: `weights.transport` ("nixl")' in refused.stderr
+    told = json.loads(measured.stdout)
     assert [(link["source"], link["target"]) for link in told["links"]] == [
         ("10.77.0.1", "10.77.0.2"),
         ("10.77.0.2", "10.77.0.1"),

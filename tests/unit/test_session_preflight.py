@@ -15,7 +15,8 @@ from safetensors.numpy import save_file
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.placement import Host
-from millrace.session import compose
+from millrace.runtime.ray_places import Node
+from millrace.session import compose, transport
 from millrace.session import preflight as preflight_module
 from millrace.session.preflight import preflight
 from millrace.weights import nixl_link
@@ -168,9 +169,35 @@ def test_a_transport_that_does_not_work_here_is_refused(model: Path, tmp_path: P
     with pytest.raises(ConfigError, match=r"(?s)`weights.transport` .* needs nixl, .*millrace\[nixl\]"):
         preflight(config, tmp_path)
     monkeypatch.setattr(nixl_link, "find_spec", lambda name: "here")
-    monkeypatch.setattr(preflight_module.sys, "executable", "/bin/false")
+    monkeypatch.setattr(transport.sys, "executable", "/bin/false")
     with pytest.raises(ConfigError, match=r"(?s)`weights.transport` .* does not work here: .*leave the key"):
         preflight(config, tmp_path)
+
+
+def test_nodes_of_a_cluster_on_which_a_transport_does_not_work_are_named(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Played:
+        def nodes(self) -> list[Node]:
+            return [Node(name, name, name, {}) for name in ("a", "b", "c", "d")]
+
+        def ask(self, nodes: list[Node], target: str, timeout_s: float) -> list[str | Exception]:
+            assert target == "millrace.session.transport:why_not"
+            told = {"a": "", "b": "there is none", "c": TimeoutError("no answer")}
+            return [told[node.name] for node in nodes]
+
+    monkeypatch.setattr(transport, "connect", lambda address: Played())
+    hosts = tuple(Host(name, 2, 10**12, 10**12) for name in "abc")  # of d's no relay
+    monkeypatch.setattr(compose.cluster, "hosts", lambda config, this: hosts)
+    config = config_for(
+        model, weights={"transport": "nixl"}, runtime={"kind": "ray"}, rollout={"replicas": 3}
+    )
+    with pytest.raises(ConfigError) as raised:
+        preflight(config, tmp_path)
+    assert str(raised.value).splitlines() == [
+        "node b: there is none",
+        'node c: `weights.transport` ("nixl") cannot be tried: no answer',
+    ]
 
 
 def test_preflight_refuses_tokens_that_the_model_does_not_have(model: Path, tmp_path: Path) -> None:

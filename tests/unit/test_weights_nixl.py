@@ -24,6 +24,7 @@ from millrace.weights import nixl_link
 from millrace.weights.layout import Bytes
 from millrace.weights.manifest import make_manifest
 from millrace.weights.nixl_double import AgentDouble
+from millrace.weights.nixl_trial import pull_some
 from millrace.weights.relay import Relay
 
 PULLED = {"transport": "nixl"}
@@ -206,6 +207,14 @@ def test_a_relay_without_nixl_says_what_to_install(monkeypatch):
     relay = Relay("relay", 2, address="127.0.0.1", secret="secret", **PULLED)
     with pytest.raises(ConfigError, match=r"(?s)needs nixl, which is not installed here.*millrace\[nixl\]"):
         asyncio.run(relay.open(1000))
+
+
+def test_bytes_are_pulled_before_a_run_and_others_than_were_sent_are_refused(agents):
+    asyncio.run(pull_some())
+    assert [len(agents[name].pulls) for name in ("source", "receiver")] == [0, 1]
+    agents["receiver"] = AgentDouble("receiver", landed=lambda number, filled: filled.__setitem__(7, 0))
+    with pytest.raises(WeightsError, match="other bytes came than were sent"):
+        asyncio.run(pull_some())
 
 
 def test_a_relay_of_a_single_host_needs_no_nixl(agents):

@@ -16,7 +16,6 @@ from millrace.algorithms import of_run
 from millrace.config.algorithms import Algorithm
 from millrace.config.carried import is_carried
 from millrace.config.generation import Rollout
-from millrace.config.operation import Weights
 from millrace.config.runtime import RayCluster
 from millrace.config.schedules import Schedule
 from millrace.config.schema import Config
@@ -36,7 +35,7 @@ from millrace.session.compose import engine_options, place
 from millrace.session.model_files import check_model, model_problems
 from millrace.session.run_directory import RunDirectory
 from millrace.session.sound import idle, unsound
-from millrace.weights import nixl_link
+from millrace.session.transport import refuse_transport
 from millrace.weights.directory import Directory
 
 TEMPORARY_CHECKPOINTS = 1  # written beside the kept ones before the oldest goes
@@ -71,7 +70,7 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     _check_processes(config, sum(part.host.cores for part in layout.placements))
     _check_step(config, placed.host.memory_bytes)
     _check_python(config.rollout)
-    _check_transport(config.weights)
+    refuse_transport(config, layout)
     _check_servers(config, engine_options(config, RunDirectory(run_path), placed))
     if config.weights.directory is not None:
         Directory(config.weights.directory).entries()
@@ -158,23 +157,6 @@ def _check_python(rollout: Rollout) -> None:
         _ask(rollout.python, "-c", f"import sys, msgspec; sys.exit(sys.version_info < {PYTHON_MIN})")
     if rollout.engine == "vllm":
         _ask(rollout.python or sys.executable, versions.__file__)
-
-
-def _check_transport(weights: Weights) -> None:
-    """Raises: ConfigError: `weights.transport` does not work here. Tried in a short-lived process."""
-    if weights.transport == "nixl":
-        nixl_link.refuse_without_nixl()
-        asked = [sys.executable, "-c", f"import {nixl_link.__name__} as link; link.make_agent('check')"]
-        try:
-            done = subprocess.run(asked, capture_output=True, text=True, timeout=PYTHON_S, check=False)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise ConfigError(f'`weights.transport` ("nixl") cannot be tried: {error}') from error
-        if done.returncode != 0:
-            told = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
-            raise ConfigError(
-                f'`weights.transport` ("nixl") does not work here: {told.rpartition("NIXL: ")[2]}\n'
-                "  NIXL_LOG_LEVEL=DEBUG and UCX_LOG_LEVEL=info tell more. Or leave the key at tcp"
-            )
 
 
 def _check_servers(config: Config, options: EngineOptions) -> None:
