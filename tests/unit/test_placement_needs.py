@@ -98,6 +98,16 @@ def test_ranks_of_the_trainer_that_do_not_divide_its_heads_are_refused(model: Pa
         read_needs(config_for(model, "float32", trainer={"tensor": 2, "sequence": 2}), on_gpu=False)
 
 
+def test_a_reference_apart_is_not_in_the_trainer(model: Path) -> None:
+    plain, copy, apart = (
+        read_needs(config_for(model, "float32", algorithm={"kind": "grpo", **keys}), on_gpu=True)
+        for keys in ({}, {"kl": 0.1}, {"kl": 0.1, "reference": "replica"})
+    )
+    assert copy.trainer.device_bytes == plain.trainer.device_bytes + 4 * PARAMETERS
+    assert apart.trainer == plain.trainer
+    assert apart.reference == MemoryNeed(4 * PARAMETERS, 0) and copy.reference == MemoryNeed(0, 0)
+
+
 def test_ranks_divide_what_the_trainer_keeps_and_computes(model: Path) -> None:
     alone, four = (
         read_needs(config_for(model, "float32", trainer=ranks), on_gpu=True)

@@ -346,6 +346,14 @@ def test_adapters_of_experts_and_of_divided_matrices_are_refused(model: Path, tm
         config_for(model, adapter={"rank": 4}, trainer={"tensor": 2})
 
 
+@pytest.mark.parametrize("other", [{"adapter": {"rank": 4}}, {"rollout": {"tensor": 2}}], ids=str)
+def test_a_reference_apart_is_refused_where_it_has_no_place(model: Path, other: dict[str, object]) -> None:
+    apart = {"kind": "grpo", "kl": 0.1, "reference": "replica"}
+    with pytest.raises(ValueError, match=r"(?s)`algorithm.reference` .*Set it to \"trainer\""):
+        config_for(model, algorithm=apart, **other)
+    config_for(model, algorithm=apart | {"kl": 0.0}, **other)
+
+
 def test_preflight_takes_for_vllm_what_only_the_torch_engine_cannot_run(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,9 @@ class PolicyGradient(Section):
     """How the KL of a token is estimated."""
     kl_in: Place = "loss"
     """`"reward"`: the penalty of a trajectory's tokens is taken off its reward. It costs a forward pass."""
+    reference: Literal["trainer", "replica"] = "trainer"
+    """Who keeps the initial model for the KL penalty. `"trainer"`: a frozen copy there; with `[adapter]` the
+    model itself. `"replica"`: a process of its own, so that the trainer holds one model."""
     entropy: float = Field(default=0.0, ge=0, le=1000)
     """Weight of an entropy bonus."""
     teacher: str | None = None

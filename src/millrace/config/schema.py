@@ -82,6 +82,11 @@ class Config(Section):
                 return schedule.staleness_max
 
     @property
+    def reference_apart(self) -> bool:
+        """The reference is in a process of its own."""
+        return getattr(self.algorithm, "reference", "") == "replica" and getattr(self.algorithm, "kl", 0) > 0
+
+    @property
     def relay_slots(self) -> int:
         """Versions that the relay holds whole where there is room: as `relay_versions`, at most 8."""
         return min(8, self.relay_versions) if self.weights.slots is None else self.weights.slots
@@ -163,6 +168,8 @@ class Config(Section):
                 f"`adapter.rank` ({self.adapter.rank}) needs whole matrices, and `trainer.tensor` "
                 f"({self.trainer.tensor}) divides them. Set it to 1, and use `trainer.shard`"
             )
+        if self.reference_apart and (why := self._reference_elsewhere()):
+            raise ValueError(f'`algorithm.reference` ("replica") {why}.\n  Set it to "trainer"')
         if self.rollout.python is not None and self.runtime.kind == "ray":
             raise ValueError(
                 f"`rollout.python` ({self.rollout.python}) starts replicas of one machine. On Ray every "
@@ -180,6 +187,19 @@ class Config(Section):
                 "version, a trajectory goes on otherwise than after a move"
             )
         return self
+
+    def _reference_elsewhere(self) -> str:
+        """Why a process of its own is not for the reference; empty: it is."""
+        rollout, rank = self.rollout, self.adapter.rank
+        if rollout.servers:
+            return "takes the place of a replica, and `rollout.servers` names servers"
+        if rollout.tensor > 1:
+            return f"has one device, and with `rollout.tensor` ({rollout.tensor}) a replica has several"
+        if rank is not None:
+            return (
+                f"is not needed: with `adapter.rank` ({rank}) the model without its adapter is the reference"
+            )
+        return ""
 
 
 def _check_reward(task: Task, reward: Reward, which: str = "") -> None:

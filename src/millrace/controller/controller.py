@@ -5,6 +5,7 @@ replica      one per replica: its reports in, its orders out          replica_se
 environment  one per reward worker: prompts and scores                environment_pool.py, live_scorers.py
 trainer      replay, then take, step, commit, publish, checkpoint; ends the run   trainer_session.py
 evaluator    one, with reward workers of its own, if the run has evaluations  evaluator_session.py
+reference    one, if the trainer has no copy of the start weights  reference_session.py
 relay        one per host: stages what the trainer published, or gets it from another relay
              relay_session.py, live_relays.py
 flush        hands what changed to the ledger
@@ -27,6 +28,7 @@ from millrace.controller.fleet import Fleet
 from millrace.controller.live_fleet import LiveFleet
 from millrace.controller.live_scorers import LiveScorers
 from millrace.controller.pace import PACE, Pace
+from millrace.controller.reference_session import ReferenceSession
 from millrace.controller.state import RunState
 from millrace.controller.supervisor import RestartPolicy, Supervisor
 from millrace.controller.trainer_session import TrainerSession
@@ -83,7 +85,10 @@ class Controller:
         )
         self._supervisor = Supervisor(runtime, events, policy, self._run.waits, self._run.patience.heard)
         self._decisions = Decisions(self._run, check)
-        self._trainer = TrainerSession(self._run, checkpoints=checkpoints, export=export)
+        self._reference = ReferenceSession(self._run) if fleet.reference else None
+        self._trainer = TrainerSession(
+            self._run, checkpoints=checkpoints, export=export, reference=self._reference
+        )
         scorers = fleet.environments
         least = config.reward.workers if config.reward.workers_max else len(scorers)
         self._scorers = LiveScorers(self._run, scorers, self._supervisor, least=least)
@@ -141,6 +146,9 @@ class Controller:
             self.replicas.begin(group)
             loops = list[asyncio.Task[None]]()
             self._evaluate(group, loops)
+            if (spec := self._fleet.reference) is not None and self._reference is not None:
+                session = self._supervisor.keep(spec, self._reference.run)
+                loops.append(group.create_task(session, name=spec.name))
             loops += [
                 group.create_task(self._decisions.loop(), name="decide"),
                 group.create_task(self._flush(), name="flush"),

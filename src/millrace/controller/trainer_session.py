@@ -17,6 +17,7 @@ from msgspec.structs import asdict
 
 from millrace.controller.context import RunContext
 from millrace.controller.groups import make_batch
+from millrace.controller.reference_session import ReferenceSession
 from millrace.controller.step_event import StepTeller, mean_staleness, staleness_histogram
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, TrainingError, UnknownVersionError
@@ -41,10 +42,19 @@ GO_BACK = (
 
 
 class TrainerSession:
-    """`checkpoints` and `export` are directories (export None: off)."""
+    """`checkpoints` and `export` are directories (export None: off). `reference` scores batches before
+    their steps."""
 
-    def __init__(self, run: RunContext, *, checkpoints: str, export: str | None) -> None:
+    def __init__(
+        self,
+        run: RunContext,
+        *,
+        checkpoints: str,
+        export: str | None,
+        reference: ReferenceSession | None = None,
+    ) -> None:
         self._run, self._checkpoints, self._export = run, checkpoints, export
+        self._reference = reference
         self._loaded: TrainerState | None = None
         self._published_to: tuple[object, int] | None = None  # (heads, version) last copied
         self._publishing: asyncio.Task[None] | None = None  # one at a time
@@ -187,6 +197,8 @@ class TrainerSession:
         assert bound is None or max(histogram, default=0) <= bound, (batch.version, histogram, bound)
 
     async def _step(self, handle: Handle, batch: Batch) -> StepResult | StepRejected:
+        if self._reference is not None:
+            batch = await self._reference.scored(batch)
         with self._run.waits.waiting("trainer", f"its step from version {batch.version}", bounded=True):
             saving = self._saving is not None and not self._saving.done()  # the update waits for its files
             digesting = self._publishing is not None and not self._publishing.done()

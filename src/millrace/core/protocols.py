@@ -7,6 +7,7 @@ The controller knows these shapes and no concrete class. Methods of a role are c
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
@@ -35,6 +36,7 @@ from millrace.core.types import (
     StepResult,
     Stored,
     TrainerState,
+    TrainGroup,
     Trajectory,
     VersionRecord,
     Work,
@@ -149,6 +151,18 @@ class Trainer(Protocol):
 
     async def export(self, directory: str) -> None:
         """Save the model and tokenizer as a Hugging Face directory."""
+
+
+class Reference(Protocol):
+    """The weights that a run began with. It only computes."""
+
+    async def load(self, digest: str) -> str:
+        """Load them, and say in which number format they are computed with. Raises: DigestMismatchError: they
+        are not what version 0 was published as, with `digest`."""
+
+    async def score(self, group: TrainGroup) -> list[array[float]]:
+        """For each sequence what `TrainSequence.reference` is. A function of the group alone: a repeat gives
+        the same bits."""
 
 
 class Relay(Protocol):

@@ -208,7 +208,8 @@ class ScoreRequest(msgspec.Struct, frozen=True):
 
 class TrainSequence(msgspec.Struct, frozen=True):
     """A completion to train on. `mask` says of each token whether it is trained; None: all are. `metrics`
-    are what the reward measured beside."""
+    are what the reward measured beside. `reference`: log-probs of its tokens under the reference, float32,
+    NaN where none is trained; None: the trainer finds them."""
 
     trajectory_id: int
     columns: TokenColumns
@@ -216,6 +217,7 @@ class TrainSequence(msgspec.Struct, frozen=True):
     truncated: bool
     mask: Sequence[bool] | None = None
     metrics: dict[str, float] = {}
+    reference: array[float] | None = None
 
     @property
     def num_trained(self) -> int:

@@ -93,8 +93,8 @@ class Placement:
 
     @property
     def processes_bytes(self) -> int:
-        """Host memory of trainer and replicas, without what they share."""
-        return processes_bytes(self.needs, len(self.replicas))
+        """Host memory of trainer, reference and replicas, without what they share."""
+        return processes_bytes(self.needs, len(self.replicas)) + self.needs.reference.host_bytes
 
 
 def uses_gpus(config: Config, host: Host) -> bool:

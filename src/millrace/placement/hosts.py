@@ -162,7 +162,9 @@ def _part(config: Config, host: Host, needs: Needs, *, replicas: int, trains: bo
     rollout = config.rollout.model_copy(update={"replicas": replicas})
     part, kept = config.model_copy(update={"rollout": rollout}), needs.trainer
     ours = MemoryNeed(kept.device_bytes, kept.host_bytes // config.trainer.hosts) if trains else NOBODY
-    return assign(part, host, replace(needs, trainer=ours), trains=trains, alone=alone)
+    reference = needs.reference if trains else NOBODY
+    needs = replace(needs, trainer=ours, reference=reference)
+    return assign(part, host, needs, trains=trains, alone=alone)
 
 
 def _together(parts: Sequence[Placement]) -> Place:

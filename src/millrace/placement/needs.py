@@ -45,6 +45,7 @@ class Needs:
     replica: MemoryNeed
     checkpoint_bytes: int
     momentary: Momentary
+    reference: MemoryNeed = MemoryNeed(0, 0)
 
 
 def read_needs(config: Config, *, on_gpu: bool) -> Needs:
@@ -62,6 +63,8 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
                   more, where weights land. There and on a GPU, the largest tensor on the host, to digest it.
                   Each of `rollout.tensor` GPUs has an equal part of weights and KV, of KV at least one head.
                   Nothing where servers generate
+
+        reference 4 bytes a parameter, where it is in a process of its own (`algorithm.reference`)
 
     Ranks of the trainer divide all of what it keeps. With `trainer.offload` all of it is on the host.
 
@@ -107,7 +110,13 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
         replica=replica_memory,
         checkpoint_bytes=trained * COPY_BYTES + moments,
         momentary=estimate(config, shape, computing, on_gpu=on_gpu),
+        reference=_reference(parameters, on_gpu=on_gpu) if config.reference_apart else MemoryNeed(0, 0),
     )
+
+
+def _reference(parameters: int, *, on_gpu: bool) -> MemoryNeed:
+    kept = COPY_BYTES * parameters
+    return MemoryNeed(kept, 0) if on_gpu else MemoryNeed(0, kept)
 
 
 def teacher_of(config: Config) -> str | None:
@@ -123,7 +132,7 @@ def _teacher_elements(config: Config) -> int:
 
 def _has_reference(config: Config) -> bool:
     """Of an algorithm of the user's own this is known only in the trainer."""
-    return getattr(config.algorithm, "kl", 0.0) > 0
+    return getattr(config.algorithm, "kl", 0.0) > 0 and not config.reference_apart
 
 
 def tensor_elements(directory: Path) -> dict[str, int]:

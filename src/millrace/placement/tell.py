@@ -59,6 +59,7 @@ def table(placement: Placement) -> dict[str, str]:
         **rows,
         "the trainer, host memory": f"{size(needs.trainer.host_bytes)}{each}",
         "a replica, host memory": size(needs.replica.host_bytes),
+        **_reference(needs.reference),
         "a micro-batch in the trainer": (
             f"{moment.micro_batch_tokens:,} tokens: about {size(moment.trainer_bytes)} more, at most"
             + (", in each rank" if ranks > 1 else "")
@@ -75,6 +76,11 @@ def table(placement: Placement) -> dict[str, str]:
             f"{size(host.memory_bytes)}, {size(host.free_bytes)} free"
         ),
     }
+
+
+def _reference(need: MemoryNeed) -> dict[str, str]:
+    kept = need.device_bytes + need.host_bytes
+    return {"the reference": f"{size(kept)}, in a process of its own"} if kept else {}
 
 
 def on(placement: Placement, gpu: Gpu) -> list[tuple[str, Place, MemoryNeed]]:

@@ -205,7 +205,7 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
         target = "millrace.rollout.replica:EngineReplica"
         return WorkerSpec("replica", name, target, kwargs, its_place, ENGINES[rollout.engine].spawn_s_max)
 
-    aside = evaluator_place(config, layout)
+    aside = places_aside(config, layout)
     relay = partial(_relay, config, layout, token_hex(32))
     joining = Joining(config, layout, replica=spec, relay=relay, aside=aside)
     return Fleet(
@@ -230,29 +230,38 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
         join=joining.join,
         relay=joining.relay,
         look=joining.look,
-        evaluator=dataclasses.replace(spec("evaluator", aside[0]), role="evaluator") if aside else None,
+        evaluator=dataclasses.replace(spec("evaluator", aside[0]), role="evaluator")
+        if config.evaluations
+        else None,
         judges=tuple(judges(config, layout)),
+        reference=_reference(plain, placed, aside[-1]) if config.reference_apart else None,
     )
 
 
-def evaluator_place(config: Config, layout: Layout) -> list[Place]:
-    """A replica's, beside all of them, on the trainer's host where there is room: its relay gets every
-    version. None: there is nothing to evaluate.
+def places_aside(config: Config, layout: Layout) -> list[Place]:
+    """Replicas' places, beside all of them: the evaluator's, then the reference's, if the run has them. On
+    the trainer's host where there is room: its relay gets every version.
 
-    Raises: ConfigError: there is no room for it.
+    Raises: ConfigError: there is no room for them.
     """
-    if not config.evaluations:
-        return []
+    keys = ["`evaluations`"] * bool(config.evaluations) + ["`algorithm.reference`"] * config.reference_apart
     with suppress(ConfigError):
-        return further(config, dataclasses.replace(layout, placements=(layout.main,)), layout.replicas, 1)
+        main = dataclasses.replace(layout, placements=(layout.main,))
+        return further(config, main, layout.replicas, len(keys))
     try:
-        return further(config, layout, layout.replicas, 1)
+        return further(config, layout, layout.replicas, len(keys))
     except ConfigError as error:
         raise ConfigError(
-            f"`evaluations` need an evaluator, which takes as much as a replica: {error}.\n"
-            f"  Lower `rollout.replicas` ({config.rollout.replicas}), or leave `evaluations` out and run "
-            "`millrace eval` on checkpoints"
+            f"{' and '.join(keys)}: for each there is a process that takes as much as a replica: {error}.\n"
+            f"  Lower `rollout.replicas` ({config.rollout.replicas}), leave `evaluations` out and run "
+            '`millrace eval` on checkpoints, or set `algorithm.reference` to "trainer"'
         ) from None
+
+
+def _reference(config: dict[str, Any], placed: Placement, its_place: Place) -> WorkerSpec:
+    kwargs = {"config": config, "device": placed.device, "device_share": its_place.share}
+    target = "millrace.trainer.reference:ReferenceWorker"
+    return WorkerSpec("reference", "reference", target, kwargs, replace(its_place, python=None))
 
 
 def judges(config: Config, layout: Layout) -> Iterator[WorkerSpec]:

@@ -190,7 +190,7 @@ def _check_processes(config: Config, cores: int) -> None:
     each = 1 if rollout.tensor == 1 else 1 + rollout.tensor  # one a part of the model, one that drives
     ranks = config.trainer.ranks - 1  # the first is not counted
     aside = each + len(config.evaluations) if config.evaluations else 0  # an evaluator and reward workers
-    count = rollout.replicas * each + workers + ranks + aside
+    count = rollout.replicas * each + workers + ranks + aside + config.reference_apart
     if count > most:
         of_trainer = (
             f", `reward.workers` ({workers}) and {ranks + 1} ranks of the trainer"

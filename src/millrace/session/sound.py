@@ -61,7 +61,7 @@ def _unread(a: PolicyGradient, *, several: bool) -> Iterator[tuple[str, str]]:
         "rho_low": (a.clip == "weight", '`algorithm.clip` "weight"'),
         "gate_positive gate_negative": (a.clip == "soft", '`algorithm.clip` "soft"'),
         "correction_of correction_outside": (a.correction is not None, "`algorithm.correction`"),
-        "kl_estimator kl_in": (a.kl > 0, "`algorithm.kl` above 0"),
+        "kl_estimator kl_in reference": (a.kl > 0, "`algorithm.kl` above 0"),
         "teacher_weight": (a.teacher is not None, "`algorithm.teacher`"),
         "discount gae_lambda value_lr value_trunk value_clip": (
             a.baseline == "value",

@@ -9,7 +9,7 @@ S = sequences of the batch; G = those of one group.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,9 @@ class FlatBatch:
     proximal_C: NDArray[
         np.float64
     ]  # log-probs under the policy at the batch's beginning, once they are known
-    reference_C: NDArray[np.float64]  # those of the reference, where they are settled beforehand
+    reference_C: NDArray[
+        np.float64
+    ]  # those of the reference, where the batch has them, or once they are known
     values_C: NDArray[np.float64]  # of the critic at the batch's beginning, once they are known
     returns_C: NDArray[np.float64]  # what it is to predict
     num_trained: int
@@ -72,7 +74,7 @@ def flatten(
     sequences = [sequence for group in batch.groups for sequence in group.sequences]
     for sequence in sequences:
         _check(sequence, batch.version)
-    masks = [_mask(sequence) for sequence in sequences]
+    masks = [mask_of(sequence) for sequence in sequences]
     if not any(mask.any() for mask in masks):
         raise DataError(f"the batch of version {batch.version} has no token to train on: every mask is empty")
     if penalties_S is None:
@@ -88,7 +90,7 @@ def flatten(
         for _, own in cuts
         for weight in token_weights(masks[own], algorithm.normalize, max_tokens=max_tokens)
     ]
-    trees = _trees(batch, masks)
+    trees = trees_of(batch.groups, masks)
     behavior_C = np.concatenate([np.asarray(s.columns.logprobs) for s in sequences])
     lengths = [len(mask) for mask in masks]
     advantages_C = np.concatenate(advantages)
@@ -102,7 +104,7 @@ def flatten(
         sequence_C=np.repeat(np.arange(len(masks)), lengths),
         trained_S=trained_S,
         proximal_C=np.full(len(behavior_C), np.nan),
-        reference_C=np.full(len(behavior_C), np.nan),
+        reference_C=np.concatenate([_reference(s) for s in sequences]),
         values_C=values_C,
         returns_C=advantages_C + values_C,
         num_trained=int(trained_S.sum()),
@@ -187,9 +189,9 @@ def _by_token(algorithm: Algorithm, group: Group, group_id: int) -> list[NDArray
     return [np.broadcast_to(np.asarray(a, float), n) for a, n in zip(found, group.lengths_G, strict=True)]
 
 
-def _trees(batch: Batch, masks: list[NDArray[np.bool_]]) -> list[Tree]:
+def trees_of(groups: Sequence[TrainGroup], masks: list[NDArray[np.bool_]]) -> list[Tree]:
     trees, first, remaining = [], 0, iter(masks)
-    for group in batch.groups:
+    for group in groups:
         branches = []
         for sequence in group.sequences:
             tokens = np.asarray(sequence.columns.tokens)
@@ -199,10 +201,15 @@ def _trees(batch: Batch, masks: list[NDArray[np.bool_]]) -> list[Tree]:
     return trees
 
 
-def _mask(sequence: TrainSequence) -> NDArray[np.bool_]:
+def mask_of(sequence: TrainSequence) -> NDArray[np.bool_]:
     if sequence.mask is None:
         return np.ones(len(sequence.columns), dtype=bool)
     return np.asarray(sequence.mask, dtype=bool)
+
+
+def _reference(sequence: TrainSequence) -> NDArray[np.float64]:
+    unknown = np.full(len(sequence.columns), np.nan)
+    return unknown if sequence.reference is None else np.asarray(sequence.reference, float)
 
 
 def _versions(sequence: TrainSequence) -> NDArray[np.int64]:
@@ -212,7 +219,7 @@ def _versions(sequence: TrainSequence) -> NDArray[np.int64]:
 
 
 def _check(sequence: TrainSequence, version: int) -> None:
-    mask, columns = _mask(sequence), sequence.columns
+    mask, columns = mask_of(sequence), sequence.columns
     if len(mask) != len(columns):
         raise DataError(
             f"trajectory {sequence.trajectory_id} does not align: {len(columns)} tokens, "

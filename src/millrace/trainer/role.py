@@ -47,9 +47,10 @@ from millrace.trainer.blame import blame
 from millrace.trainer.checkpoint import Saver, load_checkpoint, prune_checkpoints
 from millrace.trainer.directories import atomic_directory, sweep
 from millrace.trainer.export import save_model
-from millrace.trainer.mesh import Ranks, agreed, local
+from millrace.trainer.mesh import Ranks, agreed
 from millrace.trainer.model import load_model, recompute_layers
 from millrace.trainer.publish import Publisher, buffers_of
+from millrace.trainer.reference import load_reference, published_dtype
 from millrace.trainer.teacher import load_teacher
 from millrace.trainer.tokens import read_tokenizer
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
@@ -146,7 +147,7 @@ class TorchTrainer:
         if checkpoint is not None:
             load_checkpoint(trainer, checkpoint, self._ranks)
         self._trainer, self._saver = trainer, Saver(trainer.optimizer, self._ranks)
-        dtype = _dtype(self._config)
+        dtype = published_dtype(self._config)
         buffers = buffers_of(published_weights(trainer.model, dtype), dtype)
         self._publisher = Publisher(buffers, trainer.optimizer, self._ranks)
         told = computes(dtype, trainer.settings.dtype)
@@ -210,7 +211,7 @@ class TorchTrainer:
     def _export(self, directory: str) -> None:
         trainer = self._ready()
         with atomic_directory(Path(directory), marker="config.json", ranks=self._ranks) as path:
-            save_model(trainer.model, self._tokenizer, path, _dtype(self._config), self._ranks)
+            save_model(trainer.model, self._tokenizer, path, published_dtype(self._config), self._ranks)
             if self._ranks.rank == 0:
                 model_version.write(path, trainer.version)
 
@@ -240,16 +241,16 @@ def _policy_trainer(config: Config, device: torch.device, ranks: Ranks) -> Polic
     if config.model.recompute:
         recompute_layers(model)
     reference = None
-    if algorithm.needs_reference:
+    if algorithm.needs_reference and not config.reference_apart:
         has_own = config.adapter.rank is not None and teacher_of(config) is None
-        reference = model if has_own else _reference(config, device, ranks)
+        reference = model if has_own else _frozen(config, device, ranks)
     settings = StepSettings(
         optimizer=config.optimizer,
         token_budget=config.batch.token_budget,
         max_tokens=config.sampling.max_tokens,
         temperature=config.sampling.temperature,
-        dtype=computing_dtype(_dtype(config), device),
-        published=_dtype(config),
+        dtype=computing_dtype(published_dtype(config), device),
+        published=published_dtype(config),
         minibatches=config.batch.minibatches,
         epochs=config.batch.epochs,
     )
@@ -258,7 +259,7 @@ def _policy_trainer(config: Config, device: torch.device, ranks: Ranks) -> Polic
 
 def _model(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedModel:
     """What is trained: the whole model, or its adapter."""
-    dtype = _dtype(config)
+    dtype = published_dtype(config)
     if config.adapter.rank is None:
         return load_model(config.model.path, device, ranks)
     with_layers = partial(insert, config=config.adapter, published=dtype)
@@ -267,15 +268,8 @@ def _model(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedMode
     return model
 
 
-def _reference(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedModel:
-    """The teacher, or else version 0 as replicas have it."""
+def _frozen(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedModel:
+    """The teacher, or else the reference."""
     if (teacher := teacher_of(config)) is not None:
         return load_teacher(teacher, student=config.model.path, device=device, ranks=ranks)
-    model = load_model(config.model.path, device, ranks)
-    for weight in map(local, model.parameters()):
-        weight.copy_(weight.to(_dtype(config)))
-    return model
-
-
-def _dtype(config: Config) -> torch.dtype:
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.model.dtype]
+    return load_reference(config, device, ranks)

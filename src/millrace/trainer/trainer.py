@@ -26,6 +26,7 @@ from millrace.core.errors import TrainingError, WeightsError
 from millrace.core.types import Batch, StepResult
 from millrace.placement.gpu import on
 from millrace.trainer.adapter import switched_off, trained_weights
+from millrace.trainer.choices import TokenChoices
 from millrace.trainer.flat_batch import FlatBatch, flatten, penalties, weigh
 from millrace.trainer.gradients import clip_gradients, grad_norm
 from millrace.trainer.learning_rate import learning_rate
@@ -88,7 +89,8 @@ class PolicyTrainer:
     that is the current policy as a constant. Where it gets several, a pass without gradients finds its
     log-probs, or they are interpolated (`Algorithm.proximal`).
 
-    `reference`: version 0, or `model` itself where it has an adapter: then that is switched off.
+    `reference`: version 0, or `model` itself where it has an adapter: then that is switched off. None:
+    batches have its log-probs, or nobody needs them.
 
     `ranks`: which process this is of several that make the step together. Each is given the whole batch,
     makes the same calls, and gets the same result or error. The models are divided among them.
@@ -200,7 +202,7 @@ class PolicyTrainer:
         lay_out = partial(flatten, batch, algorithm, max_tokens=settings.max_tokens, minibatches=minibatches)
         flat = lay_out()
         rows = [pack(trees, settings.token_budget) for trees in flat.parts]
-        own = [[_with_choices(row, flat) for row in own_rows(each, self.ranks)] for each in rows]
+        own = [[with_choices(row, flat.choices_C) for row in own_rows(each, self.ranks)] for each in rows]
         anchored = minibatches * settings.epochs > 1 and algorithm.proximal == "recompute"
         told = bool(rows and (anchored or algorithm.kept or algorithm.penalty or algorithm.critic))
         if told:
@@ -209,9 +211,9 @@ class PolicyTrainer:
             reference_C: NDArray[Any] = flat.reference_C
             settled: dict[str, Any] = {}
             if algorithm.penalty is not None:
-                assert self._reference is not None
-                with switched_off(self._reference):
-                    reference_C = self._told(self._reference, every, flat)[0]
+                if self._reference is not None:
+                    with switched_off(self._reference):
+                        reference_C = self._told(self._reference, every, flat)[0]
                 settled["penalties_S"] = penalties(flat, algorithm.penalty, proximal_C, reference_C)
             if values:
                 settled["values_C"] = values[0].astype(float)
@@ -283,7 +285,7 @@ class PolicyTrainer:
                 reference_N = self._forward(self._reference, row)[0]
         current_N, entropy_N, *values = self._forward(self.model, row)
         fixed_N, behavior_N = current_N.detach(), pick(flat.behavior_C)
-        if self.algorithm.penalty is not None:
+        if reference_N is None and self.algorithm.needs_reference:
             reference_N = pick(flat.reference_C)
         before_N = fixed_N if progress == 0 else pick(flat.proximal_C)
         proximal_N = before_N
@@ -342,8 +344,8 @@ class PolicyTrainer:
             self.value_head.zero_grad()
 
 
-def _with_choices(row: Row, flat: FlatBatch) -> Row:
-    return row if flat.choices_C is None else replace(row, choices_N=flat.choices_C.of(row.flat_N))
+def with_choices(row: Row, choices_C: TokenChoices | None) -> Row:
+    return row if choices_C is None else replace(row, choices_N=choices_C.of(row.flat_N))
 
 
 @contextmanager
