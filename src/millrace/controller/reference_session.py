@@ -1,83 +1,68 @@
-"""The reference's session: a worker that has the start weights scores groups, the awaited ones first.
+"""The reference's session: a worker that has the start weights scores each batch before its step.
 
-It consumes ready groups, and waits for any to be ready. So most of a batch is scored while the trainer makes
-the step before. A group is scored by itself: for a step that is repeated its log-probs are the same bits. If
-the worker dies, another one proves its weights and goes on; the trainer waits meanwhile.
+It waits for a batch, and the trainer waits for its answer. If the worker dies, another one proves its weights
+and scores the batch anew.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from millrace.controller.context import RunContext
-from millrace.controller.groups import make_batch
 from millrace.core.protocols import Handle
 from millrace.core.pulse import Pulse
-from millrace.core.types import Batch, TrainGroup
+from millrace.core.types import Batch
 
 TICK_S = 1.0
 NAME = "reference"
 
 
 class ReferenceSession:
-    """`run` is the session of one incarnation. What is known outlives it."""
+    """`run` is the session of one incarnation. What is asked outlives it."""
 
     def __init__(self, run: RunContext) -> None:
         self._run, self._news = run, Pulse()
-        self._known: dict[int, dict[int, array[float]]] = {}  # of groups, by their trajectories
-        self._asked: list[TrainGroup] = []  # of the step that waits
+        self._asked: Batch | None = None
+        self._told: Batch | None = None
 
     async def scored(self, batch: Batch) -> Batch:
-        """With the reference's log-probs. The worker's deadlines bound the wait."""
-        self._asked = batch.groups
-        self._run.pulse.fire()
+        """With the reference's log-probs."""
+        self._asked, self._told = batch, None
+        self._news.fire()
         with self._run.waits.waiting("trainer", "the reference's log-probs"):
-            while any(map(self._lacks, batch.groups)):
+            while self._told is None:
                 await self._news.wait(timeout_s=TICK_S)
-        return Batch(batch.version, list(map(self._with_logprobs, batch.groups)))
+        return self._told
 
     async def run(self, handle: Handle) -> None:
         """Ends with the run."""
         run = self._run
-        while not (earlier := run.ledger.published(0)):
+        while not (published := run.ledger.published(0)):
             await run.pulse.wait(timeout_s=TICK_S)
         with run.waits.waiting(NAME, "its weights to load", bounded=True):
-            run.computes(NAME, await run.patience.call(handle, "load", earlier[-1].digest))
+            run.computes(NAME, await run.patience.call(handle, "load", published[-1].digest))
         while True:
-            group = next(filter(self._lacks, self._due()), None)
-            if group is None:
-                await run.pulse.wait(timeout_s=TICK_S)
+            batch = self._asked
+            if batch is None:
+                await self._news.wait(timeout_s=TICK_S)
                 continue
-            with run.waits.waiting(NAME, f"group {group.group_id}", bounded=True):
-                logprobs = await run.patience.call(handle, "score", group)
-            self._known[group.group_id] = dict(zip(_ids(group), logprobs, strict=True))
-            run.waits.progress(NAME)
-            self._news.fire()
-
-    def _due(self) -> Iterator[TrainGroup]:
-        live = self._run.state.groups
-        asked = {group.group_id for group in self._asked}
-        for gone in self._known.keys() - live.keys() - asked:
-            del self._known[gone]
-        yield from self._asked
-        for group_id, record in live.items():
-            if record.ready_rank is not None and group_id not in self._known:
-                yield from make_batch(self._run.state.version, [record.group]).groups
-
-    def _lacks(self, group: TrainGroup) -> bool:
-        """Also if a trajectory of it was rejected since it was scored: it is another group then."""
-        known = self._known.get(group.group_id)
-        return known is None or list(known) != _ids(group)
-
-    def _with_logprobs(self, group: TrainGroup) -> TrainGroup:
-        known = self._known[group.group_id]
-        return replace(
-            group, sequences=[replace(s, reference=known[s.trajectory_id]) for s in group.sequences]
-        )
+            with run.waits.waiting(NAME, f"the batch of version {batch.version}", bounded=True):
+                found = await run.patience.call(handle, "score", batch)
+            if batch is self._asked:  # else the trainer died meanwhile, and its next one asks again
+                self._asked, self._told = None, _with(batch, found)
+                run.waits.progress(NAME)
+                self._news.fire()
 
 
-def _ids(group: TrainGroup) -> list[int]:
-    return [sequence.trajectory_id for sequence in group.sequences]
+def _with(batch: Batch, found: Sequence[array[float]]) -> Batch:
+    left = iter(found)
+    return Batch(
+        batch.version,
+        [
+            replace(group, sequences=[replace(s, reference=next(left)) for s in group.sequences])
+            for group in batch.groups
+        ],
+    )

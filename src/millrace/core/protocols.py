@@ -36,7 +36,6 @@ from millrace.core.types import (
     StepResult,
     Stored,
     TrainerState,
-    TrainGroup,
     Trajectory,
     VersionRecord,
     Work,
@@ -160,9 +159,8 @@ class Reference(Protocol):
         """Load them, and say in which number format they are computed with. Raises: DigestMismatchError: they
         are not what version 0 was published as, with `digest`."""
 
-    async def score(self, group: TrainGroup) -> list[array[float]]:
-        """For each sequence what `TrainSequence.reference` is. A function of the group alone: a repeat gives
-        the same bits."""
+    async def score(self, batch: Batch) -> list[array[float]]:
+        """For each sequence, in order, what `TrainSequence.reference` is. A repeat gives the same bits."""
 
 
 class Relay(Protocol):

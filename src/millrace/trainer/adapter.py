@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 
 from millrace.algorithms.low_rank import BASE, DOWN, KINDS, adapted, lengths, row_lengths
 from millrace.config.training import Adapter
-from millrace.core.digest import NamedBuffer, digest_buffers
+from millrace.core.digest import XXH3, NamedBuffer, digest_buffers
 from millrace.trainer.mesh import local
 from millrace.trainer.model import named_weights
 from millrace.trainer.parts import Part, parts
@@ -195,17 +195,20 @@ def published_weights(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, t
     weights = trained_weights(model)
     if not adapted_layers(model):
         return weights
-    digits = [float(int(digit, 16)) for digit in _digest(base_weights(model), dtype)]
+    base = dict(sorted(base_weights(model).items()))
+    digits = [float(int(digit, 16)) for digit in digest_of(base, dtype)]
     return {**weights, BASE: torch.tensor(digits, device=model.device)}
 
 
-def _digest(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> str:
+def digest_of(weights: Mapping[str, torch.Tensor], dtype: torch.dtype, kind: str = XXH3) -> str:
+    """Of whole tensors in their order, as `dtype`. With several ranks a collective call."""
+
     def as_buffer(name: str) -> NamedBuffer:
         held = _gathered(weights[name]).to("cpu", dtype).contiguous()
         data = held.view(-1).view(torch.uint8).numpy()
         return NamedBuffer(name, str(dtype).removeprefix("torch."), tuple(held.shape), data)
 
-    return digest_buffers(map(as_buffer, sorted(weights)))
+    return digest_buffers(map(as_buffer, weights), kind)
 
 
 def _gathered(tensor: Any) -> torch.Tensor:

@@ -9,7 +9,7 @@ S = sequences of the batch; G = those of one group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ def flatten(
     sequences = [sequence for group in batch.groups for sequence in group.sequences]
     for sequence in sequences:
         _check(sequence, batch.version)
-    masks = [mask_of(sequence) for sequence in sequences]
+    masks = [_mask(sequence) for sequence in sequences]
     if not any(mask.any() for mask in masks):
         raise DataError(f"the batch of version {batch.version} has no token to train on: every mask is empty")
     if penalties_S is None:
@@ -90,7 +90,7 @@ def flatten(
         for _, own in cuts
         for weight in token_weights(masks[own], algorithm.normalize, max_tokens=max_tokens)
     ]
-    trees = trees_of(batch.groups, masks)
+    trees = _trees(batch, masks)
     behavior_C = np.concatenate([np.asarray(s.columns.logprobs) for s in sequences])
     lengths = [len(mask) for mask in masks]
     advantages_C = np.concatenate(advantages)
@@ -189,9 +189,9 @@ def _by_token(algorithm: Algorithm, group: Group, group_id: int) -> list[NDArray
     return [np.broadcast_to(np.asarray(a, float), n) for a, n in zip(found, group.lengths_G, strict=True)]
 
 
-def trees_of(groups: Sequence[TrainGroup], masks: list[NDArray[np.bool_]]) -> list[Tree]:
+def _trees(batch: Batch, masks: list[NDArray[np.bool_]]) -> list[Tree]:
     trees, first, remaining = [], 0, iter(masks)
-    for group in groups:
+    for group in batch.groups:
         branches = []
         for sequence in group.sequences:
             tokens = np.asarray(sequence.columns.tokens)
@@ -201,7 +201,7 @@ def trees_of(groups: Sequence[TrainGroup], masks: list[NDArray[np.bool_]]) -> li
     return trees
 
 
-def mask_of(sequence: TrainSequence) -> NDArray[np.bool_]:
+def _mask(sequence: TrainSequence) -> NDArray[np.bool_]:
     if sequence.mask is None:
         return np.ones(len(sequence.columns), dtype=bool)
     return np.asarray(sequence.mask, dtype=bool)
@@ -219,7 +219,7 @@ def _versions(sequence: TrainSequence) -> NDArray[np.int64]:
 
 
 def _check(sequence: TrainSequence, version: int) -> None:
-    mask, columns = mask_of(sequence), sequence.columns
+    mask, columns = _mask(sequence), sequence.columns
     if len(mask) != len(columns):
         raise DataError(
             f"trajectory {sequence.trajectory_id} does not align: {len(columns)} tokens, "

@@ -1,9 +1,8 @@
 """The reference: the model that a run began with, in the trainer or as a worker of its own.
 
-The worker scores one group at a time, so that log-probs are a function of the group: a step that is repeated
-is the same step, bit for bit. Between its packing and the trainer's lies rounding.
+The worker packs a batch as the trainer does. So it finds the bits that a copy in the trainer would.
 
-Shape suffixes: C = completion tokens of the group, N = trained tokens of one row.
+Shape suffix: C = completion tokens of the batch, in order of groups and sequences.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from millrace.algorithms import of_run
 from millrace.config.schema import Config
-from millrace.core.digest import NamedBuffer, digest_buffers, kind_of
+from millrace.core.digest import kind_of
 from millrace.core.errors import DigestMismatchError, WorkerError, needing_memory
-from millrace.core.types import TrainGroup
+from millrace.core.types import Batch
 from millrace.placement.device import computes, computing_dtype, torch_device
-from millrace.trainer.choices import choices_of
-from millrace.trainer.flat_batch import mask_of, trees_of
+from millrace.trainer.adapter import digest_of
+from millrace.trainer.flat_batch import flatten
 from millrace.trainer.mesh import ALONE, Ranks, local
 from millrace.trainer.model import load_model, named_weights, row_logprobs
 from millrace.trainer.packing import pack
@@ -40,13 +40,13 @@ class ReferenceWorker:
     async def load(self, digest: str) -> str:
         return await asyncio.to_thread(self._load, digest)
 
-    async def score(self, group: TrainGroup) -> list[array[float]]:
-        return await asyncio.to_thread(self._score, group)
+    async def score(self, batch: Batch) -> list[array[float]]:
+        return await asyncio.to_thread(self._score, batch)
 
     def _load(self, digest: str) -> str:
         device, dtype = torch_device(*self._device), published_dtype(self._config)
         model = load_reference(self._config, device, ALONE)
-        found = digest_buffers(_buffers(model, dtype), kind_of(digest))
+        found = digest_of(named_weights(model), dtype, kind_of(digest))
         if found != digest:
             raise DigestMismatchError(
                 f"the reference ({self._config.model.path}) has digest {found}, and version 0 was published "
@@ -55,34 +55,32 @@ class ReferenceWorker:
         self._model = model
         return computes(dtype, computing_dtype(dtype, device))
 
-    def _score(self, group: TrainGroup) -> list[array[float]]:
+    def _score(self, batch: Batch) -> list[array[float]]:
         if self._model is None:
             raise WorkerError("the reference has no weights yet: `load` must come first")
-        config, device = self._config, self._model.device
-        budget = config.batch.token_budget
+        budget = self._config.batch.token_budget
         advice = f"Lower `batch.token_budget` ({budget}), which changes no gradient, or free memory"
-        with needing_memory("the reference", f"group {group.group_id}", advice):
-            found_C = reference_logprobs(
-                self._model,
-                group,
-                token_budget=budget,
-                temperature=config.sampling.temperature,
-                dtype=computing_dtype(published_dtype(config), device),
-            )
-        ends = np.cumsum([len(sequence.columns) for sequence in group.sequences])
+        with needing_memory("the reference", f"the batch of version {batch.version}", advice):
+            found_C = reference_logprobs(self._model, batch, self._config)
+        sequences = [sequence for group in batch.groups for sequence in group.sequences]
+        ends = np.cumsum([len(sequence.columns) for sequence in sequences])
         return [array("f", part.tobytes()) for part in np.split(found_C, ends[:-1])]
 
 
 @torch.no_grad()
-def reference_logprobs(
-    model: PreTrainedModel, group: TrainGroup, *, token_budget: int, temperature: float, dtype: torch.dtype
-) -> NDArray[np.float32]:
-    """(C,) in nats, one sequence after the other; NaN where a token is not trained."""
-    masks, choices_C = [mask_of(s) for s in group.sequences], choices_of(group.sequences)
-    found_C = np.full(sum(map(len, masks)), np.nan, np.float32)
-    for row in pack(trees_of([group], masks), token_budget):
-        row = with_choices(row, choices_C)
-        logprobs_N = row_logprobs(model, row, temperature=temperature, dtype=dtype)[0]
+def reference_logprobs(model: PreTrainedModel, batch: Batch, config: Config) -> NDArray[np.float32]:
+    """(C,) in nats; NaN where a token is not trained. Raises: DataError: the batch is malformed."""
+    flat = flatten(
+        batch,
+        of_run(config),
+        max_tokens=config.sampling.max_tokens,
+        minibatches=config.batch.minibatches,
+    )
+    dtype = computing_dtype(published_dtype(config), model.device)
+    found_C = np.full(len(flat.behavior_C), np.nan, np.float32)
+    for row in (row for trees in flat.parts for row in pack(trees, config.batch.token_budget)):
+        chosen = with_choices(row, flat.choices_C)
+        logprobs_N = row_logprobs(model, chosen, temperature=config.sampling.temperature, dtype=dtype)[0]
         found_C[row.flat_N] = logprobs_N.cpu().numpy()
     return found_C
 
@@ -91,19 +89,9 @@ def load_reference(config: Config, device: torch.device, ranks: Ranks) -> PreTra
     """Version 0 as replicas have it."""
     model = load_model(config.model.path, device, ranks)
     for weight in map(local, model.parameters()):
-        weight.detach().copy_(weight.to(published_dtype(config)))
-    return model.requires_grad_(False)
+        weight.copy_(weight.to(published_dtype(config)))
+    return model
 
 
 def published_dtype(config: Config) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.model.dtype]
-
-
-def _buffers(model: PreTrainedModel, dtype: torch.dtype) -> list[NamedBuffer]:
-    """As the trainer publishes them."""
-    found = []
-    for name, weight in named_weights(model).items():
-        held = weight.detach().to("cpu", dtype).contiguous()
-        data = held.view(-1).view(torch.uint8).numpy()
-        found.append(NamedBuffer(name, str(dtype).removeprefix("torch."), tuple(held.shape), data))
-    return found
