@@ -277,6 +277,8 @@ async def a_failing_constructor_is_the_error_of_spawn(make_runtime: MakeRuntime)
             await runtime.spawn("probe", PROBE, {"fail": "foreign", "message": "by zero"})
         with pytest.raises(WorkerError, match="NoSuchClass"):
             await runtime.spawn("probe", "millrace.runtime.probe:NoSuchClass")
+        task = asyncio.current_task()
+        assert task is not None and not task.cancelling(), "a group that closed has cancelled its caller"
         worker = await runtime.spawn("probe", PROBE)
         assert worker.epoch > 1, "failed incarnations use up their epochs"
         assert await call(worker, "echo", 1) == 1

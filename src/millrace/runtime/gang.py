@@ -162,8 +162,12 @@ class GangHandle(Generic[M]):
         """
         try:
             async with asyncio.TaskGroup() as group:
-                for rank, member in enumerate(self.members):
+                begun = [
                     group.create_task(_run(begin(member, self._place_of(place, rank))), name=member.name)
+                    for rank, member in enumerate(self.members)
+                ]
+                # A group that is closing already would not undo its cancellation of this task (Python 3.11).
+                await asyncio.wait(begun)
         except BaseExceptionGroup as failures:
             raise min(failures.exceptions, key=lambda error: isinstance(error, WorkerDied)) from None
 

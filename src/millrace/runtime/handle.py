@@ -116,6 +116,7 @@ class LocalHandle:
                 watch = group.create_task(self._watch(answer_s), name=f"{self.name}.construct")
                 await self._ask(Kind.CONSTRUCT, target, (target, dict(kwargs)), None)
                 watch.cancel()
+                await asyncio.wait([watch])  # see `GangHandle.start`: what fails now must fail in the group
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
 

@@ -143,6 +143,7 @@ class RayHandle:
                     target, "construct", self.epoch, target, dict(variables), pickled, timeout_s=None
                 )
                 watch.cancel()
+                await asyncio.wait([watch])  # see `GangHandle.start`: what fails now must fail in the group
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
