@@ -28,7 +28,7 @@ TIMEOUT_S = 120.0
 @dataclass
 class Lost:
     """The workers of one host. Each is back once its new incarnation elsewhere is of use: a replica serves, a
-    relay has a version, a reward worker is ready."""
+    relay has a version, a reward worker is ready, the trainer has made a step that is no replay."""
 
     address: str
     began_s: float
@@ -49,8 +49,11 @@ class Lost:
             self.waiting.pop(fields["replica"], None)
         elif event.kind == "fetched" and (name := f"relay-{fields['host']}") in self._started:
             self.waiting.pop(name, None)
-        elif event.kind == "step" and self.step_s is None:
-            self.step_s = event.wall_s - self.began_s
+        elif event.kind == "step" and not fields["replayed"]:
+            if "trainer" in self._started:
+                self.waiting.pop("trainer", None)
+            if "trainer" not in self.waiting and self.step_s is None:
+                self.step_s = event.wall_s - self.began_s
         if not self.waiting and self.back_s is None:
             self.back_s = event.wall_s - self.began_s
 
@@ -89,6 +92,10 @@ def _measure(fault: Callable[[Nodes, int], None], *overrides: str) -> dict[str, 
         there = _workers(run, host.address)
         pids = {pid for fields in there.values() for pid in fields.get("pids") or [fields["pid"]]}
         waiting = {name: fields["role"] for name, fields in there.items()}
+        if RANKS[0] in overrides:
+            pids.add(rank := run.pids("trainer")["trainer.1"])
+            assert rank in cluster.pids(1), "it is on another node"
+            waiting["trainer"] = "trainer"
         lost = Lost(host.address, time.time(), waiting)
         num_lost = len(lost.waiting)
         fault(cluster, 1)
@@ -138,4 +145,5 @@ FAULTS: dict[str, Callable[[Nodes, int], None]] = {
     "node": Nodes.kill,
     "link": cut,
 }
-"""Of the second host: it carries a replica and a relay."""
+"""Of the second host: it carries a replica, a relay, and with `RANKS` the trainer's second rank."""
+RANKS = ("trainer.shard=2", "trainer.hosts=2")

@@ -1,6 +1,6 @@
 """How long a run needs to recover from kill -9, role by role, and what it keeps of its throughput.
 
-    python benchmarks/recovery.py [--kills 10] [--window-s 60] [--only recovery|throughput] [--json]
+    python benchmarks/recovery.py [--kills 10] [--window-s 60] [--only recovery|throughput|ranks] [--json]
                                    [--runtime local|ray]
 
 Recovered means of use: a replica serves the current weights again, the relay has staged them, the
@@ -12,7 +12,8 @@ With `--runtime ray` the workers are actors of a Ray cluster of three nodes, eac
 behind a link of 1 Gbit/s. Then the second node's raylet is killed, all of its processes, and its link is cut
 for 20 s: each on a cluster of its own. `until_back`: every worker of that node is of use on another.
 `until_step`: the next optimizer step. `fenced`: the workers that were cut off have ended themselves. At the
-end of each run its accounts close.
+end of each run its accounts close. With `--only ranks` nothing else is measured, and the trainer has two
+ranks, of which the second is on that node.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def main() -> None:
     )
     parser.add_argument("--kills", type=int, default=10, help="of each role")
     parser.add_argument("--window-s", type=float, default=60.0, help="of each throughput measurement")
-    parser.add_argument("--only", choices=("recovery", "throughput"))
+    parser.add_argument("--only", choices=("recovery", "throughput", "ranks"))
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--runtime", choices=("local", "ray"), default="local")
     options = parser.parse_args()
@@ -140,13 +141,14 @@ def main() -> None:
 
 def on_ray(options: argparse.Namespace) -> dict[str, object]:
     """Imports Ray's tests only where they are asked for."""
-    from cluster_faults import measure_faults, run_on_cluster
+    from cluster_faults import RANKS, measure_faults, run_on_cluster
 
-    overrides = (*OVERRIDES, "supervision.heartbeat_timeout_s=3")
-    with run_on_cluster(*overrides) as (_, run):
-        times = recover_each(run, options.kills)
-    _tell(times)
-    faults = measure_faults(*overrides)
+    overrides, times = (*OVERRIDES, "supervision.heartbeat_timeout_s=3"), {}
+    if options.only != "ranks":
+        with run_on_cluster(*overrides) as (_, run):
+            times = recover_each(run, options.kills)
+        _tell(times)
+    faults = measure_faults(*overrides, *(RANKS if options.only == "ranks" else ()))
     for name, numbers in faults.items():
         print(f"{name:12} " + "   ".join(f"{what} {value:6.2f}" for what, value in numbers.items()))
     return {"recovery_s": times, "faults_s": faults}

@@ -14,11 +14,11 @@ from tests.runs import train, weights
 
 from millrace.chaos.child_run import ChildRun
 
-RUN = ("steps=6", "trainer.shard=2", "rollout.replicas=3")
+RUN = ("steps=12", "trainer.shard=2", "rollout.replicas=3")
 RAY = ("trainer.hosts=2", "runtime.kind=ray", "supervision.heartbeat_timeout_s=5")
 
 
-def test_two_ranks_on_two_nodes_train_the_weights_of_a_local_run_though_one_is_killed(
+def test_two_ranks_on_two_nodes_train_the_weights_of_a_local_run_though_one_and_then_its_node_is_killed(
     start: Path, tmp_path: Path
 ) -> None:
     if why := refusal():
@@ -31,14 +31,16 @@ def test_two_ranks_on_two_nodes_train_the_weights_of_a_local_run_though_one_is_k
             run.start()
             until(run, lambda event: event.kind == "step" and event.fields["version"] == 3)
             second = run.pids("trainer")["trainer.1"]
-            assert any(second in cluster.pids(index) for index in (1, 2)), "it is on a node of its own"
+            [node] = [index for index in (1, 2) if second in cluster.pids(index)]  # of its own
             os.kill(second, signal.SIGKILL)
+            until(run, lambda event: event.kind == "step" and event.fields["version"] == 6)
+            cluster.kill(node)
             ended = until(run, lambda event: event.kind == "run_ended")
         finally:
             run.end()
     assert ended.fields["ok"], run.last_words(40)
-    died = [event.fields for event in run.events if event.kind == "worker_died"]
-    assert [fields["name"] for fields in died] == ["trainer"]
+    died = [event.fields["name"] for event in run.events if event.kind == "worker_died"]
+    assert died[0] == "trainer" and {"trainer", f"relay-{cluster.hosts[node].address}"} <= {*died[1:]}
     fetched = [event.fields for event in run.events if event.kind == "fetched"]
     assert {fields["host"] for fields in fetched if fields["received_bytes"]} == {
         event.fields["name"].removeprefix("relay-")
