@@ -166,7 +166,7 @@ class Config(Section):
         if self.adapter.rank is not None and self.trainer.tensor > 1:
             raise ValueError(
                 f"`adapter.rank` ({self.adapter.rank}) needs whole matrices, and `trainer.tensor` "
-                f"({self.trainer.tensor}) divides them. Set it to 1, and use `trainer.shard`"
+                f"({self.trainer.tensor}) divides them.\n  Set `trainer.tensor` to 1, and use `trainer.shard`"
             )
         if self.reference_apart and (why := self._reference_elsewhere()):
             raise ValueError(f'`algorithm.reference` ("replica") {why}.\n  Set it to "trainer"')
