@@ -10,6 +10,7 @@ from tests.runs import events, summary, train, weights
 
 from millrace.observe.jsonl import read_events
 from millrace.reading.reader import LedgerReader
+from millrace.weights.packed import SPARSE
 
 STEPS, LAST = "steps=8", 8
 TWO = "runtime.hosts=2"
@@ -53,6 +54,26 @@ def test_each_replica_pulls_on_its_own_host_what_that_got_from_the_trainers(on_t
             assert event.fields["version"] in held
     leased = {e.fields["replica"] for e in events(on_two_hosts, "leased")}
     assert leased == {"replica-0", "replica-1"}, "both hosts had a share of the groups"
+
+
+def test_a_replica_serves_versions_that_its_host_got_as_deltas(start, tmp_path):
+    """At this learning rate few published elements change. With two slots the trainer's host is busy with its
+    share for longer than a fetch takes, so the other one gets its own."""
+    rare = ("model.dtype=bfloat16", "optimizer.lr=1e-6", "rollout.slots=2")
+    run = train(start, tmp_path / "run", STEPS, TWO, *rare)
+    digests = {e.fields["version"]: e.fields["digest"] for e in events(run, "published")}
+    changed = {version for version in digests if digests[version] != digests.get(version - 1)}
+    encoded = {
+        e.fields["version"]
+        for e in events(run, "fetched")
+        if e.fields["host"] == FAR
+        and SPARSE in e.fields["encodings"]
+        and 10 * e.fields["received_bytes"] < e.fields["decoded_bytes"]
+    }
+    far = [e for e in read_events(run.events) if e.fields.get("replica") == "replica-1"]
+    pulled = {e.fields["version"]: e.fields["digest"] for e in far if e.kind == "pulled"}
+    assert pulled.items() <= digests.items(), "what it computes with is what the trainer has"
+    assert changed & encoded & pulled.keys() & {e.fields["version"] for e in far if e.kind == "leased"}
 
 
 class Killer:
