@@ -12,7 +12,6 @@ ON_GPU = Needs(
     num_parameters=500_000_000,
     weights_bytes=GB,
     kv_token_bytes=12_000,
-    kv_replica_bytes=3 * GB,
     trainer=MemoryNeed(8 * GB, GB),
     replica=MemoryNeed(5 * GB, 2 * GB),
     checkpoint_bytes=6 * GB,

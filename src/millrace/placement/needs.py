@@ -40,7 +40,6 @@ class Needs:
     num_parameters: int
     weights_bytes: int
     kv_token_bytes: int
-    kv_replica_bytes: int
     trainer: MemoryNeed
     replica: MemoryNeed
     checkpoint_bytes: int
@@ -105,7 +104,6 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
         num_parameters=parameters,
         weights_bytes=version,
         kv_token_bytes=kv_token,
-        kv_replica_bytes=kv_replica,
         trainer=trainer,
         replica=replica_memory,
         checkpoint_bytes=trained * COPY_BYTES + moments,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import platform
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +27,6 @@ class Seen(msgspec.Struct, frozen=True):
     missing: tuple[str, ...]
     problem: str
     python: str
-    interpreter: str
     package: str  # where `millrace` is, and the digest of its source
     wall_s: float
     disk_bytes: int
@@ -48,7 +46,6 @@ def look(paths: Sequence[str], directory: str) -> Seen:
         missing=tuple(path for path in paths if not Path(path).exists()),
         problem=problem,
         python=platform.python_version(),
-        interpreter=sys.executable,
         package=package(),
         wall_s=clock.wall(),
         disk_bytes=shutil.disk_usage(directory).free if Path(directory).exists() else 0,

@@ -47,7 +47,6 @@ class Exploration:
     restarts: int
     resumes: int
     virtual_s: float
-    noticed_corruptions: int
     schedules: dict[str, int]
 
     @property
@@ -84,7 +83,6 @@ def explore(
         restarts=sum(v.restarts for v in verdicts),
         resumes=sum(v.resumes for v in verdicts),
         virtual_s=sum(v.virtual_s for v in verdicts),
-        noticed_corruptions=sum(v.noticed_corruption for v in verdicts),
         schedules=dict(Counter(v.schedule for v in verdicts)),
     )
 
