@@ -233,14 +233,14 @@ def _size_warnings(config: Config, layout: Layout) -> Iterator[str]:
     if placed.device == "cpu" and here > cores:
         of_parts = "" if config.rollout.tensor == 1 else f" of {config.rollout.tensor} processes"
         yield (
-            f"{replicas} replicas{of_parts} share the host's cores ({cores}) with the trainer: more replicas "
-            "generate no faster, lower `rollout.replicas`"
+            f"{replicas} replicas{of_parts} share {cores} cores with the trainer: more than {cores} generate "
+            "no faster, lower `rollout.replicas`"
         )
     cores = placed.host.cores
     if placed.device == "cpu" and config.trainer.ranks_of_host > cores:
         yield (
-            f"the trainer's {config.trainer.ranks_of_host} ranks share the host's cores ({cores}): more "
-            "ranks train no faster, lower `trainer.shard`"
+            f"the trainer's {config.trainer.ranks_of_host} ranks share {cores} cores: more than {cores} "
+            "train no faster, lower `trainer.shard`"
         )
 
 
