@@ -26,6 +26,10 @@ def reward(completion):
 """
 
 
+def ended(pids: list[int]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
 @pytest.mark.usefixtures("warm")
 def test_a_reward_worker_starts_when_completions_wait_and_ends_when_none_do(start, tmp_path, monkeypatch):
     monkeypatch.setattr(live_scorers, "QUIET_S", 1.0)
@@ -38,10 +42,8 @@ def test_a_reward_worker_starts_when_completions_wait_and_ends_when_none_do(star
             changes.append(event)
         elif event.kind == "worker_started" and event.fields["name"] == "environment-1":
             second.append(event.fields["pid"])
-        elif event.kind == "step" and changes and changes[-1].fields["workers"] == 1:
-            ended = not any(Path(f"/proc/{pid}").exists() for pid in second)
-            if ended:
-                stop.set()
+        elif event.kind == "step" and changes and changes[-1].fields["workers"] == 1 and ended(second):
+            stop.set()
 
     config = load(start, [reward, "batch.prompts=8", "steps=1000", "checkpoints.every=1000"])
     asyncio.run(compose.train(config, run_directory.create("run", tmp_path / "run"), stop, watch))

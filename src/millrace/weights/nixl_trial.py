@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 
-from millrace.core.errors import MillraceError, WeightsError, leaves
+from millrace.core.errors import WeightsError, leaves
 from millrace.weights.layout import Bytes, Memory, create
 from millrace.weights.nixl_link import Agent
 
@@ -46,5 +46,6 @@ def _ring() -> Memory:
 if __name__ == "__main__":
     try:
         asyncio.run(pull_some())
-    except* MillraceError as failures:
-        sys.exit(str(next(leaves(failures))))
+    except* Exception as failures:
+        error = next(leaves(failures))
+        sys.exit(f"{type(error).__name__}: {error}")
