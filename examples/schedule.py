@@ -58,8 +58,8 @@ def make(config: Config) -> Schedule:
 
 
 def main() -> None:
-    # Four replicas, crashes on the way. A rehearsal raises BrokenPromise if a batch is too old, if a
-    # trajectory mixes versions, or if the run gets stuck, so to print these lines is to have passed.
+    # Four replicas, with crashes. A rehearsal raises BrokenPromise if a batch is too old, if a trajectory
+    # mixes versions, or if the run gets stuck. So a printed line means that its schedule passed.
     scene = Scene(steps=30, batch_groups=4, replicas=4, crash_probability=0.01)
     for schedule in (newest_only(staleness_max=3), presets.areal(eta=3), presets.synchronous()):
         staleness: Counter[int] = Counter()

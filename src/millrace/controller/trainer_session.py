@@ -99,7 +99,7 @@ class TrainerSession:
             result = await self._step(handle, batch)
             await self._published()
             if isinstance(result, StepRejected):
-                await self._reject(handle, result)
+                self._reject(result)
                 if result.weights_lost:
                     await self._catch_up(handle, beside)
                 continue
@@ -209,7 +209,7 @@ class TrainerSession:
         self._run.waits.progress(handle.name)
         return result
 
-    async def _reject(self, handle: Handle, rejected: StepRejected) -> None:
+    def _reject(self, rejected: StepRejected) -> None:
         """The trajectories at fault end, durably, before another try: a resumed run does not take them again.
 
         Raises TrainingError: REJECTED_MAX batches in a row were not fit to be trained on.
