@@ -106,7 +106,7 @@ class BatchShape(Section):
     """Parts of a batch, of whole groups. Each gets an optimizer step of its own, and all together make one
     version. With several steps the clip of an algorithm acts."""
     epochs: int = Field(default=1, ge=1, le=100)
-    """How often a batch is gone through before the version is published."""
+    """How often a batch is trained on before the version is published."""
 
 
 class Optimizer(Section):
