@@ -37,6 +37,11 @@ def cpu_model() -> str:
     return _of_first_core("model name")
 
 
+def cpu_vendor() -> str:
+    """As the kernel names it, such as GenuineIntel; empty where the kernel names none (ARM)."""
+    return _of_first_core("vendor_id")
+
+
 def _of_first_core(name: str) -> str:
     with suppress(OSError):  # not Linux
         for line in CPUS.read_text().splitlines():

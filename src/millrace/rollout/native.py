@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from millrace.placement.products import product
 from millrace.rollout.architecture import Architecture
 from millrace.rollout.attention import BUCKET, Kernel, Segment
 from millrace.rollout.cache import KVCache
@@ -175,11 +176,11 @@ class NativePass:
         for bound in layers:
             layer = bound.layer
             self._norm(x, layer.input_norm, normed)
-            _multiply(normed, bound.qkv, layer.qkv_bias, qkv)
+            self._multiply(normed, bound.qkv, layer.qkv_bias, qkv)
             self._code.attend(shape, ctypes.byref(bound.attention), rows, *where)
             self._add(x, attended, bound.out, layer.out_bias, layer.out_norm, normed)
             self._norm(x, layer.mlp_norm, normed)
-            _multiply(normed, bound.gate_up, layer.gate_up_bias, gate_up)
+            self._multiply(normed, bound.gate_up, layer.gate_up_bias, gate_up)
             self._code.gate(rows, gate_up.data_ptr(), gated.data_ptr(), width, *self._gate)
             self._add(x, gated, bound.down, layer.down_bias, layer.down_norm, normed)
         self._norm(x, weights.norm, normed)
@@ -195,13 +196,26 @@ class NativePass:
     ) -> None:
         """to += x weight + bias, normalised if there is a `norm`, in memory `made`."""
         if norm is not None:
-            _multiply(x, weight, bias, made)
+            self._multiply(x, weight, bias, made)
             self._norm(made, norm, made)
             to += made
             return
-        to.addmm_(x, weight)
+        if self._forward.products.by_onednn(len(x)):
+            to += product(x, weight)
+        else:
+            to.addmm_(x, weight)
         if bias is not None:
             to += bias
+
+    def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        if self._forward.products.by_onednn(len(x)):
+            out.copy_(product(x, weight))
+            if bias is not None:
+                out += bias
+        elif bias is None:
+            torch.mm(x, weight, out=out)
+        else:
+            torch.addmm(bias, x, weight, out=out)
 
     def _made(self, rows: int, layer: _Bound) -> list[Tensor]:
         """Memory of a call: the residual stream, normalised, q to v, attended, gate and up, gated."""
@@ -221,13 +235,6 @@ class NativePass:
         addresses = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
         attention = _Attention(*addresses, cos.shape[-1], self._windows[index] or 0)
         return _Bound(layer, layer.qkv.t(), layer.out.t(), layer.gate_up.t(), layer.down.t(), attention)
-
-
-def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    if bias is None:
-        torch.mm(x, weight, out=out)
-    else:
-        torch.addmm(bias, x, weight, out=out)
 
 
 def native_pass(

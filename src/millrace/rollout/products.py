@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from millrace.placement.products import ROWS_MIN, by_onednn, product
+
 Tensor = torch.Tensor
 
 
@@ -33,8 +35,15 @@ class Products:
         step = 1 << max(0, (tiles - 1).bit_length() - 3)
         return -(-tiles // step) * step * self.tile
 
+    def by_onednn(self, rows: int) -> bool:
+        """Where rows need not be independent, the faster kernel may compute them."""
+        return self.tile == 1 and rows >= ROWS_MIN and by_onednn()
+
     def linear(self, x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         """(M, O): x weight^T + bias"""
+        if self.by_onednn(len(x_MI)):
+            out = product(x_MI, weight_OI.t())
+            return out if bias_O is None else out.add_(bias_O)
         if not self.alone:
             return F.linear(x_MI, weight_OI, bias_O)
         out = torch.bmm(x_MI[:, None], weight_OI.t().expand(len(x_MI), -1, -1))[:, 0]
@@ -42,7 +51,7 @@ class Products:
 
     def add_linear(self, to_MO: Tensor, x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         """to += x weight^T + bias"""
-        if self.alone:
+        if self.alone or self.by_onednn(len(x_MI)):
             to_MO += self.linear(x_MI, weight_OI, bias_O)
             return
         to_MO.addmm_(x_MI, weight_OI.t())

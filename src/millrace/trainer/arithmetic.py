@@ -10,6 +10,7 @@ from torch.backends import cpu
 from millrace import __version__
 from millrace.config.schema import Config
 from millrace.placement.number_format import cpu_model
+from millrace.placement.products import by_onednn
 
 
 def arithmetic(device: torch.device, config: Config) -> str:
@@ -24,6 +25,7 @@ def arithmetic(device: torch.device, config: Config) -> str:
         f"torch {torch.__version__}",
         f"{cpu_model()} ({cpu.get_cpu_capability()})",
         f"{torch.get_num_threads()} threads",
+        *(("products by oneDNN",) if by_onednn() else ()),
         f"batch.token_budget {config.batch.token_budget}",
         f"model.recompute {config.model.recompute}",
         *(f"trainer.{key} {value}" for key, value in config.trainer if value > 1),

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from millrace.placement.products import by_onednn, product
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
@@ -50,7 +52,7 @@ def token_logprobs(
 def _scaled_logits(
     hidden: torch.Tensor, weight: torch.Tensor, temperature: float, softcap: float | None
 ) -> torch.Tensor:
-    logits = hidden @ weight.T
+    logits = product(hidden, weight.T)
     logits = logits.to(_wide(logits))
     if softcap is not None:
         logits.div_(softcap).tanh_().mul_(softcap)
@@ -145,12 +147,12 @@ class _TokenLogprobs(torch.autograd.Function):
             if bend is not None:
                 slope += bend
             slope = slope.to(hidden.dtype)
-            torch.mm(slope, cast, out=grad_hidden[part])
+            grad_hidden[part] = product(slope, cast)
             if frozen:
                 continue
-            if slope.dtype == grad_weight.dtype:
+            if slope.dtype == grad_weight.dtype and not by_onednn():
                 grad_weight.addmm_(slope.T, hidden[part])
             else:
-                grad_weight += slope.T @ hidden[part]
+                grad_weight += product(slope.T, hidden[part])
         of_weight = None if frozen else grad_weight.to(weight.dtype)
         return grad_hidden, of_weight, None, None, None, None, None

@@ -21,10 +21,12 @@ from millrace.algorithms.low_rank import KINDS
 from millrace.core.errors import DataError, boundary
 from millrace.core.supported import TRAINER, refuse_unsupported
 from millrace.placement.gpu import on
+from millrace.placement.products import TILE, by_onednn
 from millrace.trainer.attention import NAME, plan
+from millrace.trainer.linear import quicken
 from millrace.trainer.logprobs import token_logprobs
 from millrace.trainer.mesh import ALONE, Ranks, local
-from millrace.trainer.packing import Row
+from millrace.trainer.packing import Row, padded
 from millrace.trainer.ragged import serves
 
 
@@ -63,6 +65,8 @@ def load_model(
     _check_whole(model, loaded, path, ranks)
     if insert is not None and ranks.alone:
         insert(model)
+    if ranks.alone and device.type == "cpu":
+        quicken(model)
     model.to("cpu" if ranks.offload else device)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -188,6 +192,8 @@ def _pair_logprobs(
 ) -> tuple[torch.Tensor, ...]:
     """Everything that reads weights."""
     device, ranks = model.device, getattr(model, "ranks", ALONE)
+    if ranks.alone and device.type == "cpu" and by_onednn():
+        row = padded(row, TILE)
     put = partial(on, device)
     with compute_dtype(device, dtype):
         hidden_1TH = model.base_model(

@@ -12,7 +12,7 @@ Tokens may come as lists or as arrays; they are laid out as arrays.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,21 @@ def pack(trees: Sequence[Tree], token_budget: int) -> list[Row]:
             bins[slot].append(piece)
             room[slot] -= size
     return [_lay_out(group) for group in bins]
+
+
+def padded(row: Row, multiple: int) -> Row:
+    """With tokens that nobody looks at behind the row, up to a multiple of tokens."""
+    tokens = len(row.tokens_T)
+    missing = -tokens % multiple
+    if not missing:
+        return row
+    nothing_T = np.zeros(missing, np.int64)
+    return replace(
+        row,
+        tokens_T=np.concatenate([row.tokens_T, nothing_T]),
+        positions_T=np.concatenate([row.positions_T, np.arange(missing)]),
+        stretches=(*row.stretches, Stretch(tokens, missing, nothing_T[:0])),
+    )
 
 
 def _split(tree: Tree, token_budget: int) -> list[_Piece]:
