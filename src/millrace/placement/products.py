@@ -17,7 +17,7 @@ from millrace.placement.number_format import cpu_vendor
 ROWS_MIN = 32
 """With fewer rows, a call of oneDNN costs more than it saves."""
 TILE = 64
-"""oneDNN makes code for each number of rows, in a third of a millisecond. So rows are padded to few numbers."""
+"""oneDNN makes code for each number of rows, in 0.3 ms. So the trainer pads its rows to such a multiple."""
 
 
 @cache
