@@ -95,7 +95,7 @@ def test_no_worker_outside_a_run_gets_the_url() -> None:
 
 
 def _needs() -> Needs:
-    return Needs(1, 1, 1, 1, MemoryNeed(0, 1), MemoryNeed(0, 1), 1, Momentary())
+    return Needs(1, 1, 1, MemoryNeed(0, 1), MemoryNeed(0, 1), 1, Momentary())
 
 
 def test_a_script_gives_its_process_the_url_that_the_directory_lacks(

@@ -121,7 +121,7 @@ def test_a_micro_batch_is_the_budget_or_a_longer_sequence_and_never_more_than_th
 
 
 MOMENT = Momentary(8192, token_bytes=1_000_000, logits_bytes=GB // 2, replica_bytes=GB)
-NEEDS = Needs(500_000_000, GB, 12_000, 3 * GB, MemoryNeed(0, 9 * GB), MemoryNeed(0, 7 * GB), 6 * GB, MOMENT)
+NEEDS = Needs(500_000_000, GB, 12_000, MemoryNeed(0, 9 * GB), MemoryNeed(0, 7 * GB), 6 * GB, MOMENT)
 ON_GPU = replace(NEEDS, trainer=MemoryNeed(8 * GB, GB), replica=MemoryNeed(5 * GB, 2 * GB))
 
 
