@@ -53,6 +53,11 @@ class Ranks:
         return self.world == 1 and not self.offload
 
     @property
+    def whole_products(self) -> bool:
+        """This process multiplies whole rows with whole matrices."""
+        return self.tensor == self.sequence == 1
+
+    @property
     def tensor_index(self) -> int:
         """Which block of matrices this rank computes. Ranks that differ in it alone see the same tokens."""
         return self.rank % self.tensor

@@ -65,7 +65,7 @@ def load_model(
     _check_whole(model, loaded, path, ranks)
     if insert is not None and ranks.alone:
         insert(model)
-    if ranks.alone and device.type == "cpu":
+    if ranks.whole_products and device.type == "cpu":
         quicken(model)
     model.to("cpu" if ranks.offload else device)
     for module in model.modules():
@@ -192,7 +192,7 @@ def _pair_logprobs(
 ) -> tuple[torch.Tensor, ...]:
     """Everything that reads weights."""
     device, ranks = model.device, getattr(model, "ranks", ALONE)
-    if ranks.alone and device.type == "cpu" and by_onednn():
+    if ranks.whole_products and device.type == "cpu" and by_onednn():
         row = padded(row, TILE)
     put = partial(on, device)
     with compute_dtype(device, dtype):
