@@ -7,7 +7,8 @@
 Parts, each on the short and the uneven task of `loop_vs_trl.py`:
 
     default           its configuration: 128 slots, so that a batch and more is decoded at once
-    generation-bound  8 slots: a decode step serves few trajectories, and the trainer waits for them
+    generation-bound  8 slots, on the uneven task 4: a decode step serves few trajectories, and the trainer
+                      waits for them
     trainer-bound     micro-batches of 64 tokens: the same gradient, at over twice the trainer's time; on the
                       uneven task also activations computed again and a KL penalty to a reference model
     balanced          the uneven task with micro-batches of 64 tokens: no side is the slower one
@@ -33,7 +34,7 @@ PEERS, BALANCED = "peers", "balanced"
 RECOMPUTING = {"recompute": "true", "kl": 0.001}
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "default": {"short": {}, "uneven": {}},
-    "generation-bound": {"short": {"slots": 8}, "uneven": {"slots": 8}},
+    "generation-bound": {"short": {"slots": 8}, "uneven": {"slots": 4}},
     "trainer-bound": {"short": {"token_budget": 64}, "uneven": {"token_budget": 64, **RECOMPUTING}},
     BALANCED: {"uneven": {"token_budget": 64}},
 }
