@@ -21,7 +21,6 @@ from pathlib import Path
 
 import torch
 
-from millrace.placement.products import product
 from millrace.rollout.architecture import Architecture
 from millrace.rollout.attention import BUCKET, Kernel, Segment
 from millrace.rollout.cache import KVCache
@@ -200,18 +199,12 @@ class NativePass:
             self._norm(made, norm, made)
             to += made
             return
-        if self._forward.products.by_onednn(len(x)):
-            to += product(x, weight)
-        else:
-            to.addmm_(x, weight)
-        if bias is not None:
-            to += bias
+        self._forward.products.add_linear(to, x, weight.t(), bias)
 
     def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        if self._forward.products.by_onednn(len(x)):
-            out.copy_(product(x, weight))
-            if bias is not None:
-                out += bias
+        products = self._forward.products
+        if products.by_onednn(len(x)):
+            out.copy_(products.linear(x, weight.t(), bias))
         elif bias is None:
             torch.mm(x, weight, out=out)
         else:
