@@ -111,9 +111,8 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
         events.emit("step", **step(3.0, 2, replayed=True).fields)
     read = EventAccumulator(str(tmp_path / "tensorboard"))
     read.Reload()
-    (tensor_tag,) = [t for t in read.Tags()["tensors"] if t == "reward/mean"]
-    assert [point.step for point in read.Tensors(tensor_tag)] == [1, 2]
-    assert [point.wall_time for point in read.Tensors(tensor_tag)] == [50.0, 50.0]
+    points = read.Scalars("reward/mean")
+    assert [(point.step, point.wall_time) for point in points] == [(1, 50.0), (2, 50.0)]
 
 
 def test_tensorboard_shows_samples_as_texts(tmp_path: Path) -> None:

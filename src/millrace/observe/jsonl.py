@@ -135,20 +135,14 @@ def _append(path: Path) -> BinaryIO:
 
 def _write_line(file: BinaryIO, record: dict[str, Any]) -> None:
     """All of a line or nothing of it. Raises StorageError."""
-    line = encoded(record)
-    end = file.seek(0, os.SEEK_END)
+    line, written = encoded(record) + b"\n", 0
     with writing(file.name):
         try:
-            _write_all(file, line + b"\n")
+            while written < len(line):  # a disk that fills up may write only a part
+                written += file.write(line[written:])
         except OSError:
-            file.truncate(end)
+            file.truncate(file.seek(0, os.SEEK_END) - written)
             raise
-
-
-def _write_all(file: BinaryIO, data: bytes) -> None:
-    """A disk that fills up may write only a part."""
-    while data:
-        data = data[file.write(data) :]
 
 
 def encoded(record: dict[str, Any]) -> bytes:
