@@ -65,6 +65,7 @@ class RunContext:
         self._computes: dict[str, str] = {}
         self.stopping, self.stop_reason = False, "stopped"
         self.repack_due = False
+        self.written_s = clock.now()  # the last write to the ledger
         self._out_of_signal = False
         recovered = ledger.recover()
         self.resumed_version = recovered.version
@@ -206,13 +207,18 @@ class RunContext:
     # ------------------------------------------------------------ ledger
 
     def flush(self) -> None:
-        """Hand what changed to the ledger, and report what ended."""
+        """Write what changed."""
+        self.hand_over()
+        self.ledger.flush()
+
+    def hand_over(self) -> None:
+        """Give what changed to the ledger, which is about to write, and report what ended."""
+        self.written_s = clock.now()
         changed, grown, ended = self.state.changes()
         self.ledger.update(changed)
         self.ledger.grow(grown)
         for t in ended:
             self.events.emit("ended", trajectory_id=t.trajectory_id, state=t.state.value, reason=t.reason)
-        self.ledger.flush()
 
 
 def _numbers(config: Config) -> RunNumbers:

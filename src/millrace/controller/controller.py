@@ -173,9 +173,12 @@ class Controller:
             loops.append(group.create_task(keep(judge, pool.session, pool.is_scoring), name=judge.name))
 
     async def _flush(self) -> None:
+        """Not where a step has just been written with all the rest."""
+        run, flush_s = self._run, self._run.pace.flush_s
         while True:
-            await asyncio.sleep(self._run.pace.flush_s)
-            self._run.flush()
+            await asyncio.sleep(run.written_s + flush_s - clock.now())
+            if clock.now() >= run.written_s + flush_s:
+                run.flush()
 
     async def _watch(self) -> None:
         """Without progress: say who waits for whom. After `stall_s` that message ends the run, unless an open

@@ -237,7 +237,7 @@ class TrainerSession:
         group_ids = [group.group_id for group in batch.groups]
         trained = [s.trajectory_id for group in batch.groups for s in group.sequences]
         record = StepRecord(result.version, group_ids, trained, dict(result.metrics))
-        run.flush()
+        run.hand_over()
         run.ledger.commit_step(record)
         run.state.committed(result.version)
         return record
