@@ -59,13 +59,14 @@ class Group:
         if not np.isfinite(rewards_G).all():
             raise DataError(f"rewards of a group must be finite, got {rewards_G.tolist()}")
         every = [np.asarray(mask, dtype=bool) for mask in masks or [[True]] * rewards_G.size]
+        turn_of = [turns_of(mask) for mask in every]
         return Group(
             rewards_G,
             lengths_G=np.asarray([mask.size for mask in every]),
             trained_G=np.asarray([mask.sum() for mask in every]),
             truncated_G=np.broadcast_to(np.asarray(truncated, dtype=bool), rewards_G.shape),
-            turns_G=np.asarray([turns_of(mask).max(initial=-1) + 1 for mask in every]),
-            turn_of=[turns_of(mask) for mask in every],
+            turns_G=np.asarray([turns.max(initial=-1) + 1 for turns in turn_of]),
+            turn_of=turn_of,
             max_tokens=max_tokens,
             values=values,
             turn_rewards=turn_rewards,
@@ -92,5 +93,6 @@ class Group:
 
 def turns_of(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Of each token the turn, a stretch of the mask; -1 outside of it."""
-    begins = np.diff(mask, prepend=False) & mask
+    begins = mask.copy()
+    begins[1:] &= ~mask[:-1]
     return np.where(mask, begins.cumsum() - 1, -1)

@@ -10,14 +10,13 @@ S = sequences of the batch; G = those of one group.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millrace.algorithms import Algorithm, Group
-from millrace.algorithms.group import turns_of
 from millrace.core.errors import DataError
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.choices import TokenChoices, choices_of
@@ -154,18 +153,19 @@ def _judged(
         own = slice(len(kept), len(kept) + len(group.sequences))
         rewards, cut = [s.reward for s in group.sequences], [s.truncated for s in group.sequences]
         known = values[own] if algorithm.critic else None
-        judged = Group.of(rewards, masks[own], cut, max_tokens, known, _turn_rewards(group, masks[own]))
+        judged = Group.of(rewards, masks[own], cut, max_tokens, known)
+        judged = replace(judged, turn_rewards=_turn_rewards(group, judged.turns_G))
         trains_G = np.ones(len(rewards), bool) if algorithm.trained is None else algorithm.trained(judged)
         advantages += _by_token(algorithm, judged.minus(penalties_S[own]), group.group_id)
         kept += [mask & trains for mask, trains in zip(masks[own], trains_G, strict=True)]
     return advantages, kept
 
 
-def _turn_rewards(group: TrainGroup, masks: list[NDArray[np.bool_]]) -> list[NDArray[np.float64]]:
+def _turn_rewards(group: TrainGroup, turns_G: NDArray[np.int64]) -> list[NDArray[np.float64]]:
     """Of each sequence those of its turns, as its reward function named them; NaN where it named none."""
     return [
-        np.array([s.metrics.get(f"turn_{k + 1}", np.nan) for k in range(turns_of(mask).max(initial=-1) + 1)])
-        for s, mask in zip(group.sequences, masks, strict=True)
+        np.array([s.metrics.get(f"turn_{k + 1}", np.nan) for k in range(turns)])
+        for s, turns in zip(group.sequences, turns_G, strict=True)
     ]
 
 
