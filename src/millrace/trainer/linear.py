@@ -32,9 +32,16 @@ class _Linear(torch.autograd.Function):
         grad_TO = grads[0].reshape(-1, len(weight_OI))
         return (
             product(grad_TO, weight_OI).view_as(x) if of_x else None,
-            product(grad_TO.t(), x.reshape(-1, x.shape[-1])) if of_weight else None,
+            _weight_gradient(grad_TO, x.reshape(-1, x.shape[-1])) if of_weight else None,
             grad_TO.sum(0) if of_bias else None,
         )
+
+
+def _weight_gradient(grad_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
+    """oneDNN is up to 1.4 times faster with fewer rows than columns."""
+    if grad_TO.shape[1] > x_TI.shape[1]:
+        return product(x_TI.t(), grad_TO).t()
+    return product(grad_TO.t(), x_TI)
 
 
 def quicken(model: torch.nn.Module) -> None:
