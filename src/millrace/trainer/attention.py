@@ -184,11 +184,10 @@ def _attend_blocks(
     softcap: float | None,
 ) -> torch.Tensor:
     _, heads, tokens, dim = query.shape
-    query_T, key_T, value_T = (_rows(x) for x in (query, key, value))
+    queries, keys = [block.queries_RQ for block in blocks], [block.keys_RK for block in blocks]
+    gathered = _gather(query, queries), _gather(key, keys), _gather(value, keys)
     outputs = []
-    for block in blocks:
-        query_R = _gather(query_T, block.queries_RQ, dim)
-        key_R, value_R = (_gather(x_T, block.keys_RK, dim) for x_T in (key_T, value_T))
+    for block, query_R, key_R, value_R in zip(blocks, *gathered, strict=True):
         if softcap is not None:
             out = _capped_attention(query_R, key_R, value_R, block.mask, scaling, softcap)
         else:
@@ -227,15 +226,16 @@ def _capped_attention(
         return weights.to(value_R.dtype) @ value_R
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """(1, H, T, D) -> (T, H * D)"""
-    return x[0].transpose(0, 1).reshape(x.shape[2], -1)
-
-
-def _gather(x_T: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
-    """(T, H * D) -> (R, H, K, D). `embedding`, because its backward sums repeats in a fixed order on
-    every device, which that of indexing does not."""
-    return embedding(index, x_T).unflatten(-1, (-1, dim)).transpose(1, 2)
+def _gather(x: torch.Tensor, indices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """(1, H, T, D) -> (R, H, K, D) of each block. `embedding`, because its backward sums repeats in a fixed
+    order on every device, which that of indexing does not; one, because each adds to all of the row."""
+    x_T = x[0].transpose(0, 1).flatten(1)
+    gathered = embedding(torch.cat([index.flatten() for index in indices]), x_T)
+    parts = gathered.split([index.numel() for index in indices])
+    heads = (x.shape[1], x.shape[3])
+    return [
+        part.view(*index.shape, *heads).transpose(1, 2) for part, index in zip(parts, indices, strict=True)
+    ]
 
 
 AttentionInterface.register(NAME, packed_attention)
