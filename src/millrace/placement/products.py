@@ -34,8 +34,13 @@ def by_onednn() -> bool:
 
 def product(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
     """(M, N): a b. It has no gradient of its own."""
-    single = a_MK.dtype == b_KN.dtype == torch.float32 and not a_MK.is_cuda
-    if not (single and len(a_MK) >= ROWS_MIN and by_onednn()):
-        return a_MK @ b_KN
-    found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(a_MK, b_KN.t(), None, "none", [], "")
+    return product_transposed(a_MK, b_KN.t())
+
+
+def product_transposed(a_MK: torch.Tensor, b_NK: torch.Tensor) -> torch.Tensor:
+    """(M, N): a b^T. As `product`."""
+    single = a_MK.dtype == b_NK.dtype == torch.float32 and not a_MK.is_cuda
+    if not (single and a_MK.shape[0] >= ROWS_MIN and by_onednn()):
+        return a_MK @ b_NK.t()
+    found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(a_MK, b_NK, None, "none", [], "")
     return found

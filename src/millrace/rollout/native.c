@@ -70,7 +70,8 @@ static void norm_row(const float *x, const float *weight, float *out, long n, fl
     float total = sum(squares);
     for (; i < n; i++) total += x[i] * x[i];
     float factor = 1.0f / sqrtf(total / n + eps);
-    for (i = 0; i < n; i++) out[i] = x[i] * factor * (weight[i] + from_one);
+    for (i = 0; i + W <= n; i += W) store(out + i, load(x + i) * factor * (load(weight + i) + from_one));
+    for (; i < n; i++) out[i] = x[i] * factor * (weight[i] + from_one);
 }
 
 void norm(const struct shape *s, long rows, const float *x, const float *weight, float *out, long n)

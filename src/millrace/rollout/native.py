@@ -103,13 +103,9 @@ class _Attention(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """A layer with its matrices as products want them, and what the C code is told of its attention."""
+    """A layer, and what the C code is told of its attention."""
 
     layer: Layer
-    qkv: Tensor
-    out: Tensor
-    gate_up: Tensor
-    down: Tensor
     attention: _Attention
 
 
@@ -165,23 +161,25 @@ class NativePass:
         rows = len(tokens_M)
         layers = self._bound_to(weights)
         if not self._space or len(self._space[0]) < rows:
-            self._space = self._made(rows, layers[0])
+            self._space = self._made(rows, layers[0].layer)
         x, normed, qkv, attended, gate_up, gated = (each[:rows] for each in self._space)
         torch.index_select(weights.embedding, 0, tokens_M, out=x)
         if self._architecture.embedding_scale != 1.0:
             x *= self._architecture.embedding_scale
         shape, width = ctypes.byref(self._shape), gated.shape[1]
-        where = [each.data_ptr() for each in (attention.slots_M, positions_M, qkv, attended, self._scores)]
+        of_rows = attention.slots_M.data_ptr(), positions_M.data_ptr()
+        out, scores = attended.data_ptr(), self._scores.data_ptr()
         for bound in layers:
             layer = bound.layer
             self._norm(x, layer.input_norm, normed)
-            self._multiply(normed, bound.qkv, layer.qkv_bias, qkv)
+            qkv = self._multiply(normed, layer.qkv, layer.qkv_bias, qkv)
+            where = (*of_rows, qkv.data_ptr(), out, scores)
             self._code.attend(shape, ctypes.byref(bound.attention), rows, *where)
-            self._add(x, attended, bound.out, layer.out_bias, layer.out_norm, normed)
+            self._add(x, attended, layer.out, layer.out_bias, layer.out_norm, normed)
             self._norm(x, layer.mlp_norm, normed)
-            self._multiply(normed, bound.gate_up, layer.gate_up_bias, gate_up)
+            gate_up = self._multiply(normed, layer.gate_up, layer.gate_up_bias, gate_up)
             self._code.gate(rows, gate_up.data_ptr(), gated.data_ptr(), width, *self._gate)
-            self._add(x, gated, bound.down, layer.down_bias, layer.down_norm, normed)
+            self._add(x, gated, layer.down, layer.down_bias, layer.down_norm, normed)
         self._norm(x, weights.norm, normed)
         return normed
 
@@ -191,29 +189,29 @@ class NativePass:
         self._code.norm(ctypes.byref(self._shape), rows, *addresses, width)
 
     def _add(
-        self, to: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None, made: Tensor
+        self, to: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None, memory: Tensor
     ) -> None:
-        """to += x weight + bias, normalised if there is a `norm`, in memory `made`."""
+        """to += x weight^T + bias, normalised if there is a `norm`."""
         if norm is not None:
-            self._multiply(x, weight, bias, made)
+            made = self._multiply(x, weight, bias, memory)
             self._norm(made, norm, made)
             to += made
             return
-        self._forward.products.add_linear(to, x, weight.t(), bias)
+        self._forward.products.add_linear(to, x, weight, bias)
 
-    def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None, memory: Tensor) -> Tensor:
+        """x weight^T + bias, in this memory or, since oneDNN makes its own, in new one."""
         products = self._forward.products
-        if products.by_onednn(len(x)):
-            out.copy_(products.linear(x, weight.t(), bias))
-        elif bias is None:
-            torch.mm(x, weight, out=out)
-        else:
-            torch.addmm(bias, x, weight, out=out)
+        if products.by_onednn(x.shape[0]):
+            return products.linear(x, weight, bias)
+        if bias is None:
+            return torch.mm(x, weight.t(), out=memory)
+        return torch.addmm(bias, x, weight.t(), out=memory)
 
-    def _made(self, rows: int, layer: _Bound) -> list[Tensor]:
+    def _made(self, rows: int, layer: Layer) -> list[Tensor]:
         """Memory of a call: the residual stream, normalised, q to v, attended, gate and up, gated."""
-        hidden, qkv = layer.qkv.shape
-        attended, gate_up, gated = layer.out.shape[0], layer.gate_up.shape[1], layer.down.shape[0]
+        qkv, hidden = layer.qkv.shape
+        attended, gate_up, gated = layer.out.shape[1], layer.gate_up.shape[0], layer.down.shape[1]
         return [torch.zeros((rows, width)) for width in (hidden, hidden, qkv, attended, gate_up, gated)]
 
     def _bound_to(self, weights: Parameters) -> list[_Bound]:
@@ -226,8 +224,7 @@ class NativePass:
         tensors = (self._cache.keys[index], self._cache.values[index], cos, sin, layer.q_norm, layer.k_norm)
         assert all(tensor is None or tensor.is_contiguous() for tensor in tensors), index
         addresses = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
-        attention = _Attention(*addresses, cos.shape[-1], self._windows[index] or 0)
-        return _Bound(layer, layer.qkv.t(), layer.out.t(), layer.gate_up.t(), layer.down.t(), attention)
+        return _Bound(layer, _Attention(*addresses, cos.shape[-1], self._windows[index] or 0))
 
 
 def native_pass(

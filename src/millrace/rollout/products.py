@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from millrace.placement.products import ROWS_MIN, by_onednn, product
+from millrace.placement.products import ROWS_MIN, by_onednn, product_transposed
 
 Tensor = torch.Tensor
 
@@ -41,8 +41,8 @@ class Products:
 
     def linear(self, x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         """(M, O): x weight^T + bias"""
-        if self.by_onednn(len(x_MI)):
-            out = product(x_MI, weight_OI.t())
+        if self.by_onednn(x_MI.shape[0]):
+            out = product_transposed(x_MI, weight_OI)
             return out if bias_O is None else out.add_(bias_O)
         if not self.alone:
             return F.linear(x_MI, weight_OI, bias_O)
@@ -51,7 +51,7 @@ class Products:
 
     def add_linear(self, to_MO: Tensor, x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         """to += x weight^T + bias"""
-        if self.alone or self.by_onednn(len(x_MI)):
+        if self.alone or self.by_onednn(x_MI.shape[0]):
             to_MO += self.linear(x_MI, weight_OI, bias_O)
             return
         to_MO.addmm_(x_MI, weight_OI.t())
