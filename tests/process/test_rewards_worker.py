@@ -92,10 +92,15 @@ def test_a_reward_that_allocates_without_end_asks_for_another_worker(config, tmp
     asyncio.run(run())
 
 
-def test_a_score_arrives_although_the_next_reward_holds_the_interpreter(config, tmp_path):
+@pytest.mark.parametrize(
+    ("reward", "holding"),
+    [({}, "backtrack"), ({"kind": "exact", "extract": "((?:a+)+|[45])$"}, "a" * 60 + "b")],
+    ids=["in its thread", "on the loop"],
+)
+def test_a_score_arrives_although_the_next_reward_holds_the_interpreter(config, tmp_path, reward, holding):
     async def run():
-        async with environment(config, tmp_path) as worker:
-            stream = worker.stream("score", requests(config, "4", "5", "backtrack"))
+        async with environment(config | {"reward": reward or config["reward"]}, tmp_path) as worker:
+            stream = worker.stream("score", requests(config, "4", "5", holding))
             async with asyncio.timeout(30.0):
                 assert [await anext(stream), await anext(stream)] == [(0, Scored(1.0)), (1, Scored(0.0))]
             with pytest.raises(DeadlineExceeded):

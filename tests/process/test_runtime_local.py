@@ -13,6 +13,7 @@ import pytest
 
 from millrace.core.errors import DataError, DeadlineExceeded, RemoteError, WorkerDied, WorkerError
 from millrace.runtime import local
+from millrace.runtime.framing import Kind
 from millrace.runtime.handle import LocalHandle
 from millrace.runtime.local import LocalRuntime
 
@@ -192,6 +193,30 @@ def test_a_message_larger_than_any_buffer_arrives_whole() -> None:
     async def use(worker: LocalHandle) -> None:
         value = os.urandom(8_000_000)
         assert await call(worker, "echo", value) == value
+
+    with_worker(use, target=PROBE)
+
+
+@pytest.mark.parametrize(
+    ("num_items", "told"), [(3, [Kind.CALL]), (100, [Kind.CALL, Kind.CANCEL, Kind.CALL])]
+)
+def test_leaving_a_stream_tells_its_worker_only_if_it_goes_on_and_is_not_answered(
+    num_items: int, told: list[Kind]
+) -> None:
+    sent, received = list[Kind](), list[Kind]()
+
+    async def use(worker: LocalHandle) -> None:
+        framing = worker._framing
+        send, receive = framing.send, framing._receive
+        items = worker.stream("count", num_items)
+        assert [await anext(items) for _ in range(3)] == [0, 1, 2]
+        framing.send = lambda kind, *rest, **how: (sent.append(kind), send(kind, *rest, **how))
+        await call(worker, "echo", 1)  # what the worker sent before has come
+        framing._receive = lambda kind, *rest: (received.append(kind), receive(kind, *rest))
+        await items.aclose()
+        if num_items > 3:
+            await call(worker, "echo", 1)
+        assert sent == told and Kind.ERROR not in received
 
     with_worker(use, target=PROBE)
 

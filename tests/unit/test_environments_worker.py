@@ -186,6 +186,26 @@ def test_a_worker_without_memory_says_so_and_scores_no_more(model, tmp_path, kin
     assert asyncio.run(collect()) == [100]
 
 
+def test_the_loop_turns_between_rewards_on_it_that_take_long(model, tmp_path):
+    setup = Setup(model, tmp_path, reward={"kind": "exact", "extract": "((?:a+)+)$"})
+    turns = []
+
+    async def turn():
+        while True:
+            turns.append(None)
+            await asyncio.sleep(0)
+
+    async def collect():
+        turning = asyncio.create_task(turn())
+        scores = setup.worker.score(setup.requests(*["a" * 18 + "b"] * 3))
+        seen = [len(turns) async for _ in scores]
+        turning.cancel()
+        return seen
+
+    first, second, third = asyncio.run(collect())
+    assert first < second < third
+
+
 # ---------------------------------------------------------------- async functions
 
 

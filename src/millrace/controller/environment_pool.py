@@ -113,16 +113,16 @@ class EnvironmentPool:
         waiting, began_s = deque(requests), clock.now()
         self._scoring.add(handle.name)
         try:
-            async with aclosing(handle.stream("score", requests)) as scores:
+            async with aclosing(handle.stream("score", requests)) as scores, asyncio.timeout(None) as limit:
                 while waiting:
+                    limit.reschedule(began_s + self._timeout_s + GRACE_S)
                     what = f"the reward of trajectory {waiting[0].trajectory_id}"
                     with self._waits.waiting(handle.name, what, bounded=True):
-                        async with asyncio.timeout(self._timeout_s + GRACE_S):
-                            trajectory_id, score = await anext(scores)
+                        trajectory_id, score = await anext(scores)
                     waiting.popleft()
                     self._waits.progress(handle.name)
-                    self._took(clock.now() - began_s)
-                    began_s = clock.now()
+                    before_s, began_s = began_s, clock.now()
+                    self._took(began_s - before_s)
                     self._finish(trajectory_id, score)
         except TimeoutError:
             self._finish(

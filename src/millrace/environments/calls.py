@@ -13,9 +13,13 @@ from millrace.environments.rewards import Reward
 from millrace.environments.rows import Row
 from millrace.environments.scores import raised, to_score
 
+LONG_S = 0.001
+"""A call on the loop that takes longer lets other messages have their turn."""
+
 
 class Calls:
-    """Calls one reward. Plain functions run in one thread, a call at a time; async ones on the loop.
+    """Calls one reward. Plain functions run in one thread, a call at a time; async ones on the loop, as do
+    plain ones for which a thread is of no use.
 
     An async call is cancelled after `timeout_s`. A plain function cannot be stopped in-process: the
     caller of the worker kills it.
@@ -34,9 +38,20 @@ class Calls:
         arguments = (completion, answer, columns)
         if self._reward.is_async:
             return await self._awaited(self._reward(*arguments))
+        if not self._reward.needs_thread:
+            return await self._in_place(arguments)
         result = await asyncio.get_running_loop().run_in_executor(self._thread, self._called, arguments)
         # A plain function may hand back a coroutine, as a lambda around an async function does.
         return result if isinstance(result, Score) else await self._awaited(result)
+
+    async def _in_place(self, arguments: tuple[str, Any, Row]) -> Score:
+        """On the loop, which turns after a call that took long."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        score: Score = self._called(arguments)
+        if loop.time() - began_s > LONG_S:
+            await asyncio.sleep(0)
+        return score
 
     def _called(self, arguments: tuple[str, Any, Row]) -> Any:
         try:

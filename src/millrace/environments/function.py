@@ -28,6 +28,8 @@ class FunctionReward:
         RewardError: it cannot be loaded, or its signature cannot be served.
     """
 
+    needs_thread = True
+
     def __init__(self, path: str, columns: Iterable[str]) -> None:
         self.name = path
         try:

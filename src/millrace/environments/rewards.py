@@ -14,11 +14,15 @@ from millrace.environments.tasks import GymTask, Task, first_usable
 
 
 class Reward(Protocol):
-    """`name` and `file` locate it in failures. A call returns what `scores.to_score` judges."""
+    """`name` and `file` locate it in failures. A call returns what `scores.to_score` judges.
+
+    `needs_thread`: a plain call may wait, or take long without the interpreter.
+    """
 
     name: str
     file: str | None
     is_async: bool
+    needs_thread: bool
 
     def __call__(self, completion: str, answer: Any, columns: Row) -> Any: ...
 
@@ -49,7 +53,7 @@ class GymReward:
     """
 
     file: str | None = None
-    is_async = False
+    is_async, needs_thread = False, True
 
     def __init__(self, config: environment.GymReward, task: GymTask) -> None:
         self.name = f"the scorer of {type(task.dataset).__name__}"
@@ -65,9 +69,12 @@ class GymReward:
 
 
 class ExactReward:
-    """1 if the extracted answer equals the reference as text, without surrounding space; else 0."""
+    """1 if the extracted answer equals the reference as text, without surrounding space; else 0.
 
-    name, is_async = "exact match", False
+    It needs no thread: a regular expression holds the interpreter, and no other thread would run.
+    """
+
+    name, is_async, needs_thread = "exact match", False, False
     file: str | None = None
 
     def __init__(self, extract: str | None, extract_answer: str | None = None) -> None:
@@ -84,7 +91,7 @@ class MathReward:
     (towers of powers) take it for ever; the caller's deadline kills this process.
     """
 
-    name, is_async = "math-verify", False
+    name, is_async, needs_thread = "math-verify", False, True
     file: str | None = None
 
     def __init__(self, extract_answer: str | None = None) -> None:

@@ -138,16 +138,16 @@ class Framing(asyncio.BufferedProtocol):
 
         pickled = pickle.dumps(value, protocol=5, buffer_callback=inside)
         sizes = struct.pack(f"!{len(beside)}Q", *(raw.nbytes for raw in beside))
-        views = [memoryview(pickled), *beside, memoryview(sizes)]
-        num_bytes = sum(view.nbytes for view in views)
+        parts: list[bytes | memoryview] = [pickled, *beside, sizes]
+        num_bytes = sum(map(len, parts))
         header = _HEADER.pack(num_bytes, len(beside), kind, epoch, call_id)
         if self._transport is None:
             return
         idle = not (self._urgent or self._outgoing)
         if num_bytes > WHOLE_BYTES:
-            self._outgoing.extend((header, _Parts(epoch, call_id, views)))
+            self._outgoing.extend((header, _Parts(epoch, call_id, [memoryview(part) for part in parts])))
         else:
-            (self._urgent if urgent else self._outgoing).append(b"".join((header, *views)))
+            (self._urgent if urgent else self._outgoing).append(b"".join((header, *parts)))
         if idle:
             self._write()
 

@@ -72,11 +72,13 @@ class LocalHandle:
                     if kind is Kind.ERROR:
                         raise value
                     return
+                yield value
                 if num_taken % CREDIT_STEP == 0:
                     self._framing.send(Kind.CREDIT, self.epoch, call_id, CREDIT_STEP)
-                yield value
         finally:
             del self._pending[call_id]
+            while not complete and not inbox.empty():  # the end may have come
+                complete = inbox.get_nowait()[0] is not Kind.ITEM
             if not complete:
                 self._framing.send(Kind.CANCEL, self.epoch, call_id, None)
 

@@ -84,18 +84,18 @@ class Worker:
                 credit = asyncio.Semaphore(0)
                 task = self._tasks.create_task(self._answer(kind, call_id, payload, credit))
                 self._streams[call_id] = task, credit
-                task.add_done_callback(lambda _: self._streams.pop(call_id))
+                task.add_done_callback(lambda _: self._streams.pop(call_id, None))
             case Kind.CREDIT if call_id in self._streams:
                 self._grant(self._streams[call_id][1], payload.value())
             case Kind.CANCEL if call_id in self._streams:
-                self._streams[call_id][0].cancel()
+                self._streams.pop(call_id)[0].cancel()
             case Kind.CALL | Kind.CONSTRUCT:
                 self._tasks.create_task(self._answer(kind, call_id, payload, None))
 
     async def _answer(
         self, kind: Kind, call_id: int, payload: Payload, credit: asyncio.Semaphore | None
     ) -> None:
-        """Run one command. Its caller hears of every possible end."""
+        """Run one command. Its caller hears of every possible end, unless it has left the stream."""
         method = kind.name.lower()
         try:
             method, *rest = payload.value()
@@ -108,6 +108,8 @@ class Worker:
                 await self._stream(call_id, credit, method, *rest)
                 self._send(Kind.END, call_id, None)
         except (Exception, asyncio.CancelledError) as error:
+            if credit is not None and call_id not in self._streams:
+                return
             self._send(Kind.ERROR, call_id, crossing(error, where(self._name, self._epoch, method)))
 
     async def _construct(self, target: str, kwargs: dict[str, Any]) -> None:
