@@ -22,8 +22,8 @@ from millrace.core.errors import DataError, boundary
 from millrace.core.supported import TRAINER, refuse_unsupported
 from millrace.placement.gpu import on
 from millrace.placement.products import TILE, by_onednn
+from millrace.trainer import linear, norm
 from millrace.trainer.attention import NAME, plan
-from millrace.trainer.linear import quicken
 from millrace.trainer.logprobs import token_logprobs
 from millrace.trainer.mesh import ALONE, Ranks, local
 from millrace.trainer.packing import Row, padded
@@ -66,7 +66,8 @@ def load_model(
     if insert is not None and ranks.alone:
         insert(model)
     if ranks.whole_products and device.type == "cpu":
-        quicken(model)
+        linear.quicken(model)
+        norm.quicken(model)
     model.to("cpu" if ranks.offload else device)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
