@@ -228,7 +228,7 @@ def _capped_attention(
 
 def _gather(x: torch.Tensor, indices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """(1, H, T, D) -> (R, H, K, D) of each block. `embedding`, because its backward sums repeats in a fixed
-    order on every device, which that of indexing does not; one, because each adds to all of the row."""
+    order on every device, which that of indexing does not. One call: each backward writes a whole row."""
     x_T = x[0].transpose(0, 1).flatten(1)
     gathered = embedding(torch.cat([index.flatten() for index in indices]), x_T)
     parts = gathered.split([index.numel() for index in indices])

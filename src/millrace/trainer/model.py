@@ -194,7 +194,7 @@ def _pair_logprobs(
     """Everything that reads weights."""
     device, ranks = model.device, getattr(model, "ranks", ALONE)
     if ranks.whole_products and device.type == "cpu" and by_onednn():
-        row = padded(row, TILE)  # and so the pairs: nobody looks at those that are added
+        row = padded(row, TILE)  # and the pairs too: nobody reads the results of added ones
         if row.choices_N is None:
             sources_P, targets_P = (np.pad(x_P, (0, -len(x_P) % TILE)) for x_P in (sources_P, targets_P))
     put = partial(on, device)

@@ -1,4 +1,4 @@
-"""RMSNorm in float32 with its gradient written out, in half the passes of autograd's.
+"""RMSNorm (arXiv:1910.07467) in float32 with its gradient written out, in half the passes of autograd's.
 
 Shape suffixes: H = what is normalized; of other dimensions there is any number.
 """
