@@ -11,6 +11,7 @@ import pytest
 import torch
 from trainer_doubles import make_batch, make_trainer
 
+from millrace.algorithms import Group
 from millrace.config.schema import Config
 from millrace.config.tree import union_kinds
 from millrace.core.columns import TokenColumns
@@ -111,13 +112,7 @@ def test_a_penalty_of_the_reward_is_taken_off_before_the_comparison():
     old, _ = tables(batch)
     ref = np.minimum(old + np.random.default_rng(5).normal(0, 0.4, old.size), -0.05)
     config = PRESETS["dr_grpo"](kl=0.1, kl_in="reward", kl_estimator="k1")
-    table = torch.tensor(old)
-    trainer = make_trainer(config, dtype=torch.float64, max_tokens=MAX_TOKENS, epochs=2, reference=True)
-    trainer._forward = lambda model, row: (
-        (table if model is trainer.model else torch.tensor(ref))[row.flat_N],
-        torch.zeros(len(row.flat_N)),
-    )
-    prepared = trainer._prepared(batch, 1)
+    prepared = penalised(config, old, ref)._prepared(batch, 1)
     first = 0
     for group in batch.groups:
         rewards, begins = [], []
@@ -128,6 +123,49 @@ def test_a_penalty_of_the_reward_is_taken_off_before_the_comparison():
         for (begin, end), reward in zip(begins, rewards, strict=True):
             due = reward - np.mean(rewards)
             np.testing.assert_allclose(prepared.flat.advantages_C[begin:end], due, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("raft", {}),
+        ("gfpo", {"select": "efficient", "keep": 2, "scale": "none"}),
+        ("dr_grpo", {"truncated": "mask"}),
+    ],
+)
+def test_what_is_selected_and_what_is_compared_are_the_same_rewards(kind, changes):
+    """Those less the penalty, of every trajectory: also of one that its reward alone would leave out."""
+    batch = large_batch()
+    old, _ = tables(batch)
+    ref = np.minimum(old + np.random.default_rng(5).normal(0, 0.9, old.size), -0.05)
+    config = PRESETS[kind](kl=0.3, kl_in="reward", kl_estimator="k1", **changes)
+    trainer = penalised(config, old, ref)
+    flat = trainer._prepared(batch, 2).flat
+    first, selections = 0, set()
+    for group in batch.groups:
+        masks, rewards, begins = [s.mask for s in group.sequences], [], []
+        for s in group.sequences:
+            at = first + np.flatnonzero(s.mask)
+            rewards.append(s.reward - 0.3 * (old[at] - ref[at]).sum())
+            begins.append((first, first := first + len(s.mask)))
+        cut = [s.truncated for s in group.sequences]
+        due, raw = (Group.of(r, masks, cut) for r in (rewards, [s.reward for s in group.sequences]))
+        trains, compared = trainer.algorithm.trained(due), trainer.algorithm.advantages(due)
+        selections.add((trains == trainer.algorithm.trained(raw)).all())
+        for (begin, end), mask, trained, advantage in zip(begins, masks, trains, compared, strict=True):
+            assert ((flat.weights_C[begin:end] > 0) == (np.asarray(mask) & trained)).all()
+            np.testing.assert_allclose(flat.advantages_C[begin:end], advantage, rtol=1e-9, atol=1e-12)
+    assert kind == "dr_grpo" or False in selections
+
+
+def penalised(config, old, ref):
+    """A trainer with tables in place of its model and its reference."""
+    trainer = make_trainer(config, dtype=torch.float64, max_tokens=MAX_TOKENS, epochs=2, reference=True)
+    trainer._forward = lambda model, row: (
+        torch.tensor(old if model is trainer.model else ref)[row.flat_N],
+        torch.zeros(len(row.flat_N)),
+    )
+    return trainer
 
 
 def test_what_is_settled_for_a_batch_does_not_depend_on_its_parts():

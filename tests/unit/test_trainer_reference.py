@@ -22,10 +22,10 @@ def config_for(path="m", **sections):
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
-@pytest.mark.parametrize("kl_in", ["loss", "reward"])
-def test_a_step_with_log_probs_of_the_batch_is_that_with_a_frozen_copy(kl_in, minibatches, tmp_path):
+@pytest.mark.parametrize(("kind", "kl_in"), [("grpo", "loss"), ("grpo", "reward"), ("raft", "reward")])
+def test_a_step_with_log_probs_of_the_batch_is_that_with_a_frozen_copy(kind, kl_in, minibatches, tmp_path):
     config = config_for(
-        algorithm={"kind": "grpo", "kl": 0.3, "kl_in": kl_in},
+        algorithm={"kind": kind, "kl": 0.3, "kl_in": kl_in},
         batch={"token_budget": 64, "minibatches": minibatches},
     )
     batch = make_batch()

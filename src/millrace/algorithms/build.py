@@ -42,7 +42,8 @@ class Algorithm:
     weight_cap       where the importance weight is truncated, for the metrics; None: nowhere
     needs_reference  the objective looks at `reference_N`, or there is a `penalty`
     trained          a `Group` -> (G,) which of its trajectories are trained; None: all. The others are
-                     masked, and count nowhere but in the group that `advantages` is given
+                     masked, and count nowhere but in the group that `advantages` is given. Both see the same
+                     rewards: less the `penalty`, where there is one
     whole_batch      (N,) advantages of all trained tokens of a batch -> (N,) those that are used
     kept             (proximal_N, behavior_N, advantages_N) of all trained tokens of a batch -> (N,) what each
                      counts. It is settled before the first gradient, and costs a forward pass

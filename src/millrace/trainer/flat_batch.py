@@ -63,7 +63,8 @@ def flatten(
     values_C: NDArray[np.float64] | None = None,
 ) -> FlatBatch:
     """Groups stay whole and in order; each of `minibatches` parts has weights of its own. `penalties_S` are
-    taken off the rewards that `Algorithm.advantages` sees. `values_C`: of its critic; None: not known yet,
+    taken off the rewards that the algorithm sees. None: it has no penalty, or they are not known yet. Then
+    every trajectory is laid out, so that they can be found. `values_C`: of its critic; None: not known yet,
     and 0.
 
     Raises DataError: no trained token at all, a mask of another length than its tokens, a token from
@@ -78,6 +79,7 @@ def flatten(
         raise DataError(f"the batch of version {batch.version} has no token to train on: every mask is empty")
     if penalties_S is None:
         penalties_S = np.zeros(len(sequences))
+        algorithm = algorithm if algorithm.penalty is None else replace(algorithm, trained=None)
     if values_C is None:
         values_C = np.where(np.concatenate(masks), 0.0, np.nan)
     values = np.split(values_C, np.cumsum([len(mask) for mask in masks])[:-1])
@@ -153,10 +155,10 @@ def _judged(
         own = slice(len(kept), len(kept) + len(group.sequences))
         rewards, cut = [s.reward for s in group.sequences], [s.truncated for s in group.sequences]
         known = values[own] if algorithm.critic else None
-        judged = Group.of(rewards, masks[own], cut, max_tokens, known)
+        judged = Group.of(rewards, masks[own], cut, max_tokens, known).minus(penalties_S[own])
         judged = replace(judged, turn_rewards=_turn_rewards(group, judged.turns_G))
         trains_G = np.ones(len(rewards), bool) if algorithm.trained is None else algorithm.trained(judged)
-        advantages += _by_token(algorithm, judged.minus(penalties_S[own]), group.group_id)
+        advantages += _by_token(algorithm, judged, group.group_id)
         kept += [mask & trains for mask, trains in zip(masks[own], trains_G, strict=True)]
     return advantages, kept
 

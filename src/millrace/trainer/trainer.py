@@ -201,8 +201,7 @@ class PolicyTrainer:
         settings, algorithm = self.settings, self.algorithm
         lay_out = partial(flatten, batch, algorithm, max_tokens=settings.max_tokens, minibatches=minibatches)
         flat = lay_out()
-        rows = [pack(trees, settings.token_budget) for trees in flat.parts]
-        own = [[with_choices(row, flat.choices_C) for row in own_rows(each, self.ranks)] for each in rows]
+        rows, own = self._packed(flat)
         anchored = minibatches * settings.epochs > 1 and algorithm.proximal == "recompute"
         told = bool(rows and (anchored or algorithm.kept or algorithm.penalty or algorithm.critic))
         if told:
@@ -219,10 +218,17 @@ class PolicyTrainer:
                 settled["values_C"] = values[0].astype(float)
             if settled:
                 flat = lay_out(**settled)
+                rows, own = self._packed(flat)  # a penalty may change which trajectories are trained
             flat.reference_C[:], flat.proximal_C[:] = reference_C, proximal_C
             if algorithm.kept is not None:
                 weigh(flat, algorithm.kept)
         return Prepared(flat, rows, own, told)
+
+    def _packed(self, flat: FlatBatch) -> tuple[list[list[Row]], list[list[Row]]]:
+        """Of each part all rows, and those of this rank."""
+        rows = [pack(trees, self.settings.token_budget) for trees in flat.parts]
+        own = [[with_choices(row, flat.choices_C) for row in own_rows(each, self.ranks)] for each in rows]
+        return rows, own
 
     def _told(
         self, model: PreTrainedModel, rows: list[Row], flat: FlatBatch
