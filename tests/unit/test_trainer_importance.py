@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from trainer_doubles import make_batch, make_trainer
+from trainer_doubles import make_batch, make_trainer, sequence_logprobs, tiny_model
 
-from millrace.config.algorithms import GRPO, IcePop
+from millrace.config.algorithms import CISPO, GRPO, IcePop, SequenceTIS
 from millrace.trainer.importance import importance_metrics
 
 
@@ -45,3 +45,32 @@ def test_tokens_without_a_gradient_are_told(tmp_path):
     tight = GRPO(clip_low=1e-4, clip_high=1e-4)
     told = make_trainer(tight, epochs=4).step(batch, quarantine=tmp_path).metrics["silenced"]
     assert 0.1 < told < 0.75  # of the first of four steps: none
+
+
+def test_a_penalty_hides_no_token_that_a_clip_silenced(tmp_path):
+    batch, tight = make_batch(version=0), {"clip_low": 1e-4, "clip_high": 1e-4}
+    plain = make_trainer(GRPO(**tight), epochs=4).step(batch, quarantine=tmp_path).metrics["silenced"]
+    with_kl = make_trainer(GRPO(kl=1e-6, **tight), epochs=4, reference=True).step(batch, quarantine=tmp_path)
+    assert with_kl.metrics["silenced"] == pytest.approx(plain, abs=0.05)
+    assert plain > 0.1
+    dropping = IcePop(kl=0.1, correction=1.0, correction_low=0.999)
+    assert make_trainer(dropping, reference=True).step(batch, quarantine=tmp_path).metrics["silenced"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "of_sequence"),
+    [(SequenceTIS(correction=1.0), np.sum), (CISPO(ratio="sequence", rho=1.0), np.mean)],
+)
+def test_weights_of_sequences_are_counted_as_they_are_capped(algorithm, of_sequence, tmp_path):
+    trainer, batch = make_trainer(algorithm), make_batch(version=1)
+    found = trainer.step(batch, quarantine=tmp_path).metrics["importance_capped"]
+    cap = math.log(algorithm.correction or algorithm.rho)
+    above = total = 0
+    for group in batch.groups:
+        for s in group.sequences:
+            now = sequence_logprobs(tiny_model(attention="eager"), group.prompt, s.columns.tokens.tolist())
+            ratio = (now.detach().numpy() - np.asarray(s.columns.logprobs))[np.flatnonzero(s.mask)]
+            total += len(ratio)
+            above += len(ratio) * bool(len(ratio) and of_sequence(ratio) > cap)
+    assert 0 < above < total
+    assert found == pytest.approx(above / total)

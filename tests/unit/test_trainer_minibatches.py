@@ -180,6 +180,20 @@ def test_an_interpolated_anchor_worked_by_hand():
     np.testing.assert_allclose(found, [-4.0, -2.0])
 
 
+def test_an_interpolated_anchor_counts_the_steps_that_are_made(tmp_path):
+    """Three planned parts of two groups are two: the second step is halfway, as it is of two planned."""
+    told = []
+    for minibatches in (2, 3):
+        trainer = make_trainer(replace(build(GRPO()), proximal="interpolate"), minibatches=minibatches)
+        accumulate = trainer._accumulate
+        trainer._accumulate = lambda prepared, part, progress, *rest, run=accumulate, **first: (
+            told.append(progress),
+            run(prepared, part, progress, *rest, **first),
+        )[1]
+        trainer.step(make_batch(groups=2), quarantine=tmp_path)
+    assert told == [0.0, 0.5] * 2
+
+
 def test_an_interpolated_anchor_needs_no_pass_and_makes_other_steps(tmp_path):
     interpolating = replace(build(GRPO()), proximal="interpolate")
     trainer = make_trainer(interpolating, optimizer=LR, epochs=2)

@@ -28,7 +28,7 @@ def group_advantages(group: Group, *, scale: Scale, baseline: Baseline = "group"
     Shapes:
         returns  (G,); with a baseline it sums to 0 up to rounding
     Degenerate:
-        All rewards equal, with a baseline -> all zeros: the group teaches nothing. One trajectory -> 0.
+        All rewards equal, with a baseline -> exactly zero: the group teaches nothing. One trajectory -> 0.
         scale "mean" and a mean of 0 or less -> all zeros.
     Source:
         GRPO, arXiv:2402.03300, section 4.1.2 (std; the paper leaves the estimator open, we take the one of
@@ -40,9 +40,9 @@ def group_advantages(group: Group, *, scale: Scale, baseline: Baseline = "group"
     rewards = group.rewards_G
     match baseline:
         case "group":
-            centered = rewards - rewards.mean()
+            centered = _centered(rewards)
         case "others":
-            centered = (rewards - rewards.mean()) * (rewards.size / max(rewards.size - 1, 1))
+            centered = _centered(rewards) * (rewards.size / max(rewards.size - 1, 1))
         case "none":
             centered = rewards
     match scale:
@@ -68,4 +68,9 @@ def whitened(advantages_N: NDArray[Any]) -> NDArray[Any]:
         REINFORCE++, arXiv:2501.03262, equation 10: over the tokens of the whole batch, not of a group. With a
         group's baseline before it: REINFORCE++-baseline.
     """
-    return (advantages_N - advantages_N.mean()) / (advantages_N.std() + EPS)
+    return _centered(advantages_N) / (advantages_N.std() + EPS)
+
+
+def _centered(values: NDArray[Any]) -> NDArray[Any]:
+    """Less their mean. Equal values become 0: their mean is rounded, and may be another number."""
+    return np.zeros(values.size) if np.ptp(values) == 0 else values - values.mean()

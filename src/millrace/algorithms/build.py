@@ -29,6 +29,7 @@ from millrace.core.errors import ConfigError
 Advantages = NDArray[Any] | Sequence[NDArray[Any]]
 Normalize = Literal["sequence", "token", "max_tokens"]
 Proximal = Literal["recompute", "interpolate"]
+WeightOf = Literal["token", "product", "mean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,11 @@ class Algorithm:
     objective        (xp, TokenLogprobs, advantages_N) -> (N,) loss of each token. Tokens are combined by
                      `TokenLogprobs.sequences` alone: a micro-batch may hold any of them
     normalize        the weight of a token: see `millrace.trainer.reduction`
+    gain             `objective` without penalties, which tells the tokens that a clip silences from those
+                     that only a penalty moves; None: the objective has no penalty
     weight_cap       where the importance weight is truncated, for the metrics; None: nowhere
+    weight_of        that weight, of each token: its own ratio, or that of its sequence, as the product or
+                     the geometric mean of its ratios
     needs_reference  the objective looks at `reference_N`, or there is a `penalty`
     trained          a `Group` -> (G,) which of its trajectories are trained; None: all. The others are
                      masked, and count nowhere but in the group that `advantages` is given. Both see the same
@@ -57,7 +62,9 @@ class Algorithm:
     advantages: Callable[[Group], Advantages]
     objective: Callable[..., Any]
     normalize: Normalize = "token"
+    gain: Callable[..., Any] | None = None
     weight_cap: float | None = None
+    weight_of: WeightOf = "token"
     needs_reference: bool = False
     trained: Callable[[Group], NDArray[np.bool_]] | None = None
     whole_batch: Callable[[NDArray[Any]], NDArray[Any]] | None = None
@@ -82,11 +89,17 @@ def build(config: config_of.Algorithm) -> Algorithm:
     """The algorithm of a configuration."""
     if isinstance(config, FunctionAlgorithm):
         return _own(config.path)
+    weight_cap, weight_of = _capped(config)
+    unpenalised = config.model_copy(update={"kl": 0.0})
     return Algorithm(
         advantages=partial(_advantages, config=config),
         objective=partial(policy_gradient, config=config),
         normalize=config.normalize,
-        weight_cap=config.rho if config.clip in ("weight", "tv", "kl") else config.correction,
+        gain=partial(policy_gradient, config=unpenalised)
+        if config.kl > 0 and config.kl_in == "loss"
+        else None,
+        weight_cap=weight_cap,
+        weight_of=weight_of,
         needs_reference=config.kl > 0 or config.teacher is not None,
         trained=partial(_trained, config=config),
         whole_batch=whitened if config.scale == "batch" else None,
@@ -101,6 +114,13 @@ def build(config: config_of.Algorithm) -> Algorithm:
 
 def _critic(config: PolicyGradient) -> Critic:
     return Critic(partial(value_loss, clip=config.value_clip), config.value_lr, config.value_trunk)
+
+
+def _capped(config: PolicyGradient) -> tuple[float | None, WeightOf]:
+    """Where the weight of what another policy sampled is truncated, and of which probabilities it is."""
+    if config.clip in ("weight", "tv", "kl") and config.anchor == "behavior":
+        return config.rho, "mean" if config.ratio == "sequence" else "token"
+    return config.correction, "product" if config.correction_of == "sequence" else "token"
 
 
 def _has_proximal(config: PolicyGradient) -> bool:

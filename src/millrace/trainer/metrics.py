@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from millrace.algorithms import TokenLogprobs
+from millrace.algorithms.build import WeightOf
 from millrace.core.types import Batch
 from millrace.trainer.importance import importance_metrics
 from millrace.trainer.mesh import Ranks
@@ -31,12 +32,13 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
 
 
 class TokenStatistics:
-    """Sums over the trained tokens of a batch. `weight_cap`: where importance weights are truncated."""
+    """Sums over the trained tokens of a batch. `weight_cap`, `weight_of`: of `Algorithm`."""
 
-    def __init__(self, weight_cap: float | None) -> None:
-        self._cap = weight_cap
+    def __init__(self, weight_cap: float | None, weight_of: WeightOf = "token") -> None:
+        self._cap, self._weight_of = weight_cap, weight_of
         self._entropy: list[torch.Tensor] = []
         self._log_ratio: list[torch.Tensor] = []
+        self._log_weight: list[torch.Tensor] = []  # those that are truncated
         self._reference: list[torch.Tensor] = []
         self._staleness: list[NDArray[np.int64]] = []
         self._after_swap: list[NDArray[np.bool_]] = []
@@ -52,14 +54,20 @@ class TokenStatistics:
     ) -> None:
         """`before_N`: log-probs under the weights at the batch's beginning."""
         self._entropy.append(entropy_N.detach())
-        self._log_ratio.append(before_N - logprobs.behavior_N)
+        log_N = before_N - logprobs.behavior_N
+        self._log_ratio.append(log_N)
+        if self._weight_of != "token":
+            combined = logprobs.sequences.total if self._weight_of == "product" else logprobs.sequences.mean
+            log_N = combined(log_N)
+        self._log_weight.append(log_N)
         if logprobs.reference_N is not None:
             self._reference.append(before_N - logprobs.reference_N)
         self._staleness.append(staleness_N)
         self._after_swap.append(after_swap_N)
 
     def silence(self, gradient_N: torch.Tensor, advantages_N: torch.Tensor) -> None:
-        """Of each optimizer step: how many tokens have an advantage, and how many of them no gradient."""
+        """Of each optimizer step: how many tokens have an advantage, and how many of them no gradient.
+        `gradient_N` is without that of a penalty."""
         judged_N = advantages_N != 0
         self._silenced.append(torch.stack([judged_N.sum(), (judged_N & (gradient_N == 0)).sum()]))
 
@@ -67,11 +75,12 @@ class TokenStatistics:
         """The statistics of every rank's tokens, the same on every rank. A collective call."""
         if ranks.world == 1:
             return self
-        whole = TokenStatistics(self._cap)
+        whole = TokenStatistics(self._cap, self._weight_of)
         mine = self if ranks.tensor_index == 0 else whole  # its neighbours saw the same tokens
         for part in ranks.gather(mine):
             whole._entropy += part._entropy
             whole._log_ratio += part._log_ratio
+            whole._log_weight += part._log_weight
             whole._reference += part._reference
             whole._staleness += part._staleness
             whole._after_swap += part._after_swap
@@ -80,9 +89,9 @@ class TokenStatistics:
 
     def metrics(self) -> dict[str, float]:
         """entropy (nats), importance_mean and importance_max (current / behavior), importance_capped
-        (fraction of tokens above the cap), kl_reference (mean log-ratio) where there is one, silenced
-        (fraction of the tokens with an advantage that a clip or a mask left without a gradient), and those
-        of `importance_metrics`."""
+        (fraction of tokens whose weight is above the cap), kl_reference (mean log-ratio) where there is one,
+        silenced (fraction of the tokens with an advantage that a clip or a mask left without a gradient, but
+        for that of a penalty), and those of `importance_metrics`."""
         if not self._log_ratio:
             return {}
         ratio = torch.cat(self._log_ratio).exp()
@@ -92,7 +101,8 @@ class TokenStatistics:
             "importance_max": ratio.max().item(),
         }
         if self._cap is not None:
-            out["importance_capped"] = (ratio > self._cap).float().mean().item()
+            capped = torch.cat(self._log_weight).exp() > self._cap
+            out["importance_capped"] = capped.float().mean().item()
         if self._reference:
             out["kl_reference"] = torch.cat(self._reference).mean().item()
         if self._silenced:

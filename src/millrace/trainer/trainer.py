@@ -56,11 +56,6 @@ class StepSettings:
     minibatches: int = 1
     epochs: int = 1
 
-    @property
-    def updates(self) -> int:
-        """Optimizer steps a batch, at most: a part without a trained token makes none."""
-        return self.minibatches * self.epochs
-
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
@@ -153,13 +148,14 @@ class PolicyTrainer:
         """Returns metrics of the optimizer steps, trained tokens, and statistics of the tokens."""
         prepared = self._prepared(batch, self.settings.minibatches)
         flat, lr = prepared.flat, learning_rate(self.settings.optimizer, self.version)
-        statistics, seen, norms = TokenStatistics(self.algorithm.weight_cap), list[Gradient](), list[float]()
+        algorithm, seen, norms = self.algorithm, list[Gradient](), list[float]()
+        statistics = TokenStatistics(algorithm.weight_cap, algorithm.weight_of)
         for _ in range(self.settings.epochs):
             for part in range(len(prepared.rows)):
                 if seen:
                     self.forget_gradient()
                 with lost_after(len(seen)):
-                    progress = len(seen) / self.settings.updates
+                    progress = len(seen) / (len(prepared.rows) * self.settings.epochs)
                     first = not seen or (prepared.told and len(seen) < len(prepared.rows))
                     seen.append(self._accumulate(prepared, part, progress, statistics, first=first))
                     norms.append(self._finite_norm())
@@ -304,19 +300,32 @@ class PolicyTrainer:
             current_N, fixed_N, behavior_N, proximal_N, reference_N, sequences, entropy_N
         )
         advantages_N = pick(flat.advantages_C)
+        weights_N = pick(flat.weights_C)
         objective_N = self.algorithm.objective(torch, logprobs, advantages_N)
         if values and self.algorithm.critic is not None:
             due_N, then_N = pick(flat.returns_C), pick(flat.values_C)
             objective_N = objective_N + self.algorithm.critic.loss(torch, values[0], then_N, due_N)
-        loss = (objective_N * pick(flat.weights_C)).sum()
+        loss = (objective_N * weights_N).sum()
         current_N.retain_grad()
         loss.backward()
         if statistics is not None and current_N.grad is not None:
-            statistics.silence(current_N.grad, advantages_N)
+            gradient_N = self._gain_gradient(logprobs, advantages_N, weights_N)
+            statistics.silence(current_N.grad if gradient_N is None else gradient_N, advantages_N)
         if statistics is not None and first:
             facts = flat.staleness_C[row.flat_N], flat.after_swap_C[row.flat_N]
             statistics.add(logprobs, before_N, entropy_N, *facts)
         return loss.detach()
+
+    def _gain_gradient(
+        self, logprobs: TokenLogprobs, advantages_N: torch.Tensor, weights_N: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Of the log-probs, without penalties. None: the objective has none."""
+        if self.algorithm.gain is None:
+            return None
+        leaf_N = logprobs.fixed_N.clone().requires_grad_()
+        gain_N = self.algorithm.gain(torch, replace(logprobs, current_N=leaf_N), advantages_N)
+        (gradient_N,) = torch.autograd.grad((gain_N * weights_N).sum(), leaf_N)
+        return gradient_N
 
     def _finite_norm(self) -> float:
         if self.value_head is not None:
