@@ -40,6 +40,19 @@ def test_an_answer_that_is_judged_otherwise_each_time_counts_by_its_share() -> N
     assert majority_at_k(classes(["x", "x"], [True, False]), 2) == 0.5
 
 
+@pytest.mark.parametrize("answers", ["a...", "aab..", "abb..c", "....", "aaab.."])
+def test_completions_without_an_answer_are_drawn_and_have_no_vote(answers: str) -> None:
+    votes = [answer for answer in answers if answer != "."]
+    counted, silent = classes(votes, [answer == "a" for answer in votes]), answers.count(".")
+    for k in range(1, len(answers) + 1):
+        due = 0.0
+        for subset in (subsets := list(combinations(answers, k))):
+            counts = Counter(answer for answer in subset if answer != ".")
+            winners = [answer for answer, count in counts.items() if count == max(counts.values())]
+            due += ("a" in winners) / max(len(winners), 1)
+        assert majority_at_k(counted, k, silent) == pytest.approx(due / len(subsets), abs=1e-12)
+
+
 @pytest.mark.parametrize("k", [0, 3])
 def test_impossible_counts_are_refused(k: int) -> None:
     with pytest.raises(DataError, match="majority@k needs"):

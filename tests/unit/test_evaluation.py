@@ -48,6 +48,23 @@ def test_a_failed_reward_is_left_out_and_counted_not_made_a_zero() -> None:
     assert result.pass_at_k == {1: 1.0, 2: 1.0}  # pass@2 over the one prompt with two scores
 
 
+def test_the_estimate_and_its_interval_weigh_prompts_alike() -> None:
+    """A prompt whose other samples have no reward counts as much as a prompt whose samples all have one."""
+    sampled = [[attempt(1.0)] * 32, *([[attempt(0.0), *[attempt(None)] * 31]] * 9)]
+    result = summarize("m", [attempt(0.0)] * 10, sampled, correct_at=1.0)
+    assert result.sampled_accuracy == result.reward_mean == result.pass_at_k[1] == 0.1
+    for name in ("sampled_accuracy", "reward_mean"):
+        low, high = result.intervals[name]
+        assert low <= getattr(result, name) <= high
+
+
+def test_completions_without_an_answer_do_not_vote_together() -> None:
+    """Of 4 completions three say nothing, and one is right: it is the only vote, wherever it is drawn."""
+    row = [Attempt(Scored(1.0, {}, "42"), False), *[Attempt(Scored(0.0, {}, ""), True)] * 3]
+    result = summarize("m", [row[0]], [row], correct_at=1.0)
+    assert result.majority_at_k == {1: 0.25, 2: 0.5, 4: 1.0}
+
+
 def test_a_completion_shorter_than_its_budget_is_truncated_where_the_engine_cut_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -95,7 +95,8 @@ class PolicyGradient(Section):
     `"none"`: off."""
     normalize: Normalize = "token"
     """`"token"`: mean over all tokens (DAPO). `"sequence"`: mean per sequence, then over sequences (GRPO).
-    `"max_tokens"`: sum over all tokens, divided by sequences x `sampling.max_tokens` (Dr. GRPO)."""
+    `"max_tokens"`: sum over all tokens, divided by sequences x `sampling.max_tokens` (Dr. GRPO). With each
+    of them a prompt that lost trajectories, because their reward failed, counts less than a whole one."""
     kl: float = Field(default=0.0, ge=0, le=1000)
     """Weight of the KL penalty towards the initial model."""
     kl_estimator: Estimator = "k3"

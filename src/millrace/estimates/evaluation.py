@@ -9,7 +9,7 @@ from typing import Any
 
 from millrace.core.types import Score, Scored
 from millrace.estimates.interval import Interval, of_mean, of_shares
-from millrace.estimates.majority import classes, majority_at_k
+from millrace.estimates.majority import Answers, classes, majority_at_k
 from millrace.estimates.pass_at_k import pass_at_k
 
 
@@ -33,7 +33,8 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Shares are in [0, 1]. Completions without a reward are left out of every mean, and counted.
+    """Shares are in [0, 1]. Completions without a reward are left out of every mean, and counted. Each prompt
+    with a reward weighs the same, however many of its samples have one.
 
     `pass_at_k` and `majority_at_k` are over prompts with at least k scored samples. `intervals` are of 95 %,
     over prompts, by the names of the other fields: `greedy_accuracy`, `pass_at_k.4`, `reward_mean`.
@@ -71,14 +72,15 @@ def summarize(
     model: str, greedy: Sequence[Attempt], sampled: Sequence[Sequence[Attempt]], *, correct_at: float
 ) -> Evaluation:
     """`greedy` has one attempt per prompt, `sampled` a row per prompt. A reward of at least
-    `correct_at` is correct. Majorities are counted where the answers are known."""
+    `correct_at` is correct. Majorities are counted where it is known what completions answer; an empty answer
+    is none, and has no vote."""
     rows = [[a for a in row if a.reward is not None] for row in sampled]
     rewards = [[a.reward for a in row if a.reward is not None] for row in rows]
     correct = [[reward >= correct_at for reward in row] for row in rewards]
     everything = [*greedy, *(attempt for row in sampled for attempt in row)]
     samples = max((len(row) for row in sampled), default=0)
     voting = [
-        classes([a.answer or "" for a in row], right)
+        (_votes(row, right), len(row))
         for row, right in zip(rows, correct, strict=True)
         if row and all(a.answer is not None for a in row)
     ]
@@ -92,7 +94,7 @@ def summarize(
         for k in powers_of_two(samples)
     }
     votes = {
-        k: [majority_at_k(row, k) for row in voting if sum(count for count, _ in row) >= k]
+        k: [majority_at_k(row, k, size - sum(num for num, _ in row)) for row, size in voting if size >= k]
         for k in powers_of_two(samples)
         if voting
     }
@@ -101,10 +103,8 @@ def summarize(
         num_prompts=len(greedy),
         num_samples=samples,
         correct_at=correct_at,
-        greedy_accuracy=_mean(values["greedy_accuracy"]),
-        sampled_accuracy=_mean([float(right) for row in correct for right in row]),
+        **{name: _mean(each) for name, each in values.items()},
         pass_at_k={k: _mean(each) for k, each in passes.items()},
-        reward_mean=_mean([reward for row in rewards for reward in row]),
         truncated_share=_mean([float(attempt.truncated) for attempt in everything]),
         num_unscored=sum(attempt.reward is None for attempt in everything),
         majority_at_k={k: _mean(each) for k, each in votes.items()},
@@ -125,6 +125,12 @@ def figure(tree: Mapping[str, Any], by: str) -> float | None:
 def powers_of_two(limit: int) -> list[int]:
     """1, 2, 4, ... and `limit` itself."""
     return sorted({2**i for i in range(limit.bit_length()) if 2**i <= limit} | ({limit} if limit else set()))
+
+
+def _votes(row: Sequence[Attempt], correct: Sequence[bool]) -> Answers:
+    """The answers of a prompt. An empty one is none."""
+    answered = [(a.answer, right) for a, right in zip(row, correct, strict=True) if a.answer]
+    return classes([answer for answer, _ in answered], [right for _, right in answered])
 
 
 def _intervals(

@@ -8,33 +8,49 @@ from collections.abc import Sequence
 Z = 1.959964
 """Of a normal distribution, 95 % lies within this many standard deviations."""
 
+_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
+
 Interval = tuple[float, float]
+
+
+def t_975(freedom: int) -> float:
+    """Student's t: 95 % lies within this many standard errors, by degrees of freedom from 1 on.
+
+    By a table, then by the series in 1 / freedom of Abramowitz and Stegun, 26.7.5, to within 0.0005.
+    """
+    if freedom <= len(_T_975):
+        return _T_975[freedom - 1]
+    g1, g2 = (Z**3 + Z) / 4, (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96
+    g3 = (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384
+    return Z + g1 / freedom + g2 / freedom**2 + g3 / freedom**3
 
 
 def of_shares(values: Sequence[float]) -> Interval:
     """Of the mean of values in [0, 1], one for each prompt.
 
-        (m + z^2 / 2n -+ z sqrt(m (1 - m) / n + z^2 / 4n^2)) / (1 + z^2 / n)
+        (m + t^2 / 2n -+ t sqrt(m (1 - m) / n + t^2 / 4n^2)) / (1 + t^2 / n)
 
     Of all distributions on [0, 1] with mean m, that of 0 and 1 alone has the largest variance, m (1 - m). So
     for values between 0 and 1, such as pass@k of a prompt, the interval is wide enough, and never too narrow.
 
     Degenerate:
-        No values -> (nan, nan).
+        No values -> (nan, nan). One -> (0, 1).
     Source:
-        Wilson, J. Am. Stat. Assoc. 22 (1927), the score interval.
+        Wilson, J. Am. Stat. Assoc. 22 (1927), the score interval. There t is a quantile of the normal
+        distribution, with which fewer than 95 % of the intervals of few prompts hold the mean.
     """
     n = len(values)
-    if not n:
-        return math.nan, math.nan
-    mean, square = math.fsum(values) / n, Z * Z
+    if n < 2:
+        return (0.0, 1.0) if n else (math.nan, math.nan)
+    mean, t = math.fsum(values) / n, t_975(n - 1)
+    square = t * t
     center = (mean + square / (2 * n)) / (1 + square / n)
-    half = Z * math.sqrt(max(0.0, mean * (1 - mean)) / n + square / (4 * n * n)) / (1 + square / n)
+    half = t * math.sqrt(max(0.0, mean * (1 - mean)) / n + square / (4 * n * n)) / (1 + square / n)
     return max(0.0, center - half), min(1.0, center + half)
 
 
 def of_mean(values: Sequence[float]) -> Interval:
-    """Of the mean of any values, one for each prompt: the mean -+ z standard errors.
+    """Of the mean of any values, one for each prompt: the mean -+ t standard errors.
 
     Degenerate:
         Fewer than two values -> (nan, nan).
@@ -44,4 +60,4 @@ def of_mean(values: Sequence[float]) -> Interval:
         return math.nan, math.nan
     mean = math.fsum(values) / n
     error = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
-    return mean - Z * error, mean + Z * error
+    return mean - t_975(n - 1) * error, mean + t_975(n - 1) * error

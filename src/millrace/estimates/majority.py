@@ -21,33 +21,36 @@ def classes(answers: Sequence[str], correct: Sequence[bool]) -> Answers:
 
 
 @lru_cache(maxsize=4096)
-def majority_at_k(answers: Answers, k: int) -> float:
+def majority_at_k(answers: Answers, k: int, silent: int = 0) -> float:
     """Probability that the most frequent of k answers is correct. Answers that are equally frequent share it.
+    `silent`: how many completions have no answer. They are drawn as the others are, and have no vote.
 
     The mean over all C(n, k) ways to take k of the n completions, so it is unbiased. Summed over the highest
     count t: in x^k of the product over the answers i of
 
         sum_{u<t} C(c_i, u) x^u  +  y C(c_i, t) x^t
 
-    the power of y is the number of winners. Beside each coefficient goes the sum of the winners' shares.
+    times the sum over u of C(silent, u) x^u, the power of y is the number of winners. Beside each coefficient
+    goes the sum of the winners' shares.
 
     Raises:
         DataError: not 1 <= k <= n.
     Degenerate:
-        k = 1 -> the share of correct completions.
+        k = 1 -> the share of completions with a correct answer. No answer among the k -> not correct.
     Source:
         Self-consistency, arXiv:2203.11171; unbiased as pass@k is, arXiv:2107.03374.
     """
-    n = sum(count for count, _ in answers)
+    n = silent + sum(count for count, _ in answers)
     if not 1 <= k <= n:
         raise DataError(f"majority@k needs 1 <= k <= n, got n={n}, k={k}")
-    most = max(count for count, _ in answers)
-    return sum(_won_with(answers, k, t) for t in range(1, min(most, k) + 1)) / comb(n, k)
+    most = max((count for count, _ in answers), default=0)
+    return sum(_won_with(answers, k, t, silent) for t in range(1, min(most, k) + 1)) / comb(n, k)
 
 
-def _won_with(answers: Answers, k: int, t: int) -> float:
+def _won_with(answers: Answers, k: int, t: int, silent: int) -> float:
     """Ways, weighed by the winners' mean share, in which the highest count is `t`."""
-    ways: dict[tuple[int, int], tuple[float, float]] = {(0, 0): (1.0, 0.0)}  # (taken, winners)
+    ways: dict[tuple[int, int], tuple[float, float]]  # (taken, winners)
+    ways = {(taken, 0): (float(comb(silent, taken)), 0.0) for taken in range(min(silent, k) + 1)}
     for count, share in answers:
         grown: dict[tuple[int, int], tuple[float, float]] = {}
         for (taken, winners), (number, shares) in ways.items():

@@ -30,6 +30,9 @@ def token_weights(
     Shapes:
         masks    one (length_i,) per sequence
         returns  one (length_i,) per sequence
+    N and n_i are of the whole step, and no weight looks at groups. So a group that lost trajectories counts
+    less than a whole one, in proportion to its sequences or tokens.
+
     Degenerate:
         A sequence without a trained token gets zeros, and still counts in N.
     """

@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 
 from millrace.config.schedules import RLAX, AReaL, Laminar, LlamaRL, Millrace, Schedule, Synchronous
 from millrace.core.errors import ConfigError
+from millrace.estimates.interval import t_975
 from millrace.sim.pool import process_pool
 from millrace.sim.report.measure import Result, Timeline, measure
 from millrace.sim.simulation import Scenario
@@ -24,9 +25,6 @@ PRESETS: dict[str, Schedule] = {
 }
 """With the defaults of the configuration, but for `rlax`: its own is on-policy, so it gets the bound of the
 others."""
-
-_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
-"""Student's t, two-sided 95 %, by degrees of freedom from 1 on."""
 
 QUANTITIES = (
     "step_s",
@@ -53,8 +51,7 @@ class Interval:
         n = len(values)
         if n < 2:
             return cls(fmean(values), 0.0)
-        t = _T_975[min(n - 2, len(_T_975) - 1)]
-        return cls(fmean(values), t * stdev(values) / sqrt(n))
+        return cls(fmean(values), t_975(n - 1) * stdev(values) / sqrt(n))
 
 
 @dataclass(frozen=True, slots=True)
