@@ -117,6 +117,11 @@ def test_a_controller_that_dies_goes_on_with_the_number_asked_for_last():
     assert [len(event["replicas"]) for event in outcome.of("run_started")] == [1, 4]
 
 
+def test_the_first_event_says_what_of_the_algorithm_changes_nothing():
+    (started,) = run(replicas=1).of("run_started")
+    assert [line.split(" changes")[0] for line in started["inert"]] == ['`algorithm.clip` ("ppo")']
+
+
 def test_a_replica_that_is_not_up_leaves_at_once():
     crashes = tuple(Crash("replica-1", 0.5 + 0.01 * i) for i in range(1000))
     outcome = run((4.0, 1), replicas=2, faults=Faults(crashes=crashes))

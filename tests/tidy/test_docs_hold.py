@@ -15,10 +15,10 @@ import millrace
 from millrace.api import reference as names
 from millrace.api.keys import refreshed
 from millrace.cli.app import app
-from millrace.config.load import load_as
+from millrace.config.load import Source, combine, load_as, parse_value, read_mapping
 from millrace.config.schema import Config
 from millrace.config.section import Section
-from millrace.config.tree import leaves
+from millrace.config.tree import leaves, union_kinds
 from millrace.sft.config import SupervisedConfig
 from millrace.sim.config import SimulatedConfig
 from millrace.sim.plan.config import PlanConfig
@@ -31,6 +31,7 @@ FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"\bmillrace ((?:[a-z]+-)?[a-z]+)\b([^\n`]*)")
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
+PRESETS = [kind for kind in union_kinds(Config.model_fields["algorithm"]) if kind != "function"]
 
 
 OTHERS: dict[str, type[Section]] = {
@@ -130,6 +131,28 @@ def test_the_page_of_public_names_is_made_from_them() -> None:
     assert names.refreshed(text) == text, "run `make docs`"
     missing = [name for name in millrace.__all__ if f"`millrace.{name}`" not in text]
     assert not missing
+
+
+def test_every_preset_says_what_differs_from_its_paper_and_the_keys_are_not_its_defaults() -> None:
+    text = (ROOT / "docs" / "algorithms.md").read_text().split("### What differs from the papers")[1]
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \|(.*)\|$", text.split("###")[0], re.MULTILINE)
+    assert sorted(kind for kind, _, _ in rows) == sorted(PRESETS)
+    base = {
+        "model.path": "m",
+        "task.kind": "gym",
+        "task.name": "x",
+        "reward.kind": "gym",
+        "batch.prompts": 16,
+    }
+    for kind, _, keys in rows:
+        told = [text.split(" = ") for text in re.findall(r"`([^`]+)`", keys)]
+        nearer = {name if "." in name else f"algorithm.{name}": parse_value(value) for name, value in told}
+        given = ({**base, "algorithm.kind": kind, **more} for more in ({}, nearer))
+        default, changed = (combine(Config, Source({}, {}), read_mapping(Config, one, "")) for one in given)
+        for key in nearer:
+            section, name = key.split(".")
+            one, other = (getattr(getattr(config, section), name) for config in (default, changed))
+            assert one != other, f"{kind}: {name} is {one!r} by default"
 
 
 def test_every_document_is_in_the_index() -> None:

@@ -49,6 +49,16 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads(capsys.readouterr().out)["runs"] == ["a/run", "b/run"]
 
 
+def test_the_doctor_says_what_of_the_algorithm_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = write_run(tmp_path / "a")
+    run(["doctor", str(made.path)])
+    assert 'note       `algorithm.clip` ("ppo") changes nothing' in capsys.readouterr().out
+    run(["doctor", str(made.path), "--json"])
+    assert len(json.loads(capsys.readouterr().out)["inert"]) == 1
+
+
 def test_a_trace_is_written(tmp_path: Path) -> None:
     made = write_run(tmp_path / "a")
     assert run(["trace", str(made.path), "--out", str(tmp_path / "trace.json")]) == 0

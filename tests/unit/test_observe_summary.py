@@ -47,6 +47,11 @@ def test_every_promised_key_is_there_before_anything_has_happened() -> None:
     assert result["accounting"].keys() == BALANCE.keys()
 
 
+def test_what_of_the_algorithm_changes_nothing_is_told_as_the_last_session_has_it() -> None:
+    told = [event("run_started", float(i), **run_started().fields, inert=[f"clip {i}"]) for i in (0, 1)]
+    assert summary_of(*told)["inert"] == ["clip 1"]
+
+
 def test_rates_are_over_the_wall_time_of_the_run() -> None:
     result = summary_of(
         run_started(5.0),

@@ -130,6 +130,16 @@ def test_a_dry_run_shows_the_first_prompt_and_what_the_reward_says(
     assert "the reference answer  1, in" in said
 
 
+def test_a_dry_run_says_what_of_the_algorithm_changes_nothing(
+    start: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--set", "algorithm.kind=gspo", "--dry-run"]
+    assert app.run(["train", str(start), *more]) == 0
+    assert 'Note: `algorithm.ratio` ("sequence") and `algorithm.clip` ("ppo") ch' in capsys.readouterr().err
+    assert app.run(["train", str(start), *more, "--set", "batch.minibatches=2"]) == 0
+    assert "Note:" not in capsys.readouterr().err
+
+
 def test_an_answer_of_megabytes_costs_no_more_than_a_completion(model: Path, tmp_path: Path) -> None:
     """A run never makes tokens of an answer, so hidden tests of a program may be one."""
     rows: list[object] = [{"prompt": "stone>", "answer": "enots" * 1_000_000}]

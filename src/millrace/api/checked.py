@@ -7,7 +7,8 @@ from pathlib import Path
 
 from millrace.api.asked import ask
 from millrace.api.configure import Prepared
-from millrace.api.say import warn
+from millrace.api.say import say, warn
+from millrace.config.inert import inert
 from millrace.session.preflight import preflight
 from millrace.session.run_directory import RunDirectory
 
@@ -16,6 +17,8 @@ def check(prepared: Prepared, run_path: Path) -> None:
     """Warn of what is doubtful. Raises: ConfigError, DataError, RewardError: the run could not begin."""
     for warning in preflight(prepared.config, run_path):
         warn(warning)
+    for line in inert(prepared.config):
+        say(f"Note: {line}.")
     with tempfile.TemporaryDirectory(prefix="millrace-") as name:
         place = RunDirectory(Path(name).resolve())
         prepared.place(place.path)

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from millrace.cli.options import AsJson, ConfigFile, Overrides
+from millrace.config.inert import inert
 from millrace.config.load import load
 from millrace.config.runtime import RayCluster
 from millrace.core.errors import ConfigError
@@ -38,15 +39,18 @@ def command(
         _print(checked)
     if checked.problems and not as_json:
         raise ConfigError("\n".join(checked.problems))
-    told = list(checked.warnings)
+    notes, told = inert(config), list(checked.warnings)
     if not checked.problems:
         told += preflight(config, run_dir)
     if as_json:
-        typer.echo(json.dumps(msgspec.to_builtins(msgspec.structs.replace(checked, warnings=told)), indent=2))
+        tree = msgspec.to_builtins(msgspec.structs.replace(checked, warnings=told)) | {"inert": notes}
+        typer.echo(json.dumps(tree, indent=2))
         raise typer.Exit(2 if checked.problems else 0)
     console = Terminal(soft_wrap=True)
     for warning in told:
         console.print(f"Warning: {warning}.", style="yellow")
+    for note in notes:
+        console.print(f"Note: {note}.")
     console.print("Ready.", style="green")
 
 

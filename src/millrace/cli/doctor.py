@@ -30,6 +30,8 @@ def _print(told: dict[str, Any]) -> None:
     head = ("run", "steps", "schedule", "dtype", "end")
     for name in head:
         console.print(f"{name:10} {told[name]}")
+    for line in told["inert"]:
+        console.print(f"{'note':10} {line}")
     if told["healthy"]:
         console.print(f"\nNone of {len(RULES)} known faults.", style="green")
     for finding in told["findings"]:

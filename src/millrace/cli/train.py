@@ -14,6 +14,7 @@ import typer
 
 from millrace.cli.options import Overrides, typed
 from millrace.config.freeze import dump
+from millrace.config.inert import inert
 from millrace.config.load import Source, combine, load, read_overrides
 from millrace.config.schema import Config
 from millrace.core.events import Event
@@ -95,6 +96,8 @@ def _check(config: Config, run_dir: Path | None) -> FirstTry:
         raise typer.Exit(INTERRUPTED) from None
     for warning in (*told, *warnings(config, first)):
         console.print(f"Warning: {warning}.", style="yellow")
+    for line in inert(config):
+        console.print(f"Note: {line}.")
     return first
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
+from millrace.config.inert import inert
 from millrace.config.schema import Config
 from millrace.controller.context import RunContext
 from millrace.controller.decide import Decisions
@@ -136,6 +137,7 @@ class Controller:
             batch_groups=run.config.batch.prompts,
             replicas=list(run.mailboxes),
             resumed_version=run.resumed_version,
+            inert=inert(run.config),
             **({"hosts": self._fleet.hosts} if several else {}),
         )
 

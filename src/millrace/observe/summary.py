@@ -55,6 +55,7 @@ class Summary:
     _counts: Counter[str] = field(default_factory=Counter)
     _accounting: dict[str, int] = field(default_factory=dict)
     _ended: dict[str, Any] = field(default_factory=dict)
+    _inert: list[str] = field(default_factory=list)
 
     def __call__(self, event: Event) -> None:
         if self._sessions and event.kind != "run_started":
@@ -67,7 +68,8 @@ class Summary:
 
     # ------------------------------------------------------------ events
 
-    def _on_run_started(self, event: Event, _: dict[str, Any]) -> None:
+    def _on_run_started(self, event: Event, fields: dict[str, Any]) -> None:
+        self._inert = fields.get("inert", [])
         self._sessions.append(_Session(event.time_s, event.time_s))
         self._started.clear()
         self._ended = {}
@@ -136,6 +138,7 @@ class Summary:
         return {
             "ok": self._ended.get("ok"),
             "reason": self._ended.get("reason"),
+            "inert": self._inert,
             "sessions": len(self._sessions),
             "steps": len(self._versions),
             "wall_s": wall_s,

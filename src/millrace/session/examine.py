@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from millrace.config.generation import SamplingConfig
+from millrace.config.inert import inert
 from millrace.config.schema import Config
 from millrace.core.errors import DataError
 from millrace.core.types import State
@@ -37,6 +38,7 @@ def examine(run: RunDirectory) -> dict[str, Any]:
         "schedule": config.schedule.kind,
         "dtype": config.model.dtype,
         "end": evidence.end or "it goes on, or was killed",
+        "inert": inert(config),
         "healthy": not (findings := diagnose(evidence)),
         "findings": [asdict(finding) for finding in findings],
     }
