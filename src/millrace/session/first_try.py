@@ -1,4 +1,5 @@
-"""The task and the reward of a run, tried before the run: one prompt, and one call of the reward.
+"""The task and the reward of a run, tried before the run: one prompt, and one call of the reward. And an
+algorithm and a schedule of one's own (`try_own`).
 
 It happens as in the run: in a process of its own, under the reward's deadline and memory limit. So a reward
 that hangs, ends its process or needs too much memory is found too. And as in the run, a row that costs a
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from millrace.config.schema import Config
 from millrace.core.columns import token_array
@@ -19,6 +20,7 @@ from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Score, ScoreR
 from millrace.environments.first_look import TriedCompletion
 from millrace.runtime.local import LocalRuntime
 from millrace.session.scores import Timed, drain, start_worker
+from millrace.session.try_own import try_own
 
 TARGET = "millrace.environments.first_look:FirstLook"
 REASONS_SHOWN = 3
@@ -41,17 +43,19 @@ class TaskSeen:
 
 @dataclass(frozen=True)
 class FirstTry:
-    """`tried` are the calls of the reward, up to the first that did not fail."""
+    """`tried` are calls of the reward, up to the first that did not fail. `own`: warnings of `try_own`."""
 
     seen: TaskSeen
     tried: list[tuple[TriedCompletion, Timed]]
+    own: list[str] = field(default_factory=list)
 
 
 def try_first(config: Config) -> FirstTry:
     """Of training. Those of its evaluations are tried too, and told only if they fail.
 
-    Raises: ConfigError, DataError, RewardError: the run could not have a prompt, or a reward."""
-    first = asyncio.run(_try_first(config))
+    Raises: ConfigError, DataError, RewardError: the run could not have a prompt, a reward, or a step."""
+    own = try_own(config)
+    first = replace(asyncio.run(_try_first(config)), own=own)
     for evaluation in config.evaluations:
         try:
             asyncio.run(_try_first(config.of_evaluation(evaluation)))
@@ -62,6 +66,7 @@ def try_first(config: Config) -> FirstTry:
 
 def warnings(config: Config, first: FirstTry) -> Iterator[str]:
     """What would spoil the run and does not end it, one sentence each."""
+    yield from first.own
     seen, prompts = first.seen, config.batch.prompts
     if seen.num_unusable:
         yield (
