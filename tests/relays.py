@@ -66,6 +66,8 @@ class RelayProcess:
 
 def serve(address: str, slots: int, transport: str) -> None:
     """The process: commands on stdin, until it ends."""
+    from cables import believed  # beside this script
+
     relay = Relay("relay", slots, address=address, secret=os.environ[SECRET], transport=transport)
 
     async def obey() -> None:
@@ -77,7 +79,8 @@ def serve(address: str, slots: int, transport: str) -> None:
                 answer = type(error).__name__, str(error), None
             print(msgspec.json.encode(answer).decode(), flush=True)
 
-    asyncio.run(obey())
+    with believed():
+        asyncio.run(obey())
 
 
 if __name__ == "__main__":

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
+from tests import cables
 from tests.namespaces import Host, hosts
 from tests.relays import RelayProcess
 
@@ -102,3 +105,19 @@ def test_a_relay_that_was_cut_off_says_who_does_not_answer_and_goes_on_where_it_
         places[1].link(up=True)
         staged = asked_until_it_answers(other, 1, digest, [head.endpoint.address])
         assert staged.held == [1] and staged.received_bytes < 1.2 * NUM_BYTES
+
+
+def test_a_stranger_who_takes_the_port_of_a_dead_relay_gets_no_weights() -> None:
+    """It passes all that is said on to a relay of the run, which is asked directly after that."""
+    with cluster(3) as (places, (head, dead, last)):
+        digest, freed, address = publish(head, 1), dead.endpoint.address, head.endpoint.address
+        dead.kill()
+        command = [*places[1].prefix, sys.executable, cables.__file__, freed, address]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as stranger:
+            assert stranger.stdout is not None and stranger.stdout.readline() == "listens\n"
+            with pytest.raises(WeightsError, match=f"{freed} refuses this one"):
+                last.call("fetch", 1, digest, [freed])
+            assert last.call("fetch", 1, digest, [freed, address]).source == address
+            passed = int(stranger.communicate()[0])
+        assert 0 < passed < 200

@@ -1,16 +1,31 @@
 """Who connects to a relay, and to whom a relay connects, that is none of this run."""
 
+import logging
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import msgspec
 import pytest
-from test_weights_chain import DEADLINE_S, DEADLINES, SECRET, hosts, model
+from test_weights_chain import DEADLINE_S, DEADLINES, SECRET, hosts, model, until
+from tests.cables import stranger, wire
 
 from millrace.core.errors import WeightsError
 from millrace.weights import network
-from millrace.weights.wire import ACCEPTED, MAGIC, REFUSED, Chunk, Found, Link, Seal, Unknown, Waiting
+from millrace.weights.wire import (
+    ACCEPTED,
+    ACCEPTING,
+    CONNECTING,
+    MAGIC,
+    REFUSED,
+    Chunk,
+    Found,
+    Link,
+    Seal,
+    Unknown,
+    Waiting,
+    _proof,
+)
 
 BRIEF = msgspec.structs.replace(DEADLINES, connect_s=0.5)
 
@@ -53,7 +68,7 @@ def test_who_is_no_relay_of_this_run_gets_no_further_than_its_greeting(says, mes
                 connection.settimeout(DEADLINE_S)
                 heard = connection.recv(1000)
         assert isinstance(error, WeightsError) and message in str(error)
-        assert len(heard) <= 64 and SECRET.encode() not in heard
+        assert len(heard) < 100 and SECRET.encode() not in heard
 
 
 @pytest.mark.parametrize("says", [Found(b"junk"), Seal(1), Chunk(0, "raw", 1), Unknown("gone"), Waiting()])
@@ -69,3 +84,45 @@ def test_a_relay_that_does_not_keep_the_protocol_is_named_and_left(says):
             with pytest.raises(WeightsError, match=f"the relay at {a.address}"):
                 b.fetch(1, digest, a.address)
         assert b.fetch(1, digest, a.address).held == [1]
+
+
+def test_a_stranger_between_two_relays_can_pass_on_neither_proof():
+    with hosts("a", "b") as (a, b), stranger(a.address) as between:
+        digest = a.publish(1, model(1))
+        with pytest.raises(WeightsError, match=rf"{between.address} refuses this one.*or a stranger"):
+            b.fetch(1, digest, between.address)
+        assert between.passed < 100 and b.reader.held() == []
+        assert b.fetch(1, digest, between.address, a.address).source == a.address
+
+
+def test_a_stranger_cannot_pass_on_a_proof_in_the_name_of_another_relay():
+    proofs = {
+        _proof(SECRET, side, challenges, *addresses)
+        for side in (CONNECTING, ACCEPTING)
+        for challenges in (bytes(64), bytes(63) + b"1")
+        for addresses in ((b"a:1", b"b:2"), (b"b:2", b"a:1"), (b"a:1b", b":2"), (b"a:1", b""))
+    }
+    assert len(proofs) == 16
+
+
+def test_strangers_that_say_nothing_keep_no_relay_waiting(caplog):
+    """None of them is given up for its silence in the time of this test: only the oldest have to go."""
+    patient = msgspec.structs.replace(DEADLINES, connect_s=DEADLINE_S)
+    with hosts("a", deadlines=patient) as (a,), hosts("b", "c") as (b, c), ExitStack() as strangers:
+        with wire(a.address, limit=9000, holds=True) as slow, ThreadPoolExecutor(1) as pool:
+            digest, host, port = a.publish(1, model(1)), *a.address.split(":")
+            under_way = pool.submit(c.fetch, 1, digest, slow.address)
+            until(lambda: c.partial(1, digest))
+            with caplog.at_level(logging.WARNING):
+                silent = [
+                    strangers.enter_context(socket.create_connection((host, int(port)))) for _ in range(300)
+                ]
+                assert b.fetch(1, digest, a.address).held == [1]
+            slow.free.set()
+            assert under_way.result(DEADLINE_S).source == slow.address
+        silent[-1].settimeout(DEADLINE_S)
+        assert silent[-1].recv(40, socket.MSG_WAITALL).startswith(MAGIC)
+        silent[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent[-1].recv(1)  # it is still waited for
+        assert 1 <= len(caplog.records) < 12

@@ -29,6 +29,7 @@ from millrace.weights.wire import (
     Chunk,
     Deadlines,
     Found,
+    Identity,
     Link,
     Seal,
     Unknown,
@@ -48,7 +49,7 @@ class Order(msgspec.Struct, frozen=True):
     slot_bytes: int
     begin: Callable[[list[TensorSpec]], Holding]
     base: Callable[[tuple[int, str], Holding], Holding | None]
-    secret: str
+    own: Identity
     deadlines: Deadlines
     agent: Agent | None = None
 
@@ -81,7 +82,7 @@ async def fetch(order: Order, sources: Sequence[str], ours: Holding | None) -> t
 
 
 async def _fetch_from(address: str, order: Order) -> Holding:
-    async with connected(address, order.secret, order.deadlines) as link:
+    async with connected(address, order.own, order.deadlines) as link:
         await link.send(order.ask)
         manifest, found = await _found(link, order)
         holding = order.begin(manifest)

@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 
@@ -23,11 +23,13 @@ from millrace.weights.layout import Memory
 from millrace.weights.nixl_link import NIXL, Agent
 from millrace.weights.sending import answer
 from millrace.weights.versions import Versions
-from millrace.weights.wire import Ask, Deadlines, Link, accepted, listening
+from millrace.weights.wire import Ask, Deadlines, Identity, Link, accepted, listening
 
 LOG = logging.getLogger(__name__)
 LINKS_MAX = 64
-"""Served at the same time; who comes later waits until one ends."""
+"""Relays of the run that are served at the same time; who comes later waits until one ends."""
+UNPROVED_MAX = 64
+"""Connections that have not proved the secret yet; who comes later takes the place of the oldest."""
 THREAD_S = 10.0
 """For the thread to begin, and to end: it is a daemon, so a process does not wait for it."""
 
@@ -54,7 +56,7 @@ class Network:
         self, name: str, memory: Memory, *, address: str, secret: str, deadlines: Deadlines, transport: str
     ) -> None:
         self._name, self._slot_bytes = name, memory.slot_bytes
-        self._secret, self._deadlines = secret, deadlines
+        self._deadlines = deadlines
         self._agent = Agent(name, memory) if transport == NIXL else None
         try:
             self._listener, self.address = listening(address)
@@ -63,6 +65,9 @@ class Network:
                 f"relay `{name}` cannot listen on {address} ({error.strerror or error}): this must be an "
                 "address of its own host"
             ) from error
+        self._own = Identity(self.address, secret)
+        self._unproved: dict[socket.socket, None] = {}  # the oldest first
+        self._strangers = 0
         self._fetches: dict[tuple[int, str], asyncio.Task[None]] = {}
         self._memory = memory
         self._rates: dict[str, float] = {}
@@ -112,10 +117,18 @@ class Network:
         room = asyncio.Semaphore(LINKS_MAX)
         async with asyncio.TaskGroup() as links:
             while True:
-                await room.acquire()
                 connection, peer = await self._accepted()
-                task = links.create_task(self._serve(connection, f"{peer[0]}:{peer[1]}"))
-                task.add_done_callback(lambda _: room.release())
+                if len(self._unproved) == UNPROVED_MAX:
+                    self._turn_out(next(iter(self._unproved)))
+                self._unproved[connection] = None
+                links.create_task(self._serve(connection, f"{peer[0]}:{peer[1]}", room))
+                await asyncio.sleep(0)  # those that are here go on, however many come
+
+    def _turn_out(self, connection: socket.socket) -> None:
+        """Its task sees the connection end."""
+        del self._unproved[connection]
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
 
     async def _accepted(self) -> tuple[socket.socket, tuple[str, int]]:
         while True:
@@ -125,15 +138,35 @@ class Network:
             except OSError:  # who called is gone already, or no file descriptor is left for now
                 await asyncio.sleep(self._deadlines.heartbeat_s)
 
-    async def _serve(self, connection: socket.socket, peer: str) -> None:
+    async def _serve(self, connection: socket.socket, peer: str, room: asyncio.Semaphore) -> None:
         """One request. Whatever goes wrong, who asked has heard of it, or sees the connection end."""
+        proved = False
         try:
-            async with accepted(connection, peer, self._secret, self._deadlines) as link:
-                await self._answer(link)
+            async with accepted(connection, peer, self._own, self._deadlines) as link:
+                proved = True
+                self._unproved.pop(connection, None)
+                async with room:
+                    await self._answer(link)
         except WeightsError as error:
-            LOG.warning("relay `%s`: %s", self._name, error)
+            if proved:
+                LOG.warning("relay `%s`: %s", self._name, error)
+            else:
+                self._count_stranger(error)
         except Exception:
             LOG.exception("relay `%s`: serving %s", self._name, peer)
+        finally:
+            self._unproved.pop(connection, None)
+
+    def _count_stranger(self, error: WeightsError) -> None:
+        """Each time that they are twice as many there is a line."""
+        self._strangers += 1
+        if self._strangers.bit_count() == 1:
+            LOG.warning(
+                "relay `%s`: %d connections did not prove the secret of the run. The last one: %s",
+                self._name,
+                self._strangers,
+                error,
+            )
 
     async def _answer(self, link: Link) -> None:
         if self._agent is None:
@@ -178,7 +211,7 @@ class Network:
             self._slot_bytes,
             lambda manifest: versions.begin(version, manifest, digest),
             lambda base, holding: versions.base([base], holding),
-            self._secret,
+            self._own,
             self._deadlines,
             self._agent,
         )

@@ -5,11 +5,15 @@
 Both sides prove the secret before either reads a message:
 
     accepting     MAGIC, challenge                          32 random bytes
-    connecting    challenge, HMAC-SHA256(secret, "connecting" + both challenges)
-    accepting     accepted, HMAC-SHA256(secret, "accepting" + both challenges); or refused, and the end
+    connecting    challenge, its own address, proof
+    accepting     accepted, proof; or refused, and the end
 
-The secret never travels, and an answer is good for one connection only. What follows is not encrypted and
-not signed: who can change packets between two hosts can change weights.
+    proof = HMAC-SHA256(secret, (side, both challenges, accepting address, connecting address))
+
+The accepting address is that which the connecting side dialled, and that which the accepting side knows as
+its own. So a stranger who takes a relay's port cannot pass a proof on to another relay. The secret never
+travels, and a proof is good for one connection only. What follows is not encrypted and not signed: who can
+change packets between two hosts can change weights.
 
 Every wait has a deadline. A peer whose process ends is seen at once. For one that falls silent, or takes
 nothing more, `stall_s` is the longest time without a byte. The kernel ends links whose other host is gone.
@@ -31,10 +35,11 @@ import msgspec
 
 from millrace.core.errors import MillraceError, WeightsError
 
-MAGIC = b"MLLRCHN1"
+MAGIC = b"MLLRCHN2"
 CHALLENGE_BYTES = 32
 PROOF_BYTES = 32
 ACCEPTED, REFUSED = b"\1", b"\0"
+CONNECTING, ACCEPTING = "connecting", "accepting"
 FRAME_BYTES_MAX = 16 << 20  # a manifest and its frame
 DELIVERY_RATE = slice(160, 168)  # in struct tcp_info of Linux: bytes in a second
 AHEAD_BYTES, READ_BYTES = 4 << 10, 64 << 10
@@ -56,6 +61,13 @@ class Deadlines(msgspec.Struct, frozen=True):
 
 
 DEADLINES = Deadlines()
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """A relay to others of its run. `address`: where they reach it, HOST:PORT. `secret`: of the run."""
+
+    address: str
+    secret: str
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
@@ -245,40 +257,45 @@ class Link:
         with naming(self.peer, f"{does} nothing any more for {self._deadlines.stall_s:g} s"):
             yield
 
-    async def prove_first(self, secret: str) -> None:
-        """As the connecting side."""
+    async def prove_first(self, own: Identity) -> None:
+        """As the connecting side. `peer` is the address that was dialled."""
         greeting = bytes(await self._exactly(len(MAGIC) + CHALLENGE_BYTES))
         if not greeting.startswith(MAGIC):
             raise WeightsError(f"at {self.peer} there is no relay of this version of Millrace")
-        ours = secrets.token_bytes(CHALLENGE_BYTES)
-        both = greeting[len(MAGIC) :] + ours
-        await self.send_bytes(memoryview(ours + _proof(secret, b"connecting", both)))
+        ours, address = secrets.token_bytes(CHALLENGE_BYTES), own.address.encode()
+        said = greeting[len(MAGIC) :] + ours, self.peer.encode(), address
+        proof = _proof(own.secret, CONNECTING, *said)
+        await self.send_bytes(memoryview(ours + bytes([len(address)]) + address + proof))
         verdict = bytes(await self._exactly(1))
         if verdict != ACCEPTED:
             raise WeightsError(
-                f"the relay at {self.peer} refuses this one: their secrets differ. "
-                "All relays of a run have the same; that one may be of another run"
+                f"the relay at {self.peer} refuses this one: their secrets or its address differ. "
+                "All relays of a run have the same secret. That one may be of another run, or a stranger "
+                "listens there who passes connections on to a relay"
             )
-        if not hmac.compare_digest(await self._exactly(PROOF_BYTES), _proof(secret, b"accepting", both)):
+        if not hmac.compare_digest(await self._exactly(PROOF_BYTES), _proof(own.secret, ACCEPTING, *said)):
             raise WeightsError(f"the relay at {self.peer} does not know the secret of this run")
 
-    async def prove_second(self, secret: str) -> None:
-        """As the accepting side. Raises WeightsError: refused, and told so."""
+    async def prove_second(self, own: Identity) -> None:
+        """As the accepting side. `peer` becomes the other's own address. Raises WeightsError: refused, and
+        told so."""
         ours = secrets.token_bytes(CHALLENGE_BYTES)
         await self.send_bytes(memoryview(MAGIC + ours))
-        answer = bytes(await self._exactly(CHALLENGE_BYTES + PROOF_BYTES))
-        both = ours + answer[:CHALLENGE_BYTES]
-        if not hmac.compare_digest(answer[CHALLENGE_BYTES:], _proof(secret, b"connecting", both)):
+        *theirs, length = await self._exactly(CHALLENGE_BYTES + 1)
+        address = bytes(await self._exactly(length))
+        said = ours + bytes(theirs), own.address.encode(), address
+        if not hmac.compare_digest(await self._exactly(PROOF_BYTES), _proof(own.secret, CONNECTING, *said)):
             await self.send_bytes(memoryview(REFUSED))
             raise WeightsError(f"{self.peer} does not know the secret of this run")
-        await self.send_bytes(memoryview(ACCEPTED + _proof(secret, b"accepting", both)))
+        await self.send_bytes(memoryview(ACCEPTED + _proof(own.secret, ACCEPTING, *said)))
+        self.peer = address.decode()
 
 
 @asynccontextmanager
-async def connected(address: str, secret: str, deadlines: Deadlines) -> AsyncIterator[Link]:
+async def connected(address: str, own: Identity, deadlines: Deadlines) -> AsyncIterator[Link]:
     """A link to the relay at `address` (HOST:PORT).
 
-    Raises: WeightsError: nobody answers there, or who answers has another secret.
+    Raises: WeightsError: nobody answers there, or who answers has another secret or another address.
     """
     connection = None
     try:
@@ -286,7 +303,7 @@ async def connected(address: str, secret: str, deadlines: Deadlines) -> AsyncIte
             async with asyncio.timeout(deadlines.connect_s):
                 connection = await _connect(address)
                 link = Link(connection, address, deadlines)
-                await link.prove_first(secret)
+                await link.prove_first(own)
         yield link
     finally:
         if connection is not None:
@@ -295,14 +312,14 @@ async def connected(address: str, secret: str, deadlines: Deadlines) -> AsyncIte
 
 @asynccontextmanager
 async def accepted(
-    connection: socket.socket, peer: str, secret: str, deadlines: Deadlines
+    connection: socket.socket, peer: str, own: Identity, deadlines: Deadlines
 ) -> AsyncIterator[Link]:
     """A link to who has connected. Raises: WeightsError: it has another secret, or falls silent."""
     try:
         with naming(peer, f"did not prove the secret within {deadlines.connect_s:g} s"):
             async with asyncio.timeout(deadlines.connect_s):
                 link = Link(prepared(connection), peer, deadlines)
-                await link.prove_second(secret)
+                await link.prove_second(own)
         yield link
     finally:
         connection.close()
@@ -354,8 +371,9 @@ async def _connect(address: str) -> socket.socket:
     return connection
 
 
-def _proof(secret: str, side: bytes, challenges: bytes) -> bytes:
-    return hmac.new(secret.encode(), side + challenges, hashlib.sha256).digest()
+def _proof(secret: str, side: str, challenges: bytes, accepting: bytes, connecting: bytes) -> bytes:
+    said = msgspec.msgpack.encode((side, challenges, accepting, connecting))
+    return hmac.new(secret.encode(), said, hashlib.sha256).digest()
 
 
 def as_bytes(data: Any) -> memoryview:
