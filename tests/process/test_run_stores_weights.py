@@ -19,6 +19,7 @@ def test_a_run_stores_versions_that_a_cold_relay_reads(start: Path, warm: None, 
     entries = Directory(url).entries()
     assert stored and not events(run, "store_missed")
     assert max(stored) in entries and entries.keys() <= staged.keys(), "old versions are removed"
+    assert (tmp_path / "weights" / "owner").read_text().startswith("run-")
     newest = max(entries)
     cold = Relay("cold", 2)
     asyncio.run(cold.open(entries[newest].num_bytes))

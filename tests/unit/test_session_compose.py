@@ -22,8 +22,8 @@ CONFIG = Config.model_validate(
 )
 
 
-def train(run: RunDirectory) -> None:
-    asyncio.run(compose.train(CONFIG, run, asyncio.Event()))
+def train(run: RunDirectory, config: Config = CONFIG) -> None:
+    asyncio.run(compose.train(config, run, asyncio.Event()))
 
 
 def test_a_run_that_another_process_holds_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -121,6 +121,28 @@ def test_what_ended_a_run_whose_workers_were_up_is_raised_alone_and_before_what_
         train(run)
     assert any("alive 10 s" in note for note in raised.value.__notes__)
     assert json.loads(run.summary.read_text())["reason"] == "ConfigError: it does not fit"
+
+
+def test_a_directory_of_weights_is_one_run_s_for_ever_and_another_run_begins_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+
+    def took(config: Config, run: RunDirectory, owner: str) -> None:
+        (weights / "owner").write_text(owner)
+        raise DataError("it has begun")
+
+    monkeypatch.setattr(compose, "fleet", took)
+    config = Config.model_validate(CONFIG.model_dump() | {"weights": {"directory": f"file://{weights}"}})
+    run, other = (create(name, tmp_path / name) for name in ("run", "other"))
+    with pytest.raises(DataError, match="begun"):
+        train(run, config)
+    with pytest.raises(ConfigError, match=r"belongs to the run `run-\w+`, and this is `other-\w+`"):
+        train(other, config)
+    moved = RunDirectory(run.path.rename(tmp_path / "moved"))
+    with pytest.raises(DataError, match="begun"):
+        train(moved, config)
 
 
 def test_a_failure_after_nothing_is_raised() -> None:

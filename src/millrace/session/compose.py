@@ -54,6 +54,7 @@ from millrace.session.memory import MemoryTeller
 from millrace.session.run_directory import RunDirectory
 from millrace.session.sampler import Sampler, open_decoder
 from millrace.session.scaling import obey, with_standing
+from millrace.weights.directory import Directory
 
 PRELOAD = (
     "millrace.rollout.replica",
@@ -92,7 +93,12 @@ async def train(
     with ExitStack() as stack:
         stack.callback(os.umask, os.umask(0o077))  # whatever this run writes is its owner's alone
         content = content_digests(config)
-        about = {"config_digest": config_digest(config), "seed": config.seed, "content": content}
+        about = {
+            "id": f"{run.path.name}-{token_hex(8)}",  # of the run for ever, wherever it is moved
+            "config_digest": config_digest(config),
+            "seed": config.seed,
+            "content": content,
+        }
         ledger = SqliteLedger(run.ledger, run=about)
         stack.push(lambda _, error, __: _close(ledger, error))  # its lock came first
         refuse_other_content(ledger.run.get("content", {}), content)
@@ -112,8 +118,11 @@ async def train(
         if from_version is not None:
             _go_back(run, ledger, events, from_version)
         _refuse_newer_checkpoints(run, ledger)
+        owner = ledger.run.get("id", "")
+        if config.weights.directory is not None:
+            Directory(config.weights.directory, owner).refuse_other()
         async with _runtime(config, run) as runtime:
-            workers = fleet(config, run)
+            workers = fleet(config, run, owner)
             controller = Controller(
                 config,
                 fleet=dataclasses.replace(workers, replicas=workers.replicas[: standing.replicas]),
@@ -174,7 +183,7 @@ def _refuse_newer_checkpoints(run: RunDirectory, ledger: SqliteLedger) -> None:
         )
 
 
-def fleet(config: Config, run: RunDirectory) -> Fleet:
+def fleet(config: Config, run: RunDirectory, owner: str = "") -> Fleet:
     """The workers of a run.
 
     Raises: ConfigError: they do not fit on its hosts.
@@ -206,7 +215,7 @@ def fleet(config: Config, run: RunDirectory) -> Fleet:
         return WorkerSpec("replica", name, target, kwargs, its_place, ENGINES[rollout.engine].spawn_s_max)
 
     aside = places_aside(config, layout)
-    relay = partial(_relay, config, layout, token_hex(32))
+    relay = partial(_relay, config, layout, token_hex(32), owner)
     joining = Joining(config, layout, replica=spec, relay=relay, aside=aside)
     return Fleet(
         trainer=WorkerSpec(
@@ -272,14 +281,15 @@ def judges(config: Config, layout: Layout) -> Iterator[WorkerSpec]:
         yield WorkerSpec("environment", name, target, kwargs, layout.environments[0])
 
 
-def _relay(config: Config, layout: Layout, secret: str, placed: Placement) -> WorkerSpec:
-    """Of one host. Relays of several hosts know each other by the `secret`, a new one each time."""
+def _relay(config: Config, layout: Layout, secret: str, owner: str, placed: Placement) -> WorkerSpec:
+    """Of one host. Relays of several hosts know each other by the `secret`, a new one each time. `owner`: the
+    run, as `weights.directory` knows it."""
     alone = layout.placements == (placed,)
     name, weights = "relay" if alone else f"relay-{placed.host.name}", config.weights
     held = {"slots": placed.relay_slots, "versions": placed.relay_versions}
     kwargs: dict[str, Any] = {"name": name, **held}
     if weights.directory is not None:
-        kwargs |= {"directory": weights.directory, "anchor_every": weights.anchor_every}
+        kwargs |= {"directory": weights.directory, "anchor_every": weights.anchor_every, "owner": owner}
     if placed.host.address:
         kwargs |= {"address": placed.host.address, "secret": secret, "transport": weights.transport}
     return WorkerSpec("relay", name, "millrace.weights.relay:Relay", kwargs, placed.relay)

@@ -3,9 +3,10 @@
     v00000040.json          the entry: written last, so a version without one is not there
     v00000040.safetensors   an anchor: the whole version, as other programs read it too
     v00000041.delta         of each chunk of the version's bytes, its delta against the entry's base
+    owner                   the run that writes here
 
 One relay writes, any number read, and nobody locks. Writers end with the entry. Readers verify every digest,
-so what is torn, damaged or gone is found, and another way is taken.
+so what is torn, damaged or gone is found, and another way is taken. A relay of another run writes nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from millrace.core.digest import TensorSpec
 from millrace.core.errors import ConfigError, CorruptDeltaError, WeightsError, boundary
 from millrace.weights.delta import WIDTHS, apply, encode, kind_of
 from millrace.weights.layout import Bytes
+from millrace.weights.plain_files import PARTIAL, create, open_plain, put
 from millrace.weights.ways import Entry, anchor_is_due, needless
 
 CHUNK_BYTES = 1 << 20
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
+OWNER, OWNER_MAX = "owner", 200
 HEADER_BYTES_MAX = 100 << 20  # what safetensors allows
 
 
@@ -47,14 +50,29 @@ class Directory:
 
     Args:
         url: of fsspec: `file:///shared/run`, `s3://bucket/run`, `gs://...`, `memory://...`.
+        owner: the run that writes; empty: it is only read, or nobody else writes.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, owner: str = "") -> None:
         import fsspec
 
         with boundary("weights", f"`weights.directory` ({url})", ConfigError):
             self._files, self._root = fsspec.core.url_to_fs(url)
-        self.url = url
+        self.url, self._owner = url, owner
+        self._local = "file" in self._files.protocol
+
+    def refuse_other(self) -> None:
+        """Raises: ConfigError: another run writes here. WeightsError: the directory cannot be read."""
+        self._files.invalidate_cache()
+        with boundary("weights", f"list {self.url}", WeightsError):
+            marked = OWNER in self._names()
+        first = self.read(OWNER).decode(errors="replace")[:OWNER_MAX] if marked else self._owner
+        if first != self._owner:
+            raise ConfigError(
+                f"`weights.directory` ({self.url}) belongs to the run `{first}`, and this is "
+                f"`{self._owner}`: each would drop the versions of the other.\n  Name another directory. If "
+                f"nobody needs the versions of `{first}` any more, delete the directory, or `{OWNER}` in it"
+            )
 
     def entries(self) -> dict[int, Entry]:
         """Of every version that is there, ascending. Raises WeightsError: the directory cannot be read."""
@@ -76,12 +94,15 @@ class Directory:
 
         Returns: bytes written as anchor and as delta, and chunks of each kind of delta. Empty: it was here.
         Raises: WeightsError: it cannot be written. TornVersionError: it was overwritten meanwhile.
+        ConfigError: another run writes here.
         """
         entries = self.entries()
         if (here := entries.get(whole.version)) is not None and here.digest == whole.digest:
             return {}
         with boundary("weights", f"write version {whole.version} to {self.url}", WeightsError):
             self._files.makedirs(self._root, exist_ok=True)
+            self._claim()
+            self._sweep()
             self._drop(v for v in entries if v >= whole.version)
             entries = {v: entry for v, entry in entries.items() if v < whole.version}
             base = _newest_base(whole, bases, entries)
@@ -106,14 +127,18 @@ class Directory:
     def read(self, name: str) -> bytes:
         """A whole file. Raises WeightsError."""
         with boundary("weights", f"read {self.url}/{name}", WeightsError):
-            data: bytes = self._files.cat_file(f"{self._root}/{name}")
-            return data
+            if not self._local:
+                data: bytes = self._files.cat_file(f"{self._root}/{name}")
+                return data
+            with open_plain(f"{self._root}/{name}") as file:
+                return file.read()
 
     def read_anchor(self, version: int, into: Bytes) -> None:
         """The tensors of an anchor, one after the other. Raises WeightsError: gone, or of another size."""
         name = file_name(version, "safetensors")
         with boundary("weights", f"read {self.url}/{name}", WeightsError):
-            with self._files.open(f"{self._root}/{name}", "rb") as file:
+            path = f"{self._root}/{name}"
+            with open_plain(path) if self._local else self._files.open(path, "rb") as file:
                 header = int.from_bytes(file.read(8), "little")
                 if header > HEADER_BYTES_MAX:
                     raise WeightsError(f"{self.url}/{name} is no safetensors file")
@@ -137,12 +162,30 @@ class Directory:
         """A file is there whole or not at all where it can be renamed, and where objects come with their end.
         Elsewhere the entry, which comes last, makes it so."""
         path = f"{self._root}/{name}"
-        local = "file" in self._files.protocol
-        with self._files.open(path + ".part" if local else path, "wb") as file:
+        if self._local:
+            return put(path, parts)
+        with self._files.open(path, "wb") as file:
             for part in parts:
                 file.write(part)
-        if local:
-            self._files.mv(path + ".part", path)
+
+    def _claim(self) -> None:
+        """Of two runs that begin at once, one has a local directory. The later one has a bucket, and the
+        earlier one is told at its next version."""
+        path = f"{self._root}/{OWNER}"
+        if self._owner and self._local:
+            with suppress(FileExistsError), create(path) as file:
+                file.write(self._owner.encode())
+        elif self._owner and not self._files.exists(path):
+            self._files.pipe_file(path, self._owner.encode())
+        if self._owner:
+            self.refuse_other()
+
+    def _sweep(self) -> None:
+        """What a relay that was killed left half written."""
+        for name in self._names():
+            if name.endswith(PARTIAL):
+                with suppress(OSError):
+                    self._files.rm_file(f"{self._root}/{name}")
 
     def _drop(self, versions: Iterable[int]) -> None:
         """Entries first: a reader sees a version whole or not."""

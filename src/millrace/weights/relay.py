@@ -41,6 +41,7 @@ class Relay:
         transport: of raw chunks between hosts: "tcp", or "nixl".
         deadlines: how long it waits for other relays.
         directory: where it stores versions, a URL; None: nowhere. Every `anchor_every`th is whole.
+        owner: the run, as that directory knows it.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Relay:
         deadlines: Deadlines = DEADLINES,
         directory: str | None = None,
         anchor_every: int = 20,
+        owner: str = "",
     ) -> None:
         if slots < 2:
             raise ConfigError(f"`weights.slots` ({slots}) must be at least 2: one is read, one is written")
@@ -63,7 +65,7 @@ class Relay:
             raise ConfigError(f"relay `{name}` is to listen on {address}: it needs the secret of the run")
         self._address, self._secret, self._deadlines = address, secret, deadlines
         self._transport = transport
-        self._directory, self._anchor_every = directory, anchor_every
+        self._directory, self._anchor_every, self._owner = directory, anchor_every, owner
         self._lock, self._restoring = asyncio.Lock(), asyncio.Lock()
         self._storer: Storer | None = None
         self._fd = -1
@@ -155,7 +157,7 @@ class Relay:
         if self._storer is None:
             if self._directory is None:
                 raise WeightsError(f"relay `{self._name}` has no directory to store versions in")
-            place = await asyncio.to_thread(Directory, self._directory)
+            place = await asyncio.to_thread(Directory, self._directory, self._owner)
             self._storer = self._storer or Storer(place, self._opened(), anchor_every=self._anchor_every)
         return self._storer.ask(version, digest)
 

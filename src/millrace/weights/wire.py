@@ -10,8 +10,8 @@ Both sides prove the secret before either reads a message:
 
     proof = HMAC-SHA256(secret, (side, both challenges, accepting address, connecting address))
 
-The accepting address is that which the connecting side dialled, and that which the accepting side knows as
-its own. So a stranger who takes a relay's port cannot pass a proof on to another relay. The secret never
+The connecting side takes the accepting address that it dialled, and the accepting side the one that it
+advertises. So a stranger who takes a relay's port cannot pass a proof on to another relay. The secret never
 travels, and a proof is good for one connection only. What follows is not encrypted and not signed: who can
 change packets between two hosts can change weights.
 
