@@ -76,6 +76,7 @@ def test_every_task_has_a_task_group_as_its_owner() -> None:
         for call, name in calls(module):
             owner, _, method = name.rpartition(".")
             bare = method == "create_task" and owner.rpartition(".")[2] not in groups
+            bare |= name == "asyncio.gather"  # one that fails leaves the others without an owner
             if (bare and module.name not in OWNS_ITS_TASKS) or method in OWNERLESS:
                 offenders.append(f"{module.at(call)}: {name}")
     assert not offenders, "\n".join(offenders)

@@ -6,14 +6,17 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from millrace.config.runtime import RayCluster
 from millrace.config.schema import Config
-from millrace.core.errors import StorageError
+from millrace.core.errors import StorageError, WorkerError
 from millrace.core.placement import Place
 from millrace.runtime.ray_places import Node
 from millrace.session import cluster_check
 from millrace.session.cluster_check import LinkFacts, _measure, check_cluster
+from millrace.session.node_probe import look
+from millrace.session.ray_hosts import told_of
 
 NODES = [Node(f"id-{name}", name, f"10.0.0.{number}", {}) for number, name in enumerate("abc")]
 
@@ -34,8 +37,13 @@ class End:
 
 
 def measured(
-    monkeypatch: pytest.MonkeyPatch, deaf: set[str] = frozenset(), clogged: set[str] = frozenset()
+    monkeypatch: pytest.MonkeyPatch,
+    deaf: set[str] = frozenset(),
+    clogged: set[str] = frozenset(),
+    broken: set[str] = frozenset(),
 ) -> tuple[list[LinkFacts], list[str]]:
+    """`broken`: nodes on which no worker can be started."""
+
     class Played:
         def __init__(self, address: str, run_id: str) -> None:
             self.closed = False
@@ -43,6 +51,8 @@ def measured(
         async def spawn(
             self, name: str, target: str, kwargs: object, *, place: Place, timeout_s: float
         ) -> End:
+            if place.host in broken:
+                raise WorkerError(f"{name} did not start")
             return End([node.node_id for node in NODES].index(place.host), deaf, clogged)
 
         async def close(self) -> None:
@@ -70,6 +80,24 @@ def test_a_link_that_connects_and_carries_nothing_is_told_of(monkeypatch: pytest
     links, problems = measured(monkeypatch, clogged={"10.0.0.2"})
     assert len(links) == 2 and len(problems) == 1
     assert "node b connects to c (10.0.0.2), and 67.1 MB do not arrive within 15 s: no answer" in problems[0]
+
+
+def test_every_node_whose_probe_does_not_start_is_told_of_and_the_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    links, problems = measured(monkeypatch, broken={"id-b"})
+    assert [(link.source, link.target) for link in links] == [("a", "c"), ("c", "a")]
+    assert [problem.split(":")[0] for problem in problems] == ["node b"]
+    links, problems = measured(monkeypatch, broken={"id-a", "id-b"})
+    assert not links and ["link-a did not start" in problems[0], "link-b did" in problems[1]] == [True] * 2
+
+
+def test_a_node_with_another_python_is_told_of() -> None:
+    ours = look([], "/")
+    assert not list(told_of(NODES[0], ours))
+    assert not list(told_of(NODES[0], replace(ours, python=f"{ours.python}1")))  # a later bug fix of it
+    [told] = told_of(NODES[0], replace(ours, python="3.9.1"))
+    assert "Python there is 3.9.1, and the controller's is" in told
 
 
 def test_a_directory_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,6 +26,7 @@ from millrace.session.link_probe import CONNECT_S, SEND_S
 from millrace.session.node_probe import Seen
 from millrace.session.ray_hosts import shared_paths, survey, told_of
 
+T = TypeVar("T")
 CLOCK_S_MAX = 1.0
 """Times of events and logs of several nodes are compared by people."""
 SENT_BYTES = 64 << 20
@@ -108,47 +110,67 @@ def _warned(seen: Seen, ahead_s: float) -> Iterator[str]:
 
 
 async def _measure(address: str, nodes: Sequence[Node]) -> tuple[list[LinkFacts], list[str]]:
-    """Each node connects to every other; then all send to the next one at once, as the chain does."""
+    """Each node connects to every other; then all send to the next one at once, as the chain does. A node
+    whose probe does not start is told of, and the others are measured without it."""
     runtime = RayRuntime(address, run_id=secrets.token_hex(4))
     try:
-        ends = await asyncio.gather(*(_end(runtime, node) for node in nodes))
-        ports = await asyncio.gather(*(end.call("listen", timeout_s=CONNECT_S) for end in ends))
+        begun = await _together(_end(runtime, node) for node in nodes)
+        problems = [
+            f"node {node.name}: nothing that listens could be started there: {end}"
+            for node, end in zip(nodes, begun, strict=True)
+            if isinstance(end, str)
+        ]
+        able = [(node, *end) for node, end in zip(nodes, begun, strict=True) if not isinstance(end, str)]
 
         async def send(source: int, target: int, num_bytes: int) -> tuple[float, float] | str:
-            there = (nodes[target].address, ports[target], num_bytes)
+            node, _, port = able[target]
+            there = (node.address, port, num_bytes)
             with suppress(MillraceError):
-                answer: tuple[float, float] | str = await ends[source].call(
+                answer: tuple[float, float] | str = await able[source][1].call(
                     "send", *there, timeout_s=2 * SEND_S
                 )
                 return answer
             return "no answer"
 
-        numbers = range(len(nodes))
+        numbers = range(len(able))
         pairs = [(a, b) for a in numbers for b in numbers if a != b]
-        connected = await asyncio.gather(*(send(a, b, 0) for a, b in pairs))
-        chain = [(a, (a + 1) % len(nodes)) for a in numbers]
-        sent = await asyncio.gather(*(send(a, b, SENT_BYTES) for a, b in chain))
+        connected = await _together(send(a, b, 0) for a, b in pairs)
+        chain = [(a, (a + 1) % len(able)) for a in numbers if len(able) > 1]
+        sent = await _together(send(a, b, SENT_BYTES) for a, b in chain)
     finally:
         await runtime.close()
     told = {pair: answer for pair, answer in zip(pairs, connected, strict=True) if isinstance(answer, str)}
-    problems = [_unreachable(nodes[a], nodes[b], why) for (a, b), why in told.items()]
+    problems += [_unreachable(able[a][0], able[b][0], why) for (a, b), why in told.items()]
     links = list[LinkFacts]()
     for (a, b), answer in zip(chain, sent, strict=True):
+        source, target = able[a][0], able[b][0]
         if not isinstance(answer, str):
-            links.append(LinkFacts(nodes[a].name, nodes[b].name, *answer))
+            links.append(LinkFacts(source.name, target.name, *answer))
         elif (a, b) not in told:
-            problems.append(_clogged(nodes[a], nodes[b], answer))
+            problems.append(_clogged(source, target, answer))
     return links, problems
 
 
-async def _end(runtime: RayRuntime, node: Node) -> Handle:
-    return await runtime.spawn(
-        f"link-{node.name}",
-        "millrace.session.link_probe:LinkProbe",
-        {"address": OWN_ADDRESS},
-        place=Place(host=node.node_id),
-        timeout_s=START_S,
-    )
+async def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All at once. What one of them may fail with is in its answer, so that no other is given up."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(call) for call in calls]
+    return [task.result() for task in tasks]
+
+
+async def _end(runtime: RayRuntime, node: Node) -> tuple[Handle, int] | str:
+    """The worker there and its port, or why there is none."""
+    try:
+        end = await runtime.spawn(
+            f"link-{node.name}",
+            "millrace.session.link_probe:LinkProbe",
+            {"address": OWN_ADDRESS},
+            place=Place(host=node.node_id),
+            timeout_s=START_S,
+        )
+        return end, int(await end.call("listen", timeout_s=CONNECT_S))
+    except MillraceError as error:
+        return str(error)
 
 
 def _unreachable(source: Node, target: Node, told: str) -> str:

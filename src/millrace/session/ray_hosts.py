@@ -6,6 +6,7 @@ the run directory. Nothing is copied to nodes.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -122,8 +123,17 @@ def told_of(node: Node, seen: Seen | Exception) -> Iterator[str]:
             f"there is no {', '.join(seen.missing)}\n"
             "  All nodes must see these paths: put them on storage that all nodes mount alike"
         )
+    if _series(seen.python) != _series(here := platform.python_version()):
+        yield (
+            f"Python there is {seen.python}, and the controller's is {here}\n"
+            "  Install the same series (as 3.12) on every node: what workers send each other depends on it"
+        )
     if seen.package != (ours := package()):
         yield (
             f"Millrace there has other source files (digest {seen.package}) than the controller's ({ours})\n"
             "  Install the same version on every node"
         )
+
+
+def _series(version: str) -> list[str]:
+    return version.split(".")[:2]
