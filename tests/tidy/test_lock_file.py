@@ -1,12 +1,15 @@
-"""The lock file pins what the project needs, with digests, and names no place to fetch it from."""
+"""The project declares what it imports. The lock file pins what it needs, with digests, and names no place to
+fetch it from."""
 
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 
-from tests.tidy.sources import ROOT
+from tests.tidy.sources import PACKAGE, ROOT, imports, modules
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 PINNED = re.compile(r"^([a-z0-9][a-z0-9._-]*)==([^\s;]+)(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 
@@ -15,10 +18,23 @@ def name_of(requirement: str) -> str:
     return re.split(r"[\s<>=!~\[;]", requirement, maxsplit=1)[0].lower().replace("_", "-")
 
 
+def test_everything_that_the_package_imports_is_declared() -> None:
+    """What comes with another dependency today may not come with its next version."""
+    own = {*sys.stdlib_module_names, PACKAGE}
+    extras = (r for extra in PROJECT["optional-dependencies"].values() for r in extra)
+    declared = {name_of(r) for r in [*PROJECT["dependencies"], *extras]}
+    undeclared = {
+        f"{module.at(node)}: {name}"
+        for module in modules()
+        for node, name in imports(module)
+        if (root := name.partition(".")[0]) and root not in own and name_of(root) not in declared
+    }
+    assert not undeclared, "\n".join(sorted(undeclared))
+
+
 def test_everything_that_the_project_needs_is_pinned() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = (r for name in ("dev", "ui-test") for r in project["optional-dependencies"][name])
-    needed = {name_of(r) for r in [*project["dependencies"], *extras]}
+    extras = (r for name in ("dev", "ui-test") for r in PROJECT["optional-dependencies"][name])
+    needed = {name_of(r) for r in [*PROJECT["dependencies"], *extras]}
     assert needed <= {match[1].replace("_", "-") for match in PINNED.finditer(LOCK)}
 
 

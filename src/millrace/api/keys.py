@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from millrace.config.schema import Config
 from millrace.config.section import Section
@@ -84,7 +83,7 @@ def _line(text: str) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    if field.default is PydanticUndefined:
+    if field.is_required():
         return "required"
     return f"`{as_toml(field.default)}`"
 
