@@ -167,7 +167,7 @@ def draw(places: Places, path: Path) -> None:
             for p in own:
                 place_at = (p.staleness, p.tokens_per_s / 1000)
                 panel.annotate(str(p.bound), place_at, textcoords="offset points", xytext=(5, 5), fontsize=8)
-        panel.set(title=place, xlabel="mean staleness of trained tokens (optimizer steps)")
+        panel.set(title=place, xlabel="mean staleness of trained tokens (versions)")
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("trained tokens a second, thousands")
     panels[-1].legend(loc="lower right", fontsize=9, markerscale=0.6)

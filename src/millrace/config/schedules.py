@@ -37,7 +37,7 @@ class Laminar(Section):
     repack: bool = True
     """Collect the last trajectories of nearly idle replicas. The emptied replicas take new weights."""
     repack_interval_s: Seconds = 5.0
-    """Time between two decisions on repacking. The schedule also decides after each optimizer step."""
+    """Time between two decisions on repacking. The schedule also decides after each batch."""
     kv_fraction_max: float = Field(default=0.9, gt=0, le=1)
     """A replica receives trajectories up to this fraction of its KV memory (the paper's C_max)."""
     batch_max: Count | None = None
@@ -54,7 +54,7 @@ class Millrace(Section):
     the data is older. `"none"`: derived from measured durations. Where the trainer is the slower side, the
     derived number is at most half of the bound."""
     repack_interval_s: Seconds = 5.0
-    """Time between two decisions on repacking. The schedule also decides after each optimizer step."""
+    """Time between two decisions on repacking. The schedule also decides after each batch."""
     batch_max: Count | None = None
     """A replica receives trajectories up to this number. `"none"`: as many as surely fit, at most 48."""
 

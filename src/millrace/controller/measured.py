@@ -30,7 +30,7 @@ class Mean:
 
 class Measured:
     """Seconds of groups from their start until they are ready, and of the trainer from one batch until it
-    could take the next; the staleness of trained tokens, in optimizer steps."""
+    could take the next; the staleness of trained tokens, in versions."""
 
     def __init__(self) -> None:
         self._group, self._step, self._staleness = Mean(), Mean(), Mean(BATCHES)

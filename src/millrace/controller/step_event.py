@@ -57,7 +57,7 @@ def staleness_histogram(batch: Batch) -> dict[int, int]:
 
 
 def mean_staleness(batch: Batch) -> float:
-    """Over trained tokens, in optimizer steps."""
+    """Over trained tokens, in versions."""
     histogram = staleness_histogram(batch)
     return sum(s * n for s, n in histogram.items()) / max(sum(histogram.values()), 1)
 

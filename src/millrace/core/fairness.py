@@ -46,7 +46,7 @@ class Lengths:
 class Figures:
     """What a window says. None: it has fewer than `BATCHES_MIN` batches, or equal lengths.
 
-    `staleness_mean` is over trained tokens, in optimizer steps. For `fairness` and `next` see the functions.
+    `staleness_mean` is over trained tokens, in versions. For `fairness` and `next` see the functions.
     """
 
     batches: int

@@ -129,8 +129,9 @@ class Trainer(Protocol):
         """Initial weights (version 0) or a checkpoint directory."""
 
     async def step(self, batch: Batch) -> StepResult | StepRejected:
-        """One optimizer step. A repeat of the last applied batch version returns its result again. What is
-        not finite is rejected, with what is at fault: a repeat of that batch is rejected again."""
+        """All optimizer steps of one batch. A repeat of the last applied batch version returns its result
+        again. What is not finite is rejected, with what is at fault: a repeat of that batch is rejected
+        again."""
 
     async def publish(self, *endpoints: Endpoint) -> None:
         """Copy the current version into slots of the relays at `endpoints`, one for each of the trainer's

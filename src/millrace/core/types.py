@@ -27,7 +27,7 @@ class State(StrEnum):
     GENERATED = "generated"  # complete, reward not yet known
     SCORED = "scored"  # reward known, its group is not complete
     BUFFERED = "buffered"  # its group is complete and may be taken
-    TRAINED = "trained"  # part of an optimizer step
+    TRAINED = "trained"  # part of a batch that was applied
     REJECTED = "rejected"  # refused by a filter
     STALE = "stale"  # too old to be trained on
     ABANDONED = "abandoned"  # never completed
@@ -234,7 +234,7 @@ class TrainGroup(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What one optimizer step consumes: applying it takes version `version` to `version + 1`."""
+    """What one version consumes: applying it takes version `version` to `version + 1`."""
 
     version: int
     groups: list[TrainGroup]
@@ -364,7 +364,7 @@ class Trajectory:
     finish: Finish | None = None
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    trained_version: int | None = None  # the version that its optimizer step produced
+    trained_version: int | None = None  # the version that its batch made
 
     @property
     def live(self) -> bool:
@@ -411,7 +411,7 @@ class VersionRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Which trajectories an optimizer step consumed, and what it produced."""
+    """Which trajectories a batch had, and what applying it made."""
 
     version: int  # after the step
     group_ids: list[int]

@@ -26,7 +26,7 @@ HEAD = (
     "trainer busy",
     "replicas busy",
     "KV memory used",
-    "mean staleness (steps)",
+    "mean staleness (versions)",
     "largest",
     "fairness",
 )
@@ -98,7 +98,7 @@ def _figures(compared: Sequence[Comparison]) -> Iterator[page.Section]:
     staleness = {one.name: one.results[0].staleness for one in compared}
     lines = {name: Curve([*map(float, of)], [*of.values()]) for name, of in staleness.items()}
     told = "Share of trained tokens by their staleness (first seed)."
-    yield "Staleness", told, figures.curves("staleness", figures.curves_data(lines), "optimizer steps", "0%")
+    yield "Staleness", told, figures.curves("staleness", figures.curves_data(lines), "versions", "0%")
 
 
 def _pair(interval: Interval | None) -> tuple[float, float] | None:

@@ -49,7 +49,7 @@ class EventLog:
 
 
 class MetricsLog:
-    """Appends one line per optimizer step: `version`, `wall_s`, `replayed` and every scalar of it."""
+    """Appends one line per batch that was applied: `version`, `wall_s`, `replayed` and every scalar of it."""
 
     def __init__(self, path: Path) -> None:
         self._file = _append(path)

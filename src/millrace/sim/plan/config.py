@@ -40,7 +40,7 @@ class PlanConfig(Section):
     devices: dict[str, int]
     """How many devices of each kind, as `H800 = 64`. The names are those of `sim/costs/hardware.py`."""
     staleness_max: int = Field(default=4, ge=0)
-    """Staleness bound, in optimizer steps. 0 asks for synchronous training."""
+    """Staleness bound, in versions. 0 asks for synchronous training."""
     batch: PlanBatch = PlanBatch()
     lengths: LengthsSection = LogNormalLengths()
     workload: WorkloadSection = WorkloadSection()

@@ -45,7 +45,7 @@ class Span:
 class Result:
     """A run in its steady part. Fractions are of time; tokens are real ones, whatever the run's unit.
 
-    `staleness` is the share of trained tokens by staleness in optimizer steps. `fairness` and `next` are
+    `staleness` is the share of trained tokens by staleness in versions. `fairness` and `next` are
     `core.fairness`'s over the batches that count, from `BATCHES_MIN` of them on.
     """
 
