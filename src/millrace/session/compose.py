@@ -12,6 +12,7 @@ from functools import partial
 from hashlib import blake2b
 from secrets import token_hex
 from typing import Any
+from uuid import uuid4
 
 from msgspec.structs import replace
 from rich.console import Console
@@ -94,7 +95,7 @@ async def train(
         stack.callback(os.umask, os.umask(0o077))  # whatever this run writes is its owner's alone
         content = content_digests(config)
         about = {
-            "id": f"{run.path.name}-{token_hex(8)}",  # of the run for ever, wherever it is moved
+            "id": f"{run.path.name}-{uuid4().hex}",  # of the run for ever, wherever it is moved
             "config_digest": config_digest(config),
             "seed": config.seed,
             "content": content,
