@@ -23,10 +23,11 @@ def lines(path: Path, has_ended: Callable[[], bool], position: int = 0) -> Itera
     tail = Tail(path, position)
     while True:
         last = has_ended()  # asked before reading: what is written until then is read
-        for line in tail.take():
-            with boundary(str(path), f"not a whole line: {line[:80]!r}", DataError):
-                fields = msgspec.json.decode(line, type=dict[str, Any])
-            yield fields
+        for taken in iter(tail.take, []):
+            for line in taken:
+                with boundary(str(path), f"not a whole line: {line[:80]!r}", DataError):
+                    fields = msgspec.json.decode(line, type=dict[str, Any])
+                yield fields
         if last:
             return
         yield None

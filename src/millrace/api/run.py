@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from millrace.api.say import say
 from millrace.config.freeze import dump
 from millrace.config.load import Source, combine, read_mapping
 from millrace.config.schema import Config
+from millrace.core import files
 from millrace.core.errors import DataError, LedgerError, boundary
 from millrace.core.events import Event
 from millrace.observe.live import LiveView
@@ -120,7 +120,7 @@ class Run:
         if not self._directory.summary.exists():
             raise DataError(f"{self.path} has no summary yet: it is written when a run ends")
         with boundary(str(self._directory.summary), "cannot be read", DataError):
-            return dict(json.loads(self._directory.summary.read_text(encoding="utf-8")))
+            return dict(files.read_json(self._directory.summary))
 
     # ------------------------------------------------------------ while it trains
 

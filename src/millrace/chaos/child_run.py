@@ -142,7 +142,8 @@ class ChildRun:
 
     def poll(self) -> list[Event]:
         """Take in the events since the last poll, and return them."""
-        fresh = [event_of(line, str(self.directory.events)) for line in self._tail.take()]
+        taken = iter(self._tail.take, [])
+        fresh = [event_of(line, str(self.directory.events)) for lines in taken for line in lines]
         for event in fresh:
             self._take_in(event)
         return fresh

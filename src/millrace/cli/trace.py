@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from millrace.cli.options import Run
-from millrace.core.errors import OTHER_FILE, DataError, writing
+from millrace.core.errors import OTHER_FILE, DataError, boundary, writing
 from millrace.observe.jsonl import read_events
 from millrace.observe.parts import parts
 from millrace.observe.trace import chrome_trace
@@ -24,7 +24,8 @@ def command(
     events = run_directory.find(run).events
     if not parts(events):
         raise DataError(f"{events} is not there: a trace is made of the events that a run wrote")
-    text = json.dumps(chrome_trace(read_events(events)))
+    with boundary(str(events), "its events do not make sense together", DataError):
+        text = json.dumps(chrome_trace(read_events(events)))
     with writing(out, OTHER_FILE):
         out.write_text(text, encoding="utf-8")
     typer.echo(f"{out}: {len(text):,} bytes")

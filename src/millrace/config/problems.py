@@ -15,13 +15,15 @@ from millrace.config.schema import Config
 from millrace.config.section import Section
 from millrace.config.tree import leaves, listed_table, plain_table, union_kinds
 
+PROBLEMS_MAX = 50
+
 Location = Sequence[str | int]
 
 
 def describe(schema: type[Section], error: ValidationError, origins: dict[str, str]) -> str:
-    """Every problem once, in the order of the schema, each with `[file:line]`."""
+    """The first problems, each once, in the order of the schema, with `[file:line]`."""
     problems: dict[str, str] = {}
-    for detail in error.errors():
+    for detail in error.errors()[:PROBLEMS_MAX]:
         key, section, field = _locate(schema, detail["loc"])
         if detail["type"].startswith("union_tag"):
             key += ".kind"
@@ -29,7 +31,8 @@ def describe(schema: type[Section], error: ValidationError, origins: dict[str, s
         mentioned = re.findall(r"`([\w.]+)`", message) if detail["type"] == "value_error" else []
         where = dict.fromkeys(o for k in [key, *mentioned] if (o := _origin(origins, k)))
         problems.setdefault(key or message, message + (f"   [{', '.join(where)}]" if where else ""))
-    return "\n".join(problems.values())
+    more = error.error_count() - PROBLEMS_MAX
+    return "\n".join([*problems.values(), *([f"... and {more:,} more"] if more > 0 else [])])
 
 
 def _locate(schema: type[Section], loc: Location) -> tuple[str, type[Section], FieldInfo | None]:

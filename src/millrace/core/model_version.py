@@ -6,6 +6,8 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+from millrace.core import files
+
 FILE = "millrace.json"
 
 
@@ -16,5 +18,5 @@ def write(directory: Path, version: int) -> None:
 def read(directory: Path) -> int:
     """-1: there is no model, or it does not say."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return int(json.loads((directory / FILE).read_text(encoding="utf-8"))["version"])
+        return int(files.read_json(directory / FILE)["version"])
     return -1

@@ -21,6 +21,10 @@ CHAT_TEMPLATE = (
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 """A directory with none of these has no tokenizer. transformers makes an empty one of it, without a word."""
 
+READ = (*FILES, "tokenizer_config.json", "config.json", "merges.txt", "special_tokens_map.json",
+        "added_tokens.json", "chat_template.jinja", "chat_template.json")  # fmt: skip
+FILE_BYTES_MAX = 256 << 20
+
 # A tokenizer saved under one of these classes is its tokenizer.json and nothing else. So it can be read
 # without transformers' auto classes, which import torch. That saves a reward worker 2 s and 100 MB.
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
@@ -66,6 +70,7 @@ def load_tokenizer(directory: str | Path) -> Any:
         raise DataError(f"no model directory at {directory}: set `model.path` to one with a tokenizer")
     if not any((directory / name).is_file() for name in FILES):
         raise DataError(f"{directory} has no tokenizer ({' or '.join(FILES)}): save one there")
+    _refuse_odd(directory)
     try:
         if _is_plain(directory):
             from transformers import PreTrainedTokenizerFast
@@ -86,6 +91,13 @@ def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     rendered with it, as by a chat template."""
     rendered = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
     return list(tokenizer.encode(text, add_special_tokens=not rendered))
+
+
+def _refuse_odd(directory: Path) -> None:
+    """A stranger's run names this directory too. Raises: DataError: a file without end would be read."""
+    for path in (directory / name for name in READ if (directory / name).exists()):
+        if not path.is_file() or path.stat().st_size > FILE_BYTES_MAX:
+            raise DataError(f"{path} is no file of a tokenizer: it is no regular file, or has too many bytes")
 
 
 def _is_plain(directory: Path) -> bool:

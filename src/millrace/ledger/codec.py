@@ -25,6 +25,9 @@ from millrace.core.likely import Likely
 
 _PLAIN, _SQUEEZED, _CHOICES = b"p", b"z", b"c"
 
+PLAIN_BYTES_MAX = 1 << 28
+"""Of one trajectory: a million tokens, with 30 likely ones each."""
+
 # Making one costs ten times what using it does. Only a ledger's one writing thread compresses.
 _COMPRESSOR = zstandard.ZstdCompressor(level=3, write_checksum=True)
 _DECOMPRESSOR = zstandard.ZstdDecompressor()
@@ -132,6 +135,9 @@ def _squeeze(planes: bytes) -> bytes:
 def _unsqueeze(data: bytes) -> bytes:
     if data[:1] != _SQUEEZED:
         raise ValueError(f"the first byte is {data[:1]!r}")
+    plain = zstandard.frame_content_size(data[1:19])
+    if plain > PLAIN_BYTES_MAX:
+        raise ValueError(f"they would be {plain:,} bytes")
     return _DECOMPRESSOR.decompress(memoryview(data)[1:])
 
 

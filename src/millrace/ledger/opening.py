@@ -11,8 +11,9 @@ from urllib.parse import quote
 
 import msgspec
 
+from millrace.core import files
 from millrace.core.clock import wall
-from millrace.core.errors import LedgerError
+from millrace.core.errors import DataError, LedgerError
 from millrace.ledger.checksums import DamageError, checked, refuse_damage, register
 from millrace.ledger.failures import OTHER_PATH, damaged_advice, ledger_failures, reading
 from millrace.ledger.schema import APPLICATION_ID, FORMAT, TABLES, intact
@@ -32,7 +33,7 @@ def open_for_writing(path: str, run: Mapping[str, Any]) -> sqlite3.Connection:
         return db
     if not os.path.exists(path):
         _create_file(path, run)
-    _refuse_empty(path)
+    _refuse_odd(path)
     with ledger_failures(path, "open"):
         db = _connect(f"file:{quote(path)}?mode=rw")
     try:
@@ -58,7 +59,7 @@ def open_for_reading(path: str, *, check: bool = True) -> sqlite3.Connection:
     """
     if not os.path.exists(path):
         raise LedgerError(f"ledger {path}: there is no such file\n  Give the directory of a run.")
-    _refuse_empty(path)
+    _refuse_odd(path)
     mode = "readonly_shm=1" if os.path.exists(path + "-wal") else "immutable=1"
     with ledger_failures(path, "open for reading"):
         db = _connect(f"file:{quote(path)}?mode=ro&{mode}")
@@ -162,11 +163,15 @@ def _create_tables(db: sqlite3.Connection, run: Mapping[str, Any]) -> None:
     db.execute("INSERT INTO run (about, created_wall_s) VALUES (?, ?)", (about, wall()))
 
 
-def _refuse_empty(path: str) -> None:
-    """Looks at the size only: closing the file, once opened here, would drop the locks that SQLite
+def _refuse_odd(path: str) -> None:
+    """Looks at names and sizes only: closing the file, once opened here, would drop the locks that SQLite
     holds on it for this process (POSIX)."""
     try:
+        for name in (path, path + "-wal", path + "-shm"):
+            files.refuse_irregular(name)
         size = os.path.getsize(path)
+    except DataError as error:
+        raise LedgerError(f"ledger {path}: {error}") from None
     except OSError as error:
         raise LedgerError(f"ledger {path}: cannot be read: {error}\n  Check its permissions.") from error
     if size == 0:

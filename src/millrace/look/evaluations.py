@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from millrace.core.errors import DataError
+from millrace.core import files
+from millrace.core.errors import DataError, boundary
 from millrace.estimates.evaluation import figure
 from millrace.look.steps import Axis, Curve, Steps
 
@@ -25,10 +26,8 @@ def evaluated(path: Path, steps: Steps, by: Axis) -> Curve:
     """Mean reward of each version that was evaluated, as last evaluated. Raises DataError: a damaged line."""
     if not path.exists():
         return Curve([], [])
-    try:
-        lines = [msgspec.json.decode(line, type=_Line) for line in path.read_bytes().splitlines()]
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: a line is damaged: {error}") from error
+    with boundary(str(path), "a line is damaged", DataError):
+        lines = [msgspec.json.decode(line, type=_Line) for line in files.read(path).splitlines()]
     known = sorted({one.version: one.reward_mean for one in lines if one.reward_mean is not None}.items())
     axis = steps.axis(by)
     return Curve([_place(steps.versions, axis, version) for version, _ in known], [y for _, y in known])

@@ -14,11 +14,11 @@ from millrace.look.evaluations import HEAD, evaluated, rows, while_training
 from millrace.look.runs import state_of
 from millrace.look.steps import POINTS, Axis, Steps
 from millrace.look.story import TROUBLES_MAX, Story
+from millrace.observe.parts import SLICE_BYTES
 from millrace.session.resume import flat
 from millrace.session.run_directory import RunDirectory
 from millrace.session.views import tokenizer_of
 
-SLICE_BYTES = 2**22
 READ_S, FIRST_READ_S = 0.4, 0.1
 """A look reads new events for about so long, the first look less. The next one goes on."""
 
@@ -42,7 +42,7 @@ class Overview:
         until_s = time.monotonic() + read_s
         self.config = self.run.read_config()
         self.steps.update()
-        while self.story.update(SLICE_BYTES) and time.monotonic() < until_s:
+        while self.story.update() and time.monotonic() < until_s:
             pass
 
     @property

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from millrace.core.errors import DataError, MillraceError
+from millrace.core import files
+from millrace.core.errors import DataError, MillraceError, boundary
 from millrace.observe.parts import parts
 from millrace.session.run_directory import RunDirectory
 
@@ -73,13 +74,14 @@ def last_step(metrics: Path) -> LastStep:
     """Of the last whole line of `metrics.jsonl`. Raises DataError: the line is damaged."""
     if not metrics.exists():
         return LastStep()
-    with metrics.open("rb") as file:
+    with files.opened(metrics) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        lines = file.read().rpartition(b"\n")[0].splitlines()
-    try:
+        tail = file.read(_TAIL_BYTES)
+        lines = tail.rpartition(b"\n")[0].splitlines()
+    if not lines and len(tail) == _TAIL_BYTES:
+        raise DataError(f"{metrics}: its last {_TAIL_BYTES:,} bytes are no whole line")
+    with boundary(str(metrics), "the last line is damaged", DataError):
         return msgspec.json.decode(lines[-1], type=LastStep) if lines else LastStep()
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise DataError(f"{metrics}: the last line is damaged: {error}") from error
 
 
 def _runs_below(root: Path) -> Iterator[Path]:
@@ -89,7 +91,7 @@ def _runs_below(root: Path) -> Iterator[Path]:
 
 def _is_run(path: Path) -> bool:
     """A model has a config.json too. While a log is put aside, only its older parts are there."""
-    return (path / "config.json").is_file() and bool(parts(path / "events.jsonl"))
+    return (path / "config.json").exists() and bool(parts(path / "events.jsonl"))
 
 
 def _name(path: Path) -> str:

@@ -177,7 +177,7 @@ class Site:
     def _run(self, name: str) -> Overview:
         """Kept from the last look, unless its directory is gone or another."""
         kept = self._kept.pop(name, None)
-        if kept is None or not kept.run.config.is_file():
+        if kept is None or not kept.run.config.exists():
             runs = find_runs(self._root)
             if name not in runs:
                 raise DataError(f"there is no run {name} in {self._root} any more")

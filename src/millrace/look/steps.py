@@ -20,6 +20,9 @@ from millrace.observe.parts import Tail
 POINTS = 1000
 """Points of a curve. A longer one has the means of as many neighbours as needed."""
 
+COLUMNS_MAX, VALUES_MAX = 4096, 1 << 26
+"""In all columns, as many values as are 512 MiB."""
+
 GAP = "logprob_gap/"
 
 
@@ -59,13 +62,14 @@ class Steps:
             self._begin()  # another run took its place
         if self._damage:
             raise DataError(self._damage)
-        for line in self._tail.take():
-            try:
-                with boundary(str(self._path), f"not a whole step: {line[:80]!r}", DataError):
-                    self._add(msgspec.json.decode(line, type=dict[str, Any]))
-            except DataError as error:
-                self._damage = str(error)
-                raise
+        for lines in iter(self._tail.take, []):
+            for line in lines:
+                try:
+                    with boundary(str(self._path), f"not a whole step: {line[:80]!r}", DataError):
+                        self._add(msgspec.json.decode(line, type=dict[str, Any]))
+                except DataError as error:
+                    self._damage = str(error)
+                    raise
 
     def __len__(self) -> int:
         return len(self.versions)
@@ -112,6 +116,13 @@ class Steps:
                 if name not in self._columns:
                     self._columns[name] = array("d", [nan]) * len(self.versions)
                 self._columns[name][at] = value
+        self._refuse_many()
+
+    def _refuse_many(self) -> None:
+        """A short line is a value more in each column."""
+        columns = len(self._columns)
+        if columns > COLUMNS_MAX or columns * len(self) > VALUES_MAX:
+            raise DataError(f"{columns:,} columns of {len(self):,} steps are more than any run writes")
 
     def _cut(self, at: int) -> None:
         del self.versions[at:]

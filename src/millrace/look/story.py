@@ -14,7 +14,7 @@ from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.finding import Finding
 from millrace.observe.doctor.rules import diagnose
 from millrace.observe.jsonl import event_of
-from millrace.observe.parts import Tail
+from millrace.observe.parts import SLICE_BYTES, Tail
 from millrace.observe.summary import Summary
 from millrace.observe.trace import records_of
 
@@ -64,7 +64,7 @@ class Story:
         self.troubles: deque[Trouble] = deque(maxlen=TROUBLES_MAX)
         self.took_s = {"step": 0.0, "wait": 0.0, "publish": 0.0, "checkpoint": 0.0}  # of the trainer
 
-    def update(self, bytes_max: int = -1) -> bool:
+    def update(self, bytes_max: int = SLICE_BYTES) -> bool:
         """Returns whether it read anything. Raises DataError: a line is damaged, or does not tell all."""
         if self._tail.is_lost:
             self._begin()  # another run took its place, or a part was condensed

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from millrace.core import files
 from millrace.core.errors import DataError, boundary, writing
 from millrace.core.events import Event, Sink
 from millrace.observe.parts import PART_BYTES, opened, put_aside, remove_left_over
@@ -77,9 +78,9 @@ def read_events(path: Path, *kinds: str) -> Iterator[Event]:
     Raises DataError: another line cannot be read. OSError: there is no such log.
     """
     start = tuple(f'{{"kind":"{kind}"'.encode() for kind in kinds) or b""
-    with opened(path) as files:
-        for part, file in files:
-            for number, line in enumerate(file, 1):
+    with opened(path) as found:
+        for part, file in found:
+            for number, line in enumerate(files.lines(file, part), 1):
                 if line.endswith(b"\n") and line.startswith(start):
                     yield event_of(line, f"{part}:{number}")
 

@@ -11,10 +11,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from millrace.core import files
 from millrace.core.errors import writing
 
 PART_BYTES = 32 << 20
 """After which a part is put aside."""
+SLICE_BYTES = 4 << 20
+"""That a follower takes at once."""
 
 _TRAJECTORY = tuple(f'{{"kind":"{kind}"'.encode() for kind in ("admitted", "leased", "finished"))
 _PARTIAL = ".partial"
@@ -29,18 +32,19 @@ def parts(path: Path) -> list[Path]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Sequence[tuple[Path, BinaryIO]]]:
-    """Every part, oldest first, as they are at one moment. Raises OSError: there is none."""
+    """Every part, oldest first, as they are at one moment. Raises OSError: there is none. DataError: as
+    `files.opened`."""
     while True:
         with ExitStack() as stack:
             names = parts(path) or [path]
             try:
-                files = [(name, stack.enter_context(name.open("rb"))) for name in names]
+                found = [(name, stack.enter_context(files.opened(name))) for name in names]
             except FileNotFoundError:
                 if names == [path]:
                     raise
                 continue  # one was put aside just now
             if parts(path) == names:
-                yield files
+                yield found
                 return
 
 
@@ -94,8 +98,11 @@ class Tail:
         # Of the part that is being read; None: none was yet.
         self._inode: int | None = self._stat(path)[0] if position else None
 
-    def take(self, bytes_max: int = -1) -> list[bytes]:
-        """Lines since the last call, of about `bytes_max` bytes (-1: all); none while there is no file."""
+    def take(self, bytes_max: int = SLICE_BYTES) -> list[bytes]:
+        """Lines since the last call, of about `bytes_max` bytes; none while there is no file, or no more.
+
+        Raises: DataError: as `files.opened`, or a line is too long.
+        """
         lines: list[bytes] = []
         if self.is_lost:
             self._inode, self.position = self._stat(self._path)[0], 0
@@ -105,10 +112,9 @@ class Tail:
             except FileNotFoundError:
                 break  # it was put aside just now: the next call finds it
             lines += data.splitlines()
-            if bytes_max >= 0:
-                bytes_max -= len(data)
-                if bytes_max <= 0:
-                    break
+            bytes_max -= len(data)
+            if bytes_max <= 0:
+                break
         return lines
 
     @property
@@ -138,14 +144,16 @@ class Tail:
 
     def _read(self, part: Path, bytes_max: int) -> bytes:
         """Whole lines."""
-        with part.open("rb") as file:
+        with files.opened(part) as file:
             inode = os.fstat(file.fileno()).st_ino
             if self._inode not in (None, inode):
                 self.position = 0
             self._inode = inode
             file.seek(self.position)
             data = file.read(bytes_max)
-            data += file.readline() if bytes_max >= 0 else b""
+            last = file.readline(files.LINE_BYTES_MAX + 1)
+            files.refuse_long(last, part)
+            data += last
         whole = data[: data.rfind(b"\n") + 1]
         self.position += len(whole)
         return whole

@@ -16,10 +16,12 @@ from typing import Any
 from millrace.config import carried
 from millrace.config.freeze import record, restore
 from millrace.config.schema import Config
+from millrace.core import files
 from millrace.core.errors import ConfigError, DataError, LedgerError, boundary, writing
 from millrace.reading.reader import LedgerReader
 
 RUNS = Path("runs")
+CONFIG_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -96,15 +98,18 @@ class RunDirectory:
         return sorted(int(name) for name in names if name.isdigit())
 
     def is_held(self) -> bool:
-        """Whether a living process owns the run. Asks for a shared lock and lets go at once."""
+        """Whether a living process owns the run. Asks for a shared lock and lets go at once.
+
+        Raises: DataError: the lock is no regular file.
+        """
         lock = Path(f"{self.ledger}.lock")
-        if not lock.exists():
-            return False
-        with lock.open() as file:
-            try:
+        try:
+            with files.opened(lock) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
+        except BlockingIOError:
+            return True
+        except (FileNotFoundError, NotADirectoryError):
+            return False
         return False
 
     def write_config(self, config: Config) -> None:
@@ -116,8 +121,8 @@ class RunDirectory:
         """Of versions that are undone: others will have their numbers. Atomically. Raises: DataError."""
         if not self.evaluations.exists():
             return
-        lines = self.evaluations.read_text(encoding="utf-8").splitlines(keepends=True)
         with boundary(str(self.evaluations), "a line is damaged", DataError):
+            lines = files.read(self.evaluations).decode().splitlines(keepends=True)
             kept = "".join(line for line in lines if json.loads(line)["version"] <= after)
         _replace(self.evaluations, kept)
 
@@ -127,11 +132,9 @@ class RunDirectory:
 
     def read_config(self) -> Config:
         try:
-            tree = json.loads(self.config.read_text(encoding="utf-8"))
+            tree = files.read_json(self.config, CONFIG_BYTES_MAX)
         except (FileNotFoundError, NotADirectoryError):
             raise DataError(f"{self.path} is no run directory: it has no config.json") from None
-        except ValueError as error:
-            raise DataError(f"{self.config} is not valid JSON: {error}") from None
         if not isinstance(tree, dict):
             raise DataError(f"{self.config} is a JSON {type(tree).__name__}, expected an object with keys")
         return restore(tree, self.config)
@@ -233,8 +236,8 @@ def reopen(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirecto
 
 def _links_out(path: Path) -> Iterator[Path]:
     """Symbolic links in the directory that lead somewhere else."""
-    for directory, names, files in os.walk(path):
-        for found in (Path(directory, name) for name in (*names, *files)):
+    for directory, folders, names in os.walk(path):
+        for found in (Path(directory, name) for name in (*folders, *names)):
             if found.is_symlink() and not found.resolve().is_relative_to(path):
                 yield found
 
@@ -274,7 +277,7 @@ def find(path: Path) -> RunDirectory:
 
     Raises: DataError: there is none.
     """
-    if (path / "config.json").is_file():
+    if (path / "config.json").exists():
         return RunDirectory(path.resolve())
     found = [config.parent for config in path.glob("*/config.json")]
     if not found:

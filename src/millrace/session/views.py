@@ -9,7 +9,7 @@ from typing import Any
 
 from millrace.config.schema import Config
 from millrace.core import model_version
-from millrace.core.errors import MillraceError
+from millrace.core.errors import DataError, MillraceError, boundary
 from millrace.core.events import Event
 from millrace.core.fairness import Figures
 from millrace.core.types import EvaluationRecord, Group, Prompt, StepRecord, Trajectory
@@ -33,14 +33,16 @@ def run_view(reader: LedgerReader, run: RunDirectory) -> View:
     config, state = run.read_config(), reader.overview()
     last = reader.steps()[-LAST_STEPS:]
     members = {record.version: _members(reader, record) for record in last}
+    with boundary(str(run.events), "its events do not make sense together", DataError):
+        computes, fleet, hosts, window = _computes(run), _fleet(run), _hosts(run), _window(run)
     return {
         "run": str(run.path),
         "state": _state(run, state.version >= config.steps),
         "version": state.version,
         "steps": config.steps,
         "schedule": config.schedule.kind,
-        "computes": _computes(run),
-        "fleet": _fleet(run),
+        "computes": computes,
+        "fleet": fleet,
         "checkpoint": state.checkpoint.path if state.checkpoint else None,
         "num_groups": state.num_groups,
         "num_skipped": state.num_skipped,
@@ -49,8 +51,8 @@ def run_view(reader: LedgerReader, run: RunDirectory) -> View:
         "states": state.states,
         "reasons": [[*key, num] for key, num in sorted(reader.reasons().items())],
         "replicas": _by_replica(t for trained in members.values() for t in trained),
-        "hosts": _hosts(run),
-        "window": _window(run),
+        "hosts": hosts,
+        "window": window,
         "evaluations": evaluations_view(reader, config)[-LAST_STEPS:],
         "last_steps": [_step_line(record, members[record.version]) for record in last],
     }

@@ -12,7 +12,6 @@ Everything shares the machine it ran on: on few cores the times of one schedule 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -21,6 +20,7 @@ from statistics import fmean, pstdev
 
 from millrace.config.freeze import restore
 from millrace.config.schema import Config
+from millrace.core import files
 from millrace.core.errors import DataError, boundary
 from millrace.core.events import Event
 from millrace.observe.jsonl import read_events
@@ -72,12 +72,12 @@ def calibrate(run_dir: Path | str) -> Calibration:
     """
     path = Path(run_dir)
     try:
-        recorded = (path / "config.json").read_bytes()
+        recorded = files.read_json(path / "config.json")
         events = list(read_events(path / "events.jsonl"))
     except OSError as error:
         raise DataError(f"{path} is not a run directory: {error}") from error
     with boundary(str(path / "config.json"), "cannot be read", DataError):
-        config = restore(json.loads(recorded), path / "config.json")
+        config = restore(recorded, path / "config.json")
     with LedgerReader(path / "ledger.sqlite") as ledger:
         return learn(events, config, lengths=ledger.lengths(), prompts=_prompt_lengths(ledger))
 
