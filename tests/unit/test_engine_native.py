@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import _bisect
 import ctypes
+import os
 import platform
+import pwd
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +29,7 @@ MORE = {"gemma3, tanh": Gemma3TextConfig(**GEMMA), "qwen3, windows": Qwen3Config
 SERVED = ("llama biases, llama3 rope", "qwen3 tied", "qwen3 untied, no grouping", "phi3", *MORE)
 PROCESSORS = ("native", *(("x86-64", "x86-64-v3") if platform.machine() == "x86_64" else ()))
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="there is no C compiler")
+pytestmark = pytest.mark.skipif(native.library()[0] is None, reason="there is no C compiler")
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +49,7 @@ def compile_for(tmp_path, monkeypatch):
         flags = tuple(flag for flag in native.FLAGS if not flag.startswith("-march"))
         monkeypatch.setattr(native, "FLAGS", (*flags, f"-march={name}"))
         native.library.cache_clear()
-        assert native.library() is not None
+        assert native.library()[0] is not None
 
     yield set_processor
     monkeypatch.undo()
@@ -62,7 +66,7 @@ def works():
 def same_as_the_general_way(name: str, monkeypatch) -> None:
     model = make_model(name, scale=1.5)
     fast = make_engine(model, slots=5, prefill_chunk=24)
-    monkeypatch.setattr(engines, "native_pass", lambda *_: None)
+    monkeypatch.setattr(engines, "native_pass", lambda *_: (None, ""))
     general = make_engine(model, slots=5, prefill_chunk=24)
     assert ("in C" in fast.computes, "in C" in general.computes) == (True, False)
     found, expected = run(fast, works()), run(general, works())
@@ -84,7 +88,7 @@ def test_so_it_does_when_compiled_for_another_processor(processor, compile_for, 
 
 
 def test_a_row_is_attended_alike_alone_and_among_others():
-    code, generator = native.library(), torch.Generator().manual_seed(0)
+    code, generator = native.library()[0], torch.Generator().manual_seed(0)
     rows, heads, kv_heads, width, positions = 7, 4, 2, 32, 96
     slots, places = torch.randperm(rows, generator=generator), torch.tensor([0, 1, 31, 32, 33, 70, 95])
     shape = native._Shape(heads, kv_heads, width, positions, 1e-6, 0.0, 0.2)
@@ -112,10 +116,10 @@ def test_a_row_is_attended_alike_alone_and_among_others():
 def test_without_a_compiler_that_works_the_engine_goes_its_general_way(compiler, tmp_path, monkeypatch):
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert native.library.__wrapped__() is None
+    assert native.library.__wrapped__()[0] is None
     monkeypatch.setattr(native, "library", native.library.__wrapped__)
     engine = make_engine(make_model("qwen3 tied"))
-    assert "in C" not in engine.computes
+    assert "attention in torch: " in engine.computes
     assert len(run(engine, [make_work(0, [5, 6], Sampling(max_tokens=4, ignore_eos=True))])[0][0]) == 4
 
 
@@ -131,7 +135,60 @@ def test_with_several_threads_the_engine_goes_its_general_way():
 
 def test_the_code_is_compiled_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert native.library.__wrapped__() is not None
+    assert native.library.__wrapped__()[0] is not None
     monkeypatch.setattr(native, "_compile", None)  # any call raises
-    assert native.library.__wrapped__() is not None
+    assert native.library.__wrapped__()[0] is not None
     assert [path.suffix for path in (tmp_path / "millrace").iterdir()] == [".so"]
+
+
+@pytest.fixture
+def compiled(tmp_path, monkeypatch) -> Path:
+    """What is compiled, in a cache of this test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert native.library.__wrapped__()[0] is not None
+    (file,) = (tmp_path / "millrace").iterdir()
+    return file
+
+
+def test_nobody_else_can_write_what_is_compiled(compiled):
+    assert [path.stat().st_mode & 0o777 for path in (compiled, compiled.parent)] == [0o700, 0o700]
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "another library", "others may write", "a pipe"])
+def test_a_compiled_file_that_is_not_what_was_compiled_is_made_anew(compiled, damage, caplog):
+    whole = compiled.read_bytes()
+    if damage == "others may write":
+        compiled.chmod(0o722)
+    else:
+        compiled.unlink()  # this process has it mapped
+    match damage:
+        case "cut":
+            compiled.write_bytes(whole[: len(whole) // 2])
+        case "empty":
+            compiled.touch()
+        case "another library":
+            compiled.write_bytes(Path(_bisect.__file__).read_bytes())
+        case "a pipe":
+            os.mkfifo(compiled)
+    assert native.library.__wrapped__()[0] is not None
+    assert str(compiled) in caplog.text
+    (file,) = compiled.parent.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_cache_of_somebody_else_is_not_loaded_from(compiled, monkeypatch, caplog):
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    code, why = native.library.__wrapped__()
+    assert code is None
+    assert "belongs to another user" in why
+    assert why in caplog.text
+
+
+def test_without_a_home_the_engine_goes_its_general_way(monkeypatch, caplog):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    code, why = native.library.__wrapped__()
+    assert code is None
+    assert "home" in why
+    assert why in caplog.text

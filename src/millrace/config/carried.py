@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from millrace.core import files
 from millrace.core.errors import ConfigError, writing
 
 DIRECTORY = "carried"
@@ -40,9 +41,9 @@ def name_of(what: str, suffix: str, data: bytes) -> str:
     return f"{DIRECTORY}/{what}-{digest(data)}{suffix}"
 
 
-def store(directory: Path, files: dict[str, bytes]) -> None:
+def store(directory: Path, contents: dict[str, bytes]) -> None:
     """Write files of such names into a run's directory. Raises: StorageError."""
-    for name, data in files.items():
+    for name, data in contents.items():
         path = directory / name
         with writing(path):
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -84,8 +85,7 @@ def _trusted(key: str, file: Path) -> bytes:
         raise ConfigError(f"`{key}` ({file}) names a pickle outside of a run's directory `{DIRECTORY}`")
     try:
         for place in (file, file.parent):
-            status = place.stat()
-            if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            if files.others_may_write(place):
                 raise ConfigError(
                     f"`{key}`: {place} belongs to another user, or others may write it.\n"
                     "  Loading it would run code. If it is yours: chmod go-w, chown"

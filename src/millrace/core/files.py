@@ -73,6 +73,12 @@ def read_json(path: Path | str, bytes_max: int = BYTES_MAX) -> Any:
     return tree
 
 
+def others_may_write(path: Path) -> bool:
+    """Whether somebody else owns it, or may write into it: it must not be run as code. Raises: OSError."""
+    status = path.stat()
+    return status.st_uid != os.geteuid() or bool(status.st_mode & 0o022)
+
+
 def lines(file: BinaryIO, where: object) -> Iterator[bytes]:
     """Lines of an open file, the last one perhaps without its end. Raises: DataError: one is too long."""
     while line := file.readline(LINE_BYTES_MAX + 1):

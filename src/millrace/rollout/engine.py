@@ -97,11 +97,11 @@ class TorchEngine(Queues):
             self._forward.products = exact_products(self._forward, self._active, options.slots, rows)
             group = architecture.num_heads // architecture.num_kv_heads
             check_attention(self._cache, self._kernel, group=group)
-        self._native = native_pass(architecture, self._forward, self._cache, self._kernel)
+        self._native, why = native_pass(architecture, self._forward, self._cache, self._kernel)
         self._hidden: Callable[..., torch.Tensor] = (self._native or self._forward).hidden
         exactness = f"exact, {self._forward.products} on one thread" if options.exact else "not exact"
         recorded = "; decode steps are recorded" if flash and not architecture.routed else ""
-        recorded += "; attention in C" if self._native is not None else ""
+        recorded += "; attention in C" if self._native is not None else why and f"; attention in torch: {why}"
         self.computes = f"{computes(dtype, computing)}; {exactness}{recorded}"
         self._running: list[Continuation] = []  # index = slot
         self._batch: DecodeBatch | None = None  # of the last step, if it still holds

@@ -1,14 +1,16 @@
 """The forward pass in float32 on a CPU with a C compiler: torch multiplies, `native.c` does the rest.
 
 Of a small model's step half is not products, but attention over padded keys and what calls cost. The C code
-is compiled when it is first wanted, in less than a second, and kept in the user's cache. Where there is no
-compiler, or the model or the settings need something else, the engine goes its general way.
+is compiled when it is first wanted, in less than a second, and kept in the user's cache: in a directory that
+nobody else can write into, in a file whose name has the digest of its bytes. Where there is no compiler, or the
+model or the settings need something else, the engine goes its general way.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -21,6 +23,8 @@ from pathlib import Path
 
 import torch
 
+from millrace.core import files
+from millrace.core.errors import DataError
 from millrace.rollout.architecture import Architecture
 from millrace.rollout.attention import BUCKET, Kernel, Segment
 from millrace.rollout.cache import KVCache
@@ -35,23 +39,51 @@ WIDTH = 16  # of the C code's vectors: it wants whole ones in a head
 GATES = {"silu": (1.0, 0.0), "gelu_pytorch_tanh": (1.5957691216, 0.0713548163)}
 """a and b of `gate`, by the activation's name in transformers."""
 COMPILE_S_MAX = 60.0
+LOG = logging.getLogger(__name__)
 
 
 @cache
-def library() -> ctypes.CDLL | None:
-    """The compiled C code. None: there is no compiler, or it does not know this code or processor."""
-    compiler = shutil.which(os.environ.get("CC") or "cc")
-    if compiler is None:
-        return None
-    wanted = "\n".join([SOURCE.read_text(), " ".join(FLAGS), _told(Path(compiler)), _processor()])
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millrace"
-    path = root / f"native-{hashlib.sha256(wanted.encode()).hexdigest()[:20]}.so"
+def library() -> tuple[ctypes.CDLL | None, str]:
+    """The compiled C code; or why there is none, which is in the log too."""
+    command = os.environ.get("CC") or "cc"
     try:
-        if not path.exists():
-            _compile(compiler, path)
-        return _declared(ctypes.CDLL(str(path)))
-    except (OSError, subprocess.SubprocessError):
-        return None
+        if (compiler := shutil.which(command)) is None:
+            raise FileNotFoundError(f"there is no C compiler ({command})")
+        wanted = "\n".join([SOURCE.read_text(), " ".join(FLAGS), _told(Path(compiler)), _processor()])
+        key = f"native-{hashlib.sha256(wanted.encode()).hexdigest()[:20]}"
+        root = _cache()
+        return _declared(ctypes.CDLL(str(_kept(root, key) or _compile(compiler, root, key)))), ""
+    except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
+        LOG.warning("the engine computes without its C code: %s", error)
+        return None, str(error)
+
+
+def _cache() -> Path:
+    """Raises: RuntimeError: there is no home directory. OSError: it cannot be made, or others may write there."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millrace"
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if root.stat().st_uid == os.geteuid():
+        root.chmod(0o700)
+    if files.others_may_write(root):
+        raise PermissionError(f"{root} belongs to another user: what it holds would be run as code")
+    return root
+
+
+def _kept(root: Path, key: str) -> Path | None:
+    """What was compiled before. What is damaged, or was written by somebody else, is removed."""
+    for path in root.glob(f"{key}-*.so"):
+        if not files.others_may_write(path) and path.stem == f"{key}-{_digest(path)}":
+            return path
+        LOG.warning("%s is not what was compiled there: it is removed and made anew", path)
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(files.read(path)).hexdigest()[:32]
+    except DataError:
+        return ""
 
 
 def _told(compiler: Path) -> str:
@@ -67,14 +99,14 @@ def _processor() -> str:
     return f"{platform.machine()} {flags}"
 
 
-def _compile(compiler: str, path: Path) -> None:
-    """Several processes may do it at once: the last one's file stays."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-        made = Path(directory) / path.name
+def _compile(compiler: str, root: Path, key: str) -> Path:
+    """Several processes may do it at once: each file is whole."""
+    with tempfile.TemporaryDirectory(dir=root) as directory:
+        made = Path(directory) / key
         command = [compiler, *FLAGS, str(SOURCE), "-o", str(made), "-lm"]
         subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_S_MAX)
-        made.replace(path)
+        made.chmod(0o700)
+        return made.replace(root / f"{key}-{_digest(made)}.so")
 
 
 def _declared(code: ctypes.CDLL) -> ctypes.CDLL:
@@ -229,8 +261,8 @@ class NativePass:
 
 def native_pass(
     architecture: Architecture, forward: ForwardPass, cache: KVCache, kernel: Kernel
-) -> NativePass | None:
-    """None: there is no compiler, or the C code has not all that this engine needs. It uses one thread."""
+) -> tuple[NativePass | None, str]:
+    """None: there is no C code here, and why; or it has not all that this engine needs. It uses one thread."""
     fits = (
         type(cache) is KVCache
         and cache.values.device.type == "cpu"
@@ -241,5 +273,5 @@ def native_pass(
         and architecture.head_dim % WIDTH == 0
         and torch.get_num_threads() == 1
     )
-    code = library() if fits else None
-    return NativePass(code, architecture, forward, cache, kernel) if code is not None else None
+    code, why = library() if fits else (None, "")
+    return NativePass(code, architecture, forward, cache, kernel) if code is not None else None, why

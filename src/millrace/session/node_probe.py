@@ -27,7 +27,7 @@ class Seen(msgspec.Struct, frozen=True):
     missing: tuple[str, ...]
     problem: str
     python: str
-    package: str  # where `millrace` is, and the digest of its source
+    package: str  # where `millrace` is, and the digest of its files
     wall_s: float
     disk_bytes: int
     faults: tuple[str, ...] = ()
@@ -54,8 +54,9 @@ def look(paths: Sequence[str], directory: str) -> Seen:
 
 
 def package() -> str:
-    """Which Millrace this is: the digest of its source."""
+    """Which Millrace this is: the digest of all that is installed of it, but for what Python compiles."""
     root, digest = Path(millrace.__file__).parent, hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return digest.hexdigest()[:12]
