@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+import millrace
 from millrace.config.runtime import RayCluster
 from millrace.config.schema import Config
 from millrace.core.errors import StorageError, WorkerError
 from millrace.core.placement import Place
 from millrace.runtime.ray_places import Node
-from millrace.session import cluster_check
+from millrace.session import cluster_check, node_probe
 from millrace.session.cluster_check import LinkFacts, _measure, check_cluster
 from millrace.session.node_probe import look
 from millrace.session.ray_hosts import told_of
@@ -111,3 +113,19 @@ def test_a_directory_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPa
     )
     with pytest.raises(StorageError, match=r"(?s)No space.*--run-dir"):
         check_cluster(config, RayCluster(address="a:1"), tmp_path)
+
+
+@pytest.mark.parametrize("changed", ["rollout/native.c", "look/page.css", "quickstart/new.toml", "core/types.py"])
+def test_a_node_with_another_file_of_the_package_has_another_millrace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    copy = tmp_path / "millrace"
+    shutil.copytree(Path(millrace.__file__).parent, copy)
+    monkeypatch.setattr(millrace, "__file__", str(copy / "__init__.py"))
+    before = node_probe.package()
+    (copy / "core" / "__pycache__").mkdir(exist_ok=True)
+    (copy / "core" / "__pycache__" / "x.pyc").touch()
+    assert node_probe.package() == before
+    with (copy / changed).open("a") as file:
+        file.write(" ")
+    assert node_probe.package() != before

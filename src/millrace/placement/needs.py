@@ -152,16 +152,33 @@ def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 def _weight_files(directory: Path) -> list[Path]:
     """Those that are loaded. A repository may have the same weights beside them in another form."""
-    index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
-    if index.exists():
-        with boundary("model", f"{index} does not say where each tensor is", DataError):
-            return [
-                directory / name for name in sorted({*json.loads(index.read_text())["weight_map"].values()})
-            ]
+    if indexed := indexed_files(directory):
+        return indexed
+    single = directory / "model.safetensors"
     files = [single] if single.exists() else sorted(directory.glob("*.safetensors"))
     if not files:
         raise DataError(f"{directory} has no *.safetensors file")
     return files
+
+
+def indexed_files(directory: Path) -> list[Path]:
+    """Those that the directory's index names; none: it has no index.
+
+    Raises: DataError: it does not say where each tensor is, or names what is not part of the model: other than a
+    safetensors file in the directory.
+    """
+    index = directory / "model.safetensors.index.json"
+    if not index.exists():
+        return []
+    with boundary("model", f"{index} does not say where each tensor is", DataError):
+        names = sorted({*json.loads(index.read_text())["weight_map"].values()})
+        outside = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
+    if outside:
+        raise DataError(
+            f"{index} names {outside[0]!r}: weights must be *.safetensors files in {directory} itself.\n"
+            "  What lies elsewhere is not part of the model: put the file there, and name it without a folder"
+        )
+    return [directory / name for name in names]
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:

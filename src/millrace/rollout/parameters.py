@@ -8,7 +8,6 @@ or digesting the engine's own tensors: there is no second copy that could differ
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from millrace.core.digest import MULTILINEAR, XXH3, NamedBuffer, digest_buffers,
 from millrace.core.errors import DataError
 from millrace.placement.device_digest import tensor_digests
 from millrace.placement.gpu import has_own_memory
+from millrace.placement.needs import indexed_files
 from millrace.rollout.architecture import Architecture
 
 Tensor = torch.Tensor
@@ -198,10 +198,8 @@ def read_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _weight_files(directory: Path) -> Iterable[Path]:
-    index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
-    if index.exists():
-        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        return [directory / name for name in sorted(set(weight_map.values()))]
-    if single.exists():
+    if indexed := indexed_files(directory):
+        return indexed
+    if (single := directory / "model.safetensors").exists():
         return [single]
     raise DataError(f"{directory} has neither model.safetensors nor model.safetensors.index.json")

@@ -21,6 +21,7 @@ from millrace.algorithms.low_rank import KINDS
 from millrace.core.errors import DataError, boundary
 from millrace.core.supported import TRAINER, refuse_unsupported
 from millrace.placement.gpu import on
+from millrace.placement.needs import indexed_files
 from millrace.placement.products import TILE, by_onednn
 from millrace.trainer import linear, norm
 from millrace.trainer.attention import NAME, plan
@@ -76,6 +77,7 @@ def load_model(
 
 
 def _check_known(path: Path) -> PretrainedConfig:
+    indexed_files(path)  # transformers would read whatever file an index names
     with boundary("trainer", f"`model.path`: read {path / 'config.json'}", DataError):
         model_type = msgspec.json.decode((path / "config.json").read_bytes()).get("model_type")
     if model_type not in CONFIG_MAPPING:
