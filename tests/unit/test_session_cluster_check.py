@@ -115,7 +115,9 @@ def test_a_directory_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPa
         check_cluster(config, RayCluster(address="a:1"), tmp_path)
 
 
-@pytest.mark.parametrize("changed", ["rollout/native.c", "look/page.css", "quickstart/new.toml", "core/types.py"])
+@pytest.mark.parametrize(
+    "changed", ["rollout/native.c", "look/page.css", "quickstart/new.toml", "core/types.py"]
+)
 def test_a_node_with_another_file_of_the_package_has_another_millrace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:

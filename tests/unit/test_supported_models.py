@@ -155,7 +155,9 @@ def test_a_warm_start_refuses_a_token_that_the_model_does_not_embed(tmp_path):
             )
 
 
-@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/model.safetensors", "sub/w.safetensors", "a.bin"])
+@pytest.mark.parametrize(
+    "name", ["../other/model.safetensors", "/etc/model.safetensors", "sub/w.safetensors", "a.bin"]
+)
 def test_weights_outside_of_the_model_directory_are_no_part_of_it(tmp_path: Path, name: str) -> None:
     """They are in no digest of the run's content."""
     from millrace.placement.needs import tensor_shapes
@@ -168,6 +170,10 @@ def test_weights_outside_of_the_model_directory_are_no_part_of_it(tmp_path: Path
     (model / "model.safetensors").rename(tmp_path / "other" / "model.safetensors")
     index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, name)}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
-    for read in (lambda: load_model(model, CPU), lambda: load_engine(str(model)), lambda: tensor_shapes(model)):
+    for read in (
+        lambda: load_model(model, CPU),
+        lambda: load_engine(str(model)),
+        lambda: tensor_shapes(model),
+    ):
         with pytest.raises(DataError, match=f"names '{re.escape(name)}'"):
             read()

@@ -110,3 +110,41 @@ def test_weights_that_changed_since_they_were_published_are_refused(bench):
     bench.publisher.refuse_changed(4)  # of which nothing was published
     with pytest.raises(DigestMismatchError, match="trainer's weights of version 3 changed in memory"):
         bench.publisher.refuse_changed(3)
+
+
+def test_weights_that_changed_in_memory_since_they_were_published_are_not_trained_on(bench, monkeypatch):
+    monkeypatch.setattr(publish, "RECHECK_SHARE", 1e9)  # before every update
+    bench.go.set()
+    for version in range(3):
+        bench.begin(version)
+        bench.optimizer.step()
+        bench.optimizer.step()  # of the same batch: nobody published in between
+    bench.begin(3)
+    bench.publisher.published()
+    with torch.no_grad():
+        bench.weight[1, 2] += 1.0
+    bench.order.clear()
+    with pytest.raises(DigestMismatchError, match="weights of version 3 changed in memory"):
+        bench.optimizer.step()
+    assert "updated" not in bench.order
+
+
+def test_the_digest_before_an_update_takes_a_hundredth_of_the_time(bench, monkeypatch):
+    """Each takes 1 s, and an update 9 s without it: it is taken once in 11 updates."""
+    now_s, checked = [0.0], list[int]()
+    monkeypatch.setattr(publish.time, "perf_counter", lambda: now_s[0])
+    bench.go.set()
+    bench.publisher._checked_s = 0.0
+    refuse = bench.publisher.refuse_changed
+
+    def slow(version):
+        refuse(version)
+        checked.append(version)
+        now_s[0] += 1.0
+
+    monkeypatch.setattr(bench.publisher, "refuse_changed", slow)
+    for version in range(60):
+        bench.begin(version)
+        now_s[0] += 10.0
+        bench.optimizer.step()
+    assert checked == [0, 10, 20, 30, 40, 50]

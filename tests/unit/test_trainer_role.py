@@ -278,3 +278,20 @@ def test_weights_that_changed_in_memory_since_they_were_published_are_never_save
         assert not (tmp_path / "changed").exists()
 
     asyncio.run(scenario())
+
+
+def test_weights_that_changed_in_memory_since_they_were_published_are_never_trained_on(make_role, tmp_path):
+    async def scenario():
+        role = make_role()
+        await role.load(None)
+        await role.publish(HERE)
+        await role.published()
+        with torch.no_grad():
+            role._trainer.model.get_input_embeddings().weight[3, 5] += 1e-3
+        with pytest.raises(DigestMismatchError, match="trainer's weights of version 0 changed in memory"):
+            await role.step(make_batch(0))
+        assert not list((tmp_path / "run").glob("rejected_*"))
+        with pytest.raises(WorkerError, match="`load` must come first"):
+            await role.step(make_batch(0))
+
+    asyncio.run(scenario())

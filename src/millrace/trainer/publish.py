@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -27,6 +28,10 @@ from millrace.trainer.beside import Beside
 from millrace.trainer.device_buffers import DeviceBuffers
 from millrace.trainer.mesh import ALONE, Ranks, agreed, all_or_none, first_alone
 from millrace.trainer.parts import parts
+
+
+RECHECK_SHARE = 0.01
+"""Of the time from update to update that digests before them take."""
 
 
 class PublishBuffers:
@@ -95,7 +100,9 @@ class Publisher:
     """Publishes versions of weights that `optimizer` updates. The trainer waits for the copy alone: of this
     rank's `buffers` and no others'.
 
-    Their digest is taken beside the next step. Only digests go from rank to rank. The first rank of each host
+    Their digest is taken beside the next step, and once more before the next update: a weight that changed in
+    memory meanwhile is not trained on. Where this would take more than 1 % of the time, it is done before every
+    n-th update. Only digests go from rank to rank. The first rank of each host
     begins a version in a slot there, and ends it after all. Where one rank fails all fail, so that none waits
     for another.
     """
@@ -110,6 +117,9 @@ class Publisher:
         self._beside = Beside[Published](optimizer, ranks, "publish")
         self._begun: tuple[Endpoint, int] | None = None
         self._held = ""  # the digest of what this rank published last; empty: it held nothing
+        self._fresh = False  # no update since a version was begun
+        self._updates, self._recheck_at, self._checked_s = 0, 1, time.perf_counter()
+        optimizer.register_step_pre_hook(lambda *_: self._before_update())
 
     def begin(self, opened: Callable[[], WeightsWriter], endpoint: Endpoint, version: int) -> None:
         """Copy the weights into a slot of `endpoint`, the relay's here, of which `opened` gives the writer.
@@ -122,7 +132,7 @@ class Publisher:
         fillings = self._fillings(opened, endpoint, version, stays=stays)
         if not any(fillings):
             return
-        self._begun = endpoint, version
+        self._begun, self._fresh = (endpoint, version), True
         writer, filling, fault = opened(), fillings[ranks.host], None
         try:
             if filling is not None:
@@ -167,8 +177,27 @@ class Publisher:
             raise DigestMismatchError(
                 f"the trainer's weights of version {version} changed in memory: published with digest "
                 f"{self._held}, they have {found} now.\n"
-                "  Nothing of them is saved: test the memory, then `--resume`"
+                "  They are not trained on and not saved: test the memory, then `--resume`"
             )
+
+    def _before_update(self) -> None:
+        """Every rank comes here equally often, and decides alike: by what all of them measured."""
+        if not self._fresh:
+            return
+        self._fresh, self._updates = False, self._updates + 1
+        if self._updates < self._recheck_at:
+            return
+        took_s, step_s = zip(*agreed(self._ranks, self._recheck), strict=True)
+        self._updates, self._recheck_at = 0, max(1, math.ceil(max(took_s) / (RECHECK_SHARE * min(step_s))))
+
+    def _recheck(self) -> tuple[float, float]:
+        """Seconds that it took, and from update to update. Raises: as `refuse_changed`."""
+        self._beside.wait()
+        assert self._begun is not None
+        began_s = time.perf_counter()
+        self.refuse_changed(self._begun[1])
+        step_s, self._checked_s = (began_s - self._checked_s) / self._updates, began_s
+        return time.perf_counter() - began_s, step_s
 
     def _end(
         self, writer: WeightsWriter, version: int, filling: Filling | None, fault: Exception | None

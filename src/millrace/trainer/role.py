@@ -170,6 +170,9 @@ class TorchTrainer:
             )
         try:
             self._last = trainer.step(batch, quarantine=self._run_dir)
+        except DigestMismatchError:
+            self._trainer = self._last = None  # nothing may be trained, published or saved of it
+            raise
         except TrainingError as error:
             return StepRejected(batch.version, blame(trainer, batch), str(error))
         except WeightsError as error:

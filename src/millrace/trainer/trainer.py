@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from millrace.algorithms import Algorithm, TokenLogprobs
 from millrace.algorithms.proximal import interpolated
 from millrace.config.training import Optimizer
-from millrace.core.errors import TrainingError, WeightsError
+from millrace.core.errors import DigestMismatchError, TrainingError, WeightsError
 from millrace.core.types import Batch, StepResult
 from millrace.placement.gpu import on
 from millrace.trainer.adapter import switched_off, trained_weights
@@ -125,11 +125,14 @@ class PolicyTrainer:
                 untouched; the batch is saved in `quarantine`.
             WeightsError: the weights are not finite afterwards, or a later loss or gradient is not. They, and
                 the optimizer, are lost: load a checkpoint. The batch is saved in `quarantine`.
+            DigestMismatchError: the weights changed in memory since they were published. No update was made.
             DataError: the batch is malformed.
         """
         began = time.perf_counter()
         try:
             seen, num_trained, statistics = self._apply(batch)
+        except DigestMismatchError:
+            raise  # the batch is as good as any
         except (TrainingError, WeightsError) as error:
             saved = "rank 0 saves it" if self.ranks.rank else save_rejected(batch, quarantine)
             raise type(error)(f"step {batch.version} -> {batch.version + 1}: {error}; {saved}") from None
