@@ -164,8 +164,8 @@ def _weight_files(directory: Path) -> list[Path]:
 def indexed_files(directory: Path) -> list[Path]:
     """Those that the directory's index names; none: it has no index.
 
-    Raises: DataError: it does not say where each tensor is, or names what is not part of the model: other than a
-    safetensors file in the directory.
+    Raises: DataError: it does not say where each tensor is, or names what is no safetensors file in the
+    directory: that would not be part of the model.
     """
     index = directory / "model.safetensors.index.json"
     if not index.exists():

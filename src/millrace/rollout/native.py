@@ -2,8 +2,8 @@
 
 Of a small model's step half is not products, but attention over padded keys and what calls cost. The C code
 is compiled when it is first wanted, in less than a second, and kept in the user's cache: in a directory that
-nobody else can write into, in a file whose name has the digest of its bytes. Where there is no compiler, or the
-model or the settings need something else, the engine goes its general way.
+nobody else can write into, in a file whose name has the digest of its bytes. Where there is no compiler, or
+the model or the settings need something else, the engine goes its general way.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def library() -> tuple[ctypes.CDLL | None, str]:
 
 
 def _cache() -> Path:
-    """Raises: RuntimeError: there is no home directory. OSError: it cannot be made, or others may write there."""
+    """Raises: RuntimeError: there is no home directory. OSError: it cannot be made, or is somebody else's."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millrace"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     if root.stat().st_uid == os.geteuid():
@@ -262,7 +262,7 @@ class NativePass:
 def native_pass(
     architecture: Architecture, forward: ForwardPass, cache: KVCache, kernel: Kernel
 ) -> tuple[NativePass | None, str]:
-    """None: there is no C code here, and why; or it has not all that this engine needs. It uses one thread."""
+    """None: there is no C code here, and why; or it has not all that this engine needs. One thread only."""
     fits = (
         type(cache) is KVCache
         and cache.values.device.type == "cpu"

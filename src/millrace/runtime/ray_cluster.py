@@ -55,6 +55,10 @@ ENVIRONMENT = {
 QUIET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 """Ray would print on our stdout what its raylets report. The supervisor tells of deaths."""
 
+LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""By this Ray's processes of one machine listen at 127.0.0.1, as they do on systems that can have no cluster.
+Otherwise they listen on every interface. Ray reads it when it is imported."""
+
 _connected: dict[str, Cluster] = {}
 """Of this process, which can have one."""
 
@@ -75,7 +79,7 @@ class Cluster:
     which host of the run."""
 
     def __init__(self, address: str) -> None:
-        self._ray = ray = _import_ray()
+        self._ray = ray = _import_ray(LOOPBACK_ONLY if address == LOCAL else {})
         if ray.is_initialized():
             raise WorkerError(
                 "this process is connected to a Ray cluster already, and it can use one only.\n"
@@ -85,7 +89,7 @@ class Cluster:
         settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         if address == LOCAL:
             settings |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "num_gpus": 0}
-        with _environment(ENVIRONMENT if address == LOCAL else {}), _signals():
+        with _environment(ENVIRONMENT | LOOPBACK_ONLY if address == LOCAL else {}), _signals():
             try:
                 _refuse_unreachable(address)
                 ray.init(address=address, **settings)
@@ -206,9 +210,9 @@ def _with_lease(ray: Any) -> type:
     return type("Hosted", (Hosted,), marked)
 
 
-def _import_ray() -> Any:
+def _import_ray(variables: Mapping[str, str]) -> Any:
     try:
-        with _environment(QUIET):
+        with _environment({**QUIET, **variables}):
             import ray.exceptions
             import ray.util
             import ray.util.scheduling_strategies

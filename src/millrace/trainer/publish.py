@@ -29,7 +29,6 @@ from millrace.trainer.device_buffers import DeviceBuffers
 from millrace.trainer.mesh import ALONE, Ranks, agreed, all_or_none, first_alone
 from millrace.trainer.parts import parts
 
-
 RECHECK_SHARE = 0.01
 """Of the time from update to update that digests before them take."""
 
@@ -101,10 +100,11 @@ class Publisher:
     rank's `buffers` and no others'.
 
     Their digest is taken beside the next step, and once more before the next update: a weight that changed in
-    memory meanwhile is not trained on. Where this would take more than 1 % of the time, it is done before every
-    n-th update. Only digests go from rank to rank. The first rank of each host
-    begins a version in a slot there, and ends it after all. Where one rank fails all fail, so that none waits
-    for another.
+    memory meanwhile is not trained on. Where this would take more than 1 % of the time, it is done before
+    every n-th update.
+
+    Only digests go from rank to rank. The first rank of each host begins a version in a slot there, and ends
+    it after all. Where one rank fails all fail, so that none waits for another.
     """
 
     def __init__(
