@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ class Held:
     def view(self, version: int) -> Iterator[tuple[str, list[NamedBuffer]]]:
         yield self._digest, self._pieces
 
-    def read(self, version: int, into: list[NamedBuffer]) -> str:
+    def read(self, version: int, into: Sequence[NamedBuffer], copy: Any = None) -> str:
         for source, target in zip(self._pieces, into, strict=True):
             np.copyto(target.data, source.data)
         return self._digest

@@ -34,6 +34,7 @@ from millrace.core.types import (
     Published,
     ReplicaLoad,
     Report,
+    Score,
     Scored,
     ScoreRequest,
     Served,
@@ -261,7 +262,7 @@ class PlayedTrainer:
         num_tokens = sum(len(s.columns) for g in batch.groups for s in g.sequences)
         return StepResult(self._version, {"loss": 0.0}, {}, num_tokens, self._step_s)
 
-    async def publish(self, endpoint: Endpoint) -> None:
+    async def publish(self, *endpoints: Endpoint) -> None:
         self._copied = self._version
 
     async def published(self) -> Published:
@@ -270,7 +271,7 @@ class PlayedTrainer:
     async def checkpoint(self, directory: str) -> None:
         self._saved = CheckpointInfo(self._version, f"{directory}/v{self._version:08d}", save_s=0.0)
 
-    async def saved(self) -> CheckpointInfo:
+    async def saved(self, spared: Sequence[int] = ()) -> CheckpointInfo:
         return self._saved
 
 
@@ -298,7 +299,7 @@ class PlayedEnvironment:
         tokens = self._text.columns.tokens[start : start + self._prompt_tokens]
         return Prompt(group_id, f"row-{group_id}", tokens, "a prompt")
 
-    async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Scored]]:
+    async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score]]:
         for request in requests:
             yield request.trajectory_id, Scored(float(request.trajectory_id % 2))
 

@@ -20,7 +20,7 @@ class FileReader:
     def held(self) -> list[int]:
         return sorted(int(path.stem[1:]) for path in self._directory.glob("v*.safetensors"))
 
-    def read(self, version: int, into: Sequence[NamedBuffer]) -> str:
+    def read(self, version: int, into: Sequence[NamedBuffer], copy: object = None) -> str:
         path = self._directory / f"v{version}.safetensors"
         if not path.exists():
             raise UnknownVersionError(f"version {version} is not held; held: {self.held()}")

@@ -26,8 +26,8 @@ RANK = "runtime_workers:Rank"
 class TwoRanks(LocalRuntime):
     """Every worker has two."""
 
-    async def spawn(self, *args: Any, place: Place = Place(ranks=2), **more: Any) -> Any:
-        return await super().spawn(*args, place=place, **more)
+    async def spawn(self, *args: Any, **more: Any) -> Any:
+        return await super().spawn(*args, **{"place": Place(ranks=2)} | more)
 
 
 @pytest.mark.parametrize("scenario", FOR_GANGS, ids=lambda scenario: scenario.__name__)

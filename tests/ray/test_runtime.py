@@ -32,8 +32,8 @@ PROBE = "millrace.runtime.probe:Probe"
 class TwoRanks(RayRuntime):
     """Every worker has two."""
 
-    async def spawn(self, *args: Any, place: Place = Place(ranks=2), **more: Any) -> Any:
-        return await super().spawn(*args, place=place, **more)
+    async def spawn(self, *args: Any, **more: Any) -> Any:
+        return await super().spawn(*args, **{"place": Place(ranks=2)} | more)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)

@@ -72,7 +72,7 @@ class Host:
     def __init__(self, *, suspended=0, **trouble):
         self.trouble, self.epochs, self.asked, self.suspended = trouble, count(1), [], suspended
 
-    async def spawn(self, name, target, kwargs, **how):
+    async def spawn(self, name, target, kwargs=None, **how):
         return Worker(name, next(self.epochs), self)
 
 
@@ -101,8 +101,8 @@ class Worker:
                 raise DeadlineExceeded("no answer") from None
         return [Prompt(group_id, "row", [1], "text") for group_id in group_ids]
 
-    async def stream(self, method, requests):
-        for request in requests:
+    async def stream(self, method, *args):
+        for request in args[0]:
             if request.trajectory_id == HOLDER and "score" in self._host.trouble:
                 self._held = True
                 await self._host.trouble["score"]()
@@ -227,7 +227,7 @@ def test_a_row_that_costs_two_workers_alone_is_skipped_and_no_other(trouble):
 
 def test_rows_that_all_cost_their_workers_end_the_run_with_the_reason():
     class Killing(Host):
-        async def spawn(self, name, target, kwargs, **how):
+        async def spawn(self, name, target, kwargs=None, **how):
             worker = await super().spawn(name, target, kwargs, **how)
             worker._prompts = lambda *args: _dies()
             return worker

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ import millrace
 from millrace.config.runtime import RayCluster
 from millrace.config.schema import Config
 from millrace.core.errors import StorageError, WorkerError
-from millrace.core.placement import Place
+from millrace.core.placement import HERE, Place
 from millrace.runtime.ray_places import Node
 from millrace.session import cluster_check, node_probe
 from millrace.session.cluster_check import LinkFacts, _measure, check_cluster
@@ -50,9 +51,7 @@ def measured(
         def __init__(self, address: str, run_id: str) -> None:
             self.closed = False
 
-        async def spawn(
-            self, name: str, target: str, kwargs: object, *, place: Place, timeout_s: float
-        ) -> End:
+        async def spawn(self, name: str, *args: object, place: Place = HERE, **how: object) -> Any:
             if place.host in broken:
                 raise WorkerError(f"{name} did not start")
             return End([node.node_id for node in NODES].index(place.host), deaf, clogged)

@@ -26,7 +26,7 @@ class DeadOnArrival:
 
     starts = 0
 
-    async def spawn(self, name, target, kwargs, *, place, timeout_s):
+    async def spawn(self, name, *args, **how):
         self.starts += 1
         raise WorkerDied(f"{name} (epoch {self.starts}): the worker is gone: killed by signal 11 (SIGSEGV)")
 
@@ -48,7 +48,7 @@ def test_a_worker_that_dies_at_every_start_ends_the_run_with_one_clear_message()
 class Patient:
     """A runtime that notes how long a start may take."""
 
-    async def spawn(self, name, target, kwargs, *, place, timeout_s):
+    async def spawn(self, *args, timeout_s=60.0, **how):
         self.timeout_s = timeout_s
         raise RemoteError("nothing starts here")
 
@@ -70,11 +70,11 @@ class Killed:
 
     name, epoch = "trainer", 1
 
-    async def spawn(self, name, target, kwargs, *, place, timeout_s):
+    async def spawn(self, name, *args, **how):
         self.dead = asyncio.get_running_loop().create_future()
         return self
 
-    async def call(self, method, *, timeout_s):
+    async def call(self, method, *args, timeout_s):
         asyncio.get_running_loop().call_soon(self.dead.set_result, "killed by signal 9 (SIGKILL)")
         return Vitals(cpu_s=0.0, resident_bytes=123_000_000, disk=False, calls=[])
 
@@ -100,9 +100,9 @@ class Raises(Killed):
 
     starts = 0
 
-    async def spawn(self, name, target, kwargs, *, place, timeout_s):
+    async def spawn(self, name, *args, **how):
         self.starts += 1
-        return await super().spawn(name, target, kwargs, place=place, timeout_s=timeout_s)
+        return await super().spawn(name, *args, **how)
 
 
 @pytest.mark.parametrize("worked", [True, False])
@@ -132,12 +132,12 @@ class LostAtTheEnd:
 
     name, epoch, starts = "trainer", 1, 0
 
-    async def spawn(self, name, target, kwargs, *, place, timeout_s):
+    async def spawn(self, name, *args, **how):
         self.starts += 1
         self.dead = asyncio.get_running_loop().create_future()
         return self
 
-    async def call(self, method, *, timeout_s):
+    async def call(self, method, *args, timeout_s):
         try:
             await asyncio.sleep(60.0)
         except asyncio.CancelledError:

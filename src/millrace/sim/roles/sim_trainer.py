@@ -77,10 +77,11 @@ class SimTrainer:
             self._last = _result(batch, step_s=clock.now() - started)
             return self._last
 
-    async def publish(self, endpoint: Endpoint) -> None:
+    async def publish(self, *endpoints: Endpoint) -> None:
         async with self._turn:
             await self._digested()
             weights, costs = self._loaded(), self._costs
+            (endpoint,) = endpoints  # it simulates a trainer of one host
             if self._is_repeat(endpoint, weights.version):
                 return
             shelf = self._world.shelf(endpoint.path)
