@@ -9,7 +9,6 @@ adapter over those of the model, at rank 8 in every matrix of the layers. A step
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import median, report, table
+from common import median, parser_of, report, sized, table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
@@ -38,7 +37,7 @@ from millrace.trainer.publish import PublishBuffers
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 CPU = torch.device("cpu")
-VOCABULARY = 32_000
+VOCABULARY = sized(32_000, 500)
 CASES = {
     "all weights": Adapter(),
     "lora, rank 8": Adapter(rank=8),
@@ -69,9 +68,9 @@ def make_model(directory: Path) -> int:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
-        hidden_size=768,
-        intermediate_size=2048,
-        num_hidden_layers=12,
+        hidden_size=sized(768, 96),
+        intermediate_size=sized(2048, 128),
+        num_hidden_layers=sized(12, 2),
         num_attention_heads=12,
         num_key_value_heads=4,
         head_dim=64,
@@ -140,12 +139,9 @@ def measure(path: Path, adapter: Adapter, *, rounds: int, tokens: int) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser = parser_of(__doc__)
+    parser.add_argument("--rounds", type=int, default=sized(3, 1))
+    parser.add_argument("--tokens", type=int, default=sized(1024, 64))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch)

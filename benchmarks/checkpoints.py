@@ -9,14 +9,13 @@ waits when it goes on at once. `step_s` and `step_beside_s`: a step alone, and o
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from common import medians, report
+from common import medians, parser_of, report, sized
 from rank_memory import configuration, make_model
 
 PROMPT, COMPLETION, GROUPS, GROUP = 8, 56, 2, 2
@@ -75,11 +74,8 @@ async def measure(rounds: int, place: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser = parser_of(__doc__)
+    parser.add_argument("--rounds", type=int, default=sized(3, 1))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         report(asyncio.run(measure(options.rounds, Path(place))), as_json=options.json)

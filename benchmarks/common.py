@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import argparse
+import atexit
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from millrace.observe.parts import opened
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: its threads spin at barriers
 
+QUICK = "--quick" in sys.argv or "BENCHMARK_QUICK" in os.environ
+"""Whether it is only to show that it runs: every size is tiny, and nothing is kept."""
+if QUICK:
+    os.environ["BENCHMARK_QUICK"] = "1"  # for the processes that a benchmark starts
+
 ROOT = Path(__file__).parents[1]
 VLLM_PYTHON = str(ROOT / ".venv-vllm/bin/python")
 """What `make setup-vllm` makes."""
+NO_VLLM = "{} is not there: `make setup-vllm` makes one, or name another with --python"
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """For every process that a benchmark starts."""
@@ -25,8 +36,42 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "
 RUN_TIMEOUT_S = 900.0
 
 
+T = TypeVar("T")
+
+
+def sized(full: T, quick: T) -> T:
+    """A size: in full, and with `--quick`."""
+    return quick if QUICK else full
+
+
+def parser_of(text: str) -> argparse.ArgumentParser:
+    """With the options that every benchmark has. `text`: its docstring."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, in seconds: shows that it runs")
+    parser.add_argument("--json", action="store_true", help="the result as one JSON object on the last line")
+    return parser
+
+
+def require(there: object, what: str) -> None:
+    """End where `what` is needed and not `there`: as an error, and with `--quick` as one that is skipped."""
+    if not there:
+        if QUICK:
+            say(f"skipped: {what}")
+        raise SystemExit(0 if QUICK else what)
+
+
+@cache
+def kept_directory() -> Path:
+    """Start models and finished runs. With `--quick` a new one, that goes with this process."""
+    if not QUICK:
+        return cache_directory()
+    path = Path(tempfile.mkdtemp(prefix="millrace-benchmark-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
 def cache_directory() -> Path:
-    """Start models and peers' virtual environments; safe to remove."""
+    """What is kept, and peers' virtual environments; safe to remove."""
     root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     path = root / "millrace-benchmarks"
     path.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,8 @@ flush_p99_ms              CPU time of one flush
 longest_ms, longest       CPU time of the longest callback of the loop, which nothing interrupts; its name
 ledger_bytes_per_token    of the file at the end, live trajectories included
 peak_mb                   resident memory of the controller's process
+shares                    of CPU time, by task. `LiveScorers._keep` is all that is done for scores: to ask for
+                          each, to wait within its deadline, to settle its group, to log it
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import report, say, table
+from common import parser_of, report, say, sized, table
 from players import Troupe
 
 from millrace.config.schema import Config
@@ -49,12 +51,13 @@ from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.sinks import open_sinks
 from millrace.schedule.presets import build
 
-REPLICAS, SLOTS = 256, 64
-PROMPTS, GROUP_SIZE = 512, 16
-PROMPT_TOKENS, MAX_TOKENS = 2048, 16_384
+REPLICAS, SLOTS = sized((256, 64), (4, 16))
+PROMPTS, GROUP_SIZE = sized((512, 16), (4, 4))
+PROMPT_TOKENS, MAX_TOKENS = sized((2048, 16_384), (64, 256))
 ENVIRONMENTS = 4
-STEP_S = 1.0
+STEP_S = sized(1.0, 0.1)
 TARGET = 400_000
+CHECKPOINT_EVERY = sized(1_000_000, 2)
 SIGMA = math.log(10) / 2.326  # of a log-normal whose 99th percentile is ten times its median
 
 
@@ -72,7 +75,7 @@ def configuration(heartbeat_timeout_s: float) -> Config:
                 "slots": SLOTS,
                 "max_sequence_tokens": PROMPT_TOKENS + MAX_TOKENS,
             },
-            "checkpoints": {"every": 1_000_000},
+            "checkpoints": {"every": CHECKPOINT_EVERY},
             "supervision": {"heartbeat_timeout_s": heartbeat_timeout_s},
         }
     )
@@ -246,15 +249,8 @@ def rates(options: argparse.Namespace) -> dict[str, Any]:
     for rate in options.rates:
         say(f"{rate:,} tokens/s")
         words = [sys.executable, __file__, "--runtime", options.runtime, "--one", rate]
-        words += ["--median", options.median]
-        words += [
-            "--heartbeat-s",
-            options.heartbeat_s,
-            "--seconds",
-            options.seconds,
-            "--warm-up",
-            options.warm_up,
-        ]
+        words += ["--median", options.median, "--heartbeat-s", options.heartbeat_s]
+        words += ["--seconds", options.seconds, "--warm-up", options.warm_up]
         done = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, check=True, text=True)
         found[f"{rate:,}"] = json.loads(done.stdout.splitlines()[-1])
         say(done.stdout.splitlines()[-1])
@@ -266,17 +262,20 @@ def rates(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
+    parser.add_argument(
+        "--rates", type=int, nargs="+", default=sized([TARGET, 2_000_000], [5_000, 10_000]), help="tokens/s"
     )
-    parser.add_argument("--rates", type=int, nargs="+", default=[TARGET, 2_000_000], help="tokens/s")
-    parser.add_argument("--median", type=float, default=400.0, help="of a completion, in tokens")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of tokens at the rate, to measure")
+    parser.add_argument(
+        "--median", type=float, default=sized(400.0, 100.0), help="of a completion, in tokens"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=sized(30.0, 1.0), help="of tokens at the rate, to measure"
+    )
     parser.add_argument("--warm-up", type=float, default=1.0, help="times that every trajectory is replaced")
     parser.add_argument("--heartbeat-s", type=float, default=10.0, help="`supervision.heartbeat_timeout_s`")
     parser.add_argument("--runtime", choices=("local", "ray"), default="local")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true", help="the result as one JSON object on the last line")
     options = parser.parse_args()
     if options.one is None:
         report(rates(options), as_json=options.json)

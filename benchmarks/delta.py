@@ -18,7 +18,6 @@ float32   `smaller` for the last pair, were the masters published
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import tempfile
@@ -28,18 +27,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import cache_directory, medians, report, say, table
+from common import kept_directory, medians, parser_of, report, say, sized, table
 
 from millrace.weights.delta import apply, encode, kind_of
 
 RATES = (1e-6, 1e-5)
 CHUNK_BYTES = 1 << 20
-WARM_STEPS, WARM_LR, WARM_TOKENS = 60, 1e-3, 600
+WARM_STEPS, WARM_LR, WARM_TOKENS = sized(60, 2), 1e-3, 600
 PROMPTS, GROUP_SIZE, LETTERS = 4, 8, 5
 MODEL = {
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 8,
+    "hidden_size": sized(512, 64),
+    "intermediate_size": sized(1536, 128),
+    "num_hidden_layers": sized(8, 2),
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 64,
@@ -56,7 +55,7 @@ def start_model() -> Path:
     from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
     from millrace.sft.training import sft
 
-    place = cache_directory() / "delta-25m"
+    place = kept_directory() / "delta-25m"
     if (place / "config.json").exists():
         return place
     import torch
@@ -211,13 +210,12 @@ def measure(lr: float, steps: int, last: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
+    parser.add_argument("--steps", type=int, default=sized(60, 3))
+    parser.add_argument(
+        "--last", type=int, default=sized(10, 1), help="pairs of consecutive versions to compare"
     )
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--last", type=int, default=10, help="pairs of consecutive versions to compare")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser.add_argument("--rounds", type=int, default=sized(5, 1))
     options = parser.parse_args()
     rows = {f"{lr:g}": measure(lr, options.steps, options.last, options.rounds) for lr in RATES}
     table(rows, first="lr")

@@ -8,13 +8,12 @@ numpy and XXH3 on one core; torch on the GPU, or where there is none on one core
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 
 import numpy as np
 import torch
-from common import median, report, table
+from common import median, parser_of, report, sized, table
 
 from millrace.core.digest import MULTILINEAR, XXH3, tensor_digest
 from millrace.placement.device_digest import tensor_digests
@@ -27,12 +26,9 @@ def rate(num_bytes: int, action: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--megabytes", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser = parser_of(__doc__)
+    parser.add_argument("--megabytes", type=int, default=sized(100, 1))
+    parser.add_argument("--rounds", type=int, default=sized(9, 1))
     options = parser.parse_args()
     torch.set_num_threads(1)
     data = np.random.default_rng(0).integers(0, 256, options.megabytes * 10**6, dtype=np.uint8)

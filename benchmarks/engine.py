@@ -11,7 +11,6 @@ machine hits all alike; `ratio_vs_generate` is that of the first model and the f
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
@@ -23,7 +22,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch, whose threads spin at barriers
 
 import torch
-from common import median, report, say, table
+from common import median, parser_of, report, say, sized, table
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
@@ -33,7 +32,7 @@ from millrace.rollout.engine import TorchEngine
 from millrace.rollout.load import load_engine
 
 PROMPT_TOKENS = 24
-MEDIAN_TOKENS, LONGEST = 96, 1024
+MEDIAN_TOKENS, LONGEST = sized((96, 1024), (16, 32))
 SIGMA = 0.99  # exp(2.326 sigma) = 10: the 99th percentile over the median
 
 
@@ -120,7 +119,7 @@ def continuous_batching_manager(model: Any, longest: int) -> Iterator[Any]:
     config = GenerationConfig(
         do_sample=True, top_k=0, max_new_tokens=longest, pad_token_id=0, eos_token_id=-1
     )
-    memory = ContinuousBatchingConfig(max_memory_percent=0.3)  # by default, more than a second one can have
+    memory = ContinuousBatchingConfig(max_memory_percent=sized(0.3, 0.05))  # a second one needs some too
     with model.continuous_batching_context_manager(config, continuous_batching_config=memory) as manager:
         yield manager
 
@@ -157,13 +156,12 @@ def measure(hidden: int, layers: int, count: int, rounds: int) -> dict[str, floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
+    parser.add_argument(
+        "--models", nargs="+", default=sized(["128x4", "224x6"], ["64x2"]), help="hidden size x layers"
     )
-    parser.add_argument("--models", nargs="+", default=["128x4", "224x6"], help="hidden size x layers")
-    parser.add_argument("--requests", type=int, nargs="+", default=[32, 128])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser.add_argument("--requests", type=int, nargs="+", default=sized([32, 128], [4]))
+    parser.add_argument("--rounds", type=int, default=sized(3, 1))
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers_logging.set_verbosity_error()

@@ -1,7 +1,6 @@
 """Every engine on the same weights and requests, each in a process of its own, rounds interleaved.
 
     python benchmarks/engines.py [--python .venv-vllm/bin/python] [--model 128x4] [--requests 32] [--json]
-    python benchmarks/engines.py --quick        # one round of few requests: shows that it runs
 
 own, vllm       as a replica drives them: weights from a relay's ring, then steps until nothing is left
 continuous      transformers' continuous batching, with a bounded cache
@@ -21,7 +20,6 @@ vLLM (`make setup-vllm`) the three are none.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -36,7 +34,7 @@ from typing import IO
 
 import msgspec
 import torch
-from common import ENVIRONMENT, ROOT, VLLM_PYTHON, median, report, say, table
+from common import ENVIRONMENT, ROOT, VLLM_PYTHON, median, parser_of, report, say, sized, table
 from engine import make_model, make_requests
 from transformers import AutoModelForCausalLM
 
@@ -46,8 +44,8 @@ from millrace.weights.relay import Relay
 from millrace.weights.ring import open_writer
 
 KINDS = ("own", "vllm", "continuous", "generate")
-FED = ("own", "vllm")
-LOADS = 5
+FED = {"own", "vllm"}
+LOADS = sized(5, 1)
 TIMEOUT_S = 1800.0
 CONFORMANCE = {"all": "tests/engines", "part": "tests/engines/test_versions.py"}
 
@@ -129,8 +127,8 @@ def compare(kinds: dict[str, str], directory: str, rounds: int, loads: int) -> d
             say(f"round {index} of {rounds}")
         for _ in range(loads):
             version = published.publish()
-            for kind in FED:
-                told[kind] += [contestants[kind].ask("pause", version)] if kind in kinds else []
+            for kind in FED & kinds.keys():
+                told[kind].append(contestants[kind].ask("pause", version))
     return {kind: summed_up(answers) for kind, answers in told.items()}
 
 
@@ -175,27 +173,22 @@ def prepare(directory: str, model: str, count: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--python", default=VLLM_PYTHON, help="an interpreter with vLLM")
-    parser.add_argument("--model", default="128x4", help="hidden size x layers")
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--conformance", choices=[*CONFORMANCE, "none"], default="all", help="tests to run")
-    parser.add_argument("--quick", action="store_true", help="4 requests, one round, a part of the tests")
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser.add_argument("--model", default=sized("128x4", "64x2"), help="hidden size x layers")
+    parser.add_argument("--requests", type=int, default=sized(32, 4))
+    parser.add_argument("--rounds", type=int, default=sized(3, 1))
+    parser.add_argument(
+        "--conformance", choices=[*CONFORMANCE, "none"], default=sized("all", "part"), help="tests to run"
+    )
     options = parser.parse_args()
-    if options.quick:
-        options.requests, options.rounds = 4, 1
-        options.conformance = "part" if options.conformance == "all" else options.conformance
     kinds = {kind: options.python if kind == "vllm" else sys.executable for kind in KINDS}
     if not Path(options.python).exists():
         say(f"{options.python} is not there: vLLM is left out")
         del kinds["vllm"]
     with tempfile.TemporaryDirectory() as directory:
         parameters = prepare(directory, options.model, options.requests)
-        rows = compare(kinds, directory, options.rounds, 1 if options.quick else LOADS)
+        rows = compare(kinds, directory, options.rounds, LOADS)
     table(rows)
     asked = "vllm" in kinds and options.conformance != "none"
     passed = conforms(options.python, options.conformance) if asked else None

@@ -2,7 +2,6 @@
 
     python benchmarks/freshness.py --json                       # all of it, 5 seeds, interleaved
     python benchmarks/freshness.py --parts default --seeds 2    # a part; a later call completes it
-    python benchmarks/freshness.py --quick                      # about a minute: shows that it runs
 
 Parts, each on the short and the uneven task of `loop_vs_trl.py`:
 
@@ -25,11 +24,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from common import cache_directory, median, report, table
+from common import kept_directory, median, parser_of, report, sized, table
 from loop_vs_trl import SCRIPTS, STALENESS_MAX, time_ratio
 from stored_runs import Kept, Spec, Store, interval, plus_minus
 
-STEPS = {"short": (120, 12), "uneven": (72, 12)}  # in full, and with --quick
+STEPS = {"short": sized(120, 4), "uneven": sized(72, 4)}
 PEERS, BALANCED = "peers", "balanced"
 RECOMPUTING = {"recompute": "true", "kl": 0.001}
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
@@ -63,7 +62,7 @@ def specs(options: argparse.Namespace) -> list[Spec]:
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for task in options.tasks.split(","):
             for part in options.parts.split(","):
-                steps = STEPS[task][options.quick]
+                steps = STEPS[task]
                 found += _part(task, part, seed, steps, options.bound)
     names = options.names and options.names.split(",")
     return [spec for spec in found if not names or spec.name in names]
@@ -194,7 +193,7 @@ def gathered(kept: dict[Spec, Kept], bound: int) -> dict[Place, Runs]:
 
 def main() -> None:
     options = _options()
-    store, wanted = Store(options.store or cache_directory() / "freshness"), specs(options)
+    store, wanted = Store(options.store or kept_directory() / "freshness"), specs(options)
     if not options.no_runs:
         store.complete(wanted)
     kept = store.all(wanted)
@@ -209,23 +208,18 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=5)
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=int, default=sized(5, 1))
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--tasks", default="short,uneven")
-    parser.add_argument("--parts", default=",".join([*SETTINGS, PEERS]))
-    parser.add_argument("--names", default=None, help="only these schedules and peers")
+    parser.add_argument("--tasks", default=sized("short,uneven", "short"))
+    parser.add_argument("--parts", default=sized(",".join([*SETTINGS, PEERS]), "default"))
+    parser.add_argument(
+        "--names", default=sized(None, f"{OURS},{BASE}"), help="only these schedules and peers"
+    )
     parser.add_argument("--bound", type=int, default=STALENESS_MAX, help="staleness bound of all schedules")
     parser.add_argument("--store", type=Path, default=None, help="directory of finished runs")
     parser.add_argument("--no-runs", action="store_true", help="tell what is kept, make nothing")
-    parser.add_argument("--quick", action="store_true", help="one seed, few steps, default part, short task")
-    parser.add_argument("--json", action="store_true", help="the result as one JSON object on the last line")
-    options = parser.parse_args()
-    if options.quick:
-        options.seeds, options.parts, options.tasks = 1, "default", "short"
-    return options
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ three by more than the noise: 3 % of throughput, 0.1 of staleness, 0.3 of fairne
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, replace
 from multiprocessing import Pool
 from pathlib import Path
@@ -21,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from common import report, say, table
+from common import parser_of, report, say, sized, table
 from policies import FIRST_SEED, WORLDS, Job, World, run
 
 from millrace.config import schedules
@@ -31,7 +30,7 @@ from millrace.schedule.take import FirstReady
 from millrace.sim.report.measure import Result
 
 PLACES = tuple((world, shared) for world in (WORLDS[0], WORLDS[4]) for shared in (0.0, 0.5))
-BOUNDS = (1, 2, 4, 6)
+BOUNDS = sized((1, 2, 4, 6), (1, 2))
 NOISE = 0.03, 0.1, 0.3  # of throughput (relative), of staleness, of fairness
 OURS, BEFORE = "millrace", "before"
 COLORS = {
@@ -199,14 +198,11 @@ def _as_json(places: Places) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--worlds", type=int, default=2, choices=(1, 2))
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=int, default=sized(2, 1))
+    parser.add_argument("--worlds", type=int, default=sized(2, 1), choices=(1, 2))
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--picture", type=Path, default=None, help="draw it into this file (.svg, .png)")
-    parser.add_argument("--json", action="store_true", help="the result as one JSON object on the last line")
     options = parser.parse_args()
     places = points(options.seeds, options.worlds, options.processes)
     for place, found in places.items():

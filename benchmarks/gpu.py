@@ -18,7 +18,6 @@ trl      trained tokens a second of the whole loop, and those of TRL's GRPOTrain
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import json
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import cache_directory, report, say
+from common import cache_directory, parser_of, report, say
 from loop_vs_trl import Bench, tokens_per_s
 from peers.start import TASKS, make_untrained
 from peers.trl.venv import present
@@ -70,7 +69,7 @@ class Sizes:
         self.device = torch.device("cpu" if rehearse else "cuda")
         self.counts = (1, 4) if rehearse else (1, 32, 128, 256)
         self.prompt, self.new = (12, 16) if rehearse else (PROMPT, NEW)
-        self.peer_memory = 0.01 if rehearse else 0.5
+        self.peer_memory = 0.05 if rehearse else 0.5
         self.copied_bytes = 1 << 22 if rehearse else 1 << 31
         self.product = 256 if rehearse else 8192
         self.rows = {64: 2, 128: 1} if rehearse else {4096: 4, 16384: 2}
@@ -477,15 +476,13 @@ def measure(names: Sequence[str], sizes: Sizes, as_json: bool) -> Figures:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on the CPU")
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    options.rehearse = options.rehearse or options.quick
     if not options.rehearse and not torch.cuda.is_available():
         raise SystemExit("torch sees no GPU here: `--rehearse` runs on the CPU")
     result = measure(options.parts, Sizes(options.rehearse), options.json)

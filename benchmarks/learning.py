@@ -2,7 +2,6 @@
 
     python benchmarks/learning.py --json                     # 5 seeds, both tasks: 60 runs
     python benchmarks/learning.py --tasks short --seeds 2    # a part; a later call completes it
-    python benchmarks/learning.py --quick
 
 Every token has the same staleness (`lockstep.py: fixed`), or rounds of two batches are trained in the order
 of admission or as they become ready. Seeds choose prompts and their order, alike for all. So differences are
@@ -11,15 +10,14 @@ taken within a seed. Reward per step does not depend on speed: other programs ma
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from common import cache_directory, report, table
+from common import kept_directory, parser_of, report, sized, table
 from stored_runs import Kept, Spec, Store, interval, plus_minus
 
-STEPS = {"short": (120, 12), "uneven": (72, 8)}  # in full, and with --quick
+STEPS = {"short": sized(120, 5), "uneven": sized(72, 5)}
 ARMS = {
     "staleness 0": ("fixed", 0),
     "staleness 1": ("fixed", 1),
@@ -29,6 +27,7 @@ ARMS = {
     "first ready": ("first_ready", 2),
 }
 """Name -> function of `lockstep.py`, `schedule.staleness_max`."""
+ARMS = sized(ARMS, {name: ARMS[name] for name in ("in order", "first ready")})
 AGAINST = {name: "staleness 0" for name in ARMS} | {"first ready": "in order"}
 PARTS = 5
 
@@ -36,10 +35,10 @@ Runs = dict[tuple[str, int], Kept]
 """(arm, seed) -> run."""
 
 
-def specs(tasks: Iterable[str], seeds: Iterable[int], quick: bool) -> list[Spec]:
+def specs(tasks: Iterable[str], seeds: Iterable[int]) -> list[Spec]:
     """Interleaved: all arms of one seed, then the next seed; then the next task."""
     return [
-        Spec(task, name, seed, STEPS[task][quick], "lockstep", {"schedule": _schedule(*arm)})
+        Spec(task, name, seed, STEPS[task], "lockstep", {"schedule": _schedule(*arm)})
         for task in tasks
         for seed in seeds
         for name, arm in ARMS.items()
@@ -110,19 +109,15 @@ def tell(task: str, runs: Runs) -> dict[str, float | None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=5)
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=int, default=sized(5, 1))
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--tasks", default="uneven,short")
-    parser.add_argument("--quick", action="store_true", help="few steps of one seed: shows that it runs")
+    parser.add_argument("--tasks", default=sized("uneven,short", "short"))
     parser.add_argument("--store", type=Path, default=None, help="directory of finished runs")
-    parser.add_argument("--json", action="store_true", help="the result as one JSON object on the last line")
     options = parser.parse_args()
-    seeds = range(options.first_seed, options.first_seed + (1 if options.quick else options.seeds))
-    wanted = specs(options.tasks.split(","), seeds, options.quick)
-    store = Store(options.store or cache_directory() / "learning")
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    wanted = specs(options.tasks.split(","), seeds)
+    store = Store(options.store or kept_directory() / "learning")
     store.complete(wanted)
     kept, figures = store.all(wanted), {}
     for task in options.tasks.split(","):

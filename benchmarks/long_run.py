@@ -9,17 +9,17 @@ process that has them.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
 from pathlib import Path
 
+from common import parser_of, sized
 from tiny_run import tiny_run
 
 from millrace.chaos.child_run import ChildRun
 
-SAMPLE_S = 1.0
+SAMPLE_S = sized(1.0, 0.1)
 QUIET_S_MAX = 120.0
 MB = 2**20
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -87,11 +87,8 @@ def least_squares_slope(points: list[tuple[int, float]]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--json", action="store_true")
+    parser = parser_of(__doc__)
+    parser.add_argument("--steps", type=int, default=sized(10_000, 30))
     options = parser.parse_args()
     overrides = ("schedule.kind=laminar", "checkpoints.every=100", "batch.prompts=2", "sampling.max_tokens=8")
     began_s = time.monotonic()

@@ -11,7 +11,6 @@ of the first step. The reward is compared as a mean over the last steps, since e
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from dataclasses import dataclass
@@ -19,9 +18,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from common import cache_directory, median, report, run_logged, say, table, train
+from common import (
+    QUICK,
+    cache_directory,
+    kept_directory,
+    median,
+    parser_of,
+    report,
+    require,
+    run_logged,
+    say,
+    sized,
+    table,
+    train,
+)
 from peers.start import TASKS, Task, make_start, write_prompts
-from peers.trl.venv import python_with_trl
+from peers.trl.venv import present, python_with_trl
 
 BENCHMARKS = Path(__file__).parent
 GROUPS = GROUP_SIZE = 8
@@ -29,7 +41,7 @@ LR, STALENESS_MAX = 1e-4, 2
 WINDOW = 10  # steps over which rewards are averaged
 SCRIPTS = {"trl_grpo": "grpo.py", "trl_async": "async_grpo.py"}
 CONTESTANTS = ("millrace", *SCRIPTS)
-STEPS = {"short": (120, 40), "uneven": (72, 12)}  # in full, and with --quick
+STEPS = {"short": sized(120, 12), "uneven": sized(72, 12)}
 GAIN = 0.10  # above the round's first rewards: what time to reward is measured to
 
 CONFIG = """
@@ -91,7 +103,7 @@ class Bench:
         dtype: str = "float32",
     ) -> None:
         self.task, self.steps, self.directory = task, steps, directory
-        self._start = start or make_start(task, cache_directory())
+        self._start = start or make_start(task, kept_directory())
         self._python, self._where = python, {"device": device, "dtype": dtype}
 
     def run(self, contestant: str, seed: int) -> Curve:
@@ -247,18 +259,15 @@ def _show_curves(found: list[dict[str, Curve]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="few steps: rates hold, rewards hardly move")
-    parser.add_argument("--tasks", default="short,uneven")
+    parser = parser_of(__doc__)
+    parser.add_argument("--rounds", type=int, default=sized(3, 1))
+    parser.add_argument("--tasks", default=sized("short,uneven", "short"))
     parser.add_argument("--seed", type=int, default=0, help="of the first round; the next is one more")
-    parser.add_argument("--json", action="store_true", help="the result as one JSON object on the last line")
     options = parser.parse_args()
+    require(not QUICK or present(cache_directory()), "TRL is not installed")
     results = {}
     for name in options.tasks.split(","):
-        results[name] = compare(TASKS[name], options.rounds, STEPS[name][options.quick], options.seed)
+        results[name] = compare(TASKS[name], options.rounds, STEPS[name], options.seed)
     first = next(iter(results.values()))
     more = {f"{name}_{key}": v for name, values in results.items() for key, v in values.items()}
     report(first | more, as_json=options.json)

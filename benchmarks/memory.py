@@ -21,13 +21,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from common import ENVIRONMENT, median, report, say, table
+from common import ENVIRONMENT, median, parser_of, report, say, sized, table
 
-VOCAB, HIDDEN, LAYERS = 8192, 512, 8
-SLOTS, SEQUENCE = 32, 1024
+VOCAB, HIDDEN, LAYERS = sized((8192, 512, 8), (512, 64, 2))
+SLOTS, SEQUENCE = sized((32, 1024), (4, 64))
 COMPLETION, GROUP, GROUPS = 192, 4, 4
 TOKEN_BUDGET = 512
-LARGE_VOCAB, LARGE_TOKENS = 151_936, 1024
+LARGE_VOCAB, LARGE_TOKENS = sized((151_936, 1024), (4096, 64))
 
 
 def resident(field: str) -> int:
@@ -205,11 +205,8 @@ def imports() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser = parser_of(__doc__)
+    parser.add_argument("--rounds", type=int, default=sized(3, 1))
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -11,7 +11,6 @@ startup_s                   from the command to the first trained step: `millrac
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import subprocess
@@ -23,7 +22,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from common import ENVIRONMENT, medians, report, say, table
+from common import ENVIRONMENT, medians, parser_of, report, say, sized, table
 from peers.start import TASKS, make_untrained, write_prompts
 
 from millrace.config.load import load
@@ -97,7 +96,7 @@ def _per_1000(used_s: list[float], first: int, steps: int) -> float:
 # ---------------------------------------------------------------- the ledger
 
 
-def ledger_rate(directory: Path, steps: int = 100) -> dict[str, float]:
+def ledger_rate(directory: Path, steps: int = sized(100, 5)) -> dict[str, float]:
     """Trajectories through a ledger per second of its own time, and the median durable commit."""
     ledger = SqliteLedger(directory / "ledger.sqlite", run={})
     spent_s, commits_s = 0.0, []
@@ -158,12 +157,11 @@ def startup(directory: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
+    parser.add_argument("--rounds", type=int, default=sized(3, 1))
+    parser.add_argument(
+        "--trajectories", type=int, default=sized(10_000, 640), help="of the controller's run"
     )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--trajectories", type=int, default=10_000, help="of the controller's run")
-    parser.add_argument("--json", action="store_true", help="the result as one JSON object on the last line")
     options = parser.parse_args()
     rounds = []
     for number in range(options.rounds):

@@ -13,14 +13,13 @@ rebuild_s           a reader gets the oldest; copy_s: the newest
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import time
 from typing import Any
 
 import numpy as np
-from common import median, report, table
+from common import median, parser_of, report, sized, table
 
 from millrace.core.digest import NamedBuffer
 from millrace.weights.relay import Relay
@@ -68,12 +67,9 @@ def _timed(reader: Any, version: int, into: list[NamedBuffer]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--mb", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--json", action="store_true", help="the result as one JSON object on the last line")
+    parser = parser_of(__doc__)
+    parser.add_argument("--mb", type=int, default=sized(400, 1))
+    parser.add_argument("--rounds", type=int, default=sized(12, 4))
     options = parser.parse_args()
     found = {f"{share:g}": measure(options.mb << 20, share, options.rounds) for share in SHARES}
     table(found, first="share")

@@ -3,8 +3,6 @@
 The controller's side is real (`LocalHandle`, its socketpair), and so is the worker's (`Worker`, its lease
 and streams); only the forkserver is replaced: a `Troupe` hands each socket to one of its processes.
 No torch here: 256 replicas take a second to start.
-
-    python benchmarks/players.py FD    # one process of a troupe; FD is the socket that hands it its parts
 """
 
 from __future__ import annotations
@@ -97,7 +95,7 @@ class _Process:
         path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
         with theirs:
             self._popen = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, "-c", "from players import play; play()", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": path},
             )
@@ -142,6 +140,11 @@ async def _play(control: socket.socket) -> None:
         loop.add_reader(control, take_part)
         await ended
         os._exit(0)
+
+
+def play() -> None:
+    """One process of a troupe: its argument is the socket that hands it its parts."""
+    asyncio.run(_play(socket.socket(fileno=int(sys.argv[1]))))
 
 
 # ---------------------------------------------------------------- the roles
@@ -302,7 +305,3 @@ class PlayedEnvironment:
     async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score]]:
         for request in requests:
             yield request.trajectory_id, Scored(float(request.trajectory_id % 2))
-
-
-if __name__ == "__main__":
-    asyncio.run(_play(socket.socket(fileno=int(sys.argv[1]))))

@@ -12,7 +12,6 @@ against its best. `millrace`'s one number was chosen on the first four worlds, s
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Iterable
@@ -23,7 +22,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from common import say
+from common import parser_of, say, sized
 
 from millrace.config import schedules
 from millrace.config.schema import Config
@@ -41,7 +40,7 @@ from millrace.sim.setup import scenario
 from millrace.sim.simulation import Scenario
 
 BOUND = 4
-STEPS = 40
+STEPS = sized(40, 3)
 YOUNGER = "millrace, bound 6"
 """Its mean staleness is below that of the others at their bound of 4: it runs at most 3.5 batches ahead."""
 FIRST_SEED = 100
@@ -302,10 +301,9 @@ def _results(jobs: list[Job], processes: int) -> Results:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=int, default=sized(3, 1))
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     results = _results([*_jobs(arguments.seeds), *_ablation(arguments.seeds)], arguments.processes)
     ratios = {world.name: _ratio(world, results) for world in WORLDS}

@@ -15,7 +15,6 @@ stage   the relay digests the slot, by blocks and by tensors, and makes it reada
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import os
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import report, say, table
+from common import parser_of, report, say, sized, table
 
 from millrace.core.types import Endpoint
 from millrace.weights.relay import Relay
@@ -128,13 +127,10 @@ def answer(pipe: Connection) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--megabytes", type=int, default=200)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser = parser_of(__doc__)
+    parser.add_argument("--megabytes", type=int, default=sized(200, 8))
+    parser.add_argument("--ranks", type=int, nargs="+", default=sized([1, 2, 4], [2]))
+    parser.add_argument("--rounds", type=int, default=sized(9, 1))
     options = parser.parse_args()
     rows = {}
     for world in options.ranks:

@@ -22,16 +22,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import ENVIRONMENT, report, say, table
+from common import ENVIRONMENT, parser_of, report, say, sized, table
 from memory import imports, resident
 
 from millrace.runtime.launcher import DEFAULTS
 
 SIZE = {
-    "vocab_size": 32768,
-    "hidden_size": 768,
-    "intermediate_size": 2304,
-    "num_hidden_layers": 12,
+    "vocab_size": sized(32768, 512),
+    "hidden_size": sized(768, 96),
+    "intermediate_size": sized(2304, 288),
+    "num_hidden_layers": sized(12, 2),
     "num_attention_heads": 12,
     "num_key_value_heads": 4,
     "head_dim": 64,
@@ -186,12 +186,9 @@ def measure(cases: list[str], ranks: list[int]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--cases", choices=CASES, nargs="+", default=["plain", "recompute"])
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser.add_argument("--cases", choices=CASES, nargs="+", default=sized(["plain", "recompute"], ["plain"]))
     parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:

@@ -29,7 +29,7 @@ from statistics import median
 from typing import Any
 
 import msgspec
-from common import report, say, table
+from common import parser_of, report, say, table
 from memory import imports, resident
 from rank_memory import configuration, make_batch, make_model, measure, run_ranks, said
 
@@ -144,11 +144,8 @@ def compare(ranks: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     parser.add_argument("--rank", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:

@@ -10,12 +10,11 @@ with two replicas of 32 slots. The start model is made once, in a minute or two.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
 
-from common import cache_directory, train
+from common import kept_directory, parser_of, sized, train
 from fidelity import compare, largest_error
 from peers.start import TASKS, make_start, write_prompts
 
@@ -24,8 +23,10 @@ SCHEDULES = {
     "areal": '{ kind = "areal", eta = 2 }',
     "laminar": '{ kind = "laminar", staleness_max = 2, repack_interval_s = 0.5 }',
 }
+SCHEDULES = sized(SCHEDULES, {"areal": SCHEDULES["areal"]})
+STEPS = sized(60, 8)
 CONFIG = """
-steps = 60
+steps = {steps}
 model.path = "{start}"
 batch = {{ prompts = 8, group_size = 8 }}
 sampling.max_tokens = {task.max_tokens}
@@ -52,11 +53,8 @@ Table = dict[str, tuple[float, float]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--runs", type=Path, nargs="*", help="run directories to compare instead")
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     arguments = parser.parse_args()
     tables = {str(run): compare(run) for run in arguments.runs or ()} or trained()
     for name, table in tables.items():
@@ -71,13 +69,13 @@ def main() -> None:
 def trained() -> dict[str, Table]:
     """One real run under each schedule beside its simulation."""
     task = TASKS["short"]
-    start = make_start(task, cache_directory())
+    start = make_start(task, kept_directory())
     with tempfile.TemporaryDirectory() as scratch:
         prompts, tables = Path(scratch) / "prompts.jsonl", {}
         write_prompts(task, prompts, count=4000, seed=0)
         for name, schedule in SCHEDULES.items():
             train(
-                CONFIG.format(start=start, task=task, schedule=schedule, prompts=prompts),
+                CONFIG.format(steps=STEPS, start=start, task=task, schedule=schedule, prompts=prompts),
                 Path(scratch) / name,
             )
             tables[name] = compare(Path(scratch) / name / "run")

@@ -27,13 +27,14 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from common import parser_of, sized
 from tiny_run import FOR_EVER, tiny_run
 
 from millrace.chaos.attack import Attack
 from millrace.chaos.child_run import ChildRun
 
 ROLES = {"replica": "replica", "relay": "relay", "reward": "environment", "trainer": "trainer"}
-KILL_EVERY_S = 20.0
+KILL_EVERY_S = sized(20.0, 2.0)
 REPLICAS = 2
 TIMEOUT_S = 120.0
 OVERRIDES = (
@@ -125,13 +126,12 @@ def measure_throughput(window_s: float, overrides: Sequence[str]) -> dict[str, f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
+    parser.add_argument("--kills", type=int, default=sized(10, 1), help="of each role")
+    parser.add_argument(
+        "--window-s", type=float, default=sized(60.0, 4.0), help="of each throughput measurement"
     )
-    parser.add_argument("--kills", type=int, default=10, help="of each role")
-    parser.add_argument("--window-s", type=float, default=60.0, help="of each throughput measurement")
     parser.add_argument("--only", choices=("recovery", "throughput", "ranks"))
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--runtime", choices=("local", "ray"), default="local")
     options = parser.parse_args()
     result = on_ray(options) if options.runtime == "ray" else here(options)

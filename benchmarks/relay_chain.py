@@ -20,7 +20,6 @@ stallN   what the trainer waits for when it publishes while the version before g
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
-from common import ROOT, median, report, say, table
+from common import ROOT, median, parser_of, report, require, say, sized, table
 
 from millrace.core.digest import NamedBuffer, Piece, tensor_digest
 from millrace.weights.manifest import make_manifest
@@ -230,14 +229,13 @@ def measure(num_bytes: int, rounds: int, transport: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = parser_of(__doc__)
+    parser.add_argument("--megabytes", type=int, default=sized(64, 1))
+    parser.add_argument("--rounds", type=int, default=sized(5, 1))
     parser.add_argument("--transport", choices=["tcp", "nixl"], default="tcp")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    if why := refusal():
-        raise SystemExit(why)
+    why = refusal()
+    require(not why, f"{why}")
     num_bytes = args.megabytes * 10**6
     os.environ.setdefault("UCX_TLS", "tcp")
     seconds = measure(num_bytes, args.rounds, args.transport)

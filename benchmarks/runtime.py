@@ -7,13 +7,14 @@ Prints a table; with --json the last line is the same numbers as one JSON object
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import signal
 import statistics
 import time
+
+from common import parser_of, sized
 
 from millrace.runtime.local import LocalHandle, LocalRuntime
 
@@ -55,7 +56,7 @@ async def spawn_ms(runtime: LocalRuntime) -> float:
 
 
 async def call_costs(
-    worker: LocalHandle, num_calls: int = 2000, payload_bytes: int = 16_000_000
+    worker: LocalHandle, num_calls: int = sized(2000, 200), payload_bytes: int = sized(16_000_000, 1_000_000)
 ) -> dict[str, float]:
     latencies_us = []
     for _ in range(num_calls):
@@ -92,12 +93,11 @@ async def death_ms(worker: LocalHandle) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
+    parser.add_argument("--workers", type=int, default=sized(8, 2))
+    parser.add_argument(
+        "--preload", default=sized("torch,transformers", ""), help="modules, separated by commas"
     )
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--preload", default="torch,transformers", help="modules, separated by commas")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     preload = tuple(filter(None, options.preload.split(",")))
     numbers = asyncio.run(measure(options.workers, preload))

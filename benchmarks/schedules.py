@@ -10,12 +10,11 @@ machine's cores, so a schedule wins by what it does not leave idle.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import cache_directory, median, medians, report, say, table, train
+from common import kept_directory, median, medians, parser_of, report, say, sized, table, train
 from peers.start import TASKS, make_start, write_prompts
 
 SCHEDULES = {
@@ -59,7 +58,7 @@ def run(
     config = CONFIG.format(
         steps=steps,
         seed=seed,
-        start=make_start(TASK, cache_directory()),
+        start=make_start(TASK, kept_directory()),
         max_tokens=TASK.max_tokens,
         max_sequence_tokens=TASK.max_sequence_tokens,
         schedule=SCHEDULES[schedule],
@@ -83,13 +82,10 @@ def run(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = parser_of(__doc__)
+    parser.add_argument("--rounds", type=int, default=sized(3, 1))
     parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--json", action="store_true", help="the result as one JSON object on the last line")
+    parser.add_argument("--steps", type=int, default=sized(16, 2))
     options = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in SCHEDULES}
     for number in range(options.rounds):

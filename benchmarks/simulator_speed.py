@@ -15,11 +15,12 @@ set-up included.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
 import time
+
+from common import parser_of, sized
 
 from millrace.config.training import BatchShape
 from millrace.controller.state import RunState
@@ -100,9 +101,8 @@ def run(hours: float) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hours", type=float, default=1.0)
-    parser.add_argument("--json", action="store_true")
+    parser = parser_of(__doc__)
+    parser.add_argument("--hours", type=float, default=sized(1.0, 0.01))
     options = parser.parse_args()
     result = run(options.hours)
     if options.json:

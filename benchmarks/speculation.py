@@ -17,7 +17,6 @@ them (the longest context of four to one that is known), and are made of what fo
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
@@ -28,7 +27,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch, whose threads spin at barriers
 
-from common import cache_directory, table
+from common import kept_directory, parser_of, report, sized, table
 from peers.start import TASKS, make_start, write_prompts
 from transformers import AutoTokenizer
 
@@ -161,18 +160,17 @@ def _go_on(row: Row, table: Table, count: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, help="default: the start model")
-    parser.add_argument("--batches", type=int, default=8, help="of 64 completions")
+    parser.add_argument("--batches", type=int, default=sized(8, 3), help="of 64 completions")
     options = parser.parse_args()
-    batches = record(options.model or make_start(TASKS["short"], cache_directory()), options.batches)
+    batches = record(options.model or make_start(TASKS["short"], kept_directory()), options.batches)
     rows = {"none": decode(batches, "none", 0)}
     for source in ("siblings", "own", "all"):
         for few in (16, GROUPS * GROUP_SIZE):
             rows[f"{source}, up to {few} rows"] = decode(batches, source, few)
     table(rows)
+    report({"rows": rows}, as_json=options.json)
 
 
 if __name__ == "__main__":

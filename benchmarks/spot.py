@@ -9,11 +9,10 @@ The same seed changes it in the same way for every schedule. `wall_s` is virtual
 
 from __future__ import annotations
 
-import argparse
 import random
 from statistics import fmean
 
-from common import report
+from common import parser_of, report, sized
 
 from millrace.config.schedules import Laminar, Millrace, RLBoost, Schedule, Synchronous
 from millrace.config.training import BatchShape
@@ -56,9 +55,8 @@ def figures(schedule: Schedule, seeds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=int, default=sized(5, 1))
     asked = parser.parse_args()
     report({schedule.kind: figures(schedule, asked.seeds) for schedule in SCHEDULES}, as_json=asked.json)
 

@@ -3,7 +3,6 @@
     python benchmarks/staleness.py --json                        # 3 seeds, every objective and staleness
     python benchmarks/staleness.py --seeds 1 --ages 0,16         # a part; a later call completes it
     python benchmarks/staleness.py --for-s 240                   # begins no run after that time
-    python benchmarks/staleness.py --quick                       # shows that it runs
 
 The quickstart's task from its start model, with engine, rewards and trainer of a real run in one process
 (`one_process.py`). So every token has the same staleness, after the first steps, and a repeat is the same
@@ -15,7 +14,6 @@ other programs may run beside it.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import tempfile
 import time
@@ -24,15 +22,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from common import cache_directory, report, table
+from common import kept_directory, parser_of, report, sized, table
 from stored_runs import Kept, Spec, Store, interval, plus_minus
 
 from millrace.config.load import load
 from millrace.config.schema import Config
 
 AGES = (0, 2, 8, 16)
-STEPS = (64, 20)  # in full, and with --quick
-HELD_OUT, SAMPLES = 150, 4
+STEPS = sized(64, 3)
+HELD_OUT, SAMPLES = sized(150, 4), 4
 OBJECTIVES = {
     "none": '{ kind = "grpo", clip = "none", correction = "none" }',
     "bypass": '{ kind = "bypass" }',
@@ -100,7 +98,7 @@ def start_model() -> Path:
     from millrace.observe.terminal import Terminal
     from millrace.quickstart.start_model import make_start_model
 
-    directory = cache_directory() / "quickstart"
+    directory = kept_directory() / "quickstart"
     if not (directory / "start" / "model.safetensors").exists():
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
@@ -167,25 +165,19 @@ def _level(runs: list[Kept]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=3)
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=int, default=sized(3, 1))
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--ages", default=",".join(map(str, AGES)))
-    parser.add_argument("--objectives", default=",".join(OBJECTIVES))
+    parser.add_argument("--ages", default=sized(",".join(map(str, AGES)), "0,2"))
+    parser.add_argument("--objectives", default=sized(",".join(OBJECTIVES), "none,tis"))
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--for-s", type=float, default=None, help="begin no run after so many seconds")
-    parser.add_argument("--quick", action="store_true", help="few steps of one seed: shows that it runs")
     parser.add_argument("--store", type=Path, default=None, help="directory of finished runs")
-    parser.add_argument("--json", action="store_true", help="the result as one JSON object on the last line")
     options = parser.parse_args()
-    if options.quick:
-        options.seeds, options.objectives, options.ages = 1, "none,tis", "0,8"
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     ages = [int(age) for age in options.ages.split(",")]
-    wanted = specs(options.objectives.split(","), ages, seeds, STEPS[options.quick], options.lr)
-    store = Store(options.store or cache_directory() / "staleness", make)
+    wanted = specs(options.objectives.split(","), ages, seeds, STEPS, options.lr)
+    store = Store(options.store or kept_directory() / "staleness", make)
     began = time.monotonic()
     for spec in wanted:
         if options.for_s is None or time.monotonic() - began < options.for_s:

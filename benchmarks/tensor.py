@@ -1,22 +1,36 @@
 """vLLM with a whole model, beside vLLM with its model divided among two processes; rounds interleaved.
 
-    .venv-vllm/bin/python benchmarks/tensor.py [--model 128x4] [--requests 8] [--rounds 3] [--json]
+    python benchmarks/tensor.py [--model 128x4] [--requests 8] [--rounds 3] [--json]
 
-Run it with the interpreter of `make setup-vllm` and `PYTHONPATH=src`. Requests, loads and pauses are those of
+Requests, loads and pauses are those of
 `engines.py`. CPU seconds and memory are those of the engine and of all its processes. On a CPU the division
 saves nothing; the figures say what a rank costs.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
-from common import median, report, say, table
+from common import (
+    ENVIRONMENT,
+    NO_VLLM,
+    ROOT,
+    VLLM_PYTHON,
+    median,
+    parser_of,
+    report,
+    require,
+    say,
+    sized,
+    table,
+)
 from engine_process import IN_FLIGHT, Fed, Requests
 
 from engines import Published, prepare
@@ -27,7 +41,7 @@ from millrace.runtime.vitals import VitalSigns
 from millrace.weights.ring import open_reader
 
 DEGREES = (1, 2)
-LOADS = 5
+LOADS = sized(5, 1)
 MB = 1e6
 
 
@@ -92,14 +106,17 @@ def compare(directory: str, rounds: int) -> dict[int, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="128x4", help="hidden size x layers")
-    parser.add_argument("--requests", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser = parser_of(__doc__)
+    parser.add_argument("--model", default=sized("128x4", "64x2"), help="hidden size x layers")
+    parser.add_argument("--requests", type=int, default=sized(8, 2))
+    parser.add_argument("--rounds", type=int, default=sized(3, 1))
+    parser.add_argument("--python", default=VLLM_PYTHON, help="an interpreter with vLLM")
     options = parser.parse_args()
+    if find_spec("vllm") is None:
+        require(Path(options.python).exists(), NO_VLLM.format(options.python))
+        os.execve(
+            options.python, [options.python, *sys.argv], ENVIRONMENT | {"PYTHONPATH": str(ROOT / "src")}
+        )
     with tempfile.TemporaryDirectory() as directory:
         parameters = prepare(directory, options.model, options.requests)
         rows = compare(directory, options.rounds)

@@ -13,7 +13,6 @@ cost_to_run    CPU seconds of the server per second, while a page is open and th
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from common import ENVIRONMENT, report, say
+from common import ENVIRONMENT, parser_of, report, say, sized
 
 from millrace.config.freeze import record
 from millrace.config.load import Source, combine, read_mapping
@@ -58,12 +57,11 @@ VIEWS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--trajectories", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--watch-s", type=float, default=30.0)
-    parser.add_argument("--json", action="store_true")
+    parser = parser_of(__doc__)
+    parser.add_argument("--steps", type=int, default=sized(10_000, 20))
+    parser.add_argument("--trajectories", type=int, default=sized(1_000_000, 400))
+    parser.add_argument("--rounds", type=int, default=sized(5, 1))
+    parser.add_argument("--watch-s", type=float, default=sized(30.0, 1.0))
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         run = write_run(Path(scratch), asked.steps, asked.trajectories)

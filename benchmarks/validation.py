@@ -10,11 +10,11 @@ want the machine for themselves.
 
 from __future__ import annotations
 
-import argparse
 import json
 
 import policies
 import real_run
+from common import parser_of
 from published import areal, laminar, llamarl, verl
 from published.row import Row, largest_error
 
@@ -23,10 +23,9 @@ REAL_RUN, POLICIES = "real_run", "policies"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     everything = ",".join([*SOURCES, REAL_RUN, POLICIES])
     parser.add_argument("--only", default=everything, help="sources, with commas")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     wanted = options.only.split(",")
     tables = {name: SOURCES[name].rows() for name in wanted if name in SOURCES}

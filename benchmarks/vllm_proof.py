@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common import ENVIRONMENT, ROOT, VLLM_PYTHON, report, say, table
+from common import ENVIRONMENT, NO_VLLM, ROOT, VLLM_PYTHON, parser_of, report, require, say, sized, table
 
-RATES = (1e-6, 1e-5, 1e-4)
-SHARPENED = (1.0, 2.0, 3.0)
+RATES = sized((1e-6, 1e-5, 1e-4), (1e-4,))
+SHARPENED = sized((1.0, 2.0, 3.0), (1.0,))
 DTYPES = ("bfloat16", "float32")
 TIMEOUT_S = 1800.0
 
@@ -144,21 +144,18 @@ def distance(expected: Any, found: Any) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--python", default=VLLM_PYTHON, help="an interpreter with vLLM")
-    parser.add_argument("--model", default="768x14", help="hidden size (of heads of 64) x layers")
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser.add_argument(
+        "--model", default=sized("768x14", "192x2"), help="hidden size (of heads of 64) x layers"
+    )
     parser.add_argument("--dtype", choices=DTYPES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     hidden, layers = map(int, options.model.split("x"))
     if options.dtype:
         print(json.dumps(measure(hidden, layers, options.dtype)))
         return
-    if not Path(options.python).exists():
-        say(f"{options.python} is not there: `make setup-vllm` makes one, or name another with --python")
-        return
+    require(Path(options.python).exists(), NO_VLLM.format(options.python))
     rows: dict[str, dict[str, float]] = {}
     for dtype in DTYPES:
         words = [options.python, __file__, "--model", options.model, "--dtype", dtype]

@@ -13,7 +13,6 @@ the largest resident memory of a process, read every second, with what it shares
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from common import ENVIRONMENT, VLLM_PYTHON, median, report, say, table
+from common import ENVIRONMENT, NO_VLLM, VLLM_PYTHON, median, parser_of, report, require, sized, table
 
 from millrace.core.events import Event
 from millrace.observe.jsonl import read_events
@@ -162,19 +161,16 @@ def figures(events: list[Event], peaks: dict[int, float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--python", default=VLLM_PYTHON, help="an interpreter with vLLM")
     parser.add_argument("--family", choices=("qwen2", "gemma3"), default="qwen2")
-    parser.add_argument("--model", default="768x14", help="hidden size (of heads of 64) x layers")
+    parser.add_argument(
+        "--model", default=sized("768x14", "192x2"), help="hidden size (of heads of 64) x layers"
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser.add_argument("--steps", type=int, default=sized(6, 2))
     options = parser.parse_args()
-    if not Path(options.python).exists():
-        say(f"{options.python} is not there: `make setup-vllm` makes one, or name another with --python")
-        return
+    require(Path(options.python).exists(), NO_VLLM.format(options.python))
     hidden, layers = map(int, options.model.split("x"))
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)

@@ -16,7 +16,6 @@ verify   the digest that a replica takes of what it then serves
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import time
@@ -25,7 +24,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
 import numpy as np
-from common import median, report, say, table
+from common import median, parser_of, report, say, sized, table
 
 from millrace.core.digest import NamedBuffer, digest_blocks, digest_buffers
 from millrace.core.types import Endpoint
@@ -153,13 +152,10 @@ def measure(megabytes: int, counts: Sequence[int], rounds: int) -> dict[int, Sec
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--megabytes", type=int, nargs="+", default=[100, 1000])
-    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser = parser_of(__doc__)
+    parser.add_argument("--megabytes", type=int, nargs="+", default=sized([100, 1000], [2]))
+    parser.add_argument("--replicas", type=int, nargs="+", default=sized([1, 2, 4, 8], [1, 2]))
+    parser.add_argument("--rounds", type=int, default=sized(15, 1))
     options = parser.parse_args()
     rows: dict[str, Seconds] = {}
     for megabytes in options.megabytes:

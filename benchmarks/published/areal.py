@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from common import sized
+
 from millrace.config.schedules import FunctionSchedule
 from millrace.config.schema import Config
 from millrace.config.training import BatchShape
@@ -60,8 +62,8 @@ def published_rule(config: Config) -> Schedule:
 def throughput(eta: int) -> float:
     """Trained tokens per second."""
     config = SimulatedConfig(
-        steps=36 if eta > 4 else 18,
-        batch=BatchShape(prompts=64, group_size=16),
+        steps=sized(36 if eta > 4 else 18, 3),
+        batch=BatchShape(prompts=sized(64, 8), group_size=16),
         schedule=FunctionSchedule(path=f"{Path(__file__).resolve()}:published_rule", staleness_max=eta),
         cluster=ClusterSection(
             model="Qwen2.5-1.5B",

@@ -14,6 +14,8 @@ from __future__ import annotations
 from functools import partial
 from statistics import fmean
 
+from common import sized
+
 from millrace.config.schedules import AReaL, Laminar, Schedule
 from millrace.config.training import BatchShape
 from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
@@ -37,7 +39,7 @@ PARALLEL = {
 }  # devices of a replica, and of a trainer rank
 SIZES = {64: 4, 256: 8, 1024: 8}  # devices: simulated at this fraction
 MEDIAN, P99, MAX_TOKENS, QUANTUM = 1600.0, 16_000.0, 16_384, 64
-PROMPTS, GROUP, SLOTS, UPDATES = 512, 16, 512, 16
+PROMPTS, GROUP, SLOTS, UPDATES = sized(512, 32), 16, 512, 16
 PROMPT_TOKENS = (512, 2048)
 EIGHTHS = (1, 2, 3, 4, 5, 6, 7)
 PUBLISHED = {"verl": 2.56, "one-step": 1.98, "stream": 1.93, "areal": 1.39}
@@ -110,7 +112,7 @@ def controlled_s(name: str, count: int, shrink: int, schedule: Schedule, trainer
     """Seconds of a step under the real controller."""
     ways = PARALLEL[name]
     config = SimulatedConfig(
-        steps=10,
+        steps=sized(10, 3),
         batch=BatchShape(prompts=PROMPTS // shrink, group_size=GROUP),
         schedule=schedule,
         cluster=ClusterSection(

@@ -22,6 +22,8 @@ from heapq import heapify, heapreplace
 from itertools import pairwise
 from statistics import fmean
 
+from common import sized
+
 from millrace.core.types import Sampling, Work
 from millrace.sim.costs.cluster import ClusterCosts
 from millrace.sim.costs.workload import Workload
@@ -32,7 +34,7 @@ PARTS = 16
 """Of a batch in the stream pipeline."""
 SHARES = 4
 """Parts in which verl's asynchronous trainer takes its batch."""
-WINDOWS, WARM_UP_WINDOWS = 12, 3
+WINDOWS, WARM_UP_WINDOWS = sized((12, 3), (3, 1))
 """Batches that are played of it; steps are measured after the first of them."""
 KV_UNLIMITED = 1 << 60
 """The slots limit what runs together: engines with paged KV admit by what is used, not by what may be."""

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from itertools import product
 
+from common import sized
+
 from millrace.sim.costs.cluster import Cluster
 from millrace.sim.costs.generation import Generation
 from millrace.sim.costs.hardware import device
@@ -52,7 +54,9 @@ def pipelines(devices: int, median: float = MEDIAN, p99: float = P99) -> Pipelin
     lengths = LogNormal.from_percentiles(median, p99)
     workload = Workload(prompt_tokens=(100, 400), completion=lengths, quantum=QUANTUM)
     layout = Cluster(Generation(MODEL, DEVICE), Training(MODEL, DEVICE, devices), devices, "collective")
-    return Pipelines(layout.costs(QUANTUM), devices, SLOTS, Batch(512, 16, MAX_TOKENS // QUANTUM, workload))
+    return Pipelines(
+        layout.costs(QUANTUM), devices, SLOTS, Batch(sized(512, 32), 16, MAX_TOKENS // QUANTUM, workload)
+    )
 
 
 def rows() -> list[Row]:
