@@ -7,6 +7,7 @@
 # make test-ray     the runtime on Ray: every test of a runtime, and whole runs, on clusters of this machine; NIXL
 # make test-ui      every page of `millrace ui` in Chromium
 # make bench        every benchmark
+# make bench-quick  every benchmark with tiny sizes, in minutes: shows that it runs
 # make docs         write the configuration reference, check every document
 # make dist         build the wheel and the source archive into dist/
 # make lock         pin every dependency with its hashes in requirements.lock
@@ -21,7 +22,7 @@ RAY := .venv-ray
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup setup-vllm setup-ray quickstart test test-decisions test-vllm test-ray test-ui lint bench docs dist lock audit clean
+.PHONY: setup setup-vllm setup-ray quickstart test test-decisions test-vllm test-ray test-ui lint bench bench-quick docs dist lock audit clean
 
 setup: $(STAMP)
 
@@ -73,6 +74,10 @@ test-ui: $(STAMP)
 
 bench: $(STAMP)
 	@set -e; for benchmark in $$(grep -l __main__ benchmarks/*.py); do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
+
+# What needs vLLM, TRL or network namespaces is skipped in words where they are not.
+bench-quick: $(STAMP)
+	$(BIN)/pytest -n 2 --dist worksteal -rs tests/benchmarks
 
 docs: $(STAMP)
 	$(BIN)/python -m millrace.api.keys docs/configuration.md docs/simulation.md

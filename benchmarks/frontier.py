@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from common import parser_of, report, say, sized, table
+from common import QUICK, parser_of, report, say, sized, table
 from policies import FIRST_SEED, WORLDS, Job, World, run
 
 from millrace.config import schedules
@@ -210,7 +210,7 @@ def main() -> None:
         rows = {f"{p.preset} {p.bound}": p for p in found}
         keys = {"tokens/s": "tokens_per_s", "staleness": "staleness", "fairness": "fairness"}
         table({name: {title: getattr(p, key) for title, key in keys.items()} for name, p in rows.items()})
-    if options.picture:
+    if options.picture and not QUICK:
         draw(places, options.picture)
     report(_as_json(places), as_json=options.json)
 
