@@ -29,7 +29,7 @@ from millrace.core.protocols import Handle, Runtime
 from millrace.runtime.seam import PING, STREAM_WINDOW
 
 PROBE = "millrace.runtime.probe:Probe"
-WAIT_S = 30.0  # of the loop's clock: a scenario that needs it has failed
+WAIT_S = 120.0  # of the loop's clock: a scenario that needs it has failed. Under load a start takes 30 s
 
 MakeRuntime = Callable[[], Runtime]
 Scenario = Callable[[MakeRuntime], Awaitable[None]]

@@ -15,7 +15,7 @@ from tests.runs import events, summary, train, weights
 from millrace.cli.app import run as millrace
 from millrace.session.run_directory import RunDirectory
 
-DEADLINE_S = 90.0
+DEADLINE_S = 200.0
 ADAPTER = ("adapter.rank=4", "adapter.kind=dora", "optimizer.lr=1e-3")
 
 pytestmark = pytest.mark.usefixtures("warm")

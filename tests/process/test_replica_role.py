@@ -20,7 +20,7 @@ from millrace.rollout import parameters
 from millrace.rollout.protocol import EngineOptions
 from millrace.rollout.replica import EngineReplica
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 def model_of(seed: int) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from conformance import WAIT_S
 from millrace.core.errors import DeadlineExceeded, OutOfMemory, WorkerDied
 from millrace.core.types import Finish, Prompt, Scored, ScoreRequest
 from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
@@ -73,7 +74,7 @@ async def environment(config: dict[str, Any], tmp_path: Any) -> AsyncIterator[Lo
 def test_a_worker_process_makes_prompts_and_scores_them(config, tmp_path):
     async def run():
         async with environment(config, tmp_path) as worker:
-            prompts = await worker.call("prompts", [0, 1], timeout_s=30.0)
+            prompts = await worker.call("prompts", [0, 1], timeout_s=WAIT_S)
             assert all(isinstance(prompt, Prompt) and prompt.text == "2 2" for prompt in prompts)
             scores = [pair async for pair in worker.stream("score", requests(config, "4", "5", "print"))]
             assert scores == [(0, Scored(1.0)), (1, Scored(0.0)), (2, Scored(0.0))]
@@ -101,7 +102,7 @@ def test_a_score_arrives_although_the_next_reward_holds_the_interpreter(config, 
     async def run():
         async with environment(config | {"reward": reward or config["reward"]}, tmp_path) as worker:
             stream = worker.stream("score", requests(config, "4", "5", holding))
-            async with asyncio.timeout(30.0):
+            async with asyncio.timeout(WAIT_S):
                 assert [await anext(stream), await anext(stream)] == [(0, Scored(1.0)), (1, Scored(0.0))]
             with pytest.raises(DeadlineExceeded):
                 for _ in range(1000):
@@ -118,7 +119,7 @@ def test_a_worker_whose_reward_hangs_still_answers_and_can_be_killed(config, tmp
         async with environment(config, tmp_path) as worker:
             stream = worker.stream("score", requests(config, "4", "hang"))
             assert await anext(stream) == (0, Scored(1.0))
-            assert len(await worker.call("prompts", [0], timeout_s=30.0)) == 1
+            assert len(await worker.call("prompts", [0], timeout_s=WAIT_S)) == 1
             worker.kill()
             with pytest.raises(WorkerDied):
                 await anext(stream)

@@ -14,7 +14,7 @@ from tests.runs import events, summary, train, weights
 from millrace.reading.reader import LedgerReader
 from millrace.session.run_directory import RunDirectory
 
-DEADLINE_S = 90.0
+DEADLINE_S = 200.0
 EVALUATIONS = (
     'evaluations=[{name = "held-out", every = 2, prompts = 6, samples = 2, by = "reward", keep_best = true},'
     ' {name = "short", every = 4, prompts = 4, samples = 0, task = { kind = "gym", name = "spell_backward",'

@@ -15,7 +15,7 @@ from millrace.reading.reader import LedgerReader
 from millrace.session.run_directory import RunDirectory
 from millrace.session.views import run_view
 
-DEADLINE_S = 90.0
+DEADLINE_S = 200.0
 
 
 pytestmark = pytest.mark.usefixtures("warm")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.process.test_runtime_orphans import PROCESS, PYTHON_PATH, alive, until
 
+from conformance import WAIT_S
 from millrace.core.errors import DeadlineExceeded, WorkerDied
 from millrace.runtime import launcher, local, process
 from millrace.runtime.local import LocalRuntime
@@ -62,7 +63,7 @@ def test_a_frozen_forkserver_is_replaced_by_the_next_spawn(monkeypatch: pytest.M
                 await runtime.spawn("second", PROBE)
             assert "SIGKILL" in await first.dead
             third = await runtime.spawn("third", PROBE)
-            assert await third.call("echo", 3, timeout_s=30.0) == 3
+            assert await third.call("echo", 3, timeout_s=WAIT_S) == 3
         finally:
             await runtime.close()
 
@@ -114,7 +115,7 @@ def test_a_stuck_worker_writes_where_it_is_into_its_log(tmp_path: Path) -> None:
             async with asyncio.TaskGroup() as group:
                 spinning = group.create_task(worker.call("spin", timeout_s=1000.0))
                 log = tmp_path / "stuck.1.log"
-                async with asyncio.timeout(30.0):
+                async with asyncio.timeout(WAIT_S):
                     while "in spin" not in log.read_text():
                         runtime.dump_stacks()
                         await asyncio.sleep(0.05)

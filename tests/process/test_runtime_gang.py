@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conformance import FOR_GANGS, Scenario
+from conformance import FOR_GANGS, WAIT_S, Scenario
 from millrace.core.errors import DataError, WorkerDied, WorkerError
 from millrace.core.placement import Place
 from millrace.runtime import gang
@@ -51,22 +51,22 @@ def with_gang(
 
 
 async def call(worker: GangHandle, method: str, *args: Any) -> Any:
-    return await worker.call(method, *args, timeout_s=30.0)
+    return await worker.call(method, *args, timeout_s=WAIT_S)
 
 
 async def cause_of_death(worker: GangHandle) -> str:
-    return await asyncio.wait_for(asyncio.shield(worker.dead), 30.0)
+    return await asyncio.wait_for(asyncio.shield(worker.dead), WAIT_S)
 
 
 def test_each_rank_knows_its_place_and_has_a_log_of_its_own(tmp_path: Path) -> None:
     async def use(worker: GangHandle) -> None:
         stores = set()
         for rank, member in enumerate(worker.members):
-            known = await member.call("variables", timeout_s=30.0)
+            known = await member.call("variables", timeout_s=WAIT_S)
             assert (known["RANK"], known["WORLD_SIZE"], known["MORE"]) == (str(rank), "2", "1")
             assert (known["CUDA_VISIBLE_DEVICES"], known["LOCAL_RANK"]) == (str(rank + 4), "0")
             stores.add(known["MILLRACE_RENDEZVOUS"])
-        assert await call(worker, "variables") == await worker.members[0].call("variables", timeout_s=30.0)
+        assert await call(worker, "variables") == await worker.members[0].call("variables", timeout_s=WAIT_S)
         (store,) = stores
         assert os.access(store.removeprefix("file://"), os.R_OK | os.W_OK)
         worker.kill()
@@ -164,7 +164,7 @@ def test_ranks_that_disagree_are_killed_and_what_they_said_is_told() -> None:
 
 def test_the_vitals_of_a_gang_are_those_of_all_ranks() -> None:
     async def use(worker: GangHandle) -> None:
-        each = [await member.call(PING, timeout_s=30.0) for member in worker.members]
+        each = [await member.call(PING, timeout_s=WAIT_S) for member in worker.members]
         together = await call(worker, PING)
         assert together.resident_bytes > 1.5 * max(vitals.resident_bytes for vitals in each)
         assert together.cpu_s >= sum(vitals.cpu_s for vitals in each)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance import WAIT_S
 from millrace.core.errors import WorkerDied, WorkerError
 from millrace.core.placement import Place
 from millrace.runtime.local import LocalRuntime
@@ -50,13 +51,13 @@ def test_workers_of_a_host_with_a_prefix_run_under_it_and_are_killed_and_logged_
             here = await runtime.spawn("here", "tells:Tells")
             near = await runtime.spawn("near", "tells:Tells", place=Place(host="near"))
             far = await runtime.spawn("far", "tells:Tells", place=Place(host="far"))
-            told = [(await one.call("facts", timeout_s=20))["there"] for one in (here, near, far)]
+            told = [(await one.call("facts", timeout_s=WAIT_S))["there"] for one in (here, near, far)]
             assert told == [None, None, "yes"]
-            child = await far.call("child", timeout_s=20)
+            child = await far.call("child", timeout_s=WAIT_S)
             os.kill(far.pid, signal.SIGKILL)
-            assert "SIGKILL" in await asyncio.wait_for(asyncio.shield(far.dead), 20)
+            assert "SIGKILL" in await asyncio.wait_for(asyncio.shield(far.dead), WAIT_S)
             again = await runtime.spawn("far", "tells:Tells", place=Place(host="far"))
-            assert again.epoch == 2 and (await again.call("facts", timeout_s=20))["there"] == "yes"
+            assert again.epoch == 2 and (await again.call("facts", timeout_s=WAIT_S))["there"] == "yes"
             await _until(lambda: not Path(f"/proc/{child}").exists())
             again.dump_stacks()
             await _until(lambda: "File" in (tmp_path / "far.2.log").read_text())
@@ -71,7 +72,7 @@ def test_ranks_of_a_worker_are_on_its_host(tmp_path: Path) -> None:
         runtime = LocalRuntime(log_dir=tmp_path, hosts={"far": THERE})
         try:
             gang = await runtime.spawn("gang", "tells:Tells", place=Place(host="far", ranks=2))
-            assert (await gang.call("facts", timeout_s=20))["there"] == "yes"
+            assert (await gang.call("facts", timeout_s=WAIT_S))["there"] == "yes"
         finally:
             await runtime.close()
 
@@ -111,11 +112,11 @@ def test_a_host_can_be_a_network_namespace(tmp_path: Path, namespace: str) -> No
         try:
             here = await runtime.spawn("here", "tells:Tells")
             far = await runtime.spawn("far", "tells:Tells", place=Place(host="far"))
-            networks = [(await one.call("facts", timeout_s=20))["network"] for one in (here, far)]
+            networks = [(await one.call("facts", timeout_s=WAIT_S))["network"] for one in (here, far)]
             assert networks[0] != networks[1]
-            assert (await far.call("facts", timeout_s=20))["pid"] == far.pid
+            assert (await far.call("facts", timeout_s=WAIT_S))["pid"] == far.pid
             far.kill()
-            await asyncio.wait_for(asyncio.shield(far.dead), 20)
+            await asyncio.wait_for(asyncio.shield(far.dead), WAIT_S)
         finally:
             await runtime.close()
 
@@ -123,6 +124,6 @@ def test_a_host_can_be_a_network_namespace(tmp_path: Path, namespace: str) -> No
 
 
 async def _until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         while not holds():  # noqa: ASYNC110 - it is in another process
             await asyncio.sleep(0.01)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from conformance import WAIT_S
 from millrace.core.errors import DataError, DeadlineExceeded, RemoteError, WorkerDied, WorkerError
 from millrace.runtime import local
 from millrace.runtime.framing import Kind
@@ -50,11 +51,11 @@ def with_worker(
 
 
 async def call(worker: LocalHandle, method: str, *args: Any) -> Any:
-    return await worker.call(method, *args, timeout_s=30.0)
+    return await worker.call(method, *args, timeout_s=WAIT_S)
 
 
 async def cause_of_death(worker: LocalHandle) -> str:
-    return await asyncio.wait_for(asyncio.shield(worker.dead), 30.0)
+    return await asyncio.wait_for(asyncio.shield(worker.dead), WAIT_S)
 
 
 # ---------------------------------------------------------------- death
@@ -139,7 +140,7 @@ def test_a_worker_that_hears_nothing_for_too_long_stops_itself() -> None:
     async def use(worker: LocalHandle) -> None:
         assert "fell silent" in await cause_of_death(worker)
 
-    with_worker(use, LocalRuntime(silence_s_max=0.05))
+    with_worker(use, LocalRuntime(silence_s_max=1.0))
 
 
 @pytest.mark.usefixtures("way")

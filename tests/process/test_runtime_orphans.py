@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from conformance import WAIT_S
 from millrace.runtime import process
 from millrace.runtime.local import LocalRuntime
 
 HERE = Path(__file__).parent
 PYTHON_PATH = os.pathsep.join([str(HERE), *filter(None, sys.path)])
 PROCESS = "runtime_workers:Process"
-GONE_WITHIN_S = 30.0
+GONE_WITHIN_S = WAIT_S
 
 
 def marked(mark: str) -> list[int]:
@@ -143,7 +144,7 @@ def test_a_busy_worker_ends_with_a_forkserver_and_a_controller_killed_together(m
         "import asyncio, runtime_ways; from millrace.runtime.local import LocalRuntime\n"
         "async def main():\n"
         "    worker = await LocalRuntime().spawn('a', 'runtime_workers:Process')\n"
-        "    facts = await worker.call('facts', timeout_s=30.0)\n"
+        "    facts = await worker.call('facts', timeout_s=120.0)\n"
         "    items = worker.stream('block', 1000.0)\n"
         "    await anext(items)\n"
         "    print(facts['parent'], flush=True)\n"
@@ -165,11 +166,11 @@ def test_the_children_of_a_killed_worker_end_and_those_of_others_go_on() -> None
     async def run() -> None:
         runtime = LocalRuntime()
         first, second = [await runtime.spawn(name, PROCESS) for name in ("first", "second")]
-        doomed, spared = [await worker.call("children", timeout_s=30.0) for worker in (first, second)]
+        doomed, spared = [await worker.call("children", timeout_s=WAIT_S) for worker in (first, second)]
         assert all(map(alive, doomed + spared))
         assert first.pid is not None
         os.kill(first.pid, signal.SIGKILL)
-        await asyncio.wait_for(asyncio.shield(first.dead), 30.0)
+        await asyncio.wait_for(asyncio.shield(first.dead), WAIT_S)
         assert until(lambda: not any(map(alive, doomed)))
         assert all(map(alive, spared))
         await runtime.close()
@@ -183,12 +184,12 @@ def test_the_end_of_the_forkserver_is_the_end_of_its_workers_and_the_next_spawn_
     async def run() -> None:
         runtime = LocalRuntime()
         old = await runtime.spawn("probe", PROCESS)
-        facts = await old.call("facts", timeout_s=30.0)
+        facts = await old.call("facts", timeout_s=WAIT_S)
         os.kill(facts["parent"], signal.SIGKILL)
-        await asyncio.wait_for(asyncio.shield(old.dead), 30.0)
+        await asyncio.wait_for(asyncio.shield(old.dead), WAIT_S)
         new = await runtime.spawn("probe", PROCESS)
         assert new.epoch > old.epoch
-        assert await new.call("number", timeout_s=30.0) == 1
+        assert await new.call("number", timeout_s=WAIT_S) == 1
         await runtime.close()
         assert not alive(facts["pid"])
 

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 import millrace
+from conformance import WAIT_S
 from millrace.core.errors import WorkerDied, WorkerError
 from millrace.core.placement import Place
 from millrace.runtime.local import LocalRuntime
@@ -69,7 +70,7 @@ def test_a_worker_needs_msgspec_of_its_python_and_brings_millrace(tmp_path: Path
         runtime = LocalRuntime()
         try:
             worker = await runtime.spawn("worker", "tells:Tells", place=place)
-            return dict(await worker.call("facts", timeout_s=30.0))
+            return dict(await worker.call("facts", timeout_s=WAIT_S))
         finally:
             await runtime.close()
 
@@ -106,7 +107,7 @@ def test_a_forked_worker_sees_the_devices_of_its_place_only(tmp_path: Path) -> N
             places = {"two": Place(devices=(1, 2)), "none": Place(devices=()), "any": Place()}
             workers = [await runtime.spawn(n, "runtime_workers:Process", place=p) for n, p in places.items()]
             return [
-                await worker.call("variable", "CUDA_VISIBLE_DEVICES", timeout_s=30.0) for worker in workers
+                await worker.call("variable", "CUDA_VISIBLE_DEVICES", timeout_s=WAIT_S) for worker in workers
             ]
         finally:
             await runtime.close()

@@ -15,7 +15,7 @@ from millrace.core.events import Event, Events
 from millrace.core.protocols import Handle
 from millrace.runtime.local import LocalRuntime
 
-POLICY = RestartPolicy(heartbeat_timeout_s=3.0, restarts=3, window_s=60.0, backoff_s=0, spawn_timeout_s=60)
+POLICY = RestartPolicy(heartbeat_timeout_s=3.0, restarts=3, window_s=60.0, backoff_s=0, spawn_timeout_s=120)
 SPEC = WorkerSpec("replica", "replica-0", "runtime_workers:Process")
 FLOOR_S = 2.0
 
@@ -40,7 +40,7 @@ def test_a_call_that_hangs_on_a_lock_is_given_up_and_one_that_computes_for_as_lo
         runtime = LocalRuntime()
         supervisor = Supervisor(runtime, events, POLICY, Waits(), patient.heard)
         try:
-            async with asyncio.timeout(60.0):
+            async with asyncio.timeout(240.0):
                 await supervisor.keep(SPEC, session)
         finally:
             await runtime.close()

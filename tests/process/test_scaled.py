@@ -15,7 +15,7 @@ from millrace.reading.reader import LedgerReader
 from millrace.session import compose, joining, run_directory, scaling
 from millrace.session.views import run_view
 
-DEADLINE_S = 90.0
+DEADLINE_S = 200.0
 LONG = (
     "steps=5000",
     "schedule.kind=millrace",

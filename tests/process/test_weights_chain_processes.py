@@ -14,7 +14,7 @@ from tests.relays import RelayProcess
 from millrace.core.digest import NamedBuffer
 from millrace.weights.ring import open_reader, open_writer
 
-NUM_BYTES, DEADLINE_S = 4_000_000, 60.0
+NUM_BYTES, DEADLINE_S = 4_000_000, 120.0
 
 
 @pytest.fixture

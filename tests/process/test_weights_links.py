@@ -23,7 +23,7 @@ from millrace.core.errors import DigestMismatchError, UnknownVersionError, Weigh
 from millrace.weights.layout import attach
 from millrace.weights.ring import open_reader, open_writer
 
-NUM_BYTES, DEADLINE_S = 4_000_000, 60.0
+NUM_BYTES, DEADLINE_S = 4_000_000, 120.0
 HELD_BYTES = {"tcp": 2_000_000, "nixl": 3000}  # of a link, so that it has carried some chunks and not all
 ENCODINGS = {"tcp": "raw", "nixl": "nixl"}
 

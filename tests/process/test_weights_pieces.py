@@ -23,7 +23,7 @@ from millrace.weights.manifest import exact, make_manifest
 from millrace.weights.relay import Relay
 from millrace.weights.ring import RingWriter, open_reader, open_writer
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 SHAPES = {"rows": (7, 6), "columns": (6, 8), "fused": (8, 3), "experts": (4, 3, 2), "norm": (5,), "scale": ()}
 SPAWN = multiprocessing.get_context("spawn")
 

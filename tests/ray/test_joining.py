@@ -16,7 +16,7 @@ from millrace.chaos.child_run import ChildRun
 from millrace.core.events import Event
 from millrace.session.scaling import scale
 
-WAIT_S = 90.0
+WAIT_S = 200.0
 OPTIONS = (
     "steps=1000000",
     "schedule.kind=millrace",

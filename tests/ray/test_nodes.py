@@ -18,7 +18,7 @@ from millrace.chaos.child_run import ChildRun
 from millrace.core.events import Event
 from millrace.reading.reader import LedgerReader
 
-WAIT_S = 90.0
+WAIT_S = 200.0
 CUT_S = 20.0
 OPTIONS = (
     "steps=1000000",

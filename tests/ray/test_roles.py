@@ -12,7 +12,7 @@ from tests.ray.nodes import nodes
 from millrace.chaos.child_run import ChildRun
 from millrace.observe.jsonl import read_events
 
-WAIT_S = 120.0
+WAIT_S = 200.0
 
 
 def test_every_worker_is_on_a_node_whose_label_allows_it(start: Path, tmp_path: Path) -> None:
