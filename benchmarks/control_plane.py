@@ -57,7 +57,7 @@ PROMPT_TOKENS, MAX_TOKENS = sized((2048, 16_384), (64, 256))
 ENVIRONMENTS = 4
 STEP_S = sized(1.0, 0.1)
 TARGET = 400_000
-CHECKPOINT_EVERY = sized(1_000_000, 2)
+CHECKPOINT_EVERY = sized(1_000_000, 1)
 SIGMA = math.log(10) / 2.326  # of a log-normal whose 99th percentile is ten times its median
 
 
@@ -270,9 +270,11 @@ def main() -> None:
         "--median", type=float, default=sized(400.0, 100.0), help="of a completion, in tokens"
     )
     parser.add_argument(
-        "--seconds", type=float, default=sized(30.0, 1.0), help="of tokens at the rate, to measure"
+        "--seconds", type=float, default=sized(30.0, 0.5), help="of tokens at the rate, to measure"
     )
-    parser.add_argument("--warm-up", type=float, default=1.0, help="times that every trajectory is replaced")
+    parser.add_argument(
+        "--warm-up", type=float, default=sized(1.0, 0.1), help="times that every trajectory is replaced"
+    )
     parser.add_argument("--heartbeat-s", type=float, default=10.0, help="`supervision.heartbeat_timeout_s`")
     parser.add_argument("--runtime", choices=("local", "ray"), default="local")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)

@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=sized(32, 4))
     parser.add_argument("--rounds", type=int, default=sized(3, 1))
     parser.add_argument(
-        "--conformance", choices=[*CONFORMANCE, "none"], default=sized("all", "part"), help="tests to run"
+        "--conformance", choices=[*CONFORMANCE, "none"], default=sized("all", "none"), help="tests to run"
     )
     options = parser.parse_args()
     kinds = {kind: options.python if kind == "vllm" else sys.executable for kind in KINDS}

@@ -228,7 +228,7 @@ def _scenario(job: Job) -> Scenario:
     config = SimulatedConfig(
         steps=STEPS,
         seed=job.seed,
-        batch=BatchShape(prompts=512 // world.shrunk, group_size=16),
+        batch=BatchShape(prompts=sized(512, 64) // world.shrunk, group_size=16),
         schedule=job.schedule,
         cluster=ClusterSection(
             model=world.model,
