@@ -175,7 +175,7 @@ def prepare(directory: str, model: str, count: int) -> int:
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--python", default=VLLM_PYTHON, help="an interpreter with vLLM")
-    parser.add_argument("--model", default=sized("128x4", "64x2"), help="hidden size x layers")
+    parser.add_argument("--model", default=sized("128x4", "128x2"), help="hidden size x layers")
     parser.add_argument("--requests", type=int, default=sized(32, 4))
     parser.add_argument("--rounds", type=int, default=sized(3, 1))
     parser.add_argument(

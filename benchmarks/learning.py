@@ -27,7 +27,7 @@ ARMS = {
     "first ready": ("first_ready", 2),
 }
 """Name -> function of `lockstep.py`, `schedule.staleness_max`."""
-ARMS = sized(ARMS, {name: ARMS[name] for name in ("in order", "first ready")})
+ARMS = sized(ARMS, {name: ARMS[name] for name in ("staleness 0", "staleness 1")})
 AGAINST = {name: "staleness 0" for name in ARMS} | {"first ready": "in order"}
 PARTS = 5
 

@@ -107,7 +107,7 @@ def compare(directory: str, rounds: int) -> dict[int, dict[str, float]]:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--model", default=sized("128x4", "64x2"), help="hidden size x layers")
+    parser.add_argument("--model", default=sized("128x4", "128x2"), help="hidden size x layers")
     parser.add_argument("--requests", type=int, default=sized(8, 2))
     parser.add_argument("--rounds", type=int, default=sized(3, 1))
     parser.add_argument("--python", default=VLLM_PYTHON, help="an interpreter with vLLM")

@@ -47,7 +47,7 @@ class RayHandle:
         self._cluster = cluster
         self._actor: Any = None
         self._pidfd = -1
-        self._killed = False
+        self._killed, self._unavailable = False, ""
         self._ids = itertools.count(1)
         self._waiting: set[asyncio.Future[Any]] = set()
         self._inboxes: dict[int, Inbox] = {}
@@ -285,6 +285,8 @@ class RayHandle:
 
     def _lived(self, _: Any, error: BaseException | None) -> None:
         if isinstance(error, self._cluster.unavailable):
+            if not self._killed:
+                self._unavailable = f"{_cause(str(error))}; "
             self.kill()  # cut off, maybe for a moment only; it may have lost commands
             return
         self._report_death("killed" if self._killed else _cause(str(error)))
@@ -292,6 +294,7 @@ class RayHandle:
     def _report_death(self, cause: str) -> None:
         if self.dead.done():
             return
+        cause = self._unavailable + cause
         self.dead.set_result(cause)
         if self._pidfd >= 0:
             os.close(self._pidfd)
