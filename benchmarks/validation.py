@@ -14,7 +14,7 @@ import json
 
 import policies
 import real_run
-from common import parser_of
+from common import parser_of, sized
 from published import areal, laminar, llamarl, verl
 from published.row import Row, largest_error
 
@@ -24,7 +24,7 @@ REAL_RUN, POLICIES = "real_run", "policies"
 
 def main() -> None:
     parser = parser_of(__doc__)
-    everything = ",".join([*SOURCES, REAL_RUN, POLICIES])
+    everything = ",".join([*SOURCES, *sized([REAL_RUN, POLICIES], [])])  # each has a benchmark
     parser.add_argument("--only", default=everything, help="sources, with commas")
     options = parser.parse_args()
     wanted = options.only.split(",")
