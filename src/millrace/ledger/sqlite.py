@@ -16,7 +16,6 @@ from typing import Any
 
 from millrace.core.clock import wall
 from millrace.core.errors import LedgerError
-from millrace.core.protocols import Recovered
 from millrace.core.types import (
     TERMINAL,
     Accounting,
@@ -47,6 +46,7 @@ from millrace.ledger.opening import (
 )
 from millrace.ledger.recovery import (
     CheckpointOk,
+    Recovery,
     last_version,
     newest_checkpoint,
     read_recovery,
@@ -203,7 +203,7 @@ class SqliteLedger:
         """With what is buffered."""
         return self._accounts.accounting()
 
-    def recover(self) -> Recovered:
+    def recover(self) -> Recovery:
         """What the file holds, after a flush of everything. Meant for the start of a run: it reads every
         live group. Good at any time: trajectories that this object knows already are only read.
 
