@@ -136,6 +136,7 @@ MODELS_BEFORE = [
     Case("model-broken-config", "train run.toml", code=1, spoil=write("start/config.json", "{")),
     Case("model-no-weights", "train run.toml", spoil=remove("start/model.safetensors")),
     Case("model-no-tokenizer", "train run.toml", spoil=remove("start/tokenizer.json")),
+    Case("device-unknown", "train run.toml --set model.device=gpu7"),
     Case("adapter-no-such-layer", 'train run.toml --set adapter.rank=4 --set adapter.targets=["nowhere"]'),
 ]
 MODELS_LOADED = [
@@ -146,7 +147,7 @@ MODELS_LOADED = [
     Case("model-not-finite", "sft warm.toml", 1, _weights(lambda tensors: tensors[UP].fill_(float("nan")))),
     Case("model-unsupported", "eval run.toml --prompts 1 --samples 1", 1, _config(model_type="gpt2")),
     Case("model-broken-tokenizer", "sft warm.toml", 1, write("start/tokenizer.json", "{}")),
-    Case("device-missing", "sft warm.toml --set model.device=gpu7"),
+    Case("device-missing", "sft warm.toml --set model.device=cuda:99"),
 ]
 
 

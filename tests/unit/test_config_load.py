@@ -280,3 +280,38 @@ def test_a_warm_start_has_its_own_schema_and_the_same_rules(tmp_path: Path) -> N
     assert config.lr == 0.1
     with pytest.raises(ConfigError, match=r"Did you mean `data\.path`"):
         load_as(SupervisedConfig, write(tmp_path, text), ["data.paht=x"])
+
+
+@pytest.mark.parametrize(
+    ("device", "nearest"),
+    [
+        ("GPU", "cuda"),
+        ("gpu7", "cuda:7"),
+        ("0", "cuda:0"),
+        ("CUDA:1", "cuda:1"),
+        ("cuda0", "cuda:0"),
+        ("cpu:0", "cpu"),
+        ("CPU", "cpu"),
+        ("atuo", "auto"),
+        ("banana", ""),
+        ("mps", ""),
+        ("", ""),
+        ("cuda:-1", "cuda"),
+    ],
+)
+def test_an_unknown_device_is_refused_with_the_nearest_one(tmp_path: Path, device: str, nearest: str) -> None:
+    told = refusal(write(tmp_path, BASE), f'model.device="{device}"')
+    assert f"`model.device` ({device!r})" in told
+    assert "`cpu`, `cuda`, `cuda:N` (GPU number N alone, from 0) or `auto`" in told
+    assert f'[--set model.device="{device}"]' in told
+    assert (f"Did you mean {nearest!r}?" in told) if nearest else "Did you mean" not in told
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:11", "auto"])
+def test_a_device_is_one_of_four_words(tmp_path: Path, device: str) -> None:
+    assert load(write(tmp_path, BASE), [f"model.device={device}"]).model.device == device
+
+
+def test_one_gpu_by_its_number_is_of_one_machine(tmp_path: Path) -> None:
+    told = refusal(write(tmp_path, BASE), "model.device=cuda:1", "runtime.kind=ray")
+    assert "`model.device` ('cuda:1') names a GPU of one machine" in told

@@ -9,9 +9,10 @@ import pytest
 
 from millrace.config.schema import Config
 from millrace.core.columns import token_array
+from millrace.core.errors import ConfigError
 from millrace.core.types import Abstain, Failed, Finish, Prompt, Scored, ScoreRequest
 from millrace.estimates.evaluation import Attempt, powers_of_two, summarize
-from millrace.evaluation.evaluate import _attempts
+from millrace.evaluation.evaluate import _attempts, evaluate
 from millrace.evaluation.generate import Completion
 from millrace.session.scores import Timed
 
@@ -102,3 +103,18 @@ def test_pass_at_k_is_asked_at_powers_of_two_and_at_the_end() -> None:
     assert powers_of_two(6) == [1, 2, 4, 6]
     assert powers_of_two(8) == [1, 2, 4, 8]
     assert powers_of_two(0) == []
+
+
+def test_a_gpu_that_is_not_there_is_refused_before_a_worker_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = Config.model_validate(
+        {
+            "model": {"path": "m", "device": "cuda:99"},
+            "task": {"kind": "gym", "name": "chain_sum"},
+            "reward": {"kind": "gym"},
+        }
+    )
+    monkeypatch.setattr("millrace.session.scores.prompts", lambda *_: pytest.fail("a worker was started"))
+    with pytest.raises(ConfigError, match=r"`model.device` \('cuda:99'\) cannot be used here"):
+        evaluate(config, prompts=1, samples=1)

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError
-from millrace.core.placement import Host
+from millrace.core.placement import Gpu, Host
 from millrace.runtime.ray_places import Node
 from millrace.session import compose, transport
 from millrace.session import preflight as preflight_module
@@ -396,3 +396,34 @@ def test_preflight_refuses_a_directory_of_weights_that_nothing_here_can_open(
         preflight(config_for(model, weights={"directory": "nosuch://place"}), tmp_path)
     (tmp_path / "file").write_text("")
     preflight(config_for(model, weights={"directory": f"file://{tmp_path}/new"}), tmp_path)
+
+
+def on_device(model: Path, device: str) -> Config:
+    config = config_for(model)
+    return config.model_copy(update={"model": config.model.model_copy(update={"device": device})})
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:2"])
+def test_preflight_refuses_a_gpu_that_is_not_there(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    config = on_device(model, device)
+    monkeypatch.setattr(compose, "read_host", lambda: Host("bare", 2, 10**12, 10**12))
+    with pytest.raises(ConfigError, match=rf"`model.device` \('{device}'\).*lists no GPU.*\n  Set it to cpu"):
+        preflight(config, tmp_path)
+    two = tuple(Gpu(index, "H100", 10**11, 10**11) for index in (4, 5))
+    monkeypatch.setattr(compose, "read_host", lambda: Host("big", 2, 10**12, 10**12, two))
+    if device != "cuda:2":
+        assert compose.place(config).main.device == "cuda"
+        return
+    with pytest.raises(ConfigError, match=r"\('cuda:2'\).*this process may use 2 GPUs: cuda:0 to cuda:1"):
+        preflight(config, tmp_path)
+
+
+def test_a_gpu_named_by_its_number_is_the_only_one_of_a_run(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three = tuple(Gpu(index, "H100", 10**11, 10**11) for index in (3, 4, 5))
+    monkeypatch.setattr(compose, "read_host", lambda: Host("big", 2, 10**12, 10**12, three))
+    layout = compose.place(on_device(model, "cuda:1"))
+    assert {worker.devices for _, worker, _ in layout.main.workers} == {(4,)}

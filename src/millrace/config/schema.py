@@ -175,6 +175,11 @@ class Config(Section):
                 f"`rollout.python` ({self.rollout.python}) starts replicas of one machine. On Ray every "
                 "worker runs in the Python of its node: install the engine there"
             )
+        if ":" in self.model.device and self.runtime.kind == "ray":
+            raise ValueError(
+                f"`model.device` ({self.model.device!r}) names a GPU of one machine, and Ray has several.\n"
+                '  Set it to "cuda", and start Ray on each node with the GPUs that the run may use'
+            )
         _check_reward(self.task, self.reward)
         if self.sampling.temperature < 0.01 or self.sampling.top_k == 1:
             raise ValueError(

@@ -5,9 +5,11 @@ Every number is finite. Outside its range a run would learn nothing, unlearn, or
 
 from __future__ import annotations
 
+import difflib
+import re
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
@@ -24,3 +26,21 @@ CountOrZero = Annotated[int, Field(ge=0, le=COUNT_MAX)]
 Seconds = Annotated[float, Field(gt=0, le=SECONDS_MAX)]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _device(name: str) -> str:
+    """Raises: ValueError: it is none of the four."""
+    if re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", name):
+        return name
+    near = difflib.get_close_matches(name.lower(), ("cpu", "cuda", "auto"))
+    if name and (gpu := re.fullmatch(r"(cuda|gpu|nvidia)?[:_ ]?(\d{1,4})?", name.lower())):
+        near = [f"cuda:{gpu[2]}" if gpu[2] else "cuda"]
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    raise ValueError(
+        f"`model.device` ({name!r}) is not known.\n"
+        f"  {hint}It is `cpu`, `cuda`, `cuda:N` (GPU number N alone, from 0) or `auto`"
+    )
+
+
+Device = Annotated[str, AfterValidator(_device)]
+"""Of torch, for the key `model.device`."""

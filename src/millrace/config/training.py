@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from millrace.config.section import COUNT_MAX, Count, CountOrZero, Decay, Section
+from millrace.config.section import COUNT_MAX, Count, CountOrZero, Decay, Device, Section
 from millrace.core.errors import ConfigError
 
 
@@ -17,8 +17,8 @@ class Model(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of published weights and of products. Without bfloat16 instructions a CPU computes
     products in float32. The trainer's master weights are always float32."""
-    device: str = "auto"
-    """`cpu`, `cuda`, or `auto`: cuda where there is a GPU."""
+    device: Device = "auto"
+    """`cpu`, `cuda`, `cuda:N` (GPU number N alone, from 0), or `auto`: cuda where there is a GPU."""
     recompute: bool = False
     """The trainer keeps only each layer's input, and computes the rest again for the gradient. The gradient
     is the same. Memory falls to a fraction, and work rises by a third."""

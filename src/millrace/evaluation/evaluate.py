@@ -42,8 +42,10 @@ def evaluate(
     per prompt, generated in this process and scored in an environment worker. `tell` gets how many
     completions have ended, and of how many. Call from the main thread, with no event loop running.
     """
+    from millrace.placement.device import torch_device
     from millrace.rollout.load import load_engine
 
+    torch_device(config.model.device)  # refused before a worker starts
     asked = scores.prompts(config, prompts)
     tokens = [prompt.tokens for prompt in asked]
     engine = load_engine(

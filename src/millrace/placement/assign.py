@@ -99,12 +99,27 @@ class Placement:
 
 def uses_gpus(config: Config, host: Host) -> bool:
     """Raises: ConfigError: `model.device` asks for a GPU, and there is none."""
-    if config.model.device == "cuda" and not host.gpus:
+    device = config.model.device
+    if device.startswith("cuda") and not host.gpus:
         raise ConfigError(
-            '`model.device` ("cuda") cannot be used here: nvidia-smi lists no GPU that this process may use\n'
-            "  Set it to cpu, or to auto, which takes a GPU where there is one"
+            f"`model.device` ({device!r}) cannot be used here: nvidia-smi lists no GPU that this process may "
+            "use\n  Set it to cpu, or to auto, which takes a GPU where there is one"
         )
-    return config.model.device != "cpu" and bool(host.gpus)
+    return device != "cpu" and bool(host.gpus)
+
+
+def allowed_gpus(config: Config, host: Host) -> Host:
+    """With the one GPU that `model.device` (cuda:N) names, counted among those that this process may use;
+    else with all. Raises: ConfigError: there are fewer."""
+    number, count = config.model.device.partition(":")[2], len(host.gpus)
+    if not number or not count:
+        return host
+    if int(number) >= count:
+        raise ConfigError(
+            f"`model.device` ({config.model.device!r}) cannot be used here: this process may use {count} "
+            f"GPUs: cuda:0 to cuda:{count - 1}\n  Name one of them, or set it to cuda: a run takes all"
+        )
+    return msgspec.structs.replace(host, gpus=(host.gpus[int(number)],))
 
 
 def assign(config: Config, host: Host, needs: Needs, *, trains: bool = True, alone: bool = True) -> Placement:

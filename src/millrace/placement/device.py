@@ -10,10 +10,10 @@ from millrace.placement.assign import CONTEXT_BYTES
 
 
 def torch_device(device: str = "auto", share: float = 1.0) -> torch.device:
-    """`cpu`, `cuda`, or `auto`, which is cuda where there is one.
+    """`cpu`, `cuda` (the first GPU that the process sees), `cuda:N`, or `auto`: cuda where there is one.
 
-    It is the first GPU that the process sees. `share`: of its memory, what this process may take. torch
-    refuses what goes beyond, so that no worker takes what was given to another.
+    `share`: of its memory, what this process may take. torch refuses what goes beyond, so that no worker
+    takes what was given to another.
     Raises: ConfigError: there is no such device.
     """
     if device == "auto":
@@ -25,6 +25,8 @@ def torch_device(device: str = "auto", share: float = 1.0) -> torch.device:
             f"`model.device` ({device!r}) cannot be used here: {str(error).splitlines()[0]}\n"
             "  Set it to cpu, or to auto, which takes a GPU where there is one"
         ) from error
+    if found.index:
+        torch.cuda.set_device(found)  # for what opens the present device unasked
     if found.type == "cuda" and share < 1:
         total_bytes = torch.cuda.get_device_properties(found).total_memory
         torch.cuda.set_per_process_memory_fraction(share - CONTEXT_BYTES / total_bytes, found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from millrace.config.runtime import RayCluster
 from millrace.config.schema import Config
 from millrace.core.placement import Host
+from millrace.placement.assign import allowed_gpus
 from millrace.placement.hosts import split
 from millrace.session.ray_hosts import ray_hosts
 
@@ -14,11 +15,13 @@ LOOPBACK = "127.0.0.1"
 def hosts(config: Config, this: Host) -> tuple[Host, ...]:
     """Where workers can run, the controller's own host first.
 
-    Raises: ConfigError: a node of the cluster cannot be used. WorkerError: the cluster cannot be reached.
+    Raises:
+        ConfigError: `model.device` names no GPU of this host, or a node of the cluster cannot be used.
+        WorkerError: the cluster cannot be reached.
     """
     if isinstance(config.runtime, RayCluster):
         return ray_hosts(config, config.runtime)
-    return split(this, config.runtime.hosts, LOOPBACK)
+    return split(allowed_gpus(config, this), config.runtime.hosts, LOOPBACK)
 
 
 def logical(config: Config) -> dict[str, tuple[str, ...]]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from millrace.config.section import COUNT_MAX, Count, Section, Seed
+from millrace.config.section import COUNT_MAX, Count, Device, Section, Seed
 
 
 class WarmStartModel(Section):
@@ -14,8 +14,8 @@ class WarmStartModel(Section):
     """The model directory to start from."""
     out: str
     """Directory for the trained model. It must not exist yet."""
-    device: str = "auto"
-    """`cpu`, `cuda`, or `auto`: cuda where there is a GPU."""
+    device: Device = "auto"
+    """`cpu`, `cuda`, `cuda:N` (GPU number N alone, from 0), or `auto`: cuda where there is a GPU."""
 
 
 class Demonstrations(Section):
