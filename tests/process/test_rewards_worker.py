@@ -53,7 +53,12 @@ def config(tmp_path_factory) -> dict[str, Any]:
     return {
         "model": {"path": str(directory / "model")},
         "task": {"kind": "file", "path": str(directory / "rows.jsonl")},
-        "reward": {"kind": "function", "path": f"{directory / 'own.py'}:reward", "memory_mb": 64},
+        "reward": {
+            "kind": "function",
+            "path": f"{directory / 'own.py'}:reward",
+            "memory_mb": 64,
+            "timeout_s": 600.0,
+        },
     }
 
 
@@ -122,6 +127,18 @@ def test_a_worker_whose_reward_hangs_still_answers_and_can_be_killed(config, tmp
             assert len(await worker.call("prompts", [0], timeout_s=WAIT_S)) == 1
             worker.kill()
             with pytest.raises(WorkerDied):
+                await anext(stream)
+
+    asyncio.run(run())
+
+
+def test_a_worker_ends_the_stream_at_the_deadline_of_its_reward(config, tmp_path):
+    async def run():
+        hasty = config | {"reward": config["reward"] | {"timeout_s": 0.2}}
+        async with environment(hasty, tmp_path) as worker:
+            stream = worker.stream("score", requests(config, "4", "hang", "4"))
+            assert await anext(stream) == (0, Scored(1.0))
+            with pytest.raises(DeadlineExceeded, match=r"longer than `reward.timeout_s` \(0.2 s\)"):
                 await anext(stream)
 
     asyncio.run(run())

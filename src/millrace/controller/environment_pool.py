@@ -25,7 +25,7 @@ SCORE_BATCH = 16  # requests per call: enough to hide the call, few enough to sp
 DEATHS_MAX = 2  # a trajectory whose scoring cost this many workers has failed
 FAILURES_MAX = 256  # failed scores in a row that stop the run
 TICK_S = 60.0  # between two looks for work of a worker that nobody woke
-GRACE_S = 2.0  # beyond the reward's own deadline, for the message to arrive
+GRACE_S = 2.0  # beyond the deadline, which the worker keeps itself unless its reward holds the interpreter
 NEWEST = 1 / SCORE_BATCH  # weight of the newest score in their mean time
 
 

@@ -7,7 +7,7 @@ import inspect
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from millrace.core.errors import OutOfMemory
+from millrace.core.errors import DeadlineExceeded, OutOfMemory
 from millrace.core.types import Failed, Score
 from millrace.environments.rewards import Reward
 from millrace.environments.rows import Row
@@ -21,8 +21,9 @@ class Calls:
     """Calls one reward. Plain functions run in one thread, a call at a time; async ones on the loop, as do
     plain ones for which a thread is of no use.
 
-    An async call is cancelled after `timeout_s`. A plain function cannot be stopped in-process: the
-    caller of the worker kills it.
+    No call that takes longer than `timeout_s` has a score. An async one is cancelled. A plain function in its
+    thread cannot be stopped: that call raises, and whoever asked for it kills the worker. One on the loop, or
+    one that holds the interpreter, is judged when it returns; until then only the asker can end it.
     """
 
     def __init__(self, reward: Reward, timeout_s: float) -> None:
@@ -33,14 +34,22 @@ class Calls:
     async def score(self, completion: str, answer: Any, columns: Row) -> Score:
         """What the reward does is a Failed, never raised, but for the want of memory.
 
-        Raises: OutOfMemory: whatever holds the memory, this call or those before it.
+        Raises:
+            OutOfMemory: whatever holds the memory, this call or those before it.
+            DeadlineExceeded: a plain function is over its deadline, and its thread may never be free.
         """
         arguments = (completion, answer, columns)
         if self._reward.is_async:
             return await self._awaited(self._reward(*arguments))
         if not self._reward.needs_thread:
             return await self._in_place(arguments)
-        result = await asyncio.get_running_loop().run_in_executor(self._thread, self._called, arguments)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                result = await asyncio.get_running_loop().run_in_executor(
+                    self._thread, self._called, arguments
+                )
+        except TimeoutError:
+            raise DeadlineExceeded(self._too_long) from None
         # A plain function may hand back a coroutine, as a lambda around an async function does.
         return result if isinstance(result, Score) else await self._awaited(result)
 
@@ -49,9 +58,9 @@ class Calls:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         score: Score = self._called(arguments)
-        if loop.time() - began_s > LONG_S:
+        if (took_s := loop.time() - began_s) > LONG_S:
             await asyncio.sleep(0)
-        return score
+        return Failed(self._too_long) if took_s > self._timeout_s else score
 
     def _called(self, arguments: tuple[str, Any, Row]) -> Any:
         try:
@@ -70,13 +79,17 @@ class Calls:
                 returned = await awaitable
         except TimeoutError as error:
             if limit.expired():
-                return Failed(f"{name} took longer than `reward.timeout_s` ({self._timeout_s:g} s)")
+                return Failed(self._too_long)
             return raised(name, error, self._reward.file)
         except MemoryError as error:
             raise self._out_of_memory(error) from None
         except (Exception, SystemExit) as error:
             return raised(name, error, self._reward.file)
         return to_score(name, returned)
+
+    @property
+    def _too_long(self) -> str:
+        return f"{self._reward.name} took longer than `reward.timeout_s` ({self._timeout_s:g} s)"
 
     def _out_of_memory(self, error: MemoryError) -> OutOfMemory:
         told = raised(self._reward.name, error, self._reward.file).reason

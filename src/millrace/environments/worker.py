@@ -77,7 +77,9 @@ class EnvironmentWorker:
         process, or holds its interpreter, is the one that is waited for. Async functions all start at once.
         Closing the iterator cancels what has not begun.
 
-        Raises: OutOfMemory: this process is at its limit; another may have the next score.
+        Raises:
+            OutOfMemory: this process is at its limit; another may have the next score.
+            DeadlineExceeded: of the next score, a plain function; its thread is lost, and so this process.
         """
         inputs = await self._in_rows(lambda: [self._inputs(request) for request in requests])
         asked = list(zip((request.trajectory_id for request in requests), inputs, strict=True))

@@ -19,7 +19,7 @@ from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
 from millrace.runtime.local import LocalRuntime
 
 TARGET = "millrace.environments.worker:EnvironmentWorker"
-GRACE_S = 2.0  # beyond the reward's own deadline, for the message to arrive
+GRACE_S = 2.0  # beyond the deadline, which the worker keeps itself unless its reward holds the interpreter
 
 
 @dataclass(frozen=True)
