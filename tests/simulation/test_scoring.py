@@ -186,8 +186,13 @@ async def _slowly():
     await asyncio.sleep(TIMEOUT_S - 1.0)
 
 
-def test_a_reward_that_keeps_heartbeats_from_being_answered_fails_alone_at_its_own_deadline():
-    scores, restarts = _scores(_for_ever)
+async def _overdue():
+    raise DeadlineExceeded("its worker saw the deadline itself")
+
+
+@pytest.mark.parametrize("trouble", [_for_ever, _overdue])
+def test_a_reward_that_keeps_heartbeats_from_being_answered_fails_alone_at_its_own_deadline(trouble):
+    scores, restarts = _scores(trouble)
     assert scores.pop(HOLDER) == Failed("the reward did not answer within 30 s")
     assert all(score == Scored(1.0) for score in scores.values()) and restarts == 1
 
