@@ -18,7 +18,7 @@ from millrace.core.types import Finish
 from millrace.observe.jsonl import EventLog, MetricsLog, read_events
 from millrace.observe.mlflow import MlflowSink
 from millrace.observe.scalars import step_scalars
-from millrace.observe.sinks import open_sinks
+from millrace.observe.sinks import open_sinks, refuse_unusable
 from millrace.observe.summary import Summary
 from millrace.observe.tensorboard import TensorBoardSink
 from millrace.observe.wandb import WandbSink

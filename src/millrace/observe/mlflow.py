@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from millrace.core.errors import ConfigError
 from millrace.core.events import Event
+from millrace.observe.extras import refuse_uninstalled
 from millrace.observe.samples import as_markdown
 from millrace.observe.scalars import scalars_of
 
@@ -21,13 +20,9 @@ class MlflowSink:
     """
 
     def __init__(self, experiment: str, directory: Path, config: Mapping[str, Any]) -> None:
-        try:
-            import mlflow
-        except ImportError as error:
-            raise ConfigError(
-                f"`observe.mlflow` ({experiment}) needs the mlflow package, which is not installed\n"
-                f"  Run `{sys.executable} -m pip install mlflow`, or leave the key out."
-            ) from error
+        refuse_uninstalled("mlflow", experiment)
+        import mlflow
+
         self._mlflow = mlflow
         mlflow.set_experiment(experiment)
         mlflow.start_run(run_name=directory.resolve().name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from millrace.core.errors import ConfigError
 from millrace.core.events import Event
 from millrace.observe.exported import COUNTERS, GAUGES, Exported
+from millrace.observe.extras import refuse_uninstalled
 
 CLOSE_S = 5.0
 
@@ -24,7 +24,9 @@ class PrometheusSink:
     """
 
     def __init__(self, address: str) -> None:
-        client = _client(address)
+        refuse_uninstalled("prometheus", address)
+        import prometheus_client as client
+
         registry = client.CollectorRegistry()
         self._gauges = {
             name: client.Gauge(name, about, labels, registry=registry)
@@ -56,7 +58,7 @@ class PrometheusSink:
 
 def refuse_unusable(address: str) -> None:
     """Before a run starts. Raises ConfigError: the library is missing, or somebody has the port."""
-    _client(address)
+    refuse_uninstalled("prometheus", address)
     host, port = split(address)
     with _taking(address):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -70,17 +72,6 @@ def split(address: str) -> tuple[str, int]:
     """(host, port) of HOST:PORT."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
-
-
-def _client(address: str) -> Any:
-    try:
-        import prometheus_client
-    except ImportError as error:
-        raise ConfigError(
-            f"`observe.prometheus` ({address}) needs the prometheus_client package, which is not installed\n"
-            f"  Run `{sys.executable} -m pip install prometheus-client`, or leave the key out."
-        ) from error
-    return prometheus_client
 
 
 @contextmanager

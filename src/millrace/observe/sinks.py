@@ -11,6 +11,7 @@ from millrace.config.freeze import NOT_KEPT
 from millrace.config.operation import Observe
 from millrace.core.events import Event, Events
 from millrace.observe import prometheus
+from millrace.observe.extras import PACKAGES, refuse_uninstalled
 from millrace.observe.jsonl import EventLog, MetricsLog
 from millrace.observe.notify import Notifier, deliverer
 
@@ -24,7 +25,11 @@ class ClosableSink(Protocol):
 
 
 def refuse_unusable(observe: Observe) -> None:
-    """Before a run starts. Raises ConfigError: an address or command that `observe` names cannot be used."""
+    """Before a run starts. Raises ConfigError: an address or command that `observe` names cannot be used, or
+    the package of a service is not installed."""
+    for key in PACKAGES:
+        if (value := getattr(observe, key)) is not None:
+            refuse_uninstalled(key, value)
     if observe.prometheus is not None:
         prometheus.refuse_unusable(observe.prometheus)
     if observe.notify is not None and not observe.notify.endswith(NOT_KEPT):

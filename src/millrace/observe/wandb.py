@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from millrace.core.errors import ConfigError
 from millrace.core.events import Event
+from millrace.observe.extras import refuse_uninstalled
 from millrace.observe.scalars import scalars_of
 
 _COLUMNS = ["trajectory_id", "row_id", "prompt", "completion", "reward", "num_tokens", "finish"]
@@ -22,13 +21,9 @@ class WandbSink:
     """
 
     def __init__(self, project: str, directory: Path, config: Mapping[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise ConfigError(
-                f"`observe.wandb` ({project}) needs the wandb package, which is not installed\n"
-                f"  Run `{sys.executable} -m pip install wandb`, or leave the key out."
-            ) from error
+        refuse_uninstalled("wandb", project)
+        import wandb
+
         self._wandb, name = wandb, directory.resolve().name
         self._run = wandb.init(
             project=project, name=name, id=name, resume="allow", dir=str(directory), config=dict(config)
