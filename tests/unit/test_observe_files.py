@@ -170,12 +170,15 @@ def test_every_run_has_events_and_metrics(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("service", ["wandb", "mlflow"])
-def test_a_service_that_is_not_installed_is_named_with_its_extra(
+def test_a_service_that_is_not_installed_is_named_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: str
 ) -> None:
     monkeypatch.setitem(sys.modules, service, None)
     observe = Observe(tensorboard=False, **{service: "project"})
-    with pytest.raises(ConfigError, match=rf"`observe.{service}` .*\n.*pip install {service}`"):
+    told = rf"`observe.{service}` .*\n.*pip install {service}` \(the extra millrace\[{service}\]\)"
+    with pytest.raises(ConfigError, match=told):
+        refuse_unusable(observe)
+    with pytest.raises(ConfigError, match=told):
         with open_sinks(Events(lambda: 0.0, lambda: 0.0), observe, tmp_path, {}):
             pass
 
