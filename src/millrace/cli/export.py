@@ -29,6 +29,6 @@ def command(
             f"{found.path} has no checkpoint yet: the first comes after `checkpoints.every` steps"
         )
     chosen = kept[-1] if version is None else version
-    target = out or found.path / "exports" / f"v{chosen:08d}{'-adapter' if adapter else ''}"
+    target = out or found.exported(chosen).with_name(f"v{chosen:08d}{'-adapter' if adapter else ''}")
     export(found, chosen, target, adapter=adapter)
     typer.echo(f"Version {chosen}: {target}")

@@ -92,6 +92,10 @@ class RunDirectory:
     def checkpoint(self, version: int) -> Path:
         return self.checkpoints / f"v{version:08d}"
 
+    def exported(self, version: int) -> Path:
+        """Where `millrace export` writes the model of a version, if nothing else is said."""
+        return self.path / "exports" / f"v{version:08d}"
+
     def versions(self) -> list[int]:
         """Of its checkpoints, whole or not, the oldest first."""
         names = (path.name[1:] for path in self.checkpoints.glob("v????????"))
