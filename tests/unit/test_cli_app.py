@@ -184,3 +184,21 @@ def test_the_command_line_imports_neither_torch_nor_transformers() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=True)
     assert done.stdout.strip() == b"[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("--set optimizer.lr 1", "--set optimizer.lr=1"),
+        ("--set optimizer.lr", "--set optimizer.lr=VALUE"),
+        ("--set optimizer.lr --dry-run", "--set optimizer.lr=VALUE"),
+        ("--optimizer.lr=1", "--set optimizer.lr=1"),
+        ("--optimizer.lr 1", "--set optimizer.lr=1"),
+        ("optimizer.lr=1", "--set optimizer.lr=1"),
+    ],
+)
+def test_a_key_that_is_not_set_with_set_is_told_how(
+    capsys: pytest.CaptureFixture[str], words: str, remedy: str
+) -> None:
+    assert app.run(["train", "run.toml", *words.split()]) == 2
+    assert f"Write {remedy}\n" in capsys.readouterr().err

@@ -6,6 +6,7 @@ Nothing here imports torch: `--help`, `--dry-run`, `show` and every configuratio
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -96,6 +97,7 @@ def run(arguments: Sequence[str]) -> int:
     usage), 130 (interrupted). Errors that are not ours keep their traceback: they are bugs."""
     debug = "--debug" in arguments
     try:
+        _refuse_unset(arguments)
         app([argument for argument in arguments if argument != "--debug"], prog_name="millrace")
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
@@ -106,6 +108,20 @@ def run(arguments: Sequence[str]) -> int:
         tell(error)
         return 2 if isinstance(error, ConfigError) else 1
     return 0
+
+
+def _refuse_unset(arguments: Sequence[str]) -> None:
+    """Raises: ConfigError: a key of the configuration is written otherwise than `--set KEY=VALUE`."""
+    for before, word, then in zip(("", *arguments), arguments, (*arguments[1:], ""), strict=False):
+        value = "VALUE" if not then or then.startswith("-") else then
+        key = re.fullmatch(r"(?:--)?([a-z_]\w*(?:\.\w+)+)(?:=(.*))?", word)
+        if before == "--set" and "=" not in word:
+            raise ConfigError(f"`--set {word}` has no `=`.\n  Write --set {word}={value}")
+        if key and (word.startswith("--") or (key[2] and not before.startswith("-"))):
+            raise ConfigError(
+                f"`{word}` is a key of the configuration, and no {'option' if word[0] == '-' else 'file'}.\n"
+                f"  Write --set {key[1]}={key[2] or value}"
+            )
 
 
 def tell(error: MillraceError) -> None:

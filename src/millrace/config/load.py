@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from millrace.config.carried import is_carried_object
 from millrace.config.lines import key_lines
+from millrace.config.mistakes import mistake
 from millrace.config.problems import describe
 from millrace.config.schema import Config
 from millrace.config.section import Section
@@ -95,7 +96,8 @@ def read_file(schema: type[Section], path: Path) -> Source:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        told, line = mistake(text, error)
+        raise ConfigError(f"{told}   [{path}:{line}]") from None
     origins = {key: f"{path}:{line}" for key, line in key_lines(text).items()}
     return Source(_normal(schema, tree, path.absolute().parent), origins)
 
@@ -141,7 +143,10 @@ def read_overrides(schema: type[Section], overrides: Sequence[str], base: Path) 
         key, equals, text = override.partition("=")
         names = [name.strip() for name in key.split(".")]
         if not equals or not all(names):
-            raise ConfigError(f"`--set {override}` must have the form key=value or table.key=value")
+            raise ConfigError(
+                f"`--set {override}` must have the form key=value or table.key=value.\n"
+                f"  Write --set {key.strip(' .') or 'KEY'}={text or 'VALUE'}"
+            )
         field, value = schema.model_fields.get(names[0]), parse_value(text.strip())
         kind_alone = len(names) == 1 and not isinstance(value, dict)
         if kind_alone and field is not None and union_kinds(field):

@@ -1,0 +1,96 @@
+"""What is wrong with a text that is no TOML, and what to write instead: `tomllib` names only the place."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+
+from millrace.config.lines import key_lines
+
+PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+SETS = re.compile(r"\s*([\w.-]+)\s*=\s*(.*?)\s*(?:#.*)?")
+HEADER = re.compile(r"\s*\[+\s*([^\[\]]+?)\s*\]+\s*(?:#.*)?")
+YAML = re.compile(r"\s*([\w.-]+)\s*:(?:\s+(.*))?")
+
+
+def mistake(text: str, error: tomllib.TOMLDecodeError) -> tuple[str, int]:
+    """What is wrong and what to do, and the 1-based line."""
+    lines = text.splitlines() or [""]
+    place = PLACE.search(str(error))
+    told = PLACE.sub("", str(error))
+    if place is None or place[1] is None:
+        return f"the file ends in the middle of a value ({told}).\n  Close its quotes or brackets", len(lines)
+    number = int(place[1])
+    line, before = lines[number - 1], lines[: number - 1]
+    found = _twice(line, before) or _foreign(line) or _value(line, before)
+    return (
+        found or f"this line is no TOML ({told}): `{line.strip()}`.\n  Write `key = value`, or `[table]`",
+        number,
+    )
+
+
+def _twice(line: str, before: list[str]) -> str:
+    earlier, number = key_lines("\n".join(before)), len(before) + 1
+    if (header := HEADER.fullmatch(line)) and header[1] in earlier:
+        return (
+            f"`[{header[1]}]` stands twice, in lines {earlier[header[1]]} and {number}.\n"
+            "  Put all its keys under one of them"
+        )
+    if (sets := SETS.fullmatch(line)) and (key := _table(before) + sets[1]) in earlier:
+        return f"`{key}` is set twice, in lines {earlier[key]} and {number}.\n  Leave one of them out"
+    return ""
+
+
+def _foreign(line: str) -> str:
+    if line.lstrip().startswith("{"):
+        return "this is JSON, and a configuration is TOML.\n  Write `key = value` under `[table]`"
+    if (yaml := YAML.fullmatch(line)) is None:
+        return ""
+    write = f"{yaml[1]} = {_as_toml(yaml[2])}" if yaml[2] else f"[{yaml[1]}]"
+    return (
+        f"this is YAML, and a configuration is TOML.\n  Write `{write}`: docs/configuration.md has all keys"
+    )
+
+
+def _value(line: str, before: list[str]) -> str:
+    sets = SETS.fullmatch(line)
+    if sets is None or sets[2].startswith("="):
+        return ""
+    name, value = sets.groups()
+    key = f"`{_table(before)}{name}`"
+    if value and value[0] in "'\"" and value.count(value[0]) == 1:
+        return f"{key} ({value}) has no closing quote.\n  Write {name} = {value}{value[0]}"
+    if value.startswith('"'):
+        told = f"{key} has a backslash in double quotes.\n  Write {name} = '{value[1:-1]}'"
+        return told if "\\" in value and value.endswith('"') else ""
+    if not value:
+        return f"{key} has no value.\n  Write one behind `=`, or leave the line out"
+    if value.startswith(("[", "{", "'")):
+        return f"{key} ({value}) is no value of TOML.\n  Text stands in quotes"
+    what = "text without quotes" if (better := _as_toml(value)).startswith('"') else "no value of TOML"
+    return f"{key} ({value}) is {what}.\n  Write {name} = {better}"
+
+
+def _table(before: list[str]) -> str:
+    """That a line after these belongs to, with its dot."""
+    headers = [header[1] for line in before if (header := HEADER.fullmatch(line))]
+    return f"{headers[-1]}." if headers else ""
+
+
+def _as_toml(value: str) -> str:
+    """`value` as TOML would have it."""
+    if value.lower() in ("true", "false"):
+        return value.lower()
+    if value.lower() in ("none", "null", "~"):
+        return '"none"'
+    try:
+        tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        pass
+    else:
+        return value
+    try:
+        return repr(float(value))
+    except ValueError:
+        return json.dumps(value, ensure_ascii=False)
