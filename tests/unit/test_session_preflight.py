@@ -383,7 +383,9 @@ def test_preflight_refuses_processes_that_the_cores_cannot_start(
 
 def test_preflight_warns_of_a_step_that_hardly_ends(model: Path, tmp_path: Path) -> None:
     [told] = preflight(config_for(model, batch={"group_size": 1_000_000}), tmp_path)
-    assert "8,000,000 trajectories" in told
+    assert "8,000,000 trajectories, `batch.prompts` (8) x `batch.group_size` (1,000,000)" in told
+    assert "A step waits for 125,000 completions one after the other" in told
+    assert "at most 6,400 trajectories together" in told
 
 
 class _Usage:

@@ -220,9 +220,13 @@ def _size_warnings(config: Config, layout: Layout) -> Iterator[str]:
     replicas, each = config.rollout.replicas, config.trajectories_per_step
     slots = replicas * config.rollout.slots
     if each > ROUNDS_MAX * slots:
+        batch, tokens = config.batch, config.sampling.max_tokens
         yield (
-            f"a step takes {each:,} trajectories (`batch.prompts` x `batch.group_size`), and {slots:,} are "
-            f"generated at a time: each step waits for {each // slots:,} of them one after the other"
+            f"a step takes {each:,} trajectories, `batch.prompts` ({batch.prompts:,}) x `batch.group_size` "
+            f"({batch.group_size:,}), and `rollout.replicas` x `rollout.slots` generate {slots:,} at a time. "
+            f"A step waits for {each // slots:,} completions one after the other, of up to "
+            f"`sampling.max_tokens` ({tokens:,}) tokens: lower `batch.group_size` or `batch.prompts`, at most "
+            f"{ROUNDS_MAX * slots:,} trajectories together have no warning"
         )
     if config.optimizer.warmup_steps > config.steps:
         yield (
