@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from observe_events import event, step
-from tests.look_runs import PROMPT, events, write_run
+from tests.look_runs import PROMPT, config, events, write_run
 
+from millrace.config.freeze import record
+from millrace.config.generation import SamplingConfig
 from millrace.core.errors import DataError
 from millrace.core.types import Scored
 from millrace.estimates.evaluation import Attempt, summarize
@@ -26,6 +28,7 @@ from millrace.look.steps import Axis, Steps, curve
 from millrace.look.story import Story
 from millrace.observe.jsonl import EventLog, MetricsLog
 from millrace.reading.samples import Choice
+from millrace.session.examine import examine
 
 
 def overview(path: Path) -> Overview:
@@ -90,7 +93,7 @@ def test_a_story_reads_on_where_it_stopped(tmp_path: Path) -> None:
     log = EventLog(path)
     for one in told[:5]:
         log(one)
-    story = Story(path, "float32")
+    story = Story(path, config(tmp_path))
     story.update(1)
     assert story.share_read < 1
     while story.update(1):
@@ -247,3 +250,30 @@ def test_what_a_page_would_obey_or_hide_is_visible() -> None:
 def test_a_token_of_any_logprob_has_a_shade(logprob: float, shade: str) -> None:
     shown = Shown(1, 1, "r", "ready", "", "", None, {}, 1, None, "", "", (Piece("a", logprob, 0),), 0)
     assert f'class="{shade} v0"' in sample(shown)
+
+
+def test_page_and_command_say_the_same_of_a_run_and_of_what_it_told(tmp_path: Path) -> None:
+    gap = {0: [1e-6, 1e-5, 50], 1: [0.5, 1.0, 50]}
+    late = [step(2.0 * v, v, logprob_gap=gap if v <= 4 else {0: [1e-6, 1e-5, 50]}) for v in range(1, 9)]
+    finding = event("finding", 9.0, fault="true-staleness", evidence=["the gap"], advice=["lower it"])
+    run = write_run(tmp_path / "run", events_told=[*events(0)[:1], *late[:4], finding, *late[4:]])
+    told = examine(run)
+    assert told["healthy"] and told["withdrawn"] == ["true-staleness held at version 4; gone since"]
+    page = Overview("one", run)
+    page.update()
+    assert "knows of no fault" in (said := page.parts()["findings"]) and told["withdrawn"][0] in said
+
+
+def test_the_page_judges_by_the_configuration_as_the_command_does(tmp_path: Path) -> None:
+    gap = {"logprob_gap": {0: [0.05, 0.1, 50]}}
+    run = write_run(
+        tmp_path / "run", events_told=[*events(0)[:1], *(step(2.0 * v, v, **gap) for v in range(1, 9))]
+    )
+    assert [one["fault"] for one in examine(run)["findings"]] == ["numeric-gap"]
+    record(
+        run.read_config().model_copy(update={"sampling": SamplingConfig(repetition_penalty=1.5)}), run.config
+    )
+    assert examine(run)["healthy"]
+    page = Overview("one", run)
+    page.update()
+    assert "knows of no fault" in page.parts()["findings"]

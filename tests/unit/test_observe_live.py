@@ -126,7 +126,7 @@ def test_a_terminal_that_cannot_draw_gets_lines(
         for item in RUN:
             view(item)
         output.seek(0)
-        assert "no step yet; ready: replica-0" in output.read()
+        assert "no step yet; started: replica-0" in output.read()
 
 
 def test_on_a_terminal_the_view_draws_itself() -> None:
@@ -148,8 +148,8 @@ def test_until_the_first_step_the_view_says_who_is_up_and_what_is_under_way() ->
     begun = status_of(
         run_started(), worker_started(1.0, "replica-0"), event("admitted", 2.0, group_ids=[0, 1])
     )
-    assert plain_line(begun) == "step 0/4 | no step yet; ready: replica-0; in flight 4"
-    assert "no step yet; ready: replica-0; in flight 4" in text_of(begun)
+    assert plain_line(begun) == "step 0/4 | no step yet; started: replica-0; in flight 4"
+    assert "no step yet; started: replica-0; in flight 4" in text_of(begun)
 
 
 def test_a_stall_is_not_shown_once_steps_are_made_again() -> None:
@@ -247,6 +247,18 @@ def test_a_finding_and_a_warning_are_shown() -> None:
     assert "doctor: no-signal: all equal" in plain_line(status_of(*RUN, finding))
     warned = event("warned", 7.0, source="notify", reason="no answer")
     assert "notify: no answer" in text_of(status_of(*RUN, warned))
+
+
+def test_a_finding_is_shown_until_it_is_withdrawn() -> None:
+    finding = event("finding", 7.0, fault="no-signal", evidence=["all equal"], advice=["change it"])
+    died, back = worker_died(8.0, "replica-0"), worker_recovered(9.0, "replica-0")
+    for show in plain_line, text_of:
+        assert "no-signal: all equal" in show(status_of(*RUN, finding, died, back))
+        withdrawn = event(
+            "withdrawn", 10.0, fault="no-signal", reason="no-signal held for versions 20 to 38; gone since"
+        )
+        text = show(status_of(*RUN, finding, withdrawn))
+        assert "all equal" not in text and "no-signal held for versions 20 to 38; gone since" in text
 
 
 def test_a_slow_start_is_told_as_a_start_and_not_as_a_stall():

@@ -19,6 +19,7 @@ from millrace.observe import notify
 from millrace.observe.doctor import watch as watch_module
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.finding import Finding
+from millrace.observe.doctor.rules import diagnose, gone
 from millrace.observe.doctor.watch import FIRST_STEPS, DoctorWatch
 from millrace.observe.notify import Notifier
 
@@ -141,11 +142,48 @@ def test_the_doctor_tells_each_fault_once_while_the_run_goes_on() -> None:
     events, heard = Events(lambda: 0.0, lambda: 0.0), []
     events.subscribe(heard.append)
     watch = DoctorWatch(events, Evidence())
+    events.subscribe(watch)
     for version in range(1, 3 * FIRST_STEPS):
         watch(step(float(version), version, metrics={"groups_without_signal": 1.0}))
         assert not heard or version >= FIRST_STEPS
     told = [item.fields["fault"] for item in heard]
     assert told.count("no-signal") == 1 and len(told) == len(set(told))
+
+
+def test_a_finding_that_holds_no_more_is_withdrawn_and_told_again_once_it_is_back() -> None:
+    events, heard = Events(lambda: 0.0, lambda: 0.0), []
+    evidence = Evidence()
+    watch = DoctorWatch(events, evidence)
+    events.subscribe(heard.append)
+    events.subscribe(watch)
+    for version in range(1, 400):
+        share = 1.0 if version <= 25 or version > 100 else 0.0
+        watch(step(float(version), version, metrics={"groups_without_signal": share}))
+        if version == 50:
+            assert gone(evidence, diagnose(evidence)) == ["no-signal held for versions 20 to 25; gone since"]
+    told = [item.kind for item in heard if item.fields["fault"] == "no-signal"]
+    assert told == ["finding", "withdrawn", "finding"]
+    assert "no-signal" not in str(gone(evidence, diagnose(evidence)))
+
+
+def test_the_last_look_is_at_the_end_of_the_run() -> None:
+    events, heard = Events(lambda: 0.0, lambda: 0.0), []
+    watch = DoctorWatch(events, Evidence())
+    events.subscribe(heard.append)
+    events.subscribe(watch)
+    for version in range(1, 25):
+        share = 0.0 if version <= 20 else 1.0
+        watch(step(float(version), version, metrics={"groups_without_signal": share}))
+    watch(event("run_ended", 99.0, ok=False, reason="TrainingError: the loss is not finite"))
+    assert [item.fields["fault"] for item in heard] == ["diverging-optimizer"]
+
+
+def test_somebody_who_was_told_of_a_finding_is_told_that_it_is_gone(tmp_path: Path) -> None:
+    tell(
+        command(tmp_path),
+        event("withdrawn", 3.0, fault="no-signal", reason="no-signal held for versions 20 to 38; gone since"),
+    )
+    assert messages(tmp_path)[0]["text"].endswith("no-signal held for versions 20 to 38; gone since")
 
 
 def test_a_doctor_that_fails_ends_its_looks_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

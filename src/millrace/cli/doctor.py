@@ -34,6 +34,8 @@ def _print(told: dict[str, Any]) -> None:
         console.print(f"{'note':10} {line}")
     if told["healthy"]:
         console.print(f"\nNone of {len(RULES)} known faults.", style="green")
+    for line in told["withdrawn"]:
+        console.print(f"  {line}")
     for finding in told["findings"]:
         console.print(f"\n{finding['fault']}", style="bold red")
         for line in finding["evidence"]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from millrace.config.freeze import dump
 from millrace.config.schema import Config
+from millrace.core.errors import MillraceError
 from millrace.look import figures, parts
 from millrace.look.activity import row_order
 from millrace.look.charts import CHARTS, overlaid
@@ -14,7 +16,10 @@ from millrace.look.evaluations import HEAD, evaluated, rows, while_training
 from millrace.look.runs import state_of
 from millrace.look.steps import POINTS, Axis, Steps
 from millrace.look.story import TROUBLES_MAX, Story
+from millrace.observe.doctor.rules import diagnose, gone
 from millrace.observe.parts import SLICE_BYTES
+from millrace.reading.reader import LedgerReader
+from millrace.session.examine import count_rewards
 from millrace.session.resume import flat
 from millrace.session.run_directory import RunDirectory
 from millrace.session.views import tokenizer_of
@@ -35,7 +40,7 @@ class Overview:
         self.name, self.run = name, run
         self.config: Config = run.read_config()
         self.steps = Steps(run.metrics)
-        self.story = Story(run.events, self.config.model.dtype)
+        self.story = Story(run.events, self.config)
         self._tokenizer: list[Any] = []  # one, once it was asked for
 
     def update(self, read_s: float = READ_S) -> None:
@@ -99,9 +104,7 @@ class Overview:
         return {
             "facts": parts.facts(self._facts()) + self._accounts() + self._evaluations(),
             "told": self._notice(),
-            "findings": parts.findings(
-                self.story.findings() if self.is_whole else [], complete=self.is_whole
-            ),
+            "findings": self._findings(),
             "troubles": parts.table(
                 ("minute", "who", "what"), told, empty="Nobody died, and nothing stalled."
             )
@@ -115,6 +118,16 @@ class Overview:
         if not self.is_whole:
             return parts.notice(f"{self.story.share_read:.0%} of the events are read; the rest follows.")
         return "" if len(self.steps) else parts.notice("There is no optimizer step yet.")
+
+    def _findings(self) -> str:
+        """As `millrace doctor` has them."""
+        if not self.is_whole:
+            return parts.notice("The doctor waits until all events are read.")
+        evidence = self.story.evidence
+        with suppress(MillraceError), LedgerReader(self.run.ledger) as reader:  # else by the events alone
+            count_rewards(evidence, reader)
+        findings = diagnose(evidence)
+        return parts.findings(findings, gone(evidence, findings))
 
     def _facts(self) -> dict[str, Any]:
         summary = self.story.summary()

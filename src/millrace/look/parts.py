@@ -66,13 +66,12 @@ def notice(text: str) -> str:
     return f'<p class="notice">{safe(text)}</p>'
 
 
-def findings(found: Sequence[Finding], *, complete: bool) -> str:
-    """What the doctor says."""
-    if not complete:
-        return '<p class="quiet">The doctor waits until all events are read.</p>'
+def findings(found: Sequence[Finding], withdrawn: Sequence[str]) -> str:
+    """What the doctor says, and what it said before."""
+    past = "".join(f'<p class="quiet">{safe(line)}.</p>' for line in withdrawn)
     if not found:
-        return '<p class="good">The doctor knows of no fault.</p>'
-    return "".join(
+        return f'<p class="good">The doctor knows of no fault.</p>{past}'
+    return past + "".join(
         f'<article class="finding"><h3>{safe(one.fault)}</h3>'
         + "".join(f"<p>{safe(line)}</p>" for line in one.evidence)
         + "<ul>"

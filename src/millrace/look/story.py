@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from millrace.config.schema import Config
 from millrace.core.errors import DataError, boundary
 from millrace.core.events import Event
 from millrace.look.activity import Activity, Span
-from millrace.observe.doctor.evidence import Evidence
-from millrace.observe.doctor.finding import Finding
-from millrace.observe.doctor.rules import diagnose
 from millrace.observe.jsonl import event_of
 from millrace.observe.parts import SLICE_BYTES, Tail
 from millrace.observe.summary import Summary
 from millrace.observe.trace import records_of
+from millrace.session.examine import evidence_of
 
 SPANS_MAX = 1500
 """Of the timeline: the newest ones, and as many of what replicas did."""
@@ -48,14 +47,14 @@ class Trouble:
 class Story:
     """A run's events so far. `update` reads on, a bounded part at a time."""
 
-    def __init__(self, path: Path, dtype: str) -> None:
-        self._path, self._dtype = path, dtype
+    def __init__(self, path: Path, config: Config) -> None:
+        self._path, self._config = path, config
         self._begin()
 
     def _begin(self) -> None:
         self._tail = Tail(self._path)
         self._damage = ""  # what is said from now on
-        self._summary, self._evidence = Summary(), Evidence(self._dtype)
+        self._summary, self.evidence = Summary(), evidence_of(self._config)
         self._load: dict[str, tuple[float, float, float]] = {}  # replica -> minute, busy and idle seconds
         self._start_s: float | None = None
         self.spans: deque[Span] = deque(maxlen=SPANS_MAX)
@@ -83,7 +82,7 @@ class Story:
             if line.startswith(_PLENTIFUL):
                 continue
             if line.startswith(_SCORED) and _WELL in line:
-                self._evidence.outcomes["scored"] += 1
+                self.evidence.outcomes["scored"] += 1
                 continue
             event = event_of(line, str(self._path))
             with boundary(str(self._path), f"not a whole {event.kind!r} event", DataError):
@@ -102,12 +101,9 @@ class Story:
         """As in `summary.json`."""
         return self._summary.result()
 
-    def findings(self) -> list[Finding]:
-        return diagnose(self._evidence)
-
     def _take(self, event: Event) -> None:
         self._summary(event)
-        self._evidence(event)
+        self.evidence(event)
         self._start_s = self._start_s or event.wall_s
         minute = (event.wall_s - self._start_s) / 60
         for row, record in records_of(event, minute * 60e6):

@@ -17,7 +17,10 @@ _REFRESHES_PER_S = 4
 _LINE_EVERY_S = 5.0
 _SAMPLE_EVERY_S = 60.0
 _SAMPLE_CHARACTERS = 80
-_TROUBLE = ("run_ended", "worker_died", "worker_recovered", "starting", "stalled", "warned", "finding")
+_TROUBLE = {
+    *("run_ended", "worker_died", "worker_recovered", "starting", "stalled", "warned"),
+    *("finding", "withdrawn"),
+}
 
 
 class LiveView:
@@ -79,6 +82,7 @@ def plain_line(status: Status) -> str:
         parts.append(f"restarts {status.restarts} ({status.last_trouble})")
     elif status.last_trouble:
         parts.append(status.last_trouble)
+    parts += status.findings.values()
     if status.ended is not None:
         parts.append(f"ended: {status.ended}")
     return " | ".join(parts)

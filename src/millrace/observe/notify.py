@@ -60,7 +60,7 @@ class Notifier:
 
     def _is_due(self, event: Event) -> bool:
         """At most one of a kind per minute; those left out are counted in the next. Findings are few."""
-        if event.kind == "finding":
+        if event.kind in ("finding", "withdrawn"):
             return True
         if event.time_s < self._sent_s.get(event.kind, float("-inf")) + APART_S:
             self._held[event.kind] = self._held.get(event.kind, 0) + 1
@@ -113,6 +113,8 @@ def told(event: Event) -> str:
             return f"{fields['name']} died and is restarted: {fields['cause']}"
         case "finding":
             return f"doctor: {fields['fault']}: {'; '.join(fields['evidence'])}"
+        case "withdrawn":
+            return f"doctor: {fields['reason']}"
         case "run_ended":
             return f"ended: {fields['reason']}"
     return ""

@@ -33,8 +33,8 @@ def render(status: Status, width: int = 120) -> RenderableType:
         _replicas(status, width),
         *(Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in _computes(status)),
     ]
-    if status.last_trouble:
-        parts.append(Text(status.last_trouble, style="yellow", overflow="ellipsis", no_wrap=True))
+    troubles = filter(None, (*status.findings.values(), status.last_trouble))
+    parts += (Text(trouble, style="yellow", overflow="ellipsis", no_wrap=True) for trouble in troubles)
     title = f"millrace · {status.schedule or 'starting'}"
     return Panel(Group(*parts), title=title, title_align="left", width=max(width - _ECHO_WIDTH, 20))
 

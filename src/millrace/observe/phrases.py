@@ -24,7 +24,7 @@ def starting(status: Status) -> str:
     if not status.ready:
         return "starting the workers"
     under_way = f"; in flight {status.in_flight}" if status.in_flight else ""
-    return f"no step yet; ready: {', '.join(status.ready)}{under_way}"
+    return f"no step yet; started: {', '.join(status.ready)}{under_way}"
 
 
 def learning(status: Status) -> str:

@@ -33,6 +33,7 @@ class Status:
         self.sample: dict[str, Any] | None = None
         self.restarts = 0
         self.last_trouble = ""
+        self.findings: dict[str, str] = {}  # those of the doctor that hold, by fault
         self.ended: str | None = None
         self.started_wall_s = self.wall_s = 0.0
         self.ready: dict[str, None] = {}  # workers that are up, in the order in which they came
@@ -65,7 +66,12 @@ class Status:
                 self.computes[fields["name"]] = fields["computes"]
             case "starting":
                 self.last_trouble = f"{_STARTING}: {'; '.join(fields['waits'])}"
-            case "stalled" | "step_rejected" | "replay_differs" | "warned" | "finding":
+            case "finding":
+                self.findings[fields["fault"]] = f"doctor: {fields['fault']}: {fields['evidence'][0]}"
+            case "withdrawn":
+                self.findings.pop(fields["fault"], None)
+                self.last_trouble = f"doctor: {fields['reason']}"
+            case "stalled" | "step_rejected" | "replay_differs" | "warned":
                 self.last_trouble = _trouble(event.kind, fields)
             case "run_ended":
                 told = fields["ok"] or fields["reason"].startswith(_INTERRUPTED)
@@ -161,8 +167,6 @@ def _rate(samples: deque[tuple[float, int]]) -> float | None:
 def _trouble(kind: str, fields: dict[str, Any]) -> str:
     if kind == "stalled":
         return f"{_STALLED}: {'; '.join(fields['waits'])}"
-    if kind == "finding":
-        return f"doctor: {fields['fault']}: {fields['evidence'][0]}"
     if kind == "warned":
         return f"{fields['source']}: {fields['reason']}"
     if kind == "step_rejected":

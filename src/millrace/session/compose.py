@@ -40,6 +40,7 @@ from millrace.placement.further import further
 from millrace.placement.hosts import Layout, computes_on_gpus, lay_out
 from millrace.placement.inventory import read_host
 from millrace.placement.needs import read_needs
+from millrace.reading.reader import LedgerReader
 from millrace.rollout.engines import ENGINES
 from millrace.rollout.protocol import EngineOptions
 from millrace.runtime.kernel import check_kernel
@@ -49,7 +50,7 @@ from millrace.runtime.stacks import dump_stacks
 from millrace.schedule.presets import build
 from millrace.session import cluster
 from millrace.session.content import content_digests, refuse_other_content
-from millrace.session.examine import evidence_of
+from millrace.session.examine import count_rewards, evidence_of
 from millrace.session.joining import Joining
 from millrace.session.memory import MemoryTeller
 from millrace.session.run_directory import RunDirectory
@@ -90,7 +91,7 @@ async def train(
 
     Raises: the run's first fatal error. In every case the ledger is flushed and `summary.json` written.
     """
-    events, summary = Events(clock.now, clock.wall), Summary()
+    events, summary, evidence = Events(clock.now, clock.wall), Summary(), evidence_of(config)
     with ExitStack() as stack:
         stack.callback(os.umask, os.umask(0o077))  # whatever this run writes is its owner's alone
         content = content_digests(config)
@@ -106,12 +107,14 @@ async def train(
         config, standing = with_standing(config, run)
         run.write_config(config)
         if parts(run.events):
-            retell(run.events, summary, summary.result)
+            retell(run.events, lambda event: (summary(event), evidence(event)), summary.result)
+            with LedgerReader(run.ledger) as reader:
+                count_rewards(evidence, reader)
         stack.enter_context(open_sinks(events, config.observe, run.path, recorded(config)))
         stack.push(lambda _, error, __: _write_summary(run, summary, error))
         every: list[Sink] = [summary, stack.enter_context(LiveView(console)), *sinks]
         # These emit events of their own, after all others have seen the event that they answer.
-        every += [MemoryTeller(events), DoctorWatch(events, evidence_of(config))]
+        every += [MemoryTeller(events), DoctorWatch(events, evidence)]
         every.append(LostReaders(events, [console, *sinks]))
         every += _samplers(config, ledger, events)
         for sink in every:

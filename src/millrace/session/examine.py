@@ -13,7 +13,7 @@ from millrace.config.schema import Config
 from millrace.core.errors import DataError
 from millrace.core.types import State
 from millrace.observe.doctor.evidence import Evidence
-from millrace.observe.doctor.rules import diagnose
+from millrace.observe.doctor.rules import diagnose, gone
 from millrace.observe.jsonl import retell
 from millrace.observe.parts import parts
 from millrace.reading.reader import LedgerReader
@@ -29,7 +29,7 @@ def examine(run: RunDirectory) -> dict[str, Any]:
     evidence = evidence_of(config)
     retell(run.events, evidence, partial(diagnose, evidence))
     with LedgerReader(run.ledger) as reader:
-        _count_rewards(evidence, reader)
+        count_rewards(evidence, reader)
         committed = reader.overview().version
     return {
         "run": str(run.path),
@@ -41,6 +41,7 @@ def examine(run: RunDirectory) -> dict[str, Any]:
         "inert": inert(config),
         "healthy": not (findings := diagnose(evidence)),
         "findings": [asdict(finding) for finding in findings],
+        "withdrawn": gone(evidence, findings),
     }
 
 
@@ -67,7 +68,7 @@ def evidence_of(config: Config) -> Evidence:
     )
 
 
-def _count_rewards(evidence: Evidence, reader: LedgerReader) -> None:
+def count_rewards(evidence: Evidence, reader: LedgerReader) -> None:
     """By the ledger: a long log has no event for each reward any more."""
     states: Counter[str] = Counter()
     evidence.failures.clear()

@@ -59,7 +59,8 @@ class Evidence:
     """A sink. Steps are by version; a replayed one counts as it was done last. `dtype` is the engine's.
     `schedule` and `algorithm` are the kinds in use. `corrects`: importance weights are on. `plain`: tokens
     are drawn from the policy at its temperature, and no setting makes some of them more or less likely.
-    `compares`: advantages are 0 where all rewards of a group are equal."""
+    `compares`: advantages are 0 where all rewards of a group are equal. `told` and `gone`:
+    what the run itself said of faults."""
 
     dtype: str = "float32"
     schedule: str = ""
@@ -75,6 +76,8 @@ class Evidence:
     evaluated: dict[str, dict[int, Measured]] = field(default_factory=dict)  # by name and version
     skipped: Counter[str] = field(default_factory=Counter)  # evaluations of each name
     hosts: Hosts = field(default_factory=Hosts)
+    told: dict[str, int] = field(default_factory=dict)  # faults, and when each was told
+    gone: dict[str, str] = field(default_factory=dict)  # withdrawn faults, and in which words
     end: str = ""  # why the run ended; empty while it has not
 
     def __call__(self, event: Event) -> None:
@@ -94,17 +97,35 @@ class Evidence:
             case "pulled":
                 self.pulls.append(SwapSeen(fields["replica"], fields["version"], fields["digest"]))
             case "scored":
-                self.outcomes[fields["outcome"]] += 1
-                if fields["outcome"] == "failed":
-                    self.failures[fields["reason"]] += 1
+                self._count(fields["outcome"], fields["reason"])
             case "evaluated" if (told := fields["metrics"])["greedy_accuracy"] is not None:
                 low, high = told["intervals"]["greedy_accuracy"]
                 measured = Measured(told["greedy_accuracy"], low, high)
                 self.evaluated.setdefault(fields["name"], {})[fields["version"]] = measured
             case "evaluation_skipped":
                 self.skipped[fields["name"]] += 1
+            case "finding" | "withdrawn":
+                self._hear(event.kind, str(fields["fault"]), fields)
             case "run_ended":
                 self.end = fields["reason"]
+
+    def _count(self, outcome: str, reason: str) -> None:
+        self.outcomes[outcome] += 1
+        if outcome == "failed":
+            self.failures[reason] += 1
+
+    def _hear(self, kind: str, fault: str, fields: dict[str, Any]) -> None:
+        if kind == "finding":
+            self.told[fault] = self.version
+            self.gone.pop(fault, None)
+        else:
+            self.told.pop(fault, None)
+            self.gone[fault] = str(fields["reason"])
+
+    @property
+    def version(self) -> int:
+        """The newest."""
+        return max(self.by_version, default=0)
 
     @property
     def steps(self) -> list[Step]:

@@ -17,6 +17,12 @@ class Finding:
     advice: tuple[str, ...]
 
 
+def withdrawn(fault: str, first: int, last: int) -> str:
+    """What is said of a fault that held from version `first` to `last`, and holds no more."""
+    held = f"for versions {first} to {last}" if last > first else f"at version {first}"
+    return f"{fault} held {held}; gone since"
+
+
 def few(numbers: Sequence[int], noun: str) -> str:
     """`versions 3, 4, 5 and 7 more`."""
     shown = ", ".join(map(str, numbers[:SHOWN]))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from millrace.observe.doctor.batches import needless_staleness, unfair_batches
 from millrace.observe.doctor.evaluations import evaluations_skipped, overfitting
 from millrace.observe.doctor.evidence import Evidence
-from millrace.observe.doctor.finding import Finding
+from millrace.observe.doctor.finding import Finding, withdrawn
 from millrace.observe.doctor.hosts import host_behind
 from millrace.observe.doctor.importance import few_effective_tokens, silenced_tokens
 from millrace.observe.doctor.learning import diverging_optimizer, failing_rewards, no_signal
@@ -50,3 +50,10 @@ def diagnose(evidence: Evidence) -> list[Finding]:
     findings = [finding for rule in RULES if (finding := rule(evidence)) is not None]
     explained = {fault for finding in findings for fault in EXPLAINS.get(finding.fault, ())}
     return [finding for finding in findings if finding.fault not in explained]
+
+
+def gone(evidence: Evidence, findings: list[Finding]) -> list[str]:
+    """What the run told while it went on, and what `findings`, those of now, do not have any more."""
+    told = {fault: withdrawn(fault, version, version) for fault, version in evidence.told.items()}
+    now = {finding.fault for finding in findings}
+    return [words for fault, words in (evidence.gone | told).items() if fault not in now]

@@ -1,12 +1,13 @@
-"""The doctor while a run goes on: each fault is told once, as a `finding` event."""
+"""The doctor while a run goes on. A `finding` event tells of a fault, `withdrawn` that it holds no more."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from millrace.core.events import Event, Events
 from millrace.observe.doctor.evidence import Evidence
-from millrace.observe.doctor.finding import Finding
+from millrace.observe.doctor.finding import withdrawn
 from millrace.observe.doctor.rules import diagnose
 
 FIRST_STEPS = 20
@@ -16,7 +17,8 @@ LATER = 1.25
 
 
 class DoctorWatch:
-    """A sink. It looks after `FIRST_STEPS` steps of this process, then ever more rarely.
+    """A sink. `evidence` has what earlier sessions of the run told. It looks after `FIRST_STEPS` steps, then
+    ever more rarely, and at the end: what it told last is then what `millrace doctor` finds.
 
     What fails here ends the looks with a warning, and not the run.
     """
@@ -24,27 +26,35 @@ class DoctorWatch:
     def __init__(self, events: Events, evidence: Evidence) -> None:
         self._events, self._evidence = events, evidence
         self._due: int | None = FIRST_STEPS
-        self._told: set[str] = set()
+        self._looked = evidence.version
 
     def __call__(self, event: Event) -> None:
         if self._due is None:
             return
         try:
-            found = self._look(event, self._due)
+            said = self._look(event, self._due)
         except Exception as error:
             self._due = None
             reason = f"no more looks during this run: {type(error).__name__}: {error}"
             self._events.emit("warned", source="doctor", reason=reason)
             return
-        for finding in found:
-            if finding.fault not in self._told:
-                self._told.add(finding.fault)
-                self._events.emit("finding", **asdict(finding))
+        for kind, fields in said:
+            self._events.emit(kind, **fields)
 
-    def _look(self, event: Event, due: int) -> list[Finding]:
+    def _look(self, event: Event, due: int) -> list[tuple[str, dict[str, Any]]]:
+        """Kinds and fields of what there is to say."""
         self._evidence(event)
         steps = len(self._evidence.by_version)
-        if event.kind != "step" or steps < due:
+        if event.kind != "run_ended" and (event.kind != "step" or steps < due):
             return []
-        self._due = int(steps * LATER)
-        return diagnose(self._evidence)
+        self._due = max(FIRST_STEPS, int(steps * LATER))
+        found = {finding.fault: finding for finding in diagnose(self._evidence)}
+        told, last, self._looked = self._evidence.told, self._looked, self._evidence.version
+        return [
+            *(
+                ("withdrawn", {"fault": fault, "reason": withdrawn(fault, first, max(first, last))})
+                for fault, first in told.items()
+                if fault not in found
+            ),
+            *(("finding", asdict(finding)) for fault, finding in found.items() if fault not in told),
+        ]
