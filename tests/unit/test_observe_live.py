@@ -23,6 +23,7 @@ from millrace.observe.live import LiveView, plain_line, sample_line
 from millrace.observe.notify import told
 from millrace.observe.panel import render, sparkline
 from millrace.observe.status import Status
+from millrace.observe.summary import Summary
 
 
 def status_of(*events: Event) -> Status:
@@ -52,8 +53,8 @@ def text_of(status: Status) -> str:
 
 def test_rates_idling_and_time_left_come_from_the_recent_past() -> None:
     status = status_of(*RUN)
-    assert status.generated_tokens_per_s == pytest.approx(100.0)
-    assert status.trained_tokens_per_s == pytest.approx(25.0)
+    assert status.speeds.generated.per_s == pytest.approx(100.0)
+    assert status.speeds.trained.per_s == pytest.approx(40.0)
     assert status.trainer_idle_fraction == pytest.approx(0.25)
     assert status.remaining_s == pytest.approx(8.0)
 
@@ -69,7 +70,7 @@ def test_finished_trajectories_without_a_score_are_being_scored() -> None:
 
 def test_the_panel_shows_the_run_and_each_replica() -> None:
     text = text_of(status_of(*RUN))
-    for part in ("laminar", "step 2/4", "reward", "staleness 0.50 mean", "25 trained", "trainer idle 25%"):
+    for part in ("laminar", "step 2/4", "reward", "staleness 0.50 mean", "40 trained", "trainer idle 25%"):
         assert part in text
     row = next(line for line in text.splitlines() if "replica-0" in line)
     assert all(cell in row for cell in ("v1", "25%", "33%", "300"))
@@ -137,9 +138,37 @@ def test_on_a_terminal_the_view_draws_itself() -> None:
     assert "step 2/4" in output.getvalue()
 
 
+def test_panel_and_summary_have_the_same_speeds_start_up_left_out() -> None:
+    summary, slow = Summary(), [Event(e.kind, e.time_s + 60, e.wall_s + 60, e.fields) for e in RUN[1:]]
+    for item in (RUN[0], *slow):
+        summary(item)
+    status, result = status_of(RUN[0], *slow), summary.result()
+    assert result["trained_tokens_per_s"] == status.speeds.trained.per_s == pytest.approx(40.0)
+    assert result["generated_tokens_per_s"] == status.speeds.generated.per_s == pytest.approx(100.0)
+
+
+def test_a_dead_replica_that_counts_from_zero_again_loses_no_tokens() -> None:
+    again = (worker_died(6.0, "replica-0"), report(8.0, "replica-0", 60, 0.5, 0.0))
+    assert status_of(*RUN, *again).speeds.generated.per_s == pytest.approx(360 / 8.0)
+
+
+def test_the_range_beside_the_bars_is_that_of_the_bars() -> None:
+    rewards = [5.0] + [0.5 + version / 1000 for version in range(99)]
+    text = text_of(status_of(*RUN, *(step(2.0 + i, 1 + i, reward_mean=r) for i, r in enumerate(rewards))))
+    assert "0.598  (0.551 to 0.598)" in text
+
+
+def test_time_that_is_left_is_never_nothing_and_a_slow_step_counts() -> None:
+    quick = status_of(run_started(), step(2.0, 1), step(2.05, 2), step(2.1, 3))
+    assert "left 0:01" in plain_line(quick)
+    quick.wall_s += 30.0
+    assert quick.remaining_s == pytest.approx(30.1 / 3)
+    assert "left" not in plain_line(status_of(run_started(), step(2.0, 1), step(2.05, 2), run_ended(3.0)))
+
+
 def test_a_plain_line_has_dashes_for_what_is_not_known() -> None:
     line = plain_line(status_of(run_started(), step(2.0, 1)))
-    assert "tokens/s - trained" in line and "left -" in line
+    assert "tokens/s 100 trained, - generated" in line and "left -" in line
 
 
 def test_until_the_first_step_the_view_says_who_is_up_and_what_is_under_way() -> None:
@@ -172,7 +201,13 @@ def test_on_a_narrow_terminal_the_panel_says_everything(width: int) -> None:
     output = console.file
     assert isinstance(output, io.StringIO)
     text = output.getvalue()
-    facts = "elapsed", "(0.000 to 0.663)", "staleness", "100 trained, 100 generated", "restarts 1"
+    facts = (
+        "elapsed",
+        f"({(199 - min(48, max(4, width - 42)) + 1) / 300:.3f} to 0.663)",
+        "staleness",
+        "101 trained, 100 generated",
+        "restarts 1",
+    )
     for fact in (*facts, "replica ", "replica-0 ", "dead", "generated", "replica-0 died"):
         assert fact in text
     assert "…" not in text

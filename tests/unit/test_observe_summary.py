@@ -52,7 +52,7 @@ def test_what_of_the_algorithm_changes_nothing_is_told_as_the_last_session_has_i
     assert summary_of(*told)["inert"] == ["clip 1"]
 
 
-def test_rates_are_over_the_wall_time_of_the_run() -> None:
+def test_speeds_are_over_the_time_in_which_tokens_were_trained_or_generated() -> None:
     result = summary_of(
         run_started(5.0),
         worker_started(5.0, "replica-0"),
@@ -62,8 +62,8 @@ def test_rates_are_over_the_wall_time_of_the_run() -> None:
         run_ended(15.0),
     )
     assert (result["steps"], result["wall_s"], result["ok"]) == (2, 10.0, True)
-    assert result["trained_tokens_per_s"] == pytest.approx(20.0)
-    assert result["generated_tokens_per_s"] == pytest.approx(40.0)
+    assert result["trained_tokens_per_s"] == pytest.approx(200 / 4.0)  # the first step began at 6 s
+    assert result["generated_tokens_per_s"] == pytest.approx(100.0)  # the replica started at 5 s
     assert result["accounting"] == BALANCE
 
 
@@ -154,7 +154,7 @@ def test_a_resumed_run_counts_a_replayed_step_once() -> None:
     )
     assert (result["steps"], result["sessions"], result["restarts"]) == (3, 2, 0)
     assert result["wall_s"] == pytest.approx(4.0 + 6.0)
-    assert result["trained_tokens_per_s"] == pytest.approx(300 / 10.0)
+    assert result["trained_tokens_per_s"] == pytest.approx(300 / (3.0 + 1.0))
     assert result["trainer_idle_fraction"] == pytest.approx(0.5 / (3.0 + 2.0))
 
 
@@ -190,4 +190,4 @@ def test_a_summary_of_a_long_run_holds_a_few_numbers_of_every_step() -> None:
 def test_a_replayed_step_counts_once() -> None:
     steps = [step(1.0, 1), step(2.0, 2), step(3.0, 1, replayed=True), step(4.0, 3)]
     result = summary_of(run_started(0.0), *steps, run_ended(10.0))
-    assert (result["steps"], result["trained_tokens_per_s"]) == (3, pytest.approx(30.0))
+    assert (result["steps"], result["trained_tokens_per_s"]) == (3, pytest.approx(300 / 4.0))

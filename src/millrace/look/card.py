@@ -8,6 +8,7 @@ from millrace.core.errors import MillraceError
 from millrace.look import parts
 from millrace.look.runs import run_line
 from millrace.look.steps import Steps
+from millrace.observe.summary import ends_of
 from millrace.session.run_directory import RunDirectory
 
 POINTS, WIDTH, HEIGHT = 120, 360, 60
@@ -19,11 +20,13 @@ def card(run: RunDirectory) -> str:
         line, steps = run_line(run.path.name, run), Steps(run.metrics)
         steps.update()
         rewards = steps.curve("reward/mean", points=POINTS).y
+        first, last = ends_of(steps.column("reward/mean"))
     except (MillraceError, OSError) as error:
         return parts.notice(str(error))
     told = line.trouble or f"{line.state}, {line.version} of {line.steps} steps, schedule {line.schedule}"
     name, told, path = (parts.safe(text) for text in (line.name, told, str(run.path)))
-    reward = f"<div>reward {rewards[0]:.3g} to {rewards[-1]:.3g}</div>{spark(rewards)}" if rewards else ""
+    ends = f"reward, first and last tenth: {first:.3g} → {last:.3g}"
+    reward = f"<div>{ends}</div>{spark(rewards)}" if rewards else ""
     return f"<div><b>{name}</b> <div>{told}</div>{reward}<small><code>{path}</code></small></div>"
 
 

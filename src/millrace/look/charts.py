@@ -40,7 +40,7 @@ def _columns(**names: str) -> Callable[[Steps], Lines]:
 
 
 def _rates(steps: Steps) -> Lines:
-    return {"trained tokens/s": over(steps.column("tokens/trained"), _step_and_wait(steps))}
+    return {"trained tokens/s of a step": over(steps.column("tokens/trained"), _step_and_wait(steps))}
 
 
 def _waits(steps: Steps) -> Lines:

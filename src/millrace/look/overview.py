@@ -18,6 +18,7 @@ from millrace.look.steps import POINTS, Axis, Steps
 from millrace.look.story import TROUBLES_MAX, Story
 from millrace.observe.doctor.rules import diagnose, gone
 from millrace.observe.parts import SLICE_BYTES
+from millrace.observe.speeds import GENERATED, TRAINED
 from millrace.reading.reader import LedgerReader
 from millrace.session.examine import count_rewards
 from millrace.session.resume import flat
@@ -102,7 +103,7 @@ class Overview:
         """HTML by the id of its place."""
         told = [(f"{t.minute:.1f}", t.who, t.what) for t in reversed(self.story.troubles)]
         return {
-            "facts": parts.facts(self._facts()) + self._accounts() + self._evaluations(),
+            "facts": parts.facts(self._facts(), MEANINGS) + self._accounts() + self._evaluations(),
             "told": self._notice(),
             "findings": self._findings(),
             "troubles": parts.table(
@@ -138,6 +139,7 @@ class Overview:
             "schedule": self.config.schedule.kind,
             "reward, first and last tenth": None if last is None else f"{first:.2g} → {last:.2g}",
             "trained tokens/s": summary["trained_tokens_per_s"],
+            "generated tokens/s": summary["generated_tokens_per_s"],
             "mean staleness": summary["staleness"]["mean"],
             "fairness": summary["fairness"],
             "restarts": summary["restarts"],
@@ -171,6 +173,16 @@ class Overview:
             found[name] = {"decoding": replica["busy_s"], "idle": replica["idle_s"]}
         return found
 
+
+MEANINGS = {
+    "reward, first and last tenth": "Mean reward of the first tenth of the steps, and of the last tenth.",
+    "trained tokens/s": TRAINED,
+    "generated tokens/s": GENERATED,
+    "mean staleness": "Over all trained tokens, in versions.",
+    "fairness": "Of the last 32 batches. 1: random choices of groups; usual are 0.5 to 1.3.",
+    "restarts": "Of workers, since the first start of the run.",
+}
+"""Of the figures whose names do not say it."""
 
 LANES = (
     "Green is work, the darker the more of the time. Grey is a worker that starts. Magenta is weights that "

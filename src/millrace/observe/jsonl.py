@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -85,15 +85,16 @@ def read_events(path: Path, *kinds: str) -> Iterator[Event]:
                     yield event_of(line, f"{part}:{number}")
 
 
-def retell(path: Path, sink: Sink, conclude: Callable[[], object]) -> None:
-    """Send `sink` the events of an earlier `EventLog`, in order. `conclude` is called once at the end, so
+def retell(path: Path, sinks: Sequence[Sink], conclude: Callable[[], object]) -> None:
+    """Send `sinks` the events of an earlier `EventLog`, in order. `conclude` is called once at the end, so
     that a damaged event is an error now and not at the end of the run.
 
-    Raises DataError: a line cannot be read, or lacks what the sink needs of it.
+    Raises DataError: a line cannot be read, or lacks what a sink needs of it.
     """
     for number, event in enumerate(read_events(path), 1):
         with boundary(f"{path}:{number}", f"not a whole {event.kind!r} event", DataError):
-            sink(event)
+            for sink in sinks:
+                sink(event)
     with boundary(str(path), "its events do not make sense together", DataError):
         conclude()
 

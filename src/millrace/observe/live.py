@@ -100,7 +100,7 @@ def _progress(status: Status) -> list[str]:
         f"in flight {status.in_flight}",
         *failed,
         *phrases.memory(status),
-        f"left {phrases.duration(status.remaining_s)}",
+        *([f"left {phrases.duration(status.remaining_s)}"] if status.ended is None else []),
     ]
 
 

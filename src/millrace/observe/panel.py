@@ -77,9 +77,9 @@ def _reward(status: Status, width: int) -> RenderableType:
         return Text(
             "no step" if ended else phrases.starting(status), style="dim", overflow="ellipsis", no_wrap=True
         )
-    last = f"{rewards[-1]:.3f}  ({min(rewards):.3f} to {max(rewards):.3f})"
-    bars = sparkline(rewards, min(_SPARK_WIDTH, max(4, width - _REWARD_WIDTH)))
-    return Text.assemble(("reward  ", "bold"), (bars, "green"), "  ", last)
+    shown = rewards[-min(_SPARK_WIDTH, max(4, width - _REWARD_WIDTH)) :]
+    last = f"{rewards[-1]:.3f}  ({min(shown):.3f} to {max(shown):.3f})"
+    return Text.assemble(("reward  ", "bold"), (sparkline(shown), "green"), "  ", last)
 
 
 def _numbers(status: Status, width: int) -> RenderableType:

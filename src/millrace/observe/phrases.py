@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from millrace.observe.status import Status
 
@@ -10,7 +11,7 @@ _GIB = 2**30
 
 
 def speeds(status: Status) -> str:
-    trained, generated = number(status.trained_tokens_per_s), number(status.generated_tokens_per_s)
+    trained, generated = number(status.speeds.trained.per_s), number(status.speeds.generated.per_s)
     return f"tokens/s {trained} trained, {generated} generated"
 
 
@@ -81,7 +82,7 @@ def percent(value: float | None) -> str:
 def duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
-    minutes, seconds = divmod(int(seconds), 60)
+    minutes, seconds = divmod(ceil(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 

@@ -7,15 +7,15 @@ from typing import Any
 
 from millrace.core.events import Event
 from millrace.observe.replicas import ReplicaTotals
+from millrace.observe.speeds import Speeds
 
-_WINDOW_S = 30.0  # of wall time, for rates
 _STALLED, _STARTING = "stalled", "still starting"
 _INTERRUPTED = "interrupted"
 _WINDOW_STEPS = 20  # for idling and the time left
 
 
 class Status:
-    """A sink. Rates and fractions look at the recent past; they are None until there is one."""
+    """A sink. Idling and the time left look at the recent past. What is not known yet is None."""
 
     def __init__(self) -> None:
         self.schedule = ""
@@ -39,16 +39,16 @@ class Status:
         self.ready: dict[str, None] = {}  # workers that are up, in the order in which they came
         self.computes: dict[str, str] = {}  # by worker
         self.replicas = ReplicaTotals()
+        self.speeds = Speeds()
+        self.stepped = False  # whether a step was made, or made again, since the start
         self._unscored: set[int] = set()  # finished trajectories
         self._group_size = 0
-        self._trained: deque[tuple[float, int]] = deque()  # (wall, tokens so far)
-        self._generated: deque[tuple[float, int]] = deque()
-        self._trained_total = 0
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW_STEPS)  # wall, wait, step
 
     def __call__(self, event: Event) -> None:
         self.wall_s = event.wall_s
         self.replicas(event)
+        self.speeds(event)
         fields = event.fields
         self._watch(event.kind, fields)
         match event.kind:
@@ -60,8 +60,6 @@ class Status:
                 self.in_flight += len(fields["group_ids"]) * self._group_size
             case "step":
                 self._step(event, fields)
-            case "report":
-                _remember(self._generated, event.wall_s, self.replicas.generated_tokens)
             case "computes":
                 self.computes[fields["name"]] = fields["computes"]
             case "starting":
@@ -114,26 +112,12 @@ class Status:
         if not fields["replayed"]:
             self.rewards.append(fields["reward_mean"])
             self._steps.append((event.wall_s, fields["wait_s"], fields["step_s"]))
-        self._trained_total += fields["trained_tokens"]
-        _remember(self._trained, event.wall_s, self._trained_total)
-
-    @property
-    def stepped(self) -> bool:
-        """Whether a step was made, or made again, since the start."""
-        return self._trained_total > 0
+        self.stepped = True
 
     @property
     def scoring(self) -> int:
         """Finished trajectories whose reward is not known yet."""
         return len(self._unscored)
-
-    @property
-    def trained_tokens_per_s(self) -> float | None:
-        return _rate(self._trained)
-
-    @property
-    def generated_tokens_per_s(self) -> float | None:
-        return _rate(self._generated)
 
     @property
     def trainer_idle_fraction(self) -> float | None:
@@ -145,23 +129,12 @@ class Status:
 
     @property
     def remaining_s(self) -> float | None:
-        """Time left if steps take as long as the last ones."""
+        """Time left if steps take as long as the last ones, with the one under way as if it ended now."""
         if len(self._steps) < 2:
             return None
-        pace_s = (self._steps[-1][0] - self._steps[0][0]) / (len(self._steps) - 1)
+        first_s, last_s, num = self._steps[0][0], self._steps[-1][0], len(self._steps)
+        pace_s = max((last_s - first_s) / (num - 1), (self.wall_s - first_s) / num)
         return pace_s * max(0, self.steps_total - self.version)
-
-
-def _remember(samples: deque[tuple[float, int]], wall_s: float, total: int) -> None:
-    samples.append((wall_s, total))
-    while wall_s - samples[0][0] > _WINDOW_S and len(samples) > 2:
-        samples.popleft()
-
-
-def _rate(samples: deque[tuple[float, int]]) -> float | None:
-    if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
-        return None
-    return (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0])
 
 
 def _trouble(kind: str, fields: dict[str, Any]) -> str:

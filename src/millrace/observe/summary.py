@@ -10,12 +10,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
 from millrace.core.events import Event
 from millrace.observe.replicas import ReplicaTotals
+from millrace.observe.speeds import Speeds
 
 _ACCOUNTS = ("admitted", "trained", "rejected", "stale", "abandoned", "failed", "in_flight")
 
@@ -39,9 +41,9 @@ class Summary:
     """A sink. `result()` may be asked at any time."""
 
     replicas: ReplicaTotals = field(default_factory=ReplicaTotals)
+    speeds: Speeds = field(default_factory=Speeds)
     _versions: array[int] = field(default_factory=lambda: array("q"))  # of the steps, ascending
     _rewards: array[float] = field(default_factory=_numbers)  # their mean rewards
-    _trained_tokens: int = 0
     _staleness: Counter[int] = field(default_factory=Counter)  # of trained tokens
     _window: dict[str, Any] = field(default_factory=dict)
     _sessions: list[_Session] = field(default_factory=list)
@@ -61,6 +63,7 @@ class Summary:
         if self._sessions and event.kind != "run_started":
             self._sessions[-1].ended_s = event.time_s
         self.replicas(event)
+        self.speeds(event)
         self._counts[event.kind] += 1
         handler = getattr(self, f"_on_{event.kind}", None)
         if handler is not None:
@@ -93,7 +96,6 @@ class Summary:
             return
         self._versions.insert(at, fields["version"])
         self._rewards.insert(at, fields["reward_mean"])
-        self._trained_tokens += fields["trained_tokens"]
         self._staleness.update({int(s): n for s, n in fields["staleness_histogram"].items()})
 
     def _time_step(self, session: _Session, event: Event, fields: dict[str, Any]) -> None:
@@ -131,10 +133,10 @@ class Summary:
     # ------------------------------------------------------------ result
 
     def result(self) -> dict[str, Any]:
-        """Rates are per second of the run from `run_started` on; fractions are of 1. What never
-        happened is None. Key by key in `docs/observability.md`."""
+        """Rates are those of `observe.speeds`; fractions are of 1. What never happened is None.
+        Key by key in `docs/observability.md`."""
         wall_s = sum(session.ended_s - session.started_s for session in self._sessions)
-        first, last = self._ends_of_rewards()
+        first, last = ends_of(self._rewards)
         return {
             "ok": self._ended.get("ok"),
             "reason": self._ended.get("reason"),
@@ -144,8 +146,8 @@ class Summary:
             "wall_s": wall_s,
             "reward_first": first,
             "reward_last": last,
-            "trained_tokens_per_s": _rate(self._trained_tokens, wall_s),
-            "generated_tokens_per_s": _rate(self.replicas.generated_tokens, wall_s),
+            "trained_tokens_per_s": self.speeds.trained.per_s,
+            "generated_tokens_per_s": self.speeds.generated.per_s,
             "staleness": self._staleness_of_tokens(),
             "fairness": self._window.get("fairness"),
             "next": self._window.get("next"),
@@ -170,11 +172,6 @@ class Summary:
             "replicas": self.replicas.details(),
         }
 
-    def _ends_of_rewards(self) -> tuple[float | None, float | None]:
-        rewards = self._rewards
-        tenth = max(1, len(rewards) // 10)
-        return (fmean(rewards[:tenth]), fmean(rewards[-tenth:])) if rewards else (None, None)
-
     def _staleness_of_tokens(self) -> dict[str, float | None]:
         """Over trained tokens. p99: the smallest staleness that at least 99 % of them do not exceed."""
         tokens = self._staleness
@@ -197,8 +194,10 @@ class Summary:
         return sum(s.waited_s for s in sessions) / span_s if span_s > 0 else None
 
 
-def _rate(count: int, wall_s: float) -> float | None:
-    return count / wall_s if wall_s > 0 else None
+def ends_of(rewards: Sequence[float]) -> tuple[float | None, float | None]:
+    """Their means over the first and over the last tenth of the steps."""
+    tenth = max(1, len(rewards) // 10)
+    return (fmean(rewards[:tenth]), fmean(rewards[-tenth:])) if rewards else (None, None)
 
 
 def _median_and_max(values: array[float]) -> dict[str, float | None]:

@@ -92,6 +92,7 @@ async def train(
     Raises: the run's first fatal error. In every case the ledger is flushed and `summary.json` written.
     """
     events, summary, evidence = Events(clock.now, clock.wall), Summary(), evidence_of(config)
+    view = LiveView(console)
     with ExitStack() as stack:
         stack.callback(os.umask, os.umask(0o077))  # whatever this run writes is its owner's alone
         content = content_digests(config)
@@ -107,12 +108,12 @@ async def train(
         config, standing = with_standing(config, run)
         run.write_config(config)
         if parts(run.events):
-            retell(run.events, lambda event: (summary(event), evidence(event)), summary.result)
+            retell(run.events, (summary, evidence, view.status.speeds), summary.result)
             with LedgerReader(run.ledger) as reader:
                 count_rewards(evidence, reader)
         stack.enter_context(open_sinks(events, config.observe, run.path, recorded(config)))
         stack.push(lambda _, error, __: _write_summary(run, summary, error))
-        every: list[Sink] = [summary, stack.enter_context(LiveView(console)), *sinks]
+        every: list[Sink] = [summary, stack.enter_context(view), *sinks]
         # These emit events of their own, after all others have seen the event that they answer.
         every += [MemoryTeller(events), DoctorWatch(events, evidence)]
         every.append(LostReaders(events, [console, *sinks]))

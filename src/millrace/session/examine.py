@@ -27,7 +27,7 @@ def examine(run: RunDirectory) -> dict[str, Any]:
     if not parts(run.events):
         raise DataError(f"{run.path} has no events.jsonl: the doctor reads the events that a run wrote")
     evidence = evidence_of(config)
-    retell(run.events, evidence, partial(diagnose, evidence))
+    retell(run.events, (evidence,), partial(diagnose, evidence))
     with LedgerReader(run.ledger) as reader:
         count_rewards(evidence, reader)
         committed = reader.overview().version
