@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group
@@ -18,12 +18,9 @@ from millrace.session import run_directory
 from millrace.session.resume import ABSENT
 
 POINTS = 60
-NAME_MAX, CELL_MAX = 40, 34
-"""Characters of one line: of a run's name beside the curve, and of a cell."""
+NAME_MAX, HEADING_MAX, CELL_MIN = 40, 36, 12
+"""Characters of one line: of a run's name beside the curve, of what a row is, and of a run's column."""
 BLOCKS = "▁▂▃▄▅▆▇█"
-
-Column = tuple[str, list[str]]
-"""Heading and cells."""
 
 
 def command(
@@ -55,8 +52,9 @@ def _rendered(told: dict[str, Any], width: int) -> Group:
     differ = {change["key"]: change["old"] for changes in told["differences"].values() for change in changes}
     own = [{change["key"]: change["new"] for change in told["differences"].get(n, ())} for n in told["runs"]]
     configuration = {key: [run.get(key, first) for run in own] for key, first in differ.items()}
-    tail = _side_by_side(configuration, width) if differ else [Text("\nTheir configurations are equal.")]
-    return Group(_curves(told["reward"]), *_side_by_side(told["figures"], width), *tail)
+    values = told["figures"] | {"": [""] * len(own)} | configuration
+    tail = [] if differ else [Text("Their configurations are equal.")]
+    return Group(_curves(told["reward"]), *_side_by_side(values, len(own), width), *tail)
 
 
 def _curves(rewards: dict[str, list[float]]) -> Table:
@@ -74,42 +72,20 @@ def _curves(rewards: dict[str, list[float]]) -> Table:
     return table
 
 
-def _side_by_side(values: dict[str, list[Any]], width: int) -> Iterator[Table]:
-    """A row for each name and a column for each run. Where there is no room for so many columns, a row for
-    each run, in as many tables as the names need."""
-    named: list[Column] = [(name, list(map(_plain, row))) for name, row in values.items()]
-    numbers = [str(number) for number in range(1, len(named[0][1]) + 1)]
-    turned = zip(numbers, map(list, zip(*(cells for _, cells in named), strict=True)), strict=True)
-    beside: list[Column] = [("", [name for name, _ in named]), *turned]
-    if sum(map(_width, beside)) <= width:
-        yield _table(beside)
-        return
-    block: list[Column] = [("run", numbers)]
-    for column in named:
-        if len(block) > 1 and sum(map(_width, [*block, column])) > width:
-            yield _table(block)
-            del block[1:]
-        block.append(column)
-    yield _table(block)
-
-
-def _width(column: Column) -> int:
-    """With the gap after it. A heading breaks between words, a long value anywhere."""
-    head, cells = column
-    longest = max(map(len, [*head.split(), *cells]))
-    return min(CELL_MAX, longest) + 2
-
-
-def _table(columns: Sequence[Column]) -> Table:
-    table = Table(box=None, pad_edge=False, title=" ")
-    for index, column in enumerate(columns):
-        side: Literal["left", "right"] = "right" if index else "left"
-        table.add_column(
-            column[0], justify=side, vertical="bottom", overflow="fold", width=_width(column) - 2
-        )
-    for row in zip(*(cells for _, cells in columns), strict=True):
-        table.add_row(*map(Text, row))
-    return table
+def _side_by_side(values: dict[str, list[Any]], num_runs: int, width: int) -> Iterator[Table]:
+    """A row for each name and a column for each run. Where there is no room for all runs, a table for as many
+    as there is room for, then one for the next ones."""
+    beside = min(HEADING_MAX, max(map(len, values))) + 2
+    at_once = min(num_runs, max(1, (width - beside) // (CELL_MIN + 2)))
+    for first in range(0, num_runs, at_once):
+        table = Table(box=None, pad_edge=False, title=" ")
+        table.add_column("", max_width=HEADING_MAX, overflow="fold")
+        runs = range(first, min(first + at_once, num_runs))
+        for run in runs:
+            table.add_column(str(run + 1), justify="right", overflow="fold")
+        for name, row in values.items():
+            table.add_row(name, *(Text(_plain(row[run])) for run in runs))
+        yield table
 
 
 def _plain(value: Any) -> str:

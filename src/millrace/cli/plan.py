@@ -9,17 +9,16 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from millrace.api.planned import as_json, base_tree, beyond, choice, configuration, devices, schedule
+from millrace.api.planned import as_json, base_tree, beyond, choice, configuration, devices
 from millrace.cli.options import AsJson, Overrides
 from millrace.config.load import load_as
 from millrace.observe.terminal import Terminal
-from millrace.sim.costs.generation import Generation
 from millrace.sim.plan.config import PlanConfig
 from millrace.sim.plan.ranking import Plan, Theory, plan
 from millrace.sim.plan.search import Simulated
 from millrace.sim.report.timeline import timeline_lines
 
-console = Terminal(soft_wrap=True, width=180)
+console = Terminal(soft_wrap=True)
 
 
 def command(
@@ -63,6 +62,8 @@ def _show(answer: Plan, text: str, out: Path | None) -> None:
     console.print(_theory_table(answer.theory))
     console.print("\nSimulated, fastest first", style="bold")
     console.print(_ranking(answer.ranking))
+    for number, one in enumerate(answer.ranking, 1):
+        console.print(f"{number}  {choice(one)}")
     console.print("\nPredicted timeline of the first (replicas: share of time spent decoding)", style="bold")
     for who, bar in timeline_lines(answer.best.timeline):
         console.print(f"{who:12} {bar}")
@@ -97,18 +98,12 @@ def _theory_table(rows: list[Theory]) -> Table:
 
 def _ranking(ranking: list[Simulated]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("train / mp", "generate", "slots", "prompts", "schedule"):
-        table.add_column(name, no_wrap=True)
-    for name in ("tokens/s", "step", "predicted", "trainer waits", "replicas busy", "staleness", "fair"):
+    for name in ("", "tokens/s", "step", "predicted", "trainer waits", "replicas busy", "staleness", "fair"):
         table.add_column(name, justify="right")
-    for one in ranking:
+    for number, one in enumerate(ranking, 1):
         result, layout = one.result, one.candidate.layout
         table.add_row(
-            f"{layout.training.devices} {layout.training.device.name} / {layout.training.model_parallel}",
-            f"{layout.replicas} x {_replica(layout.generation)}",
-            str(layout.slots),
-            str(one.candidate.prompts),
-            schedule(one) + (f", {one.candidate.transport}" if one.candidate.transport != "relay" else ""),
+            str(number),
             f"{one.tokens_per_s:,.0f}",
             f"{result.step_s:.1f} s",
             f"{layout.step_s:.1f} s",
@@ -118,7 +113,3 @@ def _ranking(ranking: list[Simulated]) -> Table:
             "-" if result.fairness is None else f"{result.fairness:.1f}",
         )
     return table
-
-
-def _replica(generation: Generation) -> str:
-    return f"{generation.tensor_parallel} {generation.device.name} {generation.dtype}"

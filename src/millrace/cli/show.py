@@ -146,11 +146,26 @@ def _run(view: dict[str, Any]) -> Group:
         *_hosts(view["hosts"]),
         _named("Trajectories", view["accounting"]),
         *([_table("Ended otherwise", ["state", "reason", "trajectories"], ends)] if ends else []),
-        *([_records("Evaluations", view["evaluations"])] if view["evaluations"] else []),
+        *([_evaluations(view["evaluations"])] if view["evaluations"] else []),
         _records("Replicas, over the last steps", view["replicas"]),
         *([_records("Who joined and left", view["fleet"])] if view["fleet"] else []),
         _records("Last steps", view["last_steps"]),
     )
+
+
+def _evaluations(records: list[dict[str, Any]]) -> Group:
+    """Why one was skipped is on a line of its own."""
+    told, skipped = [], []
+    for one in records:
+        if one["skipped"]:
+            skipped.append(Text(f"{one['name']}, version {one['version']}, was skipped: {one['skipped']}"))
+            continue
+        low, high = one["greedy_low"], one["greedy_high"]
+        interval = "" if low is None else f"{low:.3f} to {high:.3f}"
+        line = {"evaluation": one["name"], "version": one["version"], "greedy": one["greedy"]}
+        line |= {"95 % interval": interval, "pass": one["pass"], "majority": one["majority"]}
+        told.append(line | {"reward": one["reward"], "": one["best"] or " "})
+    return Group(_records("Evaluations", told), *skipped)
 
 
 def _hosts(hosts: dict[str, dict[str, Any]]) -> list[Group]:

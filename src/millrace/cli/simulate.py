@@ -130,10 +130,11 @@ def _as_dict(comparison: Comparison) -> dict[str, Any]:
 
 
 def _table(rows: list[tuple[str, ...]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for index, heading in enumerate(rows[0]):
-        widest = max(map(len, heading.split()))
-        table.add_column(heading, justify="right" if index else "left", no_wrap=not index, min_width=widest)
+    """Headings break between words, cells nowhere: 80 columns hold it."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for index, (heading, *cells) in enumerate(zip(*rows, strict=True)):
+        widest = max(map(len, [*heading.split(), *cells]))
+        table.add_column(heading, justify="right" if index else "left", width=widest)
     for row in rows[1:]:
         table.add_row(*row)
     return table

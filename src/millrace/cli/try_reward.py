@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -14,9 +16,8 @@ from millrace.config.load import load
 from millrace.evaluation.trials import judge, run_trials
 from millrace.observe.terminal import Terminal
 
-TEXT_SHOWN, PROMPT_SHOWN = 32, 1000
-WIDTHS = {"row": 18, "": 24, "value": 16}
-"""Columns of a terminal of 80, with what the others need."""
+TEXT_SHOWN, PROMPT_SHOWN, ROW_SHOWN = 16, 1000, 22
+"""Characters of a completion, of a prompt, and of a row's name: the table fits into 80 columns."""
 
 
 def command(
@@ -45,6 +46,8 @@ def _print(results: list[dict[str, Any]], warnings: list[str]) -> None:
         console.print(f"  | {line}", markup=False)
     console.print()
     console.print(_table(results))
+    for line in _reasons(results):
+        console.print(line)
     for warning in warnings:
         console.print(f"Warning: {warning}.", style="yellow")
 
@@ -52,19 +55,22 @@ def _print(results: list[dict[str, Any]], warnings: list[str]) -> None:
 def _table(results: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("row", "completion", "", "outcome", "value", "seconds"):
-        table.add_column(name, overflow="fold", max_width=WIDTHS.get(name))
+        table.add_column(name, overflow="fold")
     for r in results:
-        shown = (
-            r["completion"] if len(r["completion"]) <= TEXT_SHOWN else r["completion"][:TEXT_SHOWN] + "..."
-        )
+        text = r["completion"]
+        shown = repr(text if len(text) <= TEXT_SHOWN else text[:TEXT_SHOWN] + "...")
         value = "" if r["value"] is None else f"{r['value']:g}"
-        detail = value or r["reason"]
-        cells = (_short(r["row"]), r["kind"], repr(shown), r["outcome"], detail, f"{r['seconds']:.3f}")
-        table.add_row(*(Text(str(cell)) for cell in cells))
+        cells = (_short(r["row"]), r["kind"], shown, r["outcome"], value, f"{r['seconds']:.3f}")
+        table.add_row(*map(Text, cells))
     return table
+
+
+def _reasons(results: list[dict[str, Any]]) -> Iterator[str]:
+    """Each once, with how often."""
+    for reason, num in Counter(r["reason"] for r in results if r["reason"]).most_common():
+        yield f"{num} of {len(results)} calls: {reason}"
 
 
 def _short(row_id: str) -> str:
     """Its end, which tells rows apart."""
-    limit = WIDTHS["row"]
-    return row_id if len(row_id) <= limit else "..." + row_id[3 - limit :]
+    return row_id if len(row_id) <= ROW_SHOWN else "..." + row_id[3 - ROW_SHOWN :]

@@ -81,10 +81,14 @@ def curves(
     """Any number of lines over one axis. `digits` is bokeh's format of the values."""
     plot = _plot(name, x_label, y_axis_type="log" if log else "linear")
     source = ColumnDataSource(data, name=name)
-    plot.multi_line("xs", "ys", source=source, line_color="color", line_dash="dash", **LINE)
+    lines = plot.multi_line("xs", "ys", source=source, line_color="color", line_dash="dash", **LINE)
     points = ColumnDataSource(points_data(data), name=f"{name} points")
     plot.scatter("x", "y", source=points, color="color", size=6)
-    plot.add_tools(HoverTool(tooltips=[("", "@label"), (x_label, "$x{0,0.[0]}"), ("", "$y{0,0.[0000]}")]))
+    told = [("curve", "@label"), (x_label, "$snap_x{0,0.[00]}"), ("value", "$snap_y{%.4g}")]
+    formatters = {"$snap_y": "printf"}
+    plot.add_tools(
+        HoverTool(tooltips=told, formatters=formatters, renderers=[lines], line_policy="nearest"),
+    )
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
     if not log:
         plot.yaxis.formatter = NumeralTickFormatter(format=digits)
@@ -113,7 +117,7 @@ def lanes(name: str, data: Data, rows: list[str], end: float | None = None) -> f
     source = ColumnDataSource(data, name=name)
     look: dict[str, Any] = {"height": "height", "fill_color": "color", "fill_alpha": "alpha"}
     plot.hbar("row", left="left", right="right", source=source, line_color=None, **look)
-    told = [("", "@label"), ("from", "@left{0,0.000} min"), ("to", "@right{0,0.000} min")]
+    told = [("what", "@label"), ("from", "@left{0,0.000} min"), ("to", "@right{0,0.000} min")]
     plot.add_tools(HoverTool(tooltips=told))
     return plot
 
@@ -149,7 +153,7 @@ def shares(name: str, data: Data) -> figure:
     )
     source = ColumnDataSource(data, name=name)
     plot.hbar("row", left="left", right="right", height=0.6, color="color", source=source)
-    plot.add_tools(HoverTool(tooltips=[("@row", "@label")]))
+    plot.add_tools(HoverTool(tooltips=[("role", "@row"), ("share", "@label")]))
     plot.x_range = Range1d(start=0, end=1)
     plot.xaxis.formatter = NumeralTickFormatter(format="0%")
     return plot
@@ -185,8 +189,7 @@ def _plot(name: str, x_label: str, *, height: int = HEIGHT, **named: Any) -> fig
         x_axis_label=x_label,
         tools="xpan,xwheel_zoom,reset",
         active_scroll=None,
-        toolbar_location="right",
-        toolbar_inner=True,
+        toolbar_location="below",  # beside the newest points, not over them
         background_fill_color=None,
         border_fill_color=None,
         outline_line_color=None,

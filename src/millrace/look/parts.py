@@ -51,12 +51,12 @@ def run_link(base: str, name: str) -> Raw:
     return link(f"{base}run/{quote(name)}", name)
 
 
-def facts(values: Mapping[str, Any], meanings: Mapping[str, str]) -> str:
+def facts(values: Mapping[str, Any], meanings: Mapping[str, str] | None = None) -> str:
     """Figures with their names below them, and under all of them what the names mean."""
     cells = (f"<div><b>{_cell(value)}</b><span>{safe(name)}</span></div>" for name, value in values.items())
-    told = "".join(f"<dt>{safe(name)}</dt><dd>{safe(text)}</dd>" for name, text in meanings.items())
+    told = "".join(f"<dt>{safe(name)}</dt><dd>{safe(text)}</dd>" for name, text in (meanings or {}).items())
     legend = f'<details class="quiet"><summary>What the figures mean</summary><dl>{told}</dl></details>'
-    return f'<div class="facts">{"".join(cells)}</div>{legend}'
+    return f'<div class="facts">{"".join(cells)}</div>{legend if told else ""}'
 
 
 def quoted(text: str) -> str:
