@@ -177,3 +177,29 @@ def test_runs_are_compared_from_the_list(ui: str, browser: Any) -> None:
 def brightness(color: str) -> int:
     """Of `rgb(1, 2, 3)`."""
     return sum(int(part) for part in color.strip("rgba()").split(",")[:3])
+
+
+POINT = """() => {
+  const view = [...Bokeh.index].flatMap((root) => [root, ...(root.child_views ?? [])])
+    .find((one) => one.model.name === "plot reward");
+  const source = view.model.document.get_model_by_name("reward"), frame = view.frame_view ?? view.frame;
+  const box = view.el.getBoundingClientRect(), last = source.data.xs[0].length - 1;
+  const at = (name) => source.data[name + "s"][0][last];
+  return {x: box.x + frame.bbox.x + frame.x_scale.compute(at("x")) - frame.bbox.x,
+          y: box.y + frame.y_scale.compute(at("y")), step: at("x"), value: at("y")};
+}"""
+
+
+def test_hovering_names_the_curve_and_a_measured_point_and_hides_none(ui: str, browser: Any) -> None:
+    with opened(browser, f"{ui}run/b") as page:
+        page.set_viewport_size({"width": 1280, "height": 900})
+        page.query_selector(".chart").scroll_into_view_if_needed()
+        point = page.evaluate(POINT)
+        page.mouse.move(point["x"] - 3, point["y"] + 2)
+        tooltip = page.locator(".bk-tooltip-row-value >> visible=true")
+        tooltip.first.wait_for()
+        labels = page.locator(".bk-tooltip-row-label").all_inner_texts()
+        assert [label.strip(" :") for label in labels] == ["curve", "step", "value"]
+        assert tooltip.all_inner_texts() == ["training", "40", f"{point['value']:.4g}"]
+        newest = page.locator(".bk-ToolbarPanel").first.bounding_box()
+        assert newest is None or newest["y"] > point["y"]
