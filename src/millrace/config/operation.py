@@ -39,7 +39,8 @@ class Supervision(Section):
     that sends no report for this time. A worker that hears nothing from the controller for three times this
     time stops itself."""
     restarts: CountOrZero = 5
-    """Most restarts of one worker within `restart_window_s`. At the next death the run stops."""
+    """Most restarts of one worker within `restart_window_s`. At the next death the worker is given up
+    where others do its work, and otherwise the run stops."""
     restart_window_s: Seconds = 300.0
     """Window in which restarts are counted."""
     backoff_s: float = Field(default=0.1, ge=0, le=10)

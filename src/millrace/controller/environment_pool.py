@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
 
+from millrace.controller.fault import is_workers
 from millrace.controller.prompts import PromptStream
 from millrace.controller.pulse import Waits
 from millrace.controller.supervisor import PlannedRestart
 from millrace.core import clock
-from millrace.core.errors import OutOfMemory, RewardError, WorkerDied, WorkerError
+from millrace.core.errors import MillraceError, OutOfMemory, RewardError, WorkerDied
 from millrace.core.protocols import Handle
 from millrace.core.pulse import Pulse
 from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
@@ -124,6 +125,13 @@ class EnvironmentPool:
                     before_s, began_s = began_s, clock.now()
                     self._took(began_s - before_s)
                     self._finish(trajectory_id, score)
+        except MillraceError as error:
+            if not is_workers(error):
+                raise
+            self._blame(waiting, error)
+            if not isinstance(error, WorkerDied | OutOfMemory):
+                raise
+            raise PlannedRestart(f"{handle.name}: lost while scoring: {error}") from error
         except TimeoutError:
             self._finish(
                 waiting.popleft().trajectory_id,
@@ -131,9 +139,6 @@ class EnvironmentPool:
             )
             handle.kill()
             raise PlannedRestart(f"{handle.name}: a reward took longer than {self._timeout_s:g} s") from None
-        except (WorkerDied, OutOfMemory) as death:
-            self._blame(waiting, death)
-            raise PlannedRestart(f"{handle.name}: lost while scoring: {death}") from death
         finally:
             self._scoring.discard(handle.name)
             self._requests.extendleft(reversed(waiting))
@@ -142,7 +147,7 @@ class EnvironmentPool:
     def _took(self, score_s: float) -> None:
         self.score_s = self.score_s + NEWEST * (score_s - self.score_s) if self.score_s else score_s
 
-    def _blame(self, waiting: deque[ScoreRequest], death: WorkerError) -> None:
+    def _blame(self, waiting: deque[ScoreRequest], death: MillraceError) -> None:
         """The request under way may have killed the worker. One death may have another cause; after two the
         request fails."""
         suspect = waiting[0].trajectory_id

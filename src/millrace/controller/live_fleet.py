@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
 from millrace.controller.context import RunContext
+from millrace.controller.fault import may_go
 from millrace.controller.fleet import Fleet
 from millrace.controller.live_relays import LiveRelays
 from millrace.controller.orders import Mailbox
@@ -124,8 +125,8 @@ class LiveFleet:
         try:
             async with asyncio.timeout(0 if record.leaving else None) as self._limits[name]:
                 await self._supervisor.keep(spec, session.run, leaves=lambda: bool(record.leaving))
-        except (TimeoutError, WorkerError) as error:
-            if not record.leaving:
+        except (TimeoutError, MillraceError) as error:
+            if not (record.leaving and isinstance(error, TimeoutError | WorkerError)):
                 self._forgo(name, error)
         self._gone(name)
         if self._lacks:
@@ -134,13 +135,16 @@ class LiveFleet:
         del self._tasks[name]
 
     def _forgo(self, name: str, error: Exception) -> None:
-        """It cannot be. Raises: `error`, where the run cannot do without."""
+        """It cannot be, or not go on. Raises: `error`, where the run cannot do without."""
         if isinstance(error.__cause__, HostLost):
             return self._part(name, LOST)
-        if name in self._first or self._run.waits.fruitful(name):
+        staying, fruitful = self._run.state.replicas.staying, self._run.waits.fruitful
+        others = any(fruitful(record.name) for record in staying if record.name != name)
+        if not may_go(error, first=name in self._first, worked=fruitful(name), others=others):
             raise error
-        self._settle_for(self.wanted - 1, f"{name} could not join: {error}")
-        self._part(name, "it could not join")
+        what = "could not go on" if fruitful(name) else "could not join"
+        self._settle_for(self.wanted - 1, f"{name} {what}: {error}")
+        self._part(name, f"it {what}")
 
     def _give_up(self, host: str, reason: str, lost: bool) -> None:
         """No relay can be on `host`. Others take the places of its replicas if its node is lost. A host that

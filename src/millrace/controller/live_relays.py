@@ -12,17 +12,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from millrace.controller.context import RunContext
+from millrace.controller.fault import may_go
 from millrace.controller.fleet import Fleet
 from millrace.controller.relay_session import TICK_S, RelaySession
 from millrace.controller.supervisor import Supervisor, WorkerSpec
-from millrace.core.errors import (
-    DeadlineExceeded,
-    DigestMismatchError,
-    HostLost,
-    WeightsError,
-    WorkerError,
-    alone,
-)
+from millrace.core.errors import HostLost, MillraceError
 
 GaveUp = Callable[[str, str, bool], None]
 """Of a host, why, and whether its node is lost: no relay can be there, and its replicas are to leave."""
@@ -76,10 +70,9 @@ class LiveRelays:
         while self._needed(host):
             try:
                 await self._supervisor.keep(spec, session.run, leaves=lambda: not self._needed(host))
-            except* (WorkerError, WeightsError, DeadlineExceeded) as failure:
-                error = alone(failure)
+            except MillraceError as error:
                 lost = isinstance(error.__cause__, HostLost)
-                if self._stays(host) or not (lost or self._may_be_forgone(spec, error)):
+                if self._stays(host) or not (lost or self._may_go(spec, error)):
                     raise
                 self._gave_up(host, f"{spec.name} cannot be there: {error}", lost)
                 await self._deserted(host)
@@ -96,10 +89,11 @@ class LiveRelays:
         evaluates = evaluator is not None and evaluator.place.host == host
         return evaluates or self._run.state.relays[host].head
 
-    def _may_be_forgone(self, spec: WorkerSpec, error: BaseException) -> bool:
-        """It came later and has never held a version, and no weights were wrong."""
-        new = spec.name not in self._first and not self._run.waits.fruitful(spec.name)
-        return new and not isinstance(error, DigestMismatchError | BaseExceptionGroup)
+    def _may_go(self, spec: WorkerSpec, error: BaseException) -> bool:
+        """With the replicas of its host: others have worked elsewhere."""
+        fruitful, staying = self._run.waits.fruitful, self._run.state.replicas.staying
+        others = any(fruitful(record.name) for record in staying if record.host != spec.place.host)
+        return may_go(error, first=spec.name in self._first, worked=fruitful(spec.name), others=others)
 
     async def _deserted(self, host: str) -> None:
         while any(record.host == host and record.leaving for record in self._run.state.replicas.values()):

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from math import ceil
 
 from millrace.controller.context import RunContext
+from millrace.controller.fault import may_go
 from millrace.controller.supervisor import Supervisor, WorkerSpec
 from millrace.core import clock
+from millrace.core.errors import MillraceError
 
 DRAIN_S = 2.0
 """What waits should be scored within this time. To start a worker takes as long."""
@@ -45,8 +47,9 @@ class LiveScorers:
     def __init__(
         self, run: RunContext, specs: Sequence[WorkerSpec], supervisor: Supervisor, *, least: int
     ) -> None:
-        self._run, self._specs, self._supervisor = run, specs, supervisor
+        self._run, self._specs, self._supervisor = run, list(specs), supervisor
         self._least = min(least, len(specs))
+        self._first = frozenset(spec.name for spec in specs[: self._least])
         self._needed = ScorersNeeded(self._least, len(specs))
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -69,11 +72,24 @@ class LiveScorers:
     async def _keep(self, spec: WorkerSpec) -> None:
         """Until it is not needed any more, or the run is over."""
         pool = self._run.pool
-        while spec.name not in pool.spare:
-            await self._supervisor.keep(
-                spec, pool.session, pool.is_scoring, leaves=lambda: spec.name in pool.spare
-            )
+        while spec.name not in pool.spare and spec in self._specs:
+            try:
+                await self._supervisor.keep(
+                    spec, pool.session, pool.is_scoring, leaves=lambda: spec.name in pool.spare
+                )
+            except MillraceError as error:
+                self._forgo(spec, error)
         del self._tasks[spec.name]
+
+    def _forgo(self, spec: WorkerSpec, error: MillraceError) -> None:
+        """Others do its work. Raises: `error`, where there are none."""
+        run, fruitful = self._run, self._run.waits.fruitful
+        others = any(fruitful(name) for name in self._tasks if name != spec.name)
+        if not may_go(error, first=spec.name in self._first, worked=fruitful(spec.name), others=others):
+            raise error
+        self._specs.remove(spec)
+        told = f"{spec.name} is given up, {len(self._specs)} may be there: {error}"
+        run.events.emit("warned", source="reward workers", reason=told)
 
     async def _follow(self) -> None:
         """Looks at the queue now and again, until the run ends."""

@@ -19,6 +19,7 @@ from millrace.core.errors import DeadlineExceeded, TornVersionError, UnknownVers
 from millrace.core.protocols import Handle
 from millrace.core.types import Report, Served, Trajectory
 
+MISSED_S = 0.5  # before a version is asked for that was not there twice
 LOOKS = 5  # within the deadline of a report
 
 
@@ -30,6 +31,7 @@ class ReplicaSession:
         self.name, self._run, self._noticed = name, run, noticed
         self._mailbox = run.mailboxes[name]
         self._num_reports = 0
+        self._missed = -1  # the version that was not there at the last pull
 
     async def run(self, handle: Handle) -> None:
         run = self._run
@@ -149,6 +151,9 @@ class ReplicaSession:
                 pulling = run.patience.call(handle, "pull", order.version, endpoint)
                 served: Served | None = await self._mailbox.unless_closed(pulling)
         except (UnknownVersionError, TornVersionError):
+            if order.version == self._missed:  # nothing newer: it would be asked for without end
+                await asyncio.sleep(MISSED_S)
+            self._missed = order.version
             return  # overwritten meanwhile; the next decision asks for the newest
         finally:
             run.state.replicas.end_pull(self.name)

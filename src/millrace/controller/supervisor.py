@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from millrace.controller.fault import is_workers, may_pass, starting
 from millrace.controller.pulse import Waits
 from millrace.core import clock
-from millrace.core.errors import DeadlineExceeded, OutOfMemory, RemoteError, WorkerDied, WorkerError, leaves
+from millrace.core.errors import DeadlineExceeded, DigestMismatchError, WorkerDied, WorkerError, leaves
 from millrace.core.events import Events
 from millrace.core.placement import HERE, Place
 from millrace.core.protocols import Handle, Runtime
@@ -93,8 +94,8 @@ class Supervisor:
         `leaves` anyway. A worker that is `exempt` may leave a heartbeat unanswered: its work has another
         deadline.
 
-        Raises: the error of a first start that fails; WorkerError when the restart budget is spent;
-        every error that a session raises on its own account.
+        Raises: the worker's error that another start would meet again; WorkerError when the restart budget is
+        spent; every error that is not the worker's. See `fault`.
         """
         crashes: deque[float] = deque()
         died_at: float | None = None
@@ -102,17 +103,14 @@ class Supervisor:
             try:
                 await self._live(spec, session, exempt, died_at)
                 return
-            except* (WorkerError, DeadlineExceeded) as failures:
-                cause = _first(failures)
+            except Exception as failures:
+                cause = _of_worker(failures)
             _heed_cancel()
-            if leaves():
+            if leaves() and not isinstance(cause, DigestMismatchError):
                 return
-            made = spec.name in self._epochs
-            never_worked = died_at is None and not self._waits.fruitful(spec.name)
-            if (isinstance(cause, RemoteError) and never_worked) or (
-                isinstance(cause, OutOfMemory) and not made
-            ):
-                raise cause  # a bug or a wrong setting, which another start would meet again
+            worked = died_at is not None or self._waits.fruitful(spec.name)
+            if not may_pass(cause, spec.role, made=spec.name in self._epochs, worked=worked):
+                raise cause
             died_at = clock.now()
             self.restarts += 1
             epoch = self._epochs.get(spec.name, 0)
@@ -124,7 +122,7 @@ class Supervisor:
     async def _live(self, spec: WorkerSpec, session: Session, exempt: Exempt, died_at: float | None) -> None:
         """One incarnation, from spawn to death. Never leaves it running."""
         started = clock.now()
-        with self._waits.waiting(spec.name, "its start", bounded=True):
+        with starting(spec.name), self._waits.waiting(spec.name, "its start", bounded=True):
             handle = await self._runtime.spawn(
                 spec.name,
                 spec.target,
@@ -210,9 +208,17 @@ async def _death(handle: Handle) -> None:
     raise WorkerDied(f"{handle.name} (epoch {handle.epoch}) {cause}")
 
 
-def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The most telling of the failures: a death explains the calls that it broke."""
-    errors = list(leaves(failures))
+def _of_worker(failure: Exception) -> BaseException:
+    """The most telling of a worker's errors: a death explains the calls that it broke. Raises: what is not
+    the worker's."""
+    if isinstance(failure, ExceptionGroup):
+        _, other = failure.split(is_workers)
+        if other is not None:
+            raise other
+    elif not is_workers(failure):
+        raise failure
+    errors = list(leaves(failure))
+    own = [e for e in errors if not isinstance(e, WorkerError | DeadlineExceeded)]
     planned = [e for e in errors if isinstance(e, PlannedRestart)]
     deaths = [e for e in errors if isinstance(e, WorkerDied)]
-    return (planned or deaths or errors)[0]
+    return (own or planned or deaths or errors)[0]

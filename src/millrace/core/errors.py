@@ -9,6 +9,9 @@ from contextlib import contextmanager
 class MillraceError(Exception):
     """Root of every error that Millrace raises on purpose."""
 
+    raised_in = ""
+    """The worker and the command that raised it; empty where this process did."""
+
 
 class ConfigError(MillraceError, ValueError):
     """The configuration cannot be run as written."""

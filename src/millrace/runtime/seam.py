@@ -88,7 +88,9 @@ def crossing(error: BaseException, where: str) -> MillraceError:
     """
     remote = "".join(traceback.format_exception(error))
     if not isinstance(error, MillraceError):
-        return RemoteError(f"{where}: {type(error).__name__}: {error}\n\n{REMOTE_TRACEBACK}{remote}")
+        foreign = RemoteError(f"{where}: {type(error).__name__}: {error}\n\n{REMOTE_TRACEBACK}{remote}")
+        foreign.raised_in = where
+        return foreign
     try:
         copy: MillraceError = pickle.loads(pickle.dumps(error))
         faithful = type(copy) is type(error) and str(copy) == str(error)
@@ -96,6 +98,7 @@ def crossing(error: BaseException, where: str) -> MillraceError:
         faithful = False
     if not faithful:
         copy = _core_class(error)(str(error))
+    copy.raised_in = where
     copy.add_note(f"raised in {where}")
     copy.add_note(REMOTE_TRACEBACK + remote)
     return copy
