@@ -1,6 +1,6 @@
 """What it costs to digest a trainer's weights once more before an update: CPU time over that of the step.
 
-    python benchmarks/recheck.py            models of 3 and 34 million parameters on a CPU, in float32 and bfloat16
+    python benchmarks/recheck.py            models of 3 and 34 million parameters, in two number formats
     python benchmarks/recheck.py --quick    one step of the smaller model
 
 A step is of a batch of about 2,000 tokens. The share falls with the tokens of a batch, not with the model.
