@@ -32,3 +32,15 @@ def test_after_real_progress_the_same_weights_count_again(now):
     now[0] = 4.0
     waits.prepared("replica-0", "version 1")
     assert waits.progressed_s == 4.0 and waits.fruitful("replica-0")
+
+
+def test_a_wait_within_a_wait_of_the_same_worker_leaves_the_outer_one_told_and_bounded(now):
+    waits = Waits()
+    with waits.waiting("trainer", "its checkpoint", bounded=True):
+        with waits.waiting("trainer", "a relay"):
+            assert waits.describe() == [
+                "trainer waits for its checkpoint (0.0 s)",
+                "trainer waits for a relay (0.0 s)",
+            ]
+        assert waits.bounded and waits.describe() == ["trainer waits for its checkpoint (0.0 s)"]
+    assert not waits.bounded and not waits.describe()

@@ -43,7 +43,7 @@ def test_a_finite_number_or_bool_is_a_score(value):
 @pytest.mark.parametrize(
     "value",
     [
-        *(math.nan, math.inf, -math.inf, "1", [1], 1j, object(), 10**400, Decimal("nan")),
+        *(math.nan, math.inf, -math.inf, 1e308, -1.1e16, "1", [1], 1j, object(), 10**400, Decimal("nan")),
         *(np.array([1.0]), np.array(1j), np.array("1"), torch.tensor([1.0]), torch.tensor(math.nan)),
     ],
 )

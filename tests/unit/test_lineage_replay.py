@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from ledger_records import ready_group, step_of
 
-from millrace.controller.lineage import replay_difference
-from millrace.core.errors import DigestMismatchError
-from millrace.core.types import VersionRecord
+from millrace.controller.lineage import VERSIONS_REMEMBERED, Lineage, replay_difference
+from millrace.core.errors import DigestMismatchError, UnknownVersionError
+from millrace.core.types import Published, VersionRecord
 from millrace.ledger import SqliteLedger
 
 FIRST = VersionRecord(3, "aaaa", "one CPU")
@@ -55,3 +55,12 @@ def test_what_was_published_is_in_the_record_until_the_run_goes_back(tmp_path):
     again.rewind(0)
     assert (again.published(0), again.published(1)) == (records[:1], [])
     again.close()
+
+
+def test_a_version_of_long_ago_is_unknown_by_its_name():
+    lineage = Lineage()
+    for version in range(VERSIONS_REMEMBERED + 1):
+        lineage.published(Published(version, f"digest {version}", 0, 0.0))
+    assert lineage.digest(1) == "digest 1"
+    with pytest.raises(UnknownVersionError, match=f"version 0 .* last {VERSIONS_REMEMBERED} that"):
+        lineage.digest(0)

@@ -239,3 +239,13 @@ def test_a_checkpoint_with_a_weight_that_is_not_finite_is_refused(tmp_path):
     path = save_checkpoint(trainer, tmp_path)
     with pytest.raises(DataError, match=r"not finite: \['model.embed_tokens.weight'\]"):
         load_checkpoint(make_trainer(), path)
+
+
+def test_what_others_put_beside_the_checkpoints_is_left_alone(tmp_path):
+    for name in ("vbackup_1", "v0000002x", *(f"v{version:08d}" for version in range(4))):
+        (tmp_path / name).mkdir()
+    (tmp_path / "v00000000").rmdir()
+    (tmp_path / "v00000000").write_text("a file")
+    removed = prune_checkpoints(tmp_path, newest=3, keep=2)
+    assert [path.name for path in removed] == ["v00000001"]
+    assert (tmp_path / "vbackup_1").is_dir() and (tmp_path / "v00000000").is_file()

@@ -5,8 +5,8 @@
     all else: a bug of the controller, the ledger, the       the run's, which ends
     cluster, the data, cancellation
 
-What a joiner raises never ends a run. A worker of the start that never worked ends the run at once: most often
-a setting is wrong. One that has worked is given up where others do the same work.
+What a joiner raises never ends a run. A worker of the start that never worked ends the run at once: most
+often a setting is wrong. One that has worked is given up where others do the same work.
 """
 
 from __future__ import annotations

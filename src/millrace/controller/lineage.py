@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from millrace.core.errors import DigestMismatchError
+from millrace.core.errors import DigestMismatchError, UnknownVersionError
 from millrace.core.types import Published, Served, Staged, VersionRecord
 
 VERSIONS_REMEMBERED = 256  # far more than any relay holds
@@ -58,7 +58,12 @@ class Lineage:
             self._published.pop(version, None)
 
     def digest(self, version: int) -> str:
-        """As the trainer took it when it published `version` last."""
+        """As the trainer took it when it published `version` last. Raises: UnknownVersionError: too long ago."""
+        if version not in self._published:
+            raise UnknownVersionError(
+                f"version {version} cannot be checked: it is not among the last {VERSIONS_REMEMBERED} that "
+                "this session published"
+            )
         return self._published[version]
 
     def check_served(self, replica: str, asked: int, served: Served) -> None:

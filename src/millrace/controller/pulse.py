@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 
 from millrace.core import clock
 
@@ -12,8 +13,9 @@ class Waits:
     """Who waits for what, since when; and when the run last made progress."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[str, float]] = {}
-        self._bounded: set[str] = set()  # open waits that have a deadline of their own
+        self._open: dict[int, tuple[str, float]] = {}  # in words, since when
+        self._bounded: set[int] = set()  # open waits that have a deadline of their own
+        self._numbers = count()
         self._tried: set[tuple[str, str]] = set()  # waits with a deadline since the last progress
         self._prepared: set[tuple[str, str]] = set()  # what was got ready since the last progress
         self._fruitful: set[str] = set()
@@ -23,15 +25,16 @@ class Waits:
     def waiting(self, who: str, what: str, *, bounded: bool = False) -> Iterator[None]:
         """`bounded`: this wait has a deadline of its own. Meanwhile the run is not stalled, unless it is the
         second such wait without progress in between."""
-        self._open[who] = (what, clock.now())
+        number = next(self._numbers)  # one worker may wait for several things
+        self._open[number] = (f"{who} waits for {what}", clock.now())
         if bounded and (who, what) not in self._tried:
             self._tried.add((who, what))
-            self._bounded.add(who)
+            self._bounded.add(number)
         try:
             yield
         finally:
-            self._open.pop(who, None)
-            self._bounded.discard(who)
+            del self._open[number]
+            self._bounded.discard(number)
 
     @property
     def bounded(self) -> bool:
@@ -64,5 +67,5 @@ class Waits:
     def describe(self) -> list[str]:
         """One line per wait, the longest first."""
         now = clock.now()
-        lines = sorted(self._open.items(), key=lambda item: item[1][1])
-        return [f"{who} waits for {what} ({now - since:.1f} s)" for who, (what, since) in lines]
+        waits = sorted(self._open.values(), key=lambda wait: wait[1])
+        return [f"{told} ({now - since:.1f} s)" for told, since in waits]

@@ -15,10 +15,13 @@ import numpy as np
 from millrace.core.types import Abstain, Failed, Score, Scored
 
 SHOWN_CHARACTERS = 200
+REWARD_MAX = 1e16
+"""Of a reward's size. Advantages and losses are float32, in which the squares of three million such rewards
+still have a sum."""
 
 
 def to_score(name: str, returned: Any) -> Score:
-    """Judge a returned value: a finite number (or bool), a dict with `reward` and metrics, or None.
+    """Judge a returned value: a number (or bool), a dict with `reward` and metrics, or None.
 
     None, alone or as the `reward` of a dict, abstains. Anything else fails, naming function and value.
     Of the other keys of a dict, finite numbers are metrics. What else is there, such as text, is left out: it
@@ -27,14 +30,14 @@ def to_score(name: str, returned: Any) -> Score:
     if returned is None:
         return Abstain(f"{name} returned None")
     if not isinstance(returned, Mapping):
-        value = _number(returned)
+        value = _reward(returned)
         return Scored(value) if value is not None else _refused(name, "returned", returned)
     if "reward" not in returned:
         keys = _shown(sorted(map(str, returned)))
         return Failed(f"{name} returned a dict without the key 'reward': its keys are {keys}")
     if returned["reward"] is None:
         return Abstain(f"{name} returned a reward of None")
-    reward = _number(returned["reward"])
+    reward = _reward(returned["reward"])
     if reward is None:
         return _refused(name, "returned, under the key 'reward',", returned["reward"])
     others = ((encodable(str(key)), _number(value)) for key, value in returned.items() if key != "reward")
@@ -69,10 +72,15 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def _reward(value: Any) -> float | None:
+    number = _number(value)
+    return number if number is not None and abs(number) <= REWARD_MAX else None
+
+
 def _refused(name: str, how: str, value: Any) -> Failed:
     return Failed(
-        f"{name} {how} {_shown(value)} ({type(value).__name__}): a reward function returns a finite number, "
-        "a dict of numbers with the key 'reward', or None"
+        f"{name} {how} {_shown(value)} ({type(value).__name__}): a reward function returns a number from "
+        f"-{REWARD_MAX:g} to {REWARD_MAX:g}, a dict of numbers with the key 'reward', or None"
     )
 
 

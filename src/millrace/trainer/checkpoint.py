@@ -158,7 +158,10 @@ def prune_checkpoints(
 
     At least two stay: the newest may not be in the ledger yet, which then resumes from the one before.
     """
-    saved = sorted(path for path in Path(directory).glob("v????????") if int(path.name[1:]) <= newest)
+    there = (
+        path for path in Path(directory).glob(f"v{'[0-9]' * 8}") if path.is_dir() and not path.is_symlink()
+    )
+    saved = sorted(path for path in there if int(path.name[1:]) <= newest)
     removed = [path for path in saved[: -max(keep, 2)] if int(path.name[1:]) not in spared]
     for path in removed:
         shutil.rmtree(path)
