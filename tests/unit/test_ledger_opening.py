@@ -11,7 +11,7 @@ import pytest
 from ledger_records import ready_group
 
 from millrace.core.errors import LedgerError
-from millrace.ledger import SqliteLedger
+from millrace.ledger import SqliteLedger, opening
 from millrace.ledger.failures import ledger_failures
 from millrace.reading.reader import LedgerReader
 
@@ -138,3 +138,24 @@ def test_a_writer_that_stands_still_within_a_write_is_told_of(tmp_path: Path) ->
     error.sqlite_errorname = "SQLITE_PROTOCOL"  # type: ignore[misc]
     with pytest.raises(LedgerError, match="let it go on"), ledger_failures(str(tmp_path), "read"):
         raise error
+
+
+def test_a_run_whose_log_was_cut_is_let_go_though_nobody_can_open_the_file_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = SqliteLedger(path, run={})
+    ledger.admit([ready_group(0, num_tokens=50)])
+    ledger.flush()
+    os.truncate(f"{path}-wal", 0)
+    ledger.admit([ready_group(1, num_tokens=50)])
+    with pytest.raises(LedgerError, match="was cut or deleted"):
+        ledger.flush()
+
+    def unreadable(*_: object, **__: object) -> None:
+        raise sqlite3.DatabaseError("file is not a database")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "_connect", unreadable)
+        ledger.close()
+    with open(f"{path}.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

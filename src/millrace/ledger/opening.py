@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -81,13 +81,11 @@ def open_for_reading(path: str, *, check: bool = True) -> sqlite3.Connection:
 def keeping_the_log(path: str) -> Iterator[None]:
     """A connection that is closed in here leaves the file as it is: the last to close folds the log into it,
     page by page, and half a log makes half a change. A reader beside it is the last, and folds nothing."""
-    with suppress(sqlite3.Error):
-        reader = _connect(f"file:{quote(path)}?mode=ro&readonly_shm=1")
-        try:
+    with ExitStack() as stack:
+        with suppress(sqlite3.Error):  # a file that nobody can open folds nothing either
+            reader = stack.enter_context(closing(_connect(f"file:{quote(path)}?mode=ro&readonly_shm=1")))
             reader.execute("PRAGMA user_version").fetchone()
-            yield
-        finally:
-            reader.close()
+        yield
 
 
 def identity(path: str) -> tuple[int, int] | None:

@@ -347,8 +347,10 @@ class SqliteLedger:
 
     def _release(self) -> None:
         self._closed = True
-        if hasattr(self, "_db"):
-            with keeping_the_log(self._path) if self._log.is_cut else nullcontext():
-                self._db.close()
-        if self._lock is not None:
-            self._lock.release()
+        try:
+            if hasattr(self, "_db"):
+                with keeping_the_log(self._path) if self._log.is_cut else nullcontext():
+                    self._db.close()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
