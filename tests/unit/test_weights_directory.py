@@ -1,6 +1,7 @@
 """A directory or bucket of versions: any reader finds its way, whatever is missing or damaged."""
 
 import asyncio
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import ConfigError, UnknownVersionError, WeightsError
 from millrace.core.types import Stored
+from millrace.weights import relay
 from millrace.weights.directory import Directory
 from millrace.weights.layout import Memory, attach
 from millrace.weights.relay import Relay
@@ -313,3 +315,32 @@ def test_a_directory_is_read_when_no_relay_answers(directory):
             asyncio.run(cold.fetch(5, DIGESTS[5], ["127.0.0.1:9", directory.url]))
     finally:
         cold.close()
+
+
+def test_a_cancelled_restore_has_ended_before_the_next_fetch_takes_a_slot(directory, monkeypatch):
+    filled(directory, 2)
+    cold, writes, began, go_on = Host(), [], threading.Event(), threading.Event()
+
+    def slow(*given: object) -> int:
+        writes.append("begins")
+        began.set()
+        go_on.wait(30)
+        num_bytes = restore(*given)
+        writes.append("ends")
+        return num_bytes
+
+    async def cancelled_and_again() -> None:
+        first = asyncio.ensure_future(cold.relay.fetch(1, DIGESTS[1], [directory.url]))
+        await asyncio.to_thread(began.wait, 30)
+        first.cancel()
+        second = asyncio.ensure_future(cold.relay.fetch(2, DIGESTS[2], [directory.url]))
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await second
+        assert writes == ["begins", "ends", "begins", "ends"] and cold.holds_exactly(2)
+
+    monkeypatch.setattr(relay, "restore", slow)
+    asyncio.run(cancelled_and_again())

@@ -167,6 +167,8 @@ class Relay:
             self._network.close()
 
     async def _fetched(self, memory: Memory, version: int, digest: str, sources: list[str]) -> Fetched:
+        async with self._restoring:
+            pass  # until nothing is written into the slot that this may take
         relays = [source for source in sources if "://" not in source]
         places = [source for source in sources if "://" in source]
         failed: WeightsError | None = None
@@ -189,7 +191,12 @@ class Relay:
     async def _restored(self, memory: Memory, version: int, digest: str, place: str) -> Fetched:
         async with self._restoring:
             directory = await asyncio.to_thread(Directory, place)
-            num_bytes = await asyncio.to_thread(restore, directory, memory, version, digest)
+            running = asyncio.get_running_loop()
+            writing = running.run_in_executor(None, restore, directory, memory, version, digest)
+            try:
+                num_bytes = await asyncio.shield(writing)
+            finally:  # no thread can be stopped, and its slot is not free before its end
+                await asyncio.wait([writing])
         if self._network is not None:
             self._network.staged()
         got = _readable(memory, version, digest)
