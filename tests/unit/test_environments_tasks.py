@@ -259,9 +259,25 @@ def test_chat_renders_text_and_messages_through_the_template(tmp_path, tokenizer
     assert task.prompt_text(0) == task.prompt_text(1) == "<|user|>1 + 1 =<|end|><|assistant|>"
 
 
-def test_messages_without_chat_and_chat_without_a_template_are_refused(tmp_path, tokenizer):
-    path = write_lines(tmp_path / "rows.jsonl", json.dumps({"prompt": [], "answer": "2"}))
-    with pytest.raises(DataError, match=r"prompt is a list: set `task.chat` to true"):
+def test_chat_messages_need_no_key_and_text_beside_them_stays_text(tmp_path, tokenizer):
+    messages = [{"role": "user", "content": "1 + 1 ="}]
+    lines = [json.dumps({"prompt": prompt, "answer": "2"}) for prompt in ("1 + 1 =", messages)]
+    task = file_task(write_lines(tmp_path / "rows.jsonl", *lines), tokenizer)
+    assert [task.is_chat(0), task.prompt_text(0)] == [False, "1 + 1 ="]
+    assert [task.is_chat(1), task.prompt_text(1)] == [True, "<|user|>1 + 1 =<|end|><|assistant|>"]
+
+
+@pytest.mark.parametrize(("prompt", "told"), [([], "is a list"), ([1], "is a list"), ({"a": 1}, "is a dict")])
+def test_a_prompt_that_is_neither_text_nor_messages_is_refused(tmp_path, tokenizer, prompt, told):
+    path = write_lines(tmp_path / "rows.jsonl", json.dumps({"prompt": prompt, "answer": "2"}))
+    with pytest.raises(DataError, match=f"the prompt {told}: it must be text, or a list of chat messages"):
         file_task(path, tokenizer)
+
+
+def test_messages_and_chat_without_a_template_are_refused(tmp_path, tokenizer):
+    messages = [{"role": "user", "content": "1 + 1 ="}]
+    path = write_lines(tmp_path / "rows.jsonl", json.dumps({"prompt": messages, "answer": "2"}))
+    with pytest.raises(DataError, match="chat messages, and the model's tokenizer has no chat template"):
+        file_task(path, None)
     with pytest.raises(ConfigError, match="no chat template"):
         file_task(path, None, chat=True)

@@ -8,6 +8,7 @@ import pytest
 
 from millrace.core.errors import ConfigError, DataError, OutOfMemory, RewardError
 from millrace.core.types import Abstain, BadPrompt, Failed, Finish, Prompt, Scored, ScoreRequest
+from millrace.environments import worker
 from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.environments.worker import EnvironmentWorker
 
@@ -64,6 +65,14 @@ def test_prompts_come_in_the_order_asked_for_and_are_the_same_in_every_worker(mo
     assert prompts == second.prompts(3, 1, 23)
     assert all(first.tokenizer.decode(prompt.tokens) == prompt.text for prompt in prompts)
     assert {prompt.text for prompt in first.prompts(*range(20))} == {f"{i} =" for i in range(20)}
+
+
+def test_the_special_tokens_of_chat_messages_are_the_templates_alone(model, tmp_path, monkeypatch):
+    row = json.dumps({"prompt": [{"role": "user", "content": "2"}], "answer": "4"})
+    setup = Setup(model, tmp_path, lines=[row])
+    monkeypatch.setattr(worker, "encode_prompt", lambda *_: pytest.fail("special tokens were added"))
+    [prompt] = setup.prompts(0)
+    assert setup.tokenizer.decode(prompt.tokens) == prompt.text == "<|user|>2<|end|><|assistant|>"
 
 
 def test_rows_that_cannot_be_prompts_come_back_with_the_reason(model, tmp_path):

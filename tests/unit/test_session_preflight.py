@@ -385,7 +385,7 @@ def test_preflight_warns_of_a_step_that_hardly_ends(model: Path, tmp_path: Path)
     [told] = preflight(config_for(model, batch={"group_size": 1_000_000}), tmp_path)
     assert "8,000,000 trajectories, `batch.prompts` (8) x `batch.group_size` (1,000,000)" in told
     assert "A step waits for 125,000 completions one after the other" in told
-    assert "at most 6,400 trajectories together" in told
+    assert "to 6,400 trajectories or fewer" in told
 
 
 class _Usage:

@@ -20,7 +20,7 @@ class GymTask(Section):
     data_seed: Seed = 1
     """Seed of the rows. Held-out evaluation uses a different seed."""
     template: str = "{question}\n"
-    """Prompt text, unless `chat` is true."""
+    """Prompt text."""
     chat: bool = False
     """Render `template` as a user message through the tokenizer's chat template."""
 
@@ -34,9 +34,10 @@ class FileTask(Section):
     answer: str | None = "answer"
     """The column with the reference answer, for example `reward_model.ground_truth`. `"none"`: no column."""
     template: str = "{prompt}"
-    """Prompt text from the row's columns, unless `chat` is true."""
+    """Prompt text from the row's columns. Chat messages have no need of one."""
     chat: bool = False
-    """Render `template`, or the column's messages, through the tokenizer's chat template."""
+    """Render `template` as a user message through the tokenizer's chat template. A list of chat messages is
+    rendered without this key."""
 
 
 class FunctionTask(Section):

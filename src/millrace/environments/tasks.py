@@ -28,7 +28,10 @@ class Task(Protocol):
         """What rewards may see."""
 
     def prompt_text(self, row: int) -> str:
-        """What the model is given, rendered through the chat template where that is asked for."""
+        """What the model is given, rendered through the chat template if it `is_chat`."""
+
+    def is_chat(self, row: int) -> bool:
+        """A chat template renders the prompt, with the special tokens in it."""
 
 
 def make_task(config: environment.Task, tokenizer: Any) -> Task:
@@ -74,6 +77,9 @@ class GymTask:
         columns = self.columns(row)
         return _render(self._config, self._tokenizer, columns, columns["question"], self.row_id(row))
 
+    def is_chat(self, row: int) -> bool:
+        return self._config.chat
+
     def _generate(self, row: int) -> Row:
         try:
             return self.dataset[row]
@@ -111,6 +117,9 @@ class RowsTask:
             self.row_id(row),
         )
 
+    def is_chat(self, row: int) -> bool:
+        return self._config.chat or _is_messages(find_column(self.columns(row), self._config.prompt))
+
 
 def _lacks(columns: Row, key: str, name: str) -> str:
     none = ', or set it to "none" where no row has an answer' if key == "task.answer" else ""
@@ -143,17 +152,26 @@ def _render(config: environment.Task, tokenizer: Any, columns: Row, prompt: Any,
     if isinstance(prompt, str):
         text = _fill(config.template, {**columns, "prompt": prompt}, row_id)
         messages = [{"role": "user", "content": text}]
-    elif isinstance(prompt, list) and config.chat:
-        text, messages = "", prompt
+        if not config.chat:
+            return text
+    elif _is_messages(prompt):
+        messages = prompt
     else:
-        hint = "set `task.chat` to true" if isinstance(prompt, list) else "it must be text or chat messages"
-        raise DataError(f"{row_id}: the prompt is a {type(prompt).__name__}: {hint}")
-    if not config.chat:
-        return text
+        kind = type(prompt).__name__
+        raise DataError(f"{row_id}: the prompt is a {kind}: it must be text, or a list of chat messages")
+    if not getattr(tokenizer, "chat_template", None):
+        raise DataError(
+            f"{row_id}: the prompt has chat messages, and the model's tokenizer has no chat template.\n"
+            "  Take a chat model, or give the prompt as text"
+        )
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except Exception as error:
         raise DataError(f"{row_id}: the chat template failed: {type(error).__name__}: {error}") from error
+
+
+def _is_messages(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and all(isinstance(one, dict) for one in prompt)
 
 
 def _fill(template: str, columns: Row, row_id: str) -> str:

@@ -147,7 +147,7 @@ class EnvironmentWorker:
             text = self._task.prompt_text(row)
             self._check_characters(row_id, text)
             _check_surrogates(row_id, text)
-            if self._config.task.chat:  # a chat template writes its own special tokens
+            if self._task.is_chat(row):  # a chat template writes its own special tokens
                 tokens = self._tokenizer.encode(text, add_special_tokens=False)
             else:
                 tokens = encode_prompt(self._tokenizer, text)

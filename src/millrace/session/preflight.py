@@ -225,8 +225,8 @@ def _size_warnings(config: Config, layout: Layout) -> Iterator[str]:
             f"a step takes {each:,} trajectories, `batch.prompts` ({batch.prompts:,}) x `batch.group_size` "
             f"({batch.group_size:,}), and `rollout.replicas` x `rollout.slots` generate {slots:,} at a time. "
             f"A step waits for {each // slots:,} completions one after the other, of up to "
-            f"`sampling.max_tokens` ({tokens:,}) tokens: lower `batch.group_size` or `batch.prompts`, at most "
-            f"{ROUNDS_MAX * slots:,} trajectories together have no warning"
+            f"`sampling.max_tokens` ({tokens:,}) tokens: lower `batch.group_size` or `batch.prompts`, to "
+            f"{ROUNDS_MAX * slots:,} trajectories or fewer"
         )
     if config.optimizer.warmup_steps > config.steps:
         yield (
