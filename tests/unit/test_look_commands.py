@@ -9,6 +9,7 @@ import pytest
 from tests.look_runs import write_run
 
 from millrace.api.run import Run
+from millrace.cli import ui
 from millrace.cli.app import run
 from millrace.look.card import card
 from millrace.observe.parts import put_aside
@@ -102,3 +103,24 @@ def test_a_card_says_what_is_wrong(tmp_path: Path) -> None:
     made = write_run(tmp_path / "a")
     made.metrics.write_bytes(b"{\n")
     assert "not a whole step" in card(RunDirectory(made.path))
+
+
+def test_pages_are_served_before_the_first_run_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served: list[Path] = []
+
+    async def serve(runs: Path, port: int) -> None:
+        served.append(runs)
+
+    monkeypatch.setattr(ui, "_serve", serve)
+    monkeypatch.setattr(ui.os, "nice", lambda _: None)
+    assert run(["ui", str(tmp_path / "runs")]) == 0
+    assert f"There is no run in {tmp_path / 'runs'} yet: the page shows the first one" in (
+        capsys.readouterr().out
+    )
+    write_run(tmp_path / "runs" / "a")
+    assert run(["ui", str(tmp_path / "runs")]) == 0
+    assert "no run" not in capsys.readouterr().out and len(served) == 2
+    assert run(["ui", __file__]) == 1
+    assert "is a file" in capsys.readouterr().err and len(served) == 2

@@ -15,11 +15,12 @@ from tests.look_runs import PROMPT, write_run
 from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 
 from millrace.look.server import Ui
-from millrace.look.site import Site, trouble
+from millrace.look.site import Site
 from millrace.observe.jsonl import MetricsLog
 from millrace.observe.parts import put_aside
 
 Get = Callable[..., Awaitable[HTTPResponse]]
+AGAIN = b'http-equiv="refresh"'
 VIEWS = ("", "run/a", "samples/a", "config/a", "compare?run=a&run=b", "compare", "data/a")
 
 
@@ -155,8 +156,27 @@ def test_who_asks_too_early_gets_the_newest_answer_again(root: Path, monkeypatch
     assert site.data("a", {}) is second
 
 
-def test_an_answer_that_takes_too_long_is_said_in_words() -> None:
-    assert "the machine is busy" in trouble(TimeoutError())
+def test_a_page_in_trouble_loads_itself_again_until_the_trouble_is_over(tmp_path: Path) -> None:
+    async def ask(_: Ui, get: Get) -> list[bytes]:
+        told = [(await get(view)).body for view in ("", "config/a", "run/a")]
+        write_run(tmp_path / "a")
+        return told + [(await get(view)).body for view in ("", "config/a", "run/a")]
+
+    *before, runs, config, run = asked(tmp_path, ask)
+    assert [AGAIN in body for body in before] == [True, True, False]
+    assert b"/data/a" in before[2], "its script asks again, and loads the page when there is an answer"
+    assert not any(AGAIN in body for body in (runs, config, run))
+
+
+def test_an_answer_that_takes_too_long_is_said_in_words_and_asked_for_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(Site, "runs", busy)
+    body = asked(root, lambda _, get: get("")).body
+    assert b"the machine is busy" in body and AGAIN in body
 
 
 def test_a_run_is_there_while_its_events_are_put_aside(tmp_path: Path) -> None:
@@ -171,6 +191,7 @@ def test_a_comparison_says_that_events_are_not_all_read(root: Path, monkeypatch:
     monkeypatch.setattr("millrace.look.overview.Overview.update", lambda run: run.story.update(400))
     html = Site(root, "/").compare({"run": ["a", "b"]}).html
     assert html.count("of the events are read") == 2
+    assert AGAIN in asked(root, lambda _, get: get("compare?run=a&run=b")).body
 
 
 def test_a_directory_whose_name_is_no_text_hides_no_other_run(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from millrace.core.errors import ConfigError
+from millrace.core.errors import ConfigError, DataError
 from millrace.session.run_directory import RUNS
 
 NICE = 10
@@ -24,7 +24,12 @@ def command(
     """Show runs in a browser, on this machine only. Ctrl-C ends it; no run is disturbed."""
     from millrace.look.runs import find_runs
 
-    find_runs(runs)
+    if runs.is_file():
+        raise DataError(f"{runs} is a file.\n  Name a run, or a directory of runs")
+    try:
+        find_runs(runs)
+    except DataError:
+        typer.echo(f"There is no run in {runs} yet: the page shows the first one when it starts.")
     os.nice(NICE)
     asyncio.run(_serve(runs, port))
 

@@ -26,14 +26,16 @@
   };
   const refresh = async () => {
     let next_s = 5;
+    let trouble = "The server does not answer: it was ended, or the machine is very busy. The page asks again.";
     try {
       const answer = await fetch(address, { signal: AbortSignal.timeout(30000) });
+      if (answer.status === 404) trouble = "The server was started again: open the address that it printed now.";
       const told = await answer.json();
       put(told);
       next_s = told.next_s;
     } catch {
       const place = document.getElementById("told");
-      if (place) place.textContent = "The server does not answer: it was ended, or the machine is very busy.";
+      if (place) place.textContent = trouble;
     }
     setTimeout(refresh, 1000 * next_s);
   };

@@ -22,12 +22,17 @@ _HUES = "".join(f"i.v{n}{{--hue:{210 + n * 360 // VERSION_COLORS}}}" for n in ra
 STYLE = (files("millrace.look") / "page.css").read_text(encoding="utf-8") + _SHADES + _HUES
 
 
+AGAIN = '<meta http-equiv="refresh" content="5">'
+"""In the head of a page that loads itself again, after 5 s."""
+
+
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """HTML with plots in it, and the script that draws them."""
+    """HTML with plots in it, and the script that draws them. `again`: the page loads itself again soon."""
 
     html: str
     script: str = ""
+    again: bool = False
 
 
 def charts(sections: Sequence[Section], *, whole: Sequence[str] = ()) -> Drawn:

@@ -109,9 +109,10 @@ class _Page(_Guarded):
         try:
             drawn = await self._ask(ask)
         except (MillraceError, OSError, TimeoutError) as error:
-            drawn = page.Drawn(trouble(error))
+            drawn = page.Drawn(trouble(error), again=not live)  # a live page asks again itself
         base = f"/{self._token}/scripts/"
         head = f'<script src="{base}bokeh.js"></script>' if drawn.script else ""
+        head += page.AGAIN if drawn.again else ""
         own = f'<script nonce="{self._nonce}">{drawn.script}</script><script src="{base}page.js"></script>'
         return page.document(title, self._site.home() + drawn.html + own, head=head, live=live)
 

@@ -143,7 +143,7 @@ class Site:
         for run in runs[1:]:
             table = parts.differences(diff(runs[0].config, run.config), (names[0], run.name))
             html += f"<h2>Configuration: {parts.safe(run.name)}</h2>{table}"
-        return page.Drawn(html, drawn.script)
+        return page.Drawn(html, drawn.script, again=not all(run.is_whole for run in runs))
 
     def home(self) -> str:
         """A way back, for the head of every page."""
@@ -193,7 +193,7 @@ def trouble(error: Exception) -> str:
     if isinstance(error, MillraceError):
         return parts.notice(str(error))
     if isinstance(error, TimeoutError):
-        return parts.notice("This took too long: the machine is busy. Load the page again.")
+        return parts.notice("This took too long: the machine is busy. The page loads itself again.")
     return parts.notice(f"{type(error).__name__}: {error}")
 
 
@@ -202,7 +202,7 @@ def _unread(run: Overview) -> str:
     if run.is_whole:
         return ""
     read = f"{run.name}: {run.story.share_read:.0%} of the events are read. Its figures are of those events."
-    return parts.notice(f"{read} Load the page again for more.")
+    return parts.notice(f"{read} The page loads itself again.")
 
 
 def _not_compared(names: list[str]) -> str:
