@@ -1,7 +1,8 @@
 """A run on a timeline: events as a Chrome trace, for Perfetto or chrome://tracing.
 
-Every role is a row. A duration that an event reports becomes a span that ends at the event's time; that of a
-publish ends when the digest begins.
+Every role is a process with one row. A duration that an event reports becomes a span that ends at the event's
+time; that of a publish ends when the digest begins. Events are told some time after what they tell of, so a
+span may seem to begin inside another of its row: then it begins at the end of the other.
 Deaths and moves become marks. Replica rows also have counters of running and waiting.
 """
 
@@ -25,12 +26,30 @@ def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
             origin = event.wall_s
         now_us = (event.wall_s - origin) * 1e6
         for row, record in records_of(event, now_us):
-            told.append({"pid": 0, "tid": rows.setdefault(row, len(rows)), **record})
+            number = rows.setdefault(row, len(rows) + 1)  # 0 is the idle process
+            told.append({"pid": number, "tid": number, **record})
     names: list[Record] = [
-        {"ph": "M", "pid": 0, "tid": row, "name": "thread_name", "args": {"name": name}}
+        {"ph": "M", "pid": row, "tid": row, "name": kind, "args": {"name": name}}
         for name, row in rows.items()
+        for kind in ("process_name", "thread_name")
     ]
+    _nest(record for record in told if record["ph"] == "X")
     return {"traceEvents": names + told, "displayTimeUnit": "ms"}
+
+
+def _nest(spans: Iterable[Record]) -> None:
+    """On each row a span begins after the one before it has ended, or ends inside it."""
+    rows: dict[int, list[tuple[float, float]]] = {}  # begins and ends of spans, each inside the one before
+    for span in sorted(spans, key=lambda span: (span["ts"], -span["dur"])):
+        around = rows.setdefault(span["tid"], [])
+        begin_us, end_us = span["ts"], span["ts"] + span["dur"]
+        while around and (around[-1][1] <= begin_us or around[-1][1] < end_us):
+            begin_us = max(begin_us, around.pop()[1])
+        if around:
+            begin_us = max(begin_us, around[-1][0])
+        if begin_us != span["ts"]:
+            span["ts"], span["dur"] = begin_us, max(0.0, end_us - begin_us)
+        around.append((begin_us, end_us))
 
 
 _SPANS: dict[str, tuple[str, str, str]] = {  # kind: (row, field of the duration, label)
