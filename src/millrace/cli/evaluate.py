@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from millrace.cli.options import AsJson, ConfigFile, Overrides
@@ -19,6 +21,7 @@ from millrace.config.load import load
 from millrace.estimates.evaluation import Evaluation
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
 from millrace.evaluation.kept import keep_if_of_a_run
+from millrace.observe.live import LINE_EVERY_S
 from millrace.observe.terminal import Terminal
 from millrace.session.export import model_directory, newest
 
@@ -45,15 +48,8 @@ def command(
     chosen = newest(model) if model else None  # once: a run that goes on soon has a newer one
     with model_directory(chosen) if chosen else nullcontext() as directory:
         held_out = held_out_config(config, directory, seed=seed, data_seed=data_seed)
-        # On a terminal only, and gone at the end.
-        with Terminal(stderr=True).status(f"Loading {held_out.model.path}") as status:
-            result = evaluate(
-                held_out,
-                prompts=prompts,
-                samples=samples,
-                correct_at=correct_at,
-                tell=lambda ended, total: status.update(f"{ended:,} of {total:,} completions"),
-            )
+        with progress(Terminal(stderr=True), held_out.model.path) as tell:
+            result = evaluate(held_out, prompts=prompts, samples=samples, correct_at=correct_at, tell=tell)
     result = replace(result, model=str(model or result.model))
     if chosen and (trouble := keep_if_of_a_run(chosen, result)):
         Terminal(stderr=True).print(trouble)
@@ -67,6 +63,27 @@ def command(
                 "These are rows that training draws from. For held-out ones: "
                 f"--set task.path={'OTHER_FILE' if isinstance(config.task, FileTask) else 'OTHER_FUNCTION'}"
             )
+
+
+@contextmanager
+def progress(console: Console, model: str) -> Iterator[Callable[[int, int], None]]:
+    """Gives what tells how many completions have ended, and of how many: on a terminal in a line that is gone
+    at the end, elsewhere a line every few seconds."""
+    said_s, in_lines = time.monotonic(), not console.is_terminal or console.is_dumb_terminal
+    with nullcontext() if in_lines else console.status(f"Loading {model}") as status:
+        if status is None:
+            console.print(f"Loading {model}")
+
+        def tell(ended: int, total: int) -> None:
+            nonlocal said_s
+            told = f"{ended:,} of {total:,} completions{', now their rewards' if ended == total else ''}"
+            if status is not None:
+                status.update(told)
+            elif ended == total or time.monotonic() - said_s >= LINE_EVERY_S:
+                said_s = time.monotonic()
+                console.print(told)
+
+        yield tell
 
 
 def _names_rows(overrides: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ from millrace.observe.status import Status
 from millrace.observe.terminal import Terminal
 
 _REFRESHES_PER_S = 4
-_LINE_EVERY_S = 5.0
+LINE_EVERY_S = 5.0
 _SAMPLE_EVERY_S = 60.0
 _SAMPLE_CHARACTERS = 80
 _TROUBLE = {
@@ -70,7 +70,7 @@ class LiveView:
     def _line_is_due(self, event: Event) -> bool:
         if event.kind in _TROUBLE:
             return True
-        return event.kind != "run_started" and event.wall_s - self._printed_wall_s >= _LINE_EVERY_S
+        return event.kind != "run_started" and event.wall_s - self._printed_wall_s >= LINE_EVERY_S
 
 
 def plain_line(status: Status) -> str:
