@@ -73,8 +73,8 @@ def _show(answer: Plan, text: str, out: Path | None) -> None:
     missing = beyond(answer.best)
     if missing:
         console.print("\nThis version of Millrace cannot run all of it. It lacks:", style="bold")
-    for one in missing:
-        console.print(f"  {one}")
+    for lacking in missing:
+        console.print(f"  {lacking}")
     console.print(f"\nIts configuration{f', in {out}' if out else ''}:\n", style="bold")
     console.print(text)
 

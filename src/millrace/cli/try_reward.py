@@ -16,7 +16,7 @@ from millrace.config.load import load
 from millrace.evaluation.trials import judge, run_trials
 from millrace.observe.terminal import Terminal
 
-TEXT_SHOWN, PROMPT_SHOWN, ROW_SHOWN = 16, 1000, 22
+TEXT_SHOWN, PROMPT_SHOWN, ROW_SHOWN = 16, 1000, 18
 """Characters of a completion, of a prompt, and of a row's name: the table fits into 80 columns."""
 
 

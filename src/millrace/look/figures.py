@@ -85,9 +85,8 @@ def curves(
     points = ColumnDataSource(points_data(data), name=f"{name} points")
     plot.scatter("x", "y", source=points, color="color", size=6)
     told = [("curve", "@label"), (x_label, "$snap_x{0,0.[00]}"), ("value", "$snap_y{%.4g}")]
-    formatters = {"$snap_y": "printf"}
     plot.add_tools(
-        HoverTool(tooltips=told, formatters=formatters, renderers=[lines], line_policy="nearest"),
+        HoverTool(tooltips=told, formatters={"$snap_y": "printf"}, renderers=[lines], line_policy="nearest"),
     )
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
     if not log:
