@@ -58,7 +58,10 @@ class Lineage:
             self._published.pop(version, None)
 
     def digest(self, version: int) -> str:
-        """As the trainer took it when it published `version` last. Raises: UnknownVersionError: too long ago."""
+        """As the trainer took it when it published `version` last.
+
+        Raises: UnknownVersionError: too long ago.
+        """
         if version not in self._published:
             raise UnknownVersionError(
                 f"version {version} cannot be checked: it is not among the last {VERSIONS_REMEMBERED} that "
