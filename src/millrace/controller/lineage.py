@@ -64,8 +64,8 @@ class Lineage:
         """
         if version not in self._published:
             raise UnknownVersionError(
-                f"version {version} cannot be checked: it is not among the last {VERSIONS_REMEMBERED} that "
-                "this session published"
+                f"version {version} cannot be checked: it is not among the newest {VERSIONS_REMEMBERED} that "
+                "the trainer published"
             )
         return self._published[version]
 
