@@ -1,10 +1,12 @@
 """Layouts that fit, the order of the search, and what a plan says."""
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from millrace.api.planned import PLACEHOLDERS, beyond, configuration
 from millrace.cli import app
 from millrace.config import schedules
 from millrace.config.load import load, load_as
@@ -153,8 +155,6 @@ def test_the_example_is_a_valid_question():
 
 
 def test_the_planned_configuration_is_one_that_train_accepts(tmp_path):
-    from millrace.api.planned import PLACEHOLDERS, configuration
-
     layout = found()[0]
     best = Simulated(Candidate(layout, 32, schedules.AReaL(eta=3)), RESULT, Timeline(), scale=1)
     answer = ranking.Plan(QUESTION, DEMAND, [], 1, [best], "the trainer", [])
@@ -169,12 +169,22 @@ def test_the_planned_configuration_is_one_that_train_accepts(tmp_path):
     assert config.trainer.tensor == layout.training.model_parallel
 
 
-def test_a_plan_says_what_of_it_this_version_cannot_run():
-    from millrace.api.planned import beyond
+def test_a_replica_of_several_devices_has_its_keys_in_the_planned_configuration():
+    layout = next(one for one in found() if one.generation.tensor_parallel > 1)
+    best = Simulated(Candidate(layout, 32, schedules.AReaL()), RESULT, Timeline(), scale=1)
+    answer = ranking.Plan(QUESTION, DEMAND, [], 1, [best], "the trainer", [])
+    config = tomllib.loads(configuration(answer, PLACEHOLDERS))
+    assert config["rollout"]["tensor"] == layout.generation.tensor_parallel
+    assert config["rollout"]["engine"] == "vllm"
+    assert config["model"]["dtype"] == "bfloat16"
 
+
+def test_a_plan_says_what_of_it_no_key_says():
     for layout in found():
         lacks = beyond(Simulated(Candidate(layout, 32, schedules.AReaL()), RESULT, Timeline(), scale=1))
-        assert any("replicas of" in line for line in lacks) == (layout.generation.tensor_parallel > 1)
+        hosts = layout.training.devices + layout.replicas * layout.generation.tensor_parallel > 8
+        assert any("runtime.kind" in line for line in lacks) == hosts
+        assert any("generation in" in line for line in lacks) == (layout.generation.dtype != "bf16")
 
 
 def test_the_documented_answer_is_what_the_command_prints(monkeypatch, capsys):

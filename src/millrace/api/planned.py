@@ -44,19 +44,15 @@ def configuration(answer: Plan, base: dict[str, Any]) -> str:
 
 
 def beyond(one: Simulated) -> list[str]:
-    """What of a plan this version of Millrace cannot run: it has all devices on one host, with versions
-    through the relay."""
+    """What of a plan its configuration does not say."""
     layout, found = one.candidate.layout, []
-    if layout.generation.tensor_parallel > 1:
-        ways = layout.generation.tensor_parallel
-        found.append(f"replicas of {ways} devices: `rollout.engine` vllm can, with `rollout.tensor` {ways}")
     if layout.generation.dtype != "bf16":
         found.append(f"generation in {layout.generation.dtype}: here it is float32 or bfloat16")
     if one.candidate.transport != "relay":
         found.append(f"weights by {one.candidate.transport}: here they go through the relay")
     num = layout.training.devices + layout.replicas * layout.generation.tensor_parallel
     if num > DEVICES_OF_A_HOST:
-        found.append(f"{num} devices: here all are in one host")
+        found.append(f'{num} devices are several hosts: `runtime.kind` "ray" (docs/cluster.md)')
     return found
 
 

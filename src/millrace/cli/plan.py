@@ -69,10 +69,12 @@ def _show(answer: Plan, text: str, out: Path | None) -> None:
         console.print(f"{who:12} {bar}")
     console.print(f"\nThe bottleneck is {answer.bottleneck}.")
     for gain in answer.gains:
-        console.print(f"One more {gain.device}: {gain.throughput:+.1%} predicted ({gain.role})")
+        console.print(
+            f"One more {gain.device}: {gain.throughput:+.1%} predicted from mean lengths ({gain.role})"
+        )
     missing = beyond(answer.best)
     if missing:
-        console.print("\nThis version of Millrace cannot run all of it. It lacks:", style="bold")
+        console.print("\nIts configuration does not say:", style="bold")
     for lacking in missing:
         console.print(f"  {lacking}")
     console.print(f"\nIts configuration{f', in {out}' if out else ''}:\n", style="bold")

@@ -103,7 +103,7 @@ def bottleneck(result: Result) -> str:
         return f"generation ({times})"
     return (
         f"the long tail under the staleness bound ({times}): a looser bound, shorter completions or fewer "
-        "trajectories at a time on a replica help, more devices do not"
+        "trajectories at a time on a replica help more than devices"
     )
 
 
@@ -194,12 +194,14 @@ def problem_of(model: ModelSizes, device: Device, count: int, demand: Demand) ->
 def training_config(plan: Plan, base: dict[str, Any]) -> dict[str, Any]:
     """The best candidate as the keys of a training configuration, laid over `base`.
 
-    Which device does what, tensor parallelism of replicas and transport are in the plan's table only.
+    Which device does what, and the transport, are in the plan's table only.
     """
     best = plan.best.candidate
-    training = best.layout.training
+    training, generation = best.layout.training, best.layout.generation
+    several = {"tensor": generation.tensor_parallel, "engine": "vllm"}
     workload = plan.config.workload
     chosen: dict[str, dict[str, Any]] = {
+        "model": {"dtype": "bfloat16"},
         "batch": {"prompts": best.prompts, "group_size": plan.config.batch.group_size},
         "sampling": {"max_tokens": workload.max_tokens},
         "trainer": {"shard": training.ranks, "tensor": training.model_parallel},
@@ -207,6 +209,7 @@ def training_config(plan: Plan, base: dict[str, Any]) -> dict[str, Any]:
             "replicas": best.layout.replicas,
             "slots": best.layout.slots,
             "max_sequence_tokens": plan.demand.longest,
+            **(several if generation.tensor_parallel > 1 else {}),
         },
     }
     tree = dict(base)
