@@ -36,7 +36,7 @@ def changes(seed: int) -> tuple[Scaling, ...]:
 
 def played(schedule: Schedule, seed: int, *, changing: bool) -> Outcome:
     shape = BatchShape(prompts=8, group_size=3)
-    config = small_config(schedule, steps=60, replicas=4, seed=seed, batch=shape)
+    config = small_config(schedule, steps=sized(60, 6), replicas=4, seed=seed, batch=shape)
     workload = Workload(completion=LogNormal(60.0, 0.8))
     scalings = changes(seed) if changing else ()
     return simulate(

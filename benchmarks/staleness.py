@@ -22,7 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from common import kept_directory, parser_of, report, sized, table
+from common import QUICK, kept_directory, parser_of, report, sized, table
+from peers.start import TASKS, make_start
 from stored_runs import Kept, Spec, Store, interval, plus_minus
 
 from millrace.config.load import load
@@ -94,11 +95,13 @@ def specs(objectives: Iterable[str], ages: Sequence[int], seeds: range, steps: i
 
 @cache
 def start_model() -> Path:
-    """The quickstart's, made once."""
+    """The quickstart's, made once; with `--quick` a random one."""
     from millrace.observe.terminal import Terminal
     from millrace.quickstart.start_model import make_start_model
 
     directory = kept_directory() / "quickstart"
+    if QUICK:
+        return make_start(TASKS["short"], directory)
     if not (directory / "start" / "model.safetensors").exists():
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()

@@ -98,6 +98,8 @@ def compare(directory: str, rounds: int) -> dict[int, dict[str, float]]:
         version = published.publish()
         for degree, engine in engines.items():
             told[degree].append(engine.pause(version))
+    for engine in engines.values():
+        engine.engine.close()  # what vLLM prints then comes before the figures
     names = dict.fromkeys(name for answer in told[1] for name in answer)
     return {
         degree: {name: median([one[name] for one in answers if name in one]) for name in names}
