@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
-
-import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import freshness
+import pytest
 import stored_runs
 from stored_runs import Kept, Spec, Store
 

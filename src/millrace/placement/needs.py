@@ -170,7 +170,7 @@ def indexed_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if not index.exists():
         return []
-    with boundary("model", f"{index} does not say where each tensor is", DataError):
+    with boundary("`model.path`", f"{index} does not say where each tensor is", DataError):
         names = sorted({*json.loads(index.read_text())["weight_map"].values()})
         outside = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
     if outside:
