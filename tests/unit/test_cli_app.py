@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import millrace
-from millrace.cli import app, train
+from millrace.cli import app, quickstart, train
 from millrace.cli.options import typed
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError, MillraceError, StorageError, after
@@ -165,6 +165,14 @@ def test_hints_name_the_command_as_it_was_typed(monkeypatch: pytest.MonkeyPatch,
     assert typed() == "millrace"
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "millrace" / "__main__.py")])
     assert typed() == f"{sys.executable} -m millrace"
+
+
+def test_the_last_line_of_the_quickstart_can_be_pasted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", [".venv/bin/millrace"])
+    monkeypatch.setenv("PATH", "")
+    assert quickstart.look_around(tmp_path / "my runs") == f".venv/bin/millrace show '{tmp_path}/my runs'"
 
 
 def test_a_terminal_without_utf8_gets_a_question_mark_and_no_traceback() -> None:

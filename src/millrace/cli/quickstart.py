@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from millrace.cli.options import Overrides
+from millrace.cli.options import Overrides, typed
 from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
@@ -68,8 +69,13 @@ def command(
     _report(before, after)
     console.print()
     passed = print_checks(console, checks(before, after, run, saboteur))
-    console.print(f"\n{time.monotonic() - started:.0f} s. Look around: millrace show {run.path}")
+    console.print(f"\n{time.monotonic() - started:.0f} s. Look around: {look_around(run.path)}")
     raise typer.Exit(0 if passed else 1)
+
+
+def look_around(run: Path) -> str:
+    """What to type next."""
+    return f"{typed()} show {shlex.quote(str(run))}"
 
 
 def _prepare(directory: Path, overwrite: bool, sets: list[str]) -> Config:
@@ -94,7 +100,7 @@ def _train(config: Config, run: RunDirectory, saboteur: Saboteur) -> None:
         return compose.train(config, run, stop, saboteur, console=view)
 
     if not run_stoppable(body, view.print, at_once=view.show_cursor):
-        console.print("Stopped. `millrace quickstart` begins anew.")
+        console.print(f"Stopped. `{typed()} quickstart` begins anew.")
         raise typer.Exit(130)
 
 

@@ -15,7 +15,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from millrace.api.simulated import base_scenario, compared
-from millrace.cli.options import AsJson, Overrides
+from millrace.cli.options import AsJson, Overrides, typed
 from millrace.config.load import load, load_as
 from millrace.config.schema import Config
 from millrace.config.section import Section
@@ -148,7 +148,7 @@ def _explore(
 ) -> None:
     """Exit code 1 where a seed fails; each failure says how to replay it."""
     config = load(config_file, overrides) if config_file else None
-    words = ["millrace simulate", *([str(config_file)] if config_file else [])]
+    words = [f"{typed()} simulate", *([str(config_file)] if config_file else [])]
     with Bar(console=console, transient=True, disable=as_json or not console.is_terminal) as progress:
         bar = progress.add_task("worlds", total=count)
 
