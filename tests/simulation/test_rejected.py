@@ -11,6 +11,7 @@ from millrace.controller.trainer_session import REJECTED_MAX
 from millrace.core.errors import TrainingError
 from millrace.sim.explore.invariants import Invariants
 from millrace.sim.explore.worlds import SCHEDULES, small_config
+from millrace.sim.roles import sim_trainer
 from millrace.sim.simulation import Scenario, simulate
 from millrace.sim.virtual.faults import Crash, Failures, Faults
 
@@ -61,3 +62,20 @@ def test_a_run_ends_when_batch_after_batch_is_rejected():
     scenario = Scenario(small_config(Synchronous(), steps=8), faults=Faults(poisonous=1.0))
     with pytest.raises(TrainingError, match=rf"{REJECTED_MAX} batches in a row.*version 0"):
         simulate(scenario, Invariants(scenario))
+
+
+def test_a_ledger_with_trajectories_that_nobody_can_have_sampled_is_gone_through(monkeypatch):
+    """However many batches in a row: the weights are not at fault."""
+    honest = sim_trainer.StepRejected
+
+    def unfit(*given, **fields):
+        return honest(*given, **fields, unfit=True)
+
+    monkeypatch.setattr(sim_trainer, "StepRejected", unfit)
+    config = small_config(Synchronous(), steps=6)
+    outcome = simulate(Scenario(config, faults=Faults(poisonous=0.4)))
+    assert max(event["in_a_row"] for event in outcome.of("step_rejected")) == 0
+    assert len(outcome.of("step")) == 6
+    assert {event["reason"] for event in outcome.of("ended") if event["state"] == "rejected"} >= {
+        "step 0: the loss is nan"
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from millrace.engines.server import streams as streams_module
 from millrace.engines.server.client import GENERATE, Server
 from millrace.engines.server.engine import ServerEngine
 from millrace.engines.server.handover import Handover
-from millrace.engines.server.streams import Streams
+from millrace.engines.server.streams import Streams, Token
 from millrace.rollout.intake import Intake
 
 STEPS_MAX = 2000
@@ -353,3 +354,29 @@ def test_a_new_incarnation_ends_what_the_earlier_one_left(fake: FakeVllm, opened
     fake.set(tokens_max=99)
     new.submit([work(1, lease=1)])
     assert count(until(new, lambda told: any(part.finish for part in told))) == 20
+
+
+@pytest.mark.parametrize(
+    ("token", "logprob"), [(VOCAB, -1.0), (-1, -1.0), (2**70, -1.0), (3, 0.5), (3, math.inf)]
+)
+def test_a_token_that_nobody_can_have_sampled_ends_the_replica_and_is_recorded_nowhere(
+    token: int, logprob: float, engine: ServerEngine, fake: FakeVllm
+) -> None:
+    fake.set(tokens_max=3, then="hang")
+    serve(engine, 1)
+    engine.submit([work(8)])
+    until(engine, lambda told: bool(told))
+    (key,) = engine._running
+    with pytest.raises(WorkerError, match=f"gives token {token} with log-prob {logprob} to trajectory 8"):
+        engine._append(key, Token(token, logprob))
+    assert token not in engine.release([8])[0].columns.tokens.tolist()[-1:]
+
+
+def test_a_log_prob_that_was_rounded_beyond_zero_is_zero(engine: ServerEngine, fake: FakeVllm) -> None:
+    fake.set(tokens_max=3, then="hang")
+    serve(engine, 1)
+    engine.submit([work(8)])
+    until(engine, lambda told: bool(told))
+    (key,) = engine._running
+    engine._append(key, Token(3, 1e-7))
+    assert engine._running[key].sampled().columns.logprobs[-1] == 0.0

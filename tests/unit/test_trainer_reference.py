@@ -55,3 +55,12 @@ def test_other_weights_than_those_of_version_0_are_refused(tmp_path):
     worker = ReferenceWorker(config_for(save_tiny_model(tmp_path / "model")).model_dump(mode="json"), "cpu")
     with pytest.raises(DigestMismatchError, match=r"the reference .* has digest (\w+), .* with other"):
         asyncio.run(worker.load("other"))
+
+
+def test_what_nobody_can_have_sampled_has_no_reference_and_the_trainer_rejects_it():
+    worker, batch = ReferenceWorker(config_for().model_dump(mode="json"), "cpu"), make_batch()
+    worker._model = tiny_model()
+    batch.groups[0].sequences[0].columns.tokens[0] = 10**6
+    told = asyncio.run(worker.score(batch))
+    lengths = [len(s.columns) for g in batch.groups for s in g.sequences]
+    assert [len(each) for each in told] == lengths and all(each != each for part in told for each in part)

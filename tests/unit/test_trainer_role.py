@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import msgspec
 import pytest
 import torch
-from trainer_doubles import WRITERS, make_batch, save_tiny_model
+from trainer_doubles import VOCAB, WRITERS, make_batch, save_tiny_model
 from transformers import AutoModelForCausalLM
 
 from millrace.core.digest import digest_buffers
@@ -235,6 +236,27 @@ def test_a_bad_batch_is_rejected_however_often_and_the_next_one_is_trained(make_
         assert len(list((tmp_path / "run").glob("rejected_v0_*.msgpack"))) == 1
         assert all(torch.equal(before[name], tensor) for name, tensor in weights(role).items())
         assert (await role.step(good)).version == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("tokens", VOCAB), ("tokens", -1), ("logprobs", math.nan), ("logprobs", 0.5)]
+)
+def test_a_trajectory_that_nobody_can_have_sampled_is_rejected_before_it_trains_a_neighbour(
+    make_role, column, value
+):
+    async def scenario():
+        role = make_role()
+        await role.load(None)
+        before, batch = weights(role), make_batch(0)
+        bad = batch.groups[1].sequences[2]
+        getattr(bad.columns, column)[bad.mask.index(True)] = value
+        rejected = await role.step(batch)
+        assert isinstance(rejected, StepRejected) and rejected.unfit
+        assert rejected.trajectory_ids == [bad.trajectory_id]
+        assert f"trajectory {bad.trajectory_id}: " in rejected.reason and f"{value}" in rejected.reason
+        assert all(torch.equal(before[name], tensor) for name, tensor in weights(role).items())
 
     asyncio.run(scenario())
 

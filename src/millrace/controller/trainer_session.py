@@ -214,8 +214,9 @@ class TrainerSession:
 
         Raises TrainingError: REJECTED_MAX batches in a row were not fit to be trained on.
         """
-        run, self._rejected_in_a_row = self._run, self._rejected_in_a_row + 1
-        run.state.reject(rejected.trajectory_ids, f"not finite at {rejected.reason}")
+        run, self._rejected_in_a_row = self._run, self._rejected_in_a_row + (not rejected.unfit)
+        told = rejected.reason if rejected.unfit else f"not finite at {rejected.reason}"
+        run.state.reject(rejected.trajectory_ids, told)
         run.flush()
         run.events.emit(
             "step_rejected",

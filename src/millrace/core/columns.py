@@ -16,6 +16,9 @@ from typing import Any
 from millrace.core.choices import Choices
 from millrace.core.likely import Likely, Row
 
+LOGPROB_MAX = 1e-4
+"""Engines round: a log-prob up to this is taken as 0."""
+
 Buffer = bytes | bytearray | memoryview | array
 
 Beside = tuple[Likely | None, Choices | None]

@@ -252,12 +252,14 @@ class StepResult(msgspec.Struct, frozen=True):
 
 class StepRejected(msgspec.Struct, frozen=True):
     """The batch cannot be trained on; the version is as it was. `trajectory_ids` are at fault: all of the
-    batch's where none can be named. `weights_lost`: the trainer must load again before its next step."""
+    batch's where none can be named. `weights_lost`: the trainer must load again before its next step.
+    `unfit`: no weights could be trained on these; else the loss or gradient is not finite."""
 
     version: int
     trajectory_ids: list[int]
     reason: str
     weights_lost: bool = False
+    unfit: bool = False
 
 
 # ---------------------------------------------------------------- weights

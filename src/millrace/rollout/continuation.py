@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-from millrace.core.columns import TokenColumns
+from millrace.core.columns import LOGPROB_MAX, TokenColumns
+from millrace.core.errors import WorkerError
 from millrace.core.likely import Row
 from millrace.core.types import Finish, Progress, Work
 from millrace.rollout.stop import StopStrings
@@ -20,8 +22,10 @@ class Continuation:
         eos_ids: frozenset[int],
         max_sequence_tokens: int,
         decode: Callable[[list[int]], str] | None,
+        vocab: int,
+        engine: str,
     ) -> None:
-        self.work = work
+        self.work, self._vocab, self._engine = work, vocab, engine
         self.tokens = [*work.prompt, *work.tokens]
         self.finish: Finish | None = None
         self.prefix_key: tuple = (work.group_id, tuple(work.prompt))
@@ -54,7 +58,15 @@ class Continuation:
         likely: Row | None = None,
         choices: bytes | None = None,
     ) -> None:
-        """`likely`: as many as `sampling.logprobs`, or more."""
+        """`likely`: as many as `sampling.logprobs`, or more. Raises: WorkerError: nobody can have sampled
+        this."""
+        if not (0 <= token < self._vocab and -math.inf < logprob <= LOGPROB_MAX):
+            raise WorkerError(
+                f"{self._engine} gives token {token} with log-prob {logprob} to trajectory "
+                f"{self.work.trajectory_id}: ids are from 0 to {self._vocab - 1}, and log-probs finite and "
+                "at most 0\n  The token is not recorded. Does the engine serve another model?"
+            )
+        logprob = min(logprob, 0.0)  # it was rounded
         if likely is not None:
             num = self.work.sampling.logprobs
             likely = (likely[0][:num], likely[1][:num]) if num else None

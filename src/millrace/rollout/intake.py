@@ -20,6 +20,7 @@ class Intake:
         vocab: token ids are below this.
         eos_ids: token ids that end a completion.
         decode: tokens to text, needed for stop strings only.
+        engine: who samples, for errors.
     """
 
     def __init__(
@@ -29,9 +30,10 @@ class Intake:
         max_sequence_tokens: int,
         eos_ids: Iterable[int],
         decode: Callable[[list[int]], str] | None,
+        engine: str = "the engine",
     ) -> None:
         self._vocab, self._max_sequence_tokens = vocab, max_sequence_tokens
-        self._eos_ids, self._decode = frozenset(eos_ids), decode
+        self._eos_ids, self._decode, self._engine = frozenset(eos_ids), decode, engine
         self._leases: OrderedDict[int, int] = OrderedDict()
 
     def take(self, works: Iterable[Work]) -> list[Continuation]:
@@ -53,7 +55,12 @@ class Intake:
 
     def _continuation(self, work: Work) -> Continuation:
         return Continuation(
-            work, eos_ids=self._eos_ids, max_sequence_tokens=self._max_sequence_tokens, decode=self._decode
+            work,
+            eos_ids=self._eos_ids,
+            max_sequence_tokens=self._max_sequence_tokens,
+            decode=self._decode,
+            vocab=self._vocab,
+            engine=self._engine,
         )
 
     def _check(self, work: Work) -> None:

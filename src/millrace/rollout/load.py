@@ -54,6 +54,7 @@ def open_intake(options: EngineOptions) -> Intake:
         max_sequence_tokens=options.max_sequence_tokens,
         eos_ids=end_ids(options.model_path, tokenizer),
         decode=text_decoder(tokenizer),
+        engine=f"server {options.server}" if options.server else "the engine",
     )
 
 

@@ -153,6 +153,11 @@ def _matrices(model: PreTrainedModel) -> set[torch.Tensor]:
     return matrices - {model.get_input_embeddings().weight}
 
 
+def vocabulary(model: PreTrainedModel) -> int:
+    """Token ids are below this."""
+    return len(model.get_output_embeddings().weight)
+
+
 def row_logprobs(
     model: PreTrainedModel,
     row: Row,
@@ -167,10 +172,10 @@ def row_logprobs(
     Sequences that share a token share its log-prob: the output projection sees each pair of source and
     target once (P of them). Not where tokens are cut: of each other ones may be.
     """
-    vocabulary = len(model.get_output_embeddings().weight)
     if row.choices_N is None:
-        pairs_P, pair_N = np.unique(row.sources_N * vocabulary + row.targets_N, return_inverse=True)
-        sources_P, targets_P = np.divmod(pairs_P, vocabulary)
+        size = vocabulary(model)
+        pairs_P, pair_N = np.unique(row.sources_N * size + row.targets_N, return_inverse=True)
+        sources_P, targets_P = np.divmod(pairs_P, size)
     else:
         sources_P, targets_P = row.sources_N, row.targets_N
     forward = getattr(model, "pair_logprobs", partial(_pair_logprobs, model))

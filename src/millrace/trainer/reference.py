@@ -8,6 +8,7 @@ Shape suffix: C = completion tokens of the batch, in order of groups and sequenc
 from __future__ import annotations
 
 import asyncio
+import math
 from array import array
 from typing import Any
 
@@ -25,8 +26,9 @@ from millrace.placement.device import computes, computing_dtype, torch_device
 from millrace.trainer.adapter import digest_of
 from millrace.trainer.flat_batch import flatten
 from millrace.trainer.mesh import ALONE, Ranks, local
-from millrace.trainer.model import load_model, named_weights, row_logprobs
+from millrace.trainer.model import load_model, named_weights, row_logprobs, vocabulary
 from millrace.trainer.packing import pack
+from millrace.trainer.rejected import unfit
 from millrace.trainer.trainer import with_choices
 
 
@@ -58,11 +60,13 @@ class ReferenceWorker:
     def _score(self, batch: Batch) -> list[array[float]]:
         if self._model is None:
             raise WorkerError("the reference has no weights yet: `load` must come first")
+        sequences = [sequence for group in batch.groups for sequence in group.sequences]
+        if unfit(batch, vocabulary(self._model)):  # the trainer rejects it
+            return [array("f", [math.nan]) * len(sequence.columns) for sequence in sequences]
         budget = self._config.batch.token_budget
         advice = f"Lower `batch.token_budget` ({budget}), which changes no gradient, or free memory"
         with needing_memory("the reference", f"the batch of version {batch.version}", advice):
             found_C = reference_logprobs(self._model, batch, self._config)
-        sequences = [sequence for group in batch.groups for sequence in group.sequences]
         ends = np.cumsum([len(sequence.columns) for sequence in sequences])
         return [array("f", part.tobytes()) for part in np.split(found_C, ends[:-1])]
 

@@ -1,4 +1,4 @@
-"""Batches that cannot be trained on, kept to be looked at."""
+"""Trajectories and batches that cannot be trained on, told, and kept to be looked at."""
 
 from __future__ import annotations
 
@@ -6,13 +6,28 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import xxhash
 
-from millrace.core.columns import TokenColumns
+from millrace.core.columns import LOGPROB_MAX, TokenColumns
 from millrace.core.errors import writing
 from millrace.core.types import Batch
 
 SAVED_MAX = 8  # that a run directory keeps, the first ones
+
+
+def unfit(batch: Batch, vocabulary: int) -> dict[int, str]:
+    """Trajectories that no engine can have sampled, and why. An id beyond the vocabulary would be taken for
+    another position's token."""
+    told: dict[int, str] = {}
+    for sequence in (sequence for group in batch.groups for sequence in group.sequences):
+        tokens, logprobs = np.asarray(sequence.columns.tokens), np.asarray(sequence.columns.logprobs)
+        for outside in tokens[(tokens < 0) | (tokens >= vocabulary)][:1]:
+            told[sequence.trajectory_id] = f"token {outside} is outside the vocabulary of {vocabulary}"
+        own = logprobs if sequence.mask is None else logprobs[np.asarray(sequence.mask, bool)]
+        for wrong in own[~(np.isfinite(own) & (own <= LOGPROB_MAX))][:1]:
+            told[sequence.trajectory_id] = f"{wrong:g} is the log-prob of no sampled token"
+    return told
 
 
 def save_rejected(batch: Batch, directory: Path) -> str:

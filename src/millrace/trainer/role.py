@@ -48,9 +48,10 @@ from millrace.trainer.checkpoint import Saver, load_checkpoint, prune_checkpoint
 from millrace.trainer.directories import atomic_directory, sweep
 from millrace.trainer.export import save_model
 from millrace.trainer.mesh import Ranks, agreed
-from millrace.trainer.model import load_model, recompute_layers
+from millrace.trainer.model import load_model, recompute_layers, vocabulary
 from millrace.trainer.publish import Publisher, buffers_of
 from millrace.trainer.reference import load_reference, published_dtype
+from millrace.trainer.rejected import unfit
 from millrace.trainer.teacher import load_teacher
 from millrace.trainer.tokens import read_tokenizer
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
@@ -168,6 +169,9 @@ class TorchTrainer:
                 f"a batch for version {batch.version} cannot be applied to the trainer's version "
                 f"{trainer.version}: load the checkpoint it belongs to"
             )
+        if bad := unfit(batch, vocabulary(trainer.model)):
+            told = "; ".join(f"trajectory {number}: {why}" for number, why in list(bad.items())[:4])
+            return StepRejected(batch.version, list(bad), told, unfit=True)
         try:
             self._last = trainer.step(batch, quarantine=self._run_dir)
         except DigestMismatchError:
