@@ -11,10 +11,12 @@ from millrace.config.evaluations import EvaluationSection
 from millrace.config.operation import Supervision
 from millrace.config.schedules import Laminar, Schedule, Synchronous
 from millrace.controller.evaluations import Evaluations
+from millrace.core.errors import ConfigError, MillraceError, RemoteError, WorkerDied
 from millrace.core.events import Event
 from millrace.core.types import EvaluationAttempt, EvaluationRecord
 from millrace.ledger.evaluations import load_attempts
 from millrace.ledger.sqlite import SqliteLedger
+from millrace.runtime.seam import crossing
 from millrace.sim.costs.interface import Costs
 from millrace.sim.costs.workload import Workload
 from millrace.sim.explore.invariants import Invariants
@@ -22,6 +24,7 @@ from millrace.sim.explore.worlds import random_world, small_config
 from millrace.sim.roles.world import World
 from millrace.sim.simulation import Outcome, Scenario, simulate
 from millrace.sim.virtual.faults import Corruption, Crash, Failures, Faults
+from millrace.sim.virtual.workers import SimulatedWorker
 
 
 class Watched(Invariants):
@@ -203,3 +206,43 @@ def test_whatever_dies_every_due_version_is_told_and_the_last_one_is_evaluated(s
         due = {*range(0, config.steps + 1, every), config.steps}
         assert set(watched.of(name)) == due
         assert watched.of(name)[config.steps] == ""
+
+
+@pytest.mark.parametrize("name", ["evaluator", "environment-held-out"])
+@pytest.mark.parametrize("kind", [WorkerDied, ConfigError, RemoteError])
+def test_training_goes_on_without_evaluations_that_cannot_be_made(
+    name: str, kind: type[MillraceError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = SimulatedWorker._call
+
+    async def call(worker: SimulatedWorker, method: str, args: tuple[Any, ...]) -> Any:
+        if worker.name == name and method in ("pull", "prompts"):
+            raise kind("it is broken")
+        return await honest(worker, method, args)
+
+    monkeypatch.setattr(SimulatedWorker, "_call", call)
+    limits = Supervision(restarts=5, backoff_s=0.05)
+    watched, outcome = run(evaluation(), evaluation(name="other"), supervision=limits)
+    assert outcome.accounting.trained == outcome.accounting.admitted and len(outcome.of("step")) == 8
+    skipped = {"held-out", "other"} if name == "evaluator" else {"held-out"}
+    [warned] = outcome.of("warned")
+    assert all(each in warned["reason"] for each in skipped) and "it is broken" in warned["reason"]
+    for each in skipped:
+        assert watched.of(each).keys() == {0, 2, 4, 6, 8} and all(watched.of(each).values())
+    if "other" not in skipped:
+        assert not watched.of("other")[8]
+
+
+def test_an_evaluator_that_cannot_be_started_at_all_ends_the_run_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = SimulatedWorker.start
+
+    async def start(worker: SimulatedWorker, *given: Any) -> None:
+        if worker.name == "evaluator":
+            raise crossing(ConfigError("there is no vLLM"), "evaluator: start")
+        await honest(worker, *given)
+
+    monkeypatch.setattr(SimulatedWorker, "start", start)
+    with pytest.raises(ConfigError, match="there is no vLLM"):
+        run(evaluation())

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from millrace.controller.fault import may_pass
 from millrace.controller.pulse import Waits
 from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
 from millrace.core import clock
-from millrace.core.errors import RemoteError, WorkerDied, WorkerError
+from millrace.core.errors import ConfigError, RemoteError, WorkerDied, WorkerError
 from millrace.core.events import Events
 from millrace.core.types import Vitals
 
@@ -160,3 +161,12 @@ def test_a_worker_that_is_lost_as_its_session_ends_is_made_anew_and_cancels_noth
         return runtime.starts, asyncio.current_task().cancelling()
 
     assert asyncio.run(run()) == (2, 0)
+
+
+@pytest.mark.parametrize("role", ["trainer", "reference", "replica", "relay", "environment"])
+def test_an_error_of_its_own_is_not_tried_again_by_who_has_the_run_itself(role):
+    error = ConfigError("no CUDA any more")
+    error.raised_in = f"{role}: start"
+    again = role not in ("trainer", "reference")
+    assert may_pass(error, role, made=True, worked=True) is again
+    assert may_pass(WorkerDied("killed"), role, made=True, worked=True)

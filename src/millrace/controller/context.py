@@ -184,6 +184,14 @@ class RunContext:
         self.events.emit("quarantined", row_id=row_id, reason=reason)
         self.end_group(trajectory.group_id, State.ABANDONED, reason)
 
+    def forgo(self, evaluations: Iterable[str], reason: str) -> None:
+        """These are skipped from now on: the run goes on without them."""
+        names = [name for name in evaluations if name not in self.evaluations.forgone]
+        self.evaluations.forgone |= dict.fromkeys(names, reason)
+        if names:
+            told = f"{', '.join(names)}: skipped from now on: {reason}"
+            self.events.emit("warned", source="evaluations", reason=told)
+
     # ------------------------------------------------------------ what holds it up
 
     def standing(self) -> list[str]:

@@ -25,18 +25,19 @@ from millrace.config.schema import Config
 from millrace.controller.context import RunContext
 from millrace.controller.decide import Decisions
 from millrace.controller.evaluator_session import EvaluatorSession
+from millrace.controller.fault import may_go
 from millrace.controller.fleet import Fleet
 from millrace.controller.live_fleet import LiveFleet
 from millrace.controller.live_scorers import LiveScorers
 from millrace.controller.pace import PACE, Pace
 from millrace.controller.reference_session import ReferenceSession
 from millrace.controller.state import RunState
-from millrace.controller.supervisor import RestartPolicy, Supervisor
+from millrace.controller.supervisor import Exempt, RestartPolicy, Session, Supervisor, WorkerSpec, never
 from millrace.controller.trainer_session import TrainerSession
 from millrace.core import clock
-from millrace.core.errors import DeadlineExceeded, MillraceError, after, leaves
+from millrace.core.errors import DataError, DeadlineExceeded, MillraceError, RewardError, after, leaves
 from millrace.core.events import Events
-from millrace.core.protocols import Ledger, Runtime
+from millrace.core.protocols import Handle, Ledger, Runtime
 from millrace.schedule.schedule import Schedule
 
 COLLECT_AFTER = 100_000  # objects; Python's own number is 700
@@ -164,15 +165,44 @@ class Controller:
 
     def _evaluate(self, group: asyncio.TaskGroup, loops: list[asyncio.Task[None]]) -> None:
         """The evaluator's coroutine and those of its reward workers, if the run has evaluations."""
-        spec, keep, run = self._fleet.evaluator, self._supervisor.keep, self._run
+        spec, run = self._fleet.evaluator, self._run
         if spec is None:
             return
         if reason := run.evaluations.enough():
             run.stop(reason)
-        session = EvaluatorSession(run, spec.place.host)
-        loops.append(group.create_task(keep(spec, session.run), name=spec.name))
-        for judge, pool in zip(self._fleet.judges, session.pools, strict=True):
-            loops.append(group.create_task(keep(judge, pool.session, pool.is_scoring), name=judge.name))
+        session, names = EvaluatorSession(run, spec.place.host), list(run.evaluations.sections)
+        evaluator = self._keep_evaluating(spec, session.run, session, names)
+        loops.append(group.create_task(evaluator, name=spec.name))
+        for judge, pool, name in zip(self._fleet.judges, session.pools, names, strict=True):
+            judging = self._keep_evaluating(judge, pool.session, session, [name], pool.is_scoring)
+            loops.append(group.create_task(judging, name=judge.name))
+
+    async def _keep_evaluating(
+        self,
+        spec: WorkerSpec,
+        work: Session,
+        session: EvaluatorSession,
+        names: list[str],
+        exempt: Exempt = never,
+    ) -> None:
+        """Training needs no evaluation: evaluations `names` are skipped where `spec`, once it was started,
+        cannot go on."""
+        begun = False
+
+        async def begin(handle: Handle) -> None:
+            nonlocal begun
+            begun = True
+            await work(handle)
+
+        try:
+            await self._supervisor.keep(spec, begin, exempt)
+        except MillraceError as error:
+            theirs = isinstance(error, RewardError | DataError)  # no reward works, or no row is a prompt
+            if not (begun and theirs) and not may_go(error, first=True, worked=begun, others=True):
+                raise
+            session.forgo(names, error)
+        if spec is self._fleet.evaluator:
+            await session.skip()
 
     async def _flush(self) -> None:
         """Not where a step has just been written with all the rest."""

@@ -12,7 +12,7 @@ is done again if the resumed run is at its version, and is skipped if not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from millrace.core import clock
 from millrace.core.errors import (
     DataError,
     DeadlineExceeded,
+    MillraceError,
     TornVersionError,
     UnknownVersionError,
     WorkerDied,
@@ -89,7 +90,23 @@ class EvaluatorSession:
             else:
                 await self._run.to_relays.wait(timeout_s=TICK_S)
 
+    def forgo(self, names: Iterable[str], error: MillraceError) -> None:
+        """They cannot be made any more."""
+        self._run.forgo(names, str(error))
+        self._news.fire()
+
+    async def skip(self) -> None:
+        """In place of `run`, where there is no evaluator any more."""
+        while True:
+            if (under := self._state.underway) is not None:
+                self._skip_forgone(under.section.name, under.version)
+            self._look()
+            await self._run.to_relays.wait(timeout_s=TICK_S)
+
     # ------------------------------------------------------------ which
+
+    def _skip_forgone(self, name: str, version: int) -> None:
+        self._skip(EvaluationRecord(name, version, reason=self._state.forgone[name]))
 
     def _look(self) -> None:
         run, state = self._run, self._state
@@ -97,6 +114,8 @@ class EvaluatorSession:
             self._skip(record)
         for name, version in state.waiting.gone(run.state.relays.held({self._host})):
             self._skip(EvaluationRecord(name, version, reason=GONE))
+        for name in state.forgone.keys() & state.waiting.wanted.keys():
+            self._skip_forgone(name, state.waiting.wanted.pop(name))
         run.state.pinned = {self._host: frozenset(state.waiting.wanted.values())}
 
     async def _begin(self) -> bool:
@@ -108,18 +127,20 @@ class EvaluatorSession:
             return False
         name, version = chosen
         prompts = await self._prompts(name)
-        if state.waiting.wanted.get(name) == version:
+        if prompts and state.waiting.wanted.get(name) == version:
             state.begin(name, version, prompts, clock.now())
         return state.underway is not None
 
     async def _prompts(self, name: str) -> list[Prompt]:
-        """Its first usable prompts, each row once."""
+        """Its first usable prompts, each row once; none where it is forgone."""
         judges, section = self._judges[name], self._state.sections[name]
         if judges.prompts is not None:
             return judges.prompts
         found, rows = list[Prompt](), set[str]()
         while len(found) < section.prompts:
             prompt = judges.pool.next_prompt()
+            if name in self._state.forgone:
+                return []
             if prompt is None:
                 await self._news.wait(timeout_s=TICK_S)
                 continue
@@ -142,7 +163,7 @@ class EvaluatorSession:
         try:
             async with asyncio.timeout(max(0.0, left_s)) as limit:
                 await self._generate(handle, under)
-                while under.unscored:
+                while under.unscored and under.section.name not in self._state.forgone:
                     await self._news.wait(timeout_s=TICK_S)
         except UnknownVersionError:
             self._skip(EvaluationRecord(under.section.name, under.version, reason=GONE))
@@ -153,6 +174,8 @@ class EvaluatorSession:
             told = f"it took longer than {under.section.timeout_s:g} s (`timeout_s`)"
             self._skip(EvaluationRecord(under.section.name, under.version, reason=told))
         else:
+            if under.unscored:
+                return self._skip_forgone(under.section.name, under.version)
             self._record(under)
 
     async def _generate(self, handle: Handle, under: Underway) -> None:

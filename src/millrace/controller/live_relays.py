@@ -72,8 +72,10 @@ class LiveRelays:
                 await self._supervisor.keep(spec, session.run, leaves=lambda: not self._needed(host))
             except MillraceError as error:
                 lost = isinstance(error.__cause__, HostLost)
-                if self._stays(host) or not (lost or self._may_go(spec, error)):
+                if run.state.relays[host].head or not (lost or self._may_go(spec, error)):
                     raise
+                if self._evaluates(host):
+                    run.forgo(run.evaluations.sections, str(error))
                 self._gave_up(host, f"{spec.name} cannot be there: {error}", lost)
                 await self._deserted(host)
         run.state.relays.gone(host)
@@ -85,9 +87,12 @@ class LiveRelays:
 
     def _stays(self, host: str) -> bool:
         """Whatever becomes of its replicas: the trainer or the evaluator is there."""
-        evaluator = self._fleet.evaluator
-        evaluates = evaluator is not None and evaluator.place.host == host
-        return evaluates or self._run.state.relays[host].head
+        return self._evaluates(host) or self._run.state.relays[host].head
+
+    def _evaluates(self, host: str) -> bool:
+        evaluator, state = self._fleet.evaluator, self._run.evaluations
+        at_work = evaluator is not None and evaluator.place.host == host
+        return at_work and state.forgone.keys() != state.sections.keys()
 
     def _may_go(self, spec: WorkerSpec, error: BaseException) -> bool:
         """With the replicas of its host: others have worked elsewhere."""

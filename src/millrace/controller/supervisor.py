@@ -17,7 +17,7 @@ from typing import Any
 from millrace.controller.fault import is_workers, may_pass, starting
 from millrace.controller.pulse import Waits
 from millrace.core import clock
-from millrace.core.errors import DeadlineExceeded, DigestMismatchError, WorkerDied, WorkerError, leaves
+from millrace.core.errors import DeadlineExceeded, DigestMismatchError, WorkerDied, WorkerError, alone, leaves
 from millrace.core.events import Events
 from millrace.core.placement import HERE, Place
 from millrace.core.protocols import Handle, Runtime
@@ -57,7 +57,7 @@ class PlannedRestart(WorkerError):
     """The session itself wants a fresh worker; it does not count against the restart budget."""
 
 
-def _never(handle: Handle) -> bool:
+def never(handle: Handle) -> bool:
     return False
 
 
@@ -87,7 +87,7 @@ class Supervisor:
         self,
         spec: WorkerSpec,
         session: Session,
-        exempt: Exempt = _never,
+        exempt: Exempt = never,
         leaves: Callable[[], bool] = _stays,
     ) -> None:
         """Run `session` on incarnation after incarnation of `spec`, until one returns, or one dies that
@@ -186,9 +186,9 @@ class Supervisor:
         while crashes[0] < crashes[-1] - policy.window_s:
             crashes.popleft()
         if len(crashes) > policy.restarts:
-            never = "" if spec.name in self._epochs else ", each time before it was ready"
+            early = "" if spec.name in self._epochs else ", each time before it was ready"
             raise WorkerError(
-                f"{spec.name} died {len(crashes)} times within {policy.window_s:g} s{never}; the last time: "
+                f"{spec.name} died {len(crashes)} times within {policy.window_s:g} s{early}; the last time: "
                 f"{self._told(spec.name, cause)}\n  Its own words are in the run directory, "
                 f"logs/{spec.name}.*.log. The budget is `supervision.restarts` ({policy.restarts})."
             ) from cause
@@ -214,7 +214,7 @@ def _of_worker(failure: Exception) -> BaseException:
     if isinstance(failure, ExceptionGroup):
         _, other = failure.split(is_workers)
         if other is not None:
-            raise other
+            raise alone(other)
     elif not is_workers(failure):
         raise failure
     errors = list(leaves(failure))
