@@ -151,8 +151,8 @@ def test_a_whole_run_stops_at_the_spoiled_version_and_says_so(start, tmp_path, m
     saboteur = f"weights_saboteurs:{ON_THE_WAY['weights-flipped-bit']}"
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
-    def spoiled(loaded, run):
-        fleet = honest(loaded, run)
+    def spoiled(*run):
+        fleet = honest(*run)
         fleet.trainer.kwargs["open_writer"] = saboteur  # type: ignore[index]
         return fleet
 

@@ -64,8 +64,8 @@ def test_a_rank_killed_between_its_copy_and_the_end_leaves_nothing_to_read(
 ):
     honest = compose.fleet
 
-    def late(loaded, run):
-        fleet = honest(loaded, run)
+    def late(*run):
+        fleet = honest(*run)
         return dataclasses.replace(
             fleet, trainer=dataclasses.replace(fleet.trainer, target="late_digest:LateDigest")
         )
