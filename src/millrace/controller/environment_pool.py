@@ -125,6 +125,14 @@ class EnvironmentPool:
                     before_s, began_s = began_s, clock.now()
                     self._took(began_s - before_s)
                     self._finish(trajectory_id, score)
+        except TimeoutError as error:  # DeadlineExceeded too: the worker saw the deadline itself
+            self._finish(
+                waiting.popleft().trajectory_id,
+                Failed(f"the reward did not answer within {self._timeout_s:g} s"),
+            )
+            handle.kill()
+            told = f"{handle.name}: a reward took longer than {self._timeout_s:g} s"
+            raise PlannedRestart(": ".join(filter(None, (told, str(error))))) from None
         except MillraceError as error:
             if not is_workers(error):
                 raise
@@ -132,13 +140,6 @@ class EnvironmentPool:
             if not isinstance(error, WorkerDied | OutOfMemory):
                 raise
             raise PlannedRestart(f"{handle.name}: lost while scoring: {error}") from error
-        except TimeoutError:
-            self._finish(
-                waiting.popleft().trajectory_id,
-                Failed(f"the reward did not answer within {self._timeout_s:g} s"),
-            )
-            handle.kill()
-            raise PlannedRestart(f"{handle.name}: a reward took longer than {self._timeout_s:g} s") from None
         finally:
             self._scoring.discard(handle.name)
             self._requests.extendleft(reversed(waiting))
