@@ -210,3 +210,8 @@ def test_a_key_that_is_not_set_with_set_is_told_how(
 ) -> None:
     assert app.run(["train", "run.toml", *words.split()]) == 2
     assert f"Write {remedy}\n" in capsys.readouterr().err
+
+
+def test_a_run_may_be_named_as_a_sweep_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    app.run(["show", "qwen.lr=1e-6"])
+    assert "is a key of the configuration" not in capsys.readouterr().err

@@ -83,6 +83,22 @@ def test_the_second_run_in_a_directory_is_told_whose_it_is(tmp_path, scheme):
     assert not asked(first.relay, 1).reason
 
 
+def test_a_mark_that_a_killed_run_left_empty_is_nobodys(tmp_path):
+    (tmp_path / "owner").touch()
+    host = Host(directory=f"file://{tmp_path}", owner="first-1")
+    host.publish(0)
+    assert not asked(host.relay, 0).reason
+    assert (tmp_path / "owner").read_text() == "first-1"
+
+
+def test_a_run_with_a_long_name_has_its_own_directory(tmp_path):
+    owner = "sweep-" * 60
+    host = Host(directory=f"file://{tmp_path}", owner=owner)
+    host.publish(0)
+    assert not asked(host.relay, 0).reason
+    Directory(f"file://{tmp_path}", owner).refuse_other()
+
+
 @pytest.mark.parametrize("kind", PLANTS)
 def test_what_has_the_name_of_the_mark_is_told(place, kind):
     PLANTS[kind](place / "owner")

@@ -117,11 +117,19 @@ def _refuse_unset(arguments: Sequence[str]) -> None:
         key = re.fullmatch(r"(?:--)?([a-z_]\w*(?:\.\w+)+)(?:=(.*))?", word)
         if before == "--set" and "=" not in word:
             raise ConfigError(f"`--set {word}` has no `=`.\n  Write --set {word}={value}")
-        if key and (word.startswith("--") or (key[2] and not before.startswith("-"))):
+        mistaken = key and (word.startswith("--") or (key[2] and not before.startswith("-")))
+        if key and mistaken and _is_key(key[1]) and not os.path.exists(word):
             raise ConfigError(
                 f"`{word}` is a key of the configuration, and no {'option' if word[0] == '-' else 'file'}.\n"
                 f"  Write --set {key[1]}={key[2] or value}"
             )
+
+
+def _is_key(word: str) -> bool:
+    """Of the configuration: a run may be named `lr.x=1` too."""
+    from millrace.config.schema import Config
+
+    return word.partition(".")[0] in Config.model_fields
 
 
 def tell(error: MillraceError) -> None:

@@ -28,13 +28,13 @@ class ScorersNeeded:
     """The decision. Pure: it is told the time."""
 
     def __init__(self, least: int, most: int) -> None:
-        self._least, self._most = least, most
+        self._least, self.most = least, most
         self.num = least
         self._peak, self._since_s = least, 0.0  # most that were needed since then
 
     def look(self, *, busy: int, waiting: int, score_s: float, now_s: float) -> int:
         """How many there shall be, with so many at work, and so many completions that `waiting` for one."""
-        needed = min(self._most, max(self._least, busy + ceil(waiting * score_s / DRAIN_S)))
+        needed = min(self.most, max(self._least, busy + ceil(waiting * score_s / DRAIN_S)))
         self._peak = max(self._peak, needed)
         if needed > self.num or now_s - self._since_s >= QUIET_S:
             self.num, self._peak, self._since_s = self._peak, needed, now_s
@@ -90,6 +90,8 @@ class LiveScorers:
         self._specs.remove(spec)
         told = f"{spec.name} is given up, {len(self._specs)} may be there: {error}"
         run.events.emit("warned", source="reward workers", reason=told)
+        self._needed.most = min(self._needed.most, len(self._specs))
+        self._start(self._needed.num)
 
     async def _follow(self) -> None:
         """Looks at the queue now and again, until the run ends."""

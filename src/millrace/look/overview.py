@@ -125,8 +125,12 @@ class Overview:
         if not self.is_whole:
             return parts.notice("The doctor waits until all events are read.")
         evidence = self.story.evidence
-        with suppress(MillraceError), LedgerReader(self.run.ledger) as reader:  # else by the events alone
-            count_rewards(evidence, reader)
+        until_s = time.monotonic() + READ_S
+        with suppress(MillraceError):  # then by the events alone
+            with LedgerReader(
+                self.run.ledger, check=False, stop=lambda: time.monotonic() > until_s
+            ) as reader:
+                count_rewards(evidence, reader)
         findings = diagnose(evidence)
         return parts.findings(findings, gone(evidence, findings))
 

@@ -72,8 +72,11 @@ def _cache() -> Path:
 def _kept(root: Path, key: str) -> Path | None:
     """What was compiled before. What is damaged, or was written by somebody else, is removed."""
     for path in root.glob(f"{key}-*.so"):
-        if not files.others_may_write(path) and path.stem == f"{key}-{_digest(path)}":
-            return path
+        try:
+            if not files.others_may_write(path) and path.stem == f"{key}-{_digest(path)}":
+                return path
+        except FileNotFoundError:
+            continue  # another process removed it just now
         LOG.warning("%s is not what was compiled there: it is removed and made anew", path)
         path.unlink(missing_ok=True)
     return None

@@ -109,8 +109,8 @@ async def train(
         run.write_config(config)
         if parts(run.events):
             retell(run.events, (summary, evidence, view.status.speeds), summary.result)
-            with LedgerReader(run.ledger) as reader:
-                count_rewards(evidence, reader)
+            with suppress(LedgerError), LedgerReader(run.ledger, check=False) as reader:
+                count_rewards(evidence, reader)  # for the doctor alone
         stack.enter_context(open_sinks(events, config.observe, run.path, recorded(config)))
         stack.push(lambda _, error, __: _write_summary(run, summary, error))
         every: list[Sink] = [summary, stack.enter_context(view), *sinks]

@@ -70,9 +70,9 @@ def evidence_of(config: Config) -> Evidence:
 
 def count_rewards(evidence: Evidence, reader: LedgerReader) -> None:
     """By the ledger: a long log has no event for each reward any more."""
-    states: Counter[str] = Counter()
+    states, reasons = Counter[str](), reader.reasons()
     evidence.failures.clear()
-    for (state, reason), num in reader.reasons().items():
+    for (state, reason), num in reasons.items():
         states[state] += num
         if state == State.FAILED:
             evidence.failures[reason] += num

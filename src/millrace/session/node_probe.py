@@ -18,6 +18,9 @@ from millrace.placement.gpu_health import gpu_faults
 from millrace.placement.inventory import read_host
 from millrace.runtime.kernel import check_kernel
 
+SUFFIXES = (".py", ".c", ".css", ".js", ".toml")
+"""Of the files that the package has."""
+
 
 class Seen(msgspec.Struct, frozen=True):
     """`missing` are those paths that are not there. `problem`: why no worker can run there. `faults`: what
@@ -54,9 +57,10 @@ def look(paths: Sequence[str], directory: str) -> Seen:
 
 
 def package() -> str:
-    """Which Millrace this is: the digest of all that is installed of it, but for what Python compiles."""
+    """Which Millrace this is: the digest of all its files. What an editor or Python left beside them does not
+    count."""
     root, digest = Path(millrace.__file__).parent, hashlib.sha256()
     for path in sorted(root.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
+        if path.suffix in SUFFIXES and path.is_file():
             digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return digest.hexdigest()[:12]

@@ -43,11 +43,11 @@ async def _try_algorithm(config: Config, path: str) -> list[str]:
 
 def _try_schedule(config: Config, path: str) -> list[str]:
     """Its decisions, on the views of small runs as pure data: with crashes and without."""
-    schedule = build(config)
     try:
         with boundary(f"`schedule.path` ({path})", "a rehearsal of its decisions", ConfigError):
-            schedule.describe()
             for scene in SCENES:
+                schedule = build(config)
+                schedule.describe()
                 rehearse(schedule, scene, seed=0)
     except BrokenPromise as broken:
         return [f"`schedule.path` ({path}), in a rehearsal: {str(broken)[:SHOWN]}"]

@@ -66,8 +66,9 @@ class Directory:
         self._files.invalidate_cache()
         with boundary("weights", f"list {self.url}", WeightsError):
             marked = OWNER in self._names()
-        first = self.read(OWNER).decode(errors="replace")[:OWNER_MAX] if marked else self._owner
-        if first != self._owner:
+        first = self.read(OWNER).decode(errors="replace") if marked else ""
+        if first not in ("", self._owner):  # a run that was killed while it wrote its mark left it empty
+            first = first[:OWNER_MAX]
             raise ConfigError(
                 f"`weights.directory` ({self.url}) belongs to the run `{first}`, and this is "
                 f"`{self._owner}`: each would drop the versions of the other.\n  Name another directory. If "
@@ -173,6 +174,8 @@ class Directory:
         earlier one is told at its next version."""
         path = f"{self._root}/{OWNER}"
         if self._owner and self._local:
+            if self._files.exists(path) and not self.read(OWNER):
+                self._files.rm_file(path)
             with suppress(FileExistsError), create(path) as file:
                 file.write(self._owner.encode())
         elif self._owner and not self._files.exists(path):

@@ -189,20 +189,23 @@ class Relay:
         raise failed or WeightsError(f"version {version} cannot be fetched: no source was named")
 
     async def _restored(self, memory: Memory, version: int, digest: str, place: str) -> Fetched:
-        async with self._restoring:
-            directory = await asyncio.to_thread(Directory, place)
-            running = asyncio.get_running_loop()
-            writing = running.run_in_executor(None, restore, directory, memory, version, digest)
-            try:
-                num_bytes = await asyncio.shield(writing)
-            finally:  # no thread can be stopped, and its slot is not free before its end
-                await asyncio.wait([writing])
+        directory = await asyncio.to_thread(Directory, place)
+        await self._restoring.acquire()
+        running = asyncio.get_running_loop()
+        writing = running.run_in_executor(None, restore, directory, memory, version, digest)
+        writing.add_done_callback(self._has_written)
+        num_bytes = await asyncio.shield(writing)
         if self._network is not None:
             self._network.staged()
         got = _readable(memory, version, digest)
         if got is None:
             raise TornVersionError(f"the slot of version {version} was taken when it had been read")
         return replace(got, source=place, received_bytes=num_bytes)
+
+    def _has_written(self, writing: asyncio.Future[int]) -> None:
+        """No thread can be stopped, so a cancelled restore's slot is not free before this."""
+        self._restoring.release()
+        writing.cancelled() or writing.exception()  # nobody may wait for it any more
 
     def _staged(self, staged: Staged) -> Staged:
         """With what is kept as deltas, which the newest version may add to."""
