@@ -62,5 +62,5 @@ def test_a_version_of_long_ago_is_unknown_by_its_name():
     for version in range(VERSIONS_REMEMBERED + 1):
         lineage.published(Published(version, f"digest {version}", 0, 0.0))
     assert lineage.digest(1) == "digest 1"
-    with pytest.raises(UnknownVersionError, match=f"version 0 .* last {VERSIONS_REMEMBERED} that"):
+    with pytest.raises(UnknownVersionError, match=f"version 0 .* newest {VERSIONS_REMEMBERED} that"):
         lineage.digest(0)
