@@ -270,7 +270,7 @@ def test_a_rank_that_dies_is_the_death_of_all(head: str, address: str) -> None:
     """The head tells of a death. Without its word an actor whose connection has ended is unavailable."""
 
     async def use(worker: GangHandle[RayHandle]) -> None:
-        [server] = servers(os.getpid())
+        [server], before = servers(os.getpid()), set(threading.enumerate())
         if head == "does not run":
             os.kill(server, signal.SIGSTOP)
         try:
@@ -278,8 +278,9 @@ def test_a_rank_that_dies_is_the_death_of_all(head: str, address: str) -> None:
             assert "rank 1: Ray:" in await asyncio.wait_for(asyncio.shield(worker.dead), WAIT_S)
         finally:
             os.kill(server, signal.SIGCONT)
-        while any(thread.name == "a call of Ray's" for thread in threading.enumerate()):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # it waited for the head
+        async with asyncio.timeout(WAIT_S):  # calls waited for the head
+            while any(one.name == "a call of Ray's" for one in {*threading.enumerate()} - before):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
 
     with_worker(RayRuntime(address), use, RANK, Place(ranks=2))
 
