@@ -23,6 +23,7 @@ from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_confi
 from millrace.evaluation.kept import keep_if_of_a_run
 from millrace.observe.live import LINE_EVERY_S
 from millrace.observe.terminal import Terminal
+from millrace.runtime.kernel import check_kernel
 from millrace.session.export import model_directory, newest
 
 
@@ -48,6 +49,7 @@ def command(
     chosen = newest(model) if model else None  # once: a run that goes on soon has a newer one
     with model_directory(chosen) if chosen else nullcontext() as directory:
         held_out = held_out_config(config, directory, seed=seed, data_seed=data_seed)
+        check_kernel()  # for its reward worker
         with progress(Terminal(stderr=True), held_out.model.path) as tell:
             result = evaluate(held_out, prompts=prompts, samples=samples, correct_at=correct_at, tell=tell)
     result = replace(result, model=str(model or result.model))
