@@ -8,15 +8,14 @@ A step is of a batch of about 2,000 tokens. The share falls with the tokens of a
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
 
-import common  # noqa: F401 - one thread, before torch
 import torch
+from common import parser_of, report, sized  # one thread, before torch
 
 sys.path += [str(Path(__file__).resolve().parents[1] / "tests" / "unit")]
 
@@ -57,16 +56,17 @@ def measure(size: str, dtype: torch.dtype, groups: int, rounds: int) -> tuple[in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
-    for size in ["3M"] if quick else SIZES:
+    options, shares = parser_of(__doc__).parse_args(), {}
+    for size in sized(list(SIZES), ["3M"]):
         for dtype in torch.float32, torch.bfloat16:
-            tokens, step_s, digest_s = measure(size, dtype, 2 if quick else 16, 1 if quick else 5)
-            told = f"{size:4} {str(dtype)[6:]:9} {tokens:6,} tokens: step {step_s:.3f} s, "
-            print(f"{told}digest {1e3 * digest_s:.2f} ms, {digest_s / step_s:.3%}", flush=True)
+            tokens, step_s, digest_s = measure(size, dtype, sized(16, 2), sized(5, 1))
+            name = f"{size} {str(dtype)[6:]}"
+            shares[f"{name}, digest over step"] = digest_s / step_s
+            print(
+                f"{name:12} {tokens:6,} tokens: step {step_s:.3f} s, digest {1e3 * digest_s:.2f} ms",
+                flush=True,
+            )
+    report(shares, as_json=options.json)
 
 
 if __name__ == "__main__":
