@@ -80,8 +80,8 @@ bench-quick: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal -rs tests/benchmarks
 
 docs: $(STAMP)
-	$(BIN)/python -m millrace.api.keys docs/configuration.md docs/simulation.md
-	$(BIN)/python -m millrace.api.reference docs/api.md
+	$(BIN)/python -m millrace.api.pages.configuration_page docs/configuration.md docs/simulation.md
+	$(BIN)/python -m millrace.api.pages.names_page docs/api.md
 	$(BIN)/pytest tests/tidy/test_docs_*.py
 
 dist:

@@ -23,17 +23,17 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
 from millrace.algorithms import build
-from millrace.config.algorithms import GRPO
-from millrace.config.training import Adapter, Optimizer
-from millrace.core.columns import TokenColumns
+from millrace.config.tables.algorithms import GRPO
+from millrace.config.tables.training import Adapter, Optimizer
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.types import Batch, TrainGroup, TrainSequence
-from millrace.rollout.adapter import Base, MergingReader
-from millrace.rollout.architecture import read_architecture
-from millrace.rollout.parameters import Parameters
-from millrace.trainer.adapter import adapt, published_weights
+from millrace.engines.own.architecture import read_architecture
+from millrace.engines.own.parameters import Parameters
+from millrace.rollout.adapted_weights import Base, MergingReader
+from millrace.trainer.adapters.adapted_linear import adapt, published_weights
 from millrace.trainer.model import load_model
-from millrace.trainer.publish import PublishBuffers
+from millrace.trainer.publish.publisher import PublishBuffers
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 CPU = torch.device("cpu")

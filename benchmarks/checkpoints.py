@@ -22,7 +22,7 @@ PROMPT, COMPLETION, GROUPS, GROUP = 8, 56, 2, 2
 
 
 def batch(version: int) -> Any:
-    from millrace.core.columns import TokenColumns
+    from millrace.core.completion.columns import TokenColumns
     from millrace.core.types import Batch, TrainGroup, TrainSequence
 
     def sequence(index: int) -> TrainSequence:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from millrace.observe.parts import opened
+from millrace.observe.sinks.log_files import opened
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: its threads spin at barriers
 

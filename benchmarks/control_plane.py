@@ -43,12 +43,12 @@ from players import Troupe
 
 from millrace.config.schema import Config
 from millrace.controller.controller import Controller
-from millrace.controller.fleet import Fleet
+from millrace.controller.fleet.fleet import Fleet
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock
 from millrace.core.events import Event, Events
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.observe.sinks import open_sinks
+from millrace.observe.sinks.open_sinks import open_sinks
 from millrace.schedule.presets import build
 
 REPLICAS, SLOTS = sized((256, 64), (4, 16))

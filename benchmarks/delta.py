@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from common import kept_directory, medians, parser_of, report, say, sized, table
 
-from millrace.weights.delta import apply, encode, kind_of
+from millrace.weights.delta.coding import apply, encode, kind_of
 
 RATES = (1e-6, 1e-5)
 CHUNK_BYTES = 1 << 20
@@ -53,7 +53,7 @@ def start_model() -> Path:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
-    from millrace.sft.training import sft
+    from millrace.sft.supervised import sft
 
     place = kept_directory() / "delta-25m"
     if (place / "config.json").exists():
@@ -93,7 +93,7 @@ def sampled(model: Any, tokenizer: Any, version: int) -> tuple[Any, float]:
     """A batch of `version`, sampled with the published weights, and its mean reward."""
     import torch
 
-    from millrace.core.columns import TokenColumns, token_array
+    from millrace.core.completion.columns import TokenColumns, token_array
     from millrace.core.types import Batch, TrainGroup, TrainSequence
 
     draw, groups = random.Random(version), []
@@ -131,11 +131,11 @@ def trained(lr: float, steps: int, last: int) -> tuple[list[np.ndarray], list[np
     from transformers import AutoModelForCausalLM
 
     from millrace.algorithms import build
-    from millrace.config.algorithms import GRPO
-    from millrace.config.training import Optimizer
+    from millrace.config.tables.algorithms import GRPO
+    from millrace.config.tables.training import Optimizer
     from millrace.environments.tokenizer import load_tokenizer
     from millrace.trainer.model import load_model, named_weights
-    from millrace.trainer.publish import PublishBuffers
+    from millrace.trainer.publish.publisher import PublishBuffers
     from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
     start = start_model()

@@ -16,7 +16,7 @@ import torch
 from common import median, parser_of, report, sized, table
 
 from millrace.core.digest import MULTILINEAR, XXH3, tensor_digest
-from millrace.placement.device_digest import tensor_digests
+from millrace.devices.device_digest import tensor_digests
 
 
 def rate(num_bytes: int, action: Callable[[], object]) -> float:

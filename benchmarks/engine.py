@@ -26,10 +26,10 @@ from common import median, parser_of, report, say, sized, table
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
-from millrace.core.columns import token_array
+from millrace.core.completion.columns import token_array
 from millrace.core.types import Sampling, Work
-from millrace.rollout.engine import TorchEngine
-from millrace.rollout.load import load_engine
+from millrace.engines.own.load import load_engine
+from millrace.engines.own.torch_engine import TorchEngine
 
 PROMPT_TOKENS = 24
 MEDIAN_TOKENS, LONGEST = sized((96, 1024), (16, 32))

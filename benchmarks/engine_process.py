@@ -28,7 +28,7 @@ class Fed:
 
     def __init__(self, kind: str, directory: str, requests: Requests, endpoint: dict[str, Any]) -> None:
         from millrace.core.types import Endpoint
-        from millrace.rollout.engines import open_engine
+        from millrace.rollout.engine_kinds import open_engine
         from millrace.rollout.protocol import EngineOptions
         from millrace.weights.ring import open_reader
 
@@ -71,7 +71,7 @@ class Fed:
         return {"load ms": 1000 * load_s, "pause ms": 1000 * pause_s, "pause CPU ms": 1000 * cpu_s}
 
     def _submit(self, requests: Requests, lease: int) -> None:
-        from millrace.core.columns import token_array
+        from millrace.core.completion.columns import token_array
         from millrace.core.types import Sampling, Work
 
         self.engine.submit(

@@ -39,7 +39,7 @@ from engine import make_model, make_requests
 from transformers import AutoModelForCausalLM
 
 from millrace.trainer.model import named_weights
-from millrace.trainer.publish import PublishBuffers
+from millrace.trainer.publish.publisher import PublishBuffers
 from millrace.weights.relay import Relay
 from millrace.weights.ring import open_writer
 

@@ -23,8 +23,8 @@ import numpy as np
 from common import QUICK, parser_of, report, say, sized, table
 from policies import FIRST_SEED, WORLDS, Job, World, run
 
-from millrace.config import schedules
 from millrace.config.schema import Config
+from millrace.config.tables import schedules
 from millrace.schedule import Schedule, presets
 from millrace.schedule.take import FirstReady
 from millrace.sim.report.measure import Result

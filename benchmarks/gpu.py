@@ -38,18 +38,18 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 from transformers.utils import logging as transformers_logging
 
 from millrace.algorithms import build
-from millrace.config.algorithms import GRPO
-from millrace.config.training import Optimizer
-from millrace.core.columns import TokenColumns, token_array
+from millrace.config.tables.algorithms import GRPO
+from millrace.config.tables.training import Optimizer
+from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Batch, Sampling, TrainGroup, TrainSequence, Work
-from millrace.rollout.architecture import architecture_of
-from millrace.rollout.engine import TorchEngine
+from millrace.engines.own.architecture import architecture_of
+from millrace.engines.own.torch_engine import TorchEngine
 from millrace.rollout.protocol import EngineOptions
 from millrace.trainer.attention import NAME
-from millrace.trainer.flat_batch import flatten
+from millrace.trainer.batch.flat_batch import flatten
+from millrace.trainer.batch.packing import pack
 from millrace.trainer.model import named_weights, recompute_layers
-from millrace.trainer.packing import pack
-from millrace.trainer.publish import buffers_of
+from millrace.trainer.publish.publisher import buffers_of
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 from millrace.weights.relay import Relay
 from millrace.weights.ring import open_reader, open_writer

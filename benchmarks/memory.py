@@ -75,12 +75,12 @@ def trainer(directory: str, *, recompute: bool = True) -> dict[str, float]:
     import torch
 
     from millrace.algorithms import build
-    from millrace.config.algorithms import GRPO
-    from millrace.config.training import Optimizer
-    from millrace.core.columns import TokenColumns
+    from millrace.config.tables.algorithms import GRPO
+    from millrace.config.tables.training import Optimizer
+    from millrace.core.completion.columns import TokenColumns
     from millrace.core.types import Batch, TrainGroup, TrainSequence
     from millrace.trainer.model import load_model, named_weights, recompute_layers
-    from millrace.trainer.publish import PublishBuffers
+    from millrace.trainer.publish.publisher import PublishBuffers
     from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
     def batch(version: int) -> Batch:
@@ -121,8 +121,8 @@ def trainer_kept(directory: str) -> dict[str, float]:
 def engine(directory: str) -> dict[str, int]:
     """As in a replica: every slot filled to its last position, new weights pulled on the way."""
     from millrace.core.types import Sampling, Work
-    from millrace.rollout.engine import TorchEngine
-    from millrace.rollout.load import open_engine
+    from millrace.engines.own.load import open_engine
+    from millrace.engines.own.torch_engine import TorchEngine
     from millrace.rollout.protocol import EngineOptions
 
     def pull(made: TorchEngine, version: int) -> None:
@@ -194,7 +194,7 @@ def imports() -> None:
     """Load and set up what is needed once, before memory is counted."""
     for module in (
         "transformers.models.qwen3.modeling_qwen3",
-        "millrace.rollout.load",
+        "millrace.engines.own.load",
         "millrace.trainer.role",
     ):
         importlib.import_module(module)

@@ -14,7 +14,7 @@ import torch
 
 from millrace.algorithms import build
 from millrace.config.schema import Config
-from millrace.core.columns import TokenColumns, token_array
+from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import (
     Batch,
     Finish,
@@ -26,12 +26,12 @@ from millrace.core.types import (
     TrainSequence,
     Work,
 )
-from millrace.environments.worker import EnvironmentWorker
+from millrace.engines.own.load import load_engine
+from millrace.engines.own.torch_engine import TorchEngine
+from millrace.environments.reward_worker import EnvironmentWorker
 from millrace.evaluation.evaluate import HELD_OUT_SEED, held_out_config
-from millrace.rollout.engine import TorchEngine
-from millrace.rollout.load import load_engine
 from millrace.trainer.model import load_model, named_weights
-from millrace.trainer.publish import PublishBuffers
+from millrace.trainer.publish.publisher import PublishBuffers
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 Weights = dict[str, bytes]

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from millrace.core.columns import TokenColumns
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.placement import HERE, Place
 from millrace.core.types import (
     Batch,
@@ -41,9 +41,9 @@ from millrace.core.types import (
     TrainerState,
     Work,
 )
-from millrace.runtime.handle import LocalHandle
-from millrace.runtime.launcher import Child, Owner
-from millrace.runtime.worker import Worker
+from millrace.runtime.local.handle import LocalHandle
+from millrace.runtime.local.launcher import Child, Owner
+from millrace.runtime.local.worker import Worker
 
 VOCABULARY = 150_000
 _PACKET = 4096

@@ -24,9 +24,9 @@ from typing import Any
 
 from common import parser_of, say, sized
 
-from millrace.config import schedules
 from millrace.config.schema import Config
-from millrace.config.training import BatchShape
+from millrace.config.tables import schedules
+from millrace.config.tables.training import BatchShape
 from millrace.schedule import RepackOrder, Schedule, View, presets
 from millrace.schedule.admit import KVRoom
 from millrace.schedule.deadlines import groups_room

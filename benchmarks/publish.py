@@ -56,8 +56,8 @@ def one_rank(
 ) -> None:
     import torch
 
-    from millrace.trainer.mesh import Ranks
-    from millrace.trainer.publish import PublishBuffers, Publisher
+    from millrace.trainer.publish.publisher import PublishBuffers, Publisher
+    from millrace.trainer.ranks.mesh import Ranks
     from millrace.weights.ring import open_writer
 
     ranks = Ranks(shard=world, rank=rank)

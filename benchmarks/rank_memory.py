@@ -25,7 +25,7 @@ from typing import Any
 from common import ENVIRONMENT, parser_of, report, say, sized, table
 from memory import imports, resident
 
-from millrace.runtime.launcher import DEFAULTS
+from millrace.runtime.local.launcher import DEFAULTS
 
 SIZE = {
     "vocab_size": sized(32768, 512),
@@ -80,7 +80,7 @@ def configuration(model: Path, case: str, ranks: int) -> dict[str, Any]:
 
 
 def make_batch(version: int) -> Any:
-    from millrace.core.columns import TokenColumns
+    from millrace.core.completion.columns import TokenColumns
     from millrace.core.types import Batch, TrainGroup, TrainSequence
 
     def sequence(index: int) -> TrainSequence:
@@ -107,7 +107,7 @@ async def work(config: dict[str, Any], directory: Path) -> None:
 def one_rank(config: dict[str, Any], directory: Path) -> None:
     """In a process of its own: prints its peak."""
     imports()
-    importlib.import_module("millrace.trainer.divided")
+    importlib.import_module("millrace.trainer.ranks.divided")
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     asyncio.run(work(config, directory))
@@ -149,8 +149,8 @@ def run_ranks(script: str, config: dict[str, Any], ranks: int, *more: str) -> li
 
 def said(config: dict[str, Any]) -> tuple[int, int]:
     """What `--dry-run` says of a rank, and the parameters of the model."""
+    from millrace.compose.compose import place
     from millrace.config.schema import Config
-    from millrace.session.compose import place
 
     placed = place(Config.model_validate(config)).main
     return placed.rank_peak_bytes, placed.needs.num_parameters

@@ -61,7 +61,7 @@ def gradient_error(trainer: Any, kept: Path) -> float:
     """The worst of all tensors. One process alone writes its gradient to `kept`, and has no error."""
     from safetensors.torch import safe_open, save_file
 
-    from millrace.trainer.parts import parts
+    from millrace.trainer.ranks.blocks import parts
 
     trainer.accumulate(make_batch(0))
     gradients = {name: weight.grad for name, weight in trainer.model.named_parameters()}

@@ -13,9 +13,9 @@ from typing import Any
 from players import seat
 
 from millrace.core.placement import HERE, Place
-from millrace.runtime.ray_actor import Hosted, Setup
-from millrace.runtime.ray_cluster import LOCAL, connect
-from millrace.runtime.ray_handle import RayHandle
+from millrace.runtime.ray.actor import Hosted, Setup
+from millrace.runtime.ray.cluster import LOCAL, connect
+from millrace.runtime.ray.remote_handle import RayHandle
 
 CALLS_MAX = 10_000
 

@@ -22,10 +22,10 @@ sys.path += [str(Path(__file__).resolve().parents[1] / "tests" / "unit")]
 from trainer_doubles import make_batch, tiny_model
 
 from millrace.algorithms import build
-from millrace.config.algorithms import GRPO
-from millrace.config.training import Optimizer
+from millrace.config.tables.algorithms import GRPO
+from millrace.config.tables.training import Optimizer
 from millrace.trainer.model import named_weights
-from millrace.trainer.publish import PublishBuffers
+from millrace.trainer.publish.publisher import PublishBuffers
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 FULL = ["full_attention"]

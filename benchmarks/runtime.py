@@ -16,7 +16,7 @@ import time
 
 from common import parser_of, sized
 
-from millrace.runtime.local import LocalHandle, LocalRuntime
+from millrace.runtime.local.local_runtime import LocalHandle, LocalRuntime
 
 PROBE = "millrace.runtime.probe:Probe"
 

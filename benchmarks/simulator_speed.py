@@ -22,8 +22,8 @@ import time
 
 from common import parser_of, sized
 
-from millrace.config.training import BatchShape
-from millrace.controller.state import RunState
+from millrace.config.tables.training import BatchShape
+from millrace.controller.state.run_state import RunState
 from millrace.core.errors import DeadlineExceeded
 from millrace.core.events import Event
 from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection

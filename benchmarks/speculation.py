@@ -31,9 +31,9 @@ from common import kept_directory, parser_of, report, sized, table
 from peers.start import TASKS, make_start, write_prompts
 from transformers import AutoTokenizer
 
-from millrace.core.columns import token_array
+from millrace.core.completion.columns import token_array
 from millrace.core.types import Sampling, Work
-from millrace.rollout.load import load_engine
+from millrace.engines.own.load import load_engine
 
 GROUPS = GROUP_SIZE = 8
 WARM_UP = 2  # batches that fill the table of `all` and are not counted

@@ -14,8 +14,8 @@ from statistics import fmean
 
 from common import parser_of, report, sized
 
-from millrace.config.schedules import Laminar, Millrace, RLBoost, Schedule, Synchronous
-from millrace.config.training import BatchShape
+from millrace.config.tables.schedules import Laminar, Millrace, RLBoost, Schedule, Synchronous
+from millrace.config.tables.training import BatchShape
 from millrace.sim.costs.interface import Costs
 from millrace.sim.costs.lengths import LogNormal
 from millrace.sim.costs.workload import Workload

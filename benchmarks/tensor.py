@@ -35,7 +35,7 @@ from engine_process import IN_FLIGHT, Fed, Requests
 
 from engines import Published, prepare
 from millrace.core.types import Endpoint
-from millrace.rollout.engines import open_engine
+from millrace.rollout.engine_kinds import open_engine
 from millrace.rollout.protocol import EngineOptions
 from millrace.runtime.vitals import VitalSigns
 from millrace.weights.ring import open_reader

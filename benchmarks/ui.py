@@ -29,13 +29,13 @@ from common import ENVIRONMENT, parser_of, report, say, sized
 from millrace.config.freeze import record
 from millrace.config.load import Source, combine, read_mapping
 from millrace.config.schema import Config
-from millrace.core.columns import TokenColumns, token_array
+from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.events import Event
 from millrace.core.types import Finish, Group, State, StepRecord, Trajectory
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.observe.jsonl import EventLog, MetricsLog
-from millrace.session.run_directory import RunDirectory
+from millrace.observe.sinks.jsonl import EventLog, MetricsLog
+from millrace.run_directory.run_directory import RunDirectory
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 TOKENS, GROUP_SIZE = 24, 10

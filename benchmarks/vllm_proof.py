@@ -75,9 +75,9 @@ class Served:
     """vLLM, and the versions that it takes from a relay's ring."""
 
     def __init__(self, model: Any, directory: str, dtype: str) -> None:
-        from millrace.engines.vllm.opening import open_engine
+        from millrace.engines.vllm.start import open_engine
         from millrace.rollout.protocol import EngineOptions
-        from millrace.trainer.publish import PublishBuffers
+        from millrace.trainer.publish.publisher import PublishBuffers
         from millrace.weights.relay import Relay
         from millrace.weights.ring import open_reader, open_writer
 

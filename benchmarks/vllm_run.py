@@ -25,7 +25,7 @@ from typing import Any
 from common import ENVIRONMENT, NO_VLLM, VLLM_PYTHON, median, parser_of, report, require, sized, table
 
 from millrace.core.events import Event
-from millrace.observe.jsonl import read_events
+from millrace.observe.sinks.jsonl import read_events
 
 VOCAB, WINDOW = 8192, 16
 TIMEOUT_S = 3600.0

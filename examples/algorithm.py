@@ -18,11 +18,11 @@ from transformers.utils import logging
 
 from millrace.algorithms import Algorithm, TokenLogprobs
 from millrace.algorithms.advantages import leave_one_out_advantages
-from millrace.config.training import Optimizer
-from millrace.core.columns import TokenColumns
+from millrace.config.tables.training import Optimizer
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch, TrainGroup, TrainSequence
+from millrace.trainer.batch.packing import Branch, Tree, pack
 from millrace.trainer.model import load_model, row_logprobs
-from millrace.trainer.packing import Branch, Tree, pack
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 CAP = 2.0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from unittest.mock import patch
 
-from millrace.weights import wire as chain
+from millrace.weights.chain import wire as chain
 
 DEADLINE_S = 120.0
 CABLES = "127.64."

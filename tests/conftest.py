@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from millrace.session.run_directory import RunDirectory
+    from millrace.run_directory.run_directory import RunDirectory
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # which find each other as scripts do
@@ -46,7 +46,7 @@ def _imported() -> Iterator[object]:
 
 @contextmanager
 def _forked(imported: Any) -> Iterator[None]:
-    from millrace.runtime import launcher
+    from millrace.runtime.local import launcher
 
     if imported is None:
         yield

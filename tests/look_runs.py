@@ -11,8 +11,8 @@ from millrace.config.schema import Config
 from millrace.core.events import Event
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.observe.jsonl import EventLog, MetricsLog
-from millrace.session.run_directory import RunDirectory
+from millrace.observe.sinks.jsonl import EventLog, MetricsLog
+from millrace.run_directory.run_directory import RunDirectory
 from tests.unit.ledger_records import ready_group, step_of
 from tests.unit.observe_events import (
     published,

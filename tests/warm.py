@@ -2,12 +2,11 @@
 
 A forkserver of its own imports torch and transformers before it forks a run's first worker, for seconds. Here
 one process does so for all runs of a test session. What it forks becomes the child of who asked, as a
-forkserver must be. It is `runtime.forkserver`, or a command as `python -m millrace`, from its first line on.
-Such a forkserver also forks the workers in network namespaces, which elsewhere are a Python started afresh.
-A command forks a process of this kind first of all, so that its forkserver, too, need not import anything.
-
-Run as `python warm.py FD`, with FD one end of a SOCK_SEQPACKET pair. A request is what the process inherits,
-with its descriptors; the answer is its pid.
+forkserver must be. It is `runtime.local.forkserver`, or a command as `python -m millrace`, from its first
+line on. Such a forkserver also forks the workers in network namespaces, which elsewhere are a Python started
+afresh. A command forks a process of this kind first of all, so that its forkserver, too, need not import
+anything.  Run as `python warm.py FD`, with FD one end of a SOCK_SEQPACKET pair. A request is what the
+process inherits, with its descriptors; the answer is its pid.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from millrace.runtime import forkserver, launcher, process
-from millrace.session.compose import PRELOAD
+from millrace.compose.compose import PRELOAD
+from millrace.runtime import process
+from millrace.runtime.local import forkserver, launcher
 
 MODULES = (
     *PRELOAD,

@@ -176,7 +176,7 @@ def _untrained(tokenizer: Any, *, hidden: int = 128, layers: int = 4) -> Any:
 
 
 def _supervise(task: Task, tokenizer: Any, pairs: list[tuple[str, str]], base: Path, out: Path) -> None:
-    from millrace.sft.training import sft
+    from millrace.sft.supervised import sft
 
     end = tokenizer.eos_token_id
     examples = [(tokenizer.encode(p), [*tokenizer.encode(c), end]) for p, c in pairs]

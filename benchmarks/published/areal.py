@@ -17,9 +17,9 @@ from pathlib import Path
 
 from common import sized
 
-from millrace.config.schedules import FunctionSchedule
 from millrace.config.schema import Config
-from millrace.config.training import BatchShape
+from millrace.config.tables.schedules import FunctionSchedule
+from millrace.config.tables.training import BatchShape
 from millrace.schedule import Schedule, View, presets
 from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from millrace.sim.report.measure import measure

@@ -16,8 +16,8 @@ from statistics import fmean
 
 from common import sized
 
-from millrace.config.schedules import AReaL, Laminar, Schedule
-from millrace.config.training import BatchShape
+from millrace.config.tables.schedules import AReaL, Laminar, Schedule
+from millrace.config.tables.training import BatchShape
 from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from millrace.sim.costs.cluster import Cluster
 from millrace.sim.costs.generation import Generation

@@ -20,7 +20,7 @@ from tests.unit.observe_events import pulled, step
 from millrace.look.overview import Overview
 from millrace.look.report import write_report
 from millrace.look.simulated import simulated
-from millrace.observe.jsonl import EventLog, MetricsLog
+from millrace.observe.sinks.jsonl import EventLog, MetricsLog
 from millrace.sim.report.compare import compare, schedules
 from millrace.sim.setup import scenario
 

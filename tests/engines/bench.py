@@ -26,15 +26,15 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from millrace.core.columns import TokenColumns, token_array
+from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Finish, Progress, Sampling, Work
 from millrace.environments.tokenizer import make_character_tokenizer
-from millrace.rollout.engines import open_engine
+from millrace.rollout.engine_kinds import open_engine
 from millrace.rollout.protocol import Engine, EngineOptions
 from millrace.trainer.attention import NAME
+from millrace.trainer.batch.packing import Branch, Tree, pack
 from millrace.trainer.model import named_weights, row_logprobs
-from millrace.trainer.packing import Branch, Tree, pack
-from millrace.trainer.publish import PublishBuffers
+from millrace.trainer.publish.publisher import PublishBuffers
 from millrace.weights.relay import Relay
 from millrace.weights.ring import open_reader, open_writer
 

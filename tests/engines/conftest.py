@@ -14,7 +14,7 @@ import torch
 from bench import MODELS, Bench, OpenBench
 from servers import Servers
 
-from millrace.rollout.engines import ENGINES
+from millrace.rollout.engine_kinds import ENGINES
 from millrace.rollout.protocol import Capabilities
 
 SIMULATED = "simulated"

@@ -10,11 +10,11 @@ import pytest
 import torch
 from bench import MODELS, Bench, OpenBench, make_model, prompt_of
 
-from millrace.config.training import Adapter
+from millrace.config.tables.training import Adapter
 from millrace.core.types import Sampling
-from millrace.rollout.adapter import Merging
-from millrace.trainer.adapter import adapt, adapted_layers, published_weights
-from millrace.trainer.publish import PublishBuffers
+from millrace.rollout.adapted_weights import Merging
+from millrace.trainer.adapters.adapted_linear import adapt, adapted_layers, published_weights
+from millrace.trainer.publish.publisher import PublishBuffers
 
 ADAPTER = Adapter(rank=4, kind="dora")
 assert ADAPTER.scale is not None

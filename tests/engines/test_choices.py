@@ -11,7 +11,7 @@ from test_settings import nearest
 
 from millrace.core.types import Sampling, TrainSequence
 from millrace.rollout.protocol import Capabilities
-from millrace.trainer.choices import CUT, choices_of
+from millrace.trainer.batch.token_masks import CUT, choices_of
 
 LENGTH = 24
 

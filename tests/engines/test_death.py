@@ -10,16 +10,16 @@ import pytest
 from bench import Bench, OpenBench, Played, prompt_of
 
 from held_replica import STEPS
-from millrace.core.columns import TokenColumns
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import WorkerDied
 from millrace.core.protocols import Handle
 from millrace.core.types import Progress, Sampling, Work
-from millrace.runtime.local import LocalRuntime
+from millrace.runtime.local.local_runtime import LocalRuntime
 
 pytestmark = pytest.mark.computed
 
 DEADLINE_S = 250.0
-IMPORTED = {"vllm": ("millrace.engines.vllm.opening", "vllm.v1.engine.llm_engine")}
+IMPORTED = {"vllm": ("millrace.engines.vllm.start", "vllm.v1.engine.llm_engine")}
 """What each replica would import anew, for seconds."""
 LENGTH = 90
 

@@ -7,7 +7,7 @@ import random
 import pytest
 from bench import Bench, OpenBench, Played, prompt_of
 
-from millrace.core.columns import TokenColumns
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Finish, Sampling
 
 TIMES, EACH, ACTIONS = 40, 25, 14

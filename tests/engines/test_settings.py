@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.types import Finish, Sampling
-from millrace.rollout import engines
+from millrace.rollout import engine_kinds
 from millrace.rollout.protocol import Capabilities
 
 pytestmark = pytest.mark.computed
@@ -59,11 +59,11 @@ def accepted(kind: str, settings: dict[str, Any]) -> bool:
         update={"rollout": Config.model_validate(asked).rollout.model_copy(update={"engine": kind})}
     )
     known = {f"sampling.{key}" for key in settings} - {"sampling.temperature"}
-    if known <= engines.ENGINES[kind].can.settings:
-        engines.refuse_unable(config)
+    if known <= engine_kinds.ENGINES[kind].can.settings:
+        engine_kinds.refuse_unable(config)
         return True
     with pytest.raises(ConfigError, match="cannot do"):
-        engines.refuse_unable(config)
+        engine_kinds.refuse_unable(config)
     return False
 
 

@@ -18,7 +18,7 @@ from millrace.core.errors import DigestMismatchError, TornVersionError, UnknownV
 from millrace.core.types import Sampling
 from millrace.engines.vllm import loading
 from millrace.runtime import process
-from millrace.runtime.local import LocalRuntime
+from millrace.runtime.local.local_runtime import LocalRuntime
 
 LONG = Sampling(max_tokens=200, ignore_eos=True)
 DEADLINE_S = 300.0
@@ -100,7 +100,7 @@ def test_a_stale_packed_head_in_one_process_is_found_by_the_proof(rank: int, ben
 
     bench.serve(1)
     with (
-        patch("millrace.engines.vllm.engine.load_version", load_version),
+        patch("millrace.engines.vllm.vllm_engine.load_version", load_version),
         pytest.raises(DigestMismatchError, match=r"vLLM was given version \d+ .* and computes another"),
     ):
         bench.serve(3 + rank)
@@ -116,7 +116,7 @@ def test_a_version_that_only_one_process_could_load_is_never_served(
     bench.engine.stage(staged, bench.reader)
     bench.submit([bench.work(prompt_of(1, 9), LONG)])
     with (
-        patch("millrace.engines.vllm.engine.load_version", in_rank(1, lambda: error("overwritten"))),
+        patch("millrace.engines.vllm.vllm_engine.load_version", in_rank(1, lambda: error("overwritten"))),
         pytest.raises(WorkerError, match=f"half of version {staged}, and must start anew: overwritten"),
     ):
         bench.engine.swap(staged)

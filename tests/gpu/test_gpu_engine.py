@@ -20,10 +20,10 @@ from engine_models import (
 )
 
 from millrace.core.types import Sampling
-from millrace.rollout import flash
-from millrace.rollout.architecture import architecture_of
-from millrace.rollout.attention import Kernel, Segment
-from millrace.rollout.sampler import WHOLE, draw
+from millrace.engines.own.accelerated import flash
+from millrace.engines.own.architecture import architecture_of
+from millrace.engines.own.attention import Kernel, Segment
+from millrace.engines.own.sampler import WHOLE, draw
 
 pytestmark = pytest.mark.gpu
 SHAPES = {name: architecture_of(config) for name, config in CONFIGS.items()}

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from millrace.placement.device import torch_device
-from millrace.placement.inventory import read_host
+from millrace.devices.device import torch_device
+from millrace.devices.inventory import read_host
 
 pytestmark = pytest.mark.gpu
 

@@ -11,11 +11,11 @@ from test_trainer_ragged import varlen_attn
 from trainer_doubles import CONFIGS, make_batch, make_trainer, tiny_model
 
 from millrace.trainer import model as trainer_model
-from millrace.trainer import ragged
-from millrace.trainer.flat_batch import flatten
+from millrace.trainer.batch.flat_batch import flatten
+from millrace.trainer.batch.packing import pack
+from millrace.trainer.kernels import ragged
 from millrace.trainer.metrics import TokenStatistics
 from millrace.trainer.model import row_logprobs
-from millrace.trainer.packing import pack
 
 pytestmark = pytest.mark.gpu
 CPU = torch.device("cpu")

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from millrace.algorithms import build
-from millrace.config.algorithms import AIPO, GRPO
-from millrace.config.training import Optimizer
-from millrace.core.columns import TokenColumns
+from millrace.config.tables.algorithms import AIPO, GRPO
+from millrace.config.tables.training import Optimizer
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.model import load_model
 from millrace.trainer.trainer import PolicyTrainer, StepSettings

@@ -10,8 +10,8 @@ import pytest
 from tests.namespaces import hosts as namespaces
 from tests.runs import events, summary, train, weights
 
+from millrace.compose import run_hosts
 from millrace.core.placement import Host
-from millrace.session import cluster
 
 STEPS, GB = 40, 1_000_000_000
 STEP_S = 0.5  # with 20 of them or more while the link is cut
@@ -66,8 +66,8 @@ def test_a_run_survives_a_killed_relay_in_the_chain_and_a_link_that_is_cut(start
     with namespaces(3) as made:
         first, middle, last = made
         found = tuple(Host(host.name, 2, 8 * GB, 8 * GB, address=host.address) for host in made)
-        monkeypatch.setattr(cluster, "hosts", lambda config, this: found)
-        monkeypatch.setattr(cluster, "logical", lambda config: {host.name: host.prefix for host in made})
+        monkeypatch.setattr(run_hosts, "hosts", lambda config, this: found)
+        monkeypatch.setattr(run_hosts, "logical", lambda config: {host.name: host.prefix for host in made})
         run = train(start, tmp_path / "run", *SETS, sinks=(Faults(middle, last),))
     assert [e.fields["name"] for e in events(run, "worker_died")] == [f"relay-{middle.name}"]
     fetched, missed = events(run, "fetched"), events(run, "fetch_missed")

@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 
-from millrace.core.columns import token_array
+from millrace.core.completion.columns import token_array
 from millrace.core.errors import LedgerError
 from millrace.core.types import Finish, Group, State, StepRecord, Trajectory
 from millrace.ledger import SqliteLedger

@@ -6,7 +6,7 @@ import signal
 
 import runtime_ways  # noqa: F401 (it says how workers are started)
 
-from millrace.runtime.local import LocalRuntime
+from millrace.runtime.local.local_runtime import LocalRuntime
 
 PROCESS = "runtime_workers:Process"
 print("main", flush=True)

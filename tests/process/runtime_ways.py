@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from millrace.core.placement import HERE, Place
-from millrace.runtime.local import LocalRuntime
+from millrace.runtime.local.local_runtime import LocalRuntime
 
 _PATH = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
 WAYS = {"forked": HERE, "spawned": Place(python=sys.executable, environ={"PYTHONPATH": _PATH})}

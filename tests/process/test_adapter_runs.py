@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from tests.runs import events, summary, train, weights
 
 from millrace.cli.app import run as millrace
-from millrace.session.run_directory import RunDirectory
+from millrace.run_directory.run_directory import RunDirectory
 
 DEADLINE_S = 200.0
 ADAPTER = ("adapter.rank=4", "adapter.kind=dora", "optimizer.lr=1e-3")

@@ -15,17 +15,17 @@ from unittest.mock import ANY
 import pytest
 
 from millrace.cli.app import run
+from millrace.compose.interrupt import INTERRUPTED
 from millrace.config.load import load
-from millrace.core.columns import token_array
+from millrace.core.completion.columns import token_array
 from millrace.core.errors import DataError
 from millrace.core.types import Accounting, Finish, Group, State, StepRecord, Trajectory
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.evaluation.trials import judge
+from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.observe.jsonl import read_events
-from millrace.reading.reader import LedgerReader
-from millrace.session.interrupt import INTERRUPTED
-from millrace.session.run_directory import RunDirectory
+from millrace.observe.sinks.jsonl import read_events
+from millrace.run_directory.run_directory import RunDirectory
 from millrace.sft.warm_start import read_examples
 
 ALPHABET = "0123456789+-*/=()?.,: abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ\n"

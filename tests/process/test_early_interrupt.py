@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.session.interrupt import INTERRUPTED
+from millrace.compose.interrupt import INTERRUPTED
 
 
 @pytest.mark.parametrize("after", ["Run directory", "events.jsonl"])

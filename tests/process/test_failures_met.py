@@ -18,14 +18,15 @@ from failure_rows import seen
 from tests.runs import summary
 
 from millrace.cli.app import run
+from millrace.compose import compose
 from millrace.config.load import load
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core.errors import LedgerError, WorkerError
 from millrace.core.placement import Host
-from millrace.observe.jsonl import read_events
-from millrace.reading.reader import LedgerReader
+from millrace.ledger.reading.reader import LedgerReader
+from millrace.observe.sinks.jsonl import read_events
+from millrace.run_directory import run_directory
 from millrace.runtime import sockets
-from millrace.session import compose, run_directory
 
 SECRET = "correct-horse-battery-staple"
 

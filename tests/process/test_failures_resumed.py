@@ -18,7 +18,7 @@ from millrace.core import model_version
 from millrace.ledger.checksums import register
 from millrace.ledger.log import Log
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.session.run_directory import RunDirectory
+from millrace.run_directory.run_directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("warm")
 

@@ -16,17 +16,18 @@ import pytest
 from failure_rows import seen
 
 from millrace.algorithms.low_rank import BASE
+from millrace.compose import compose
 from millrace.config.freeze import dump
 from millrace.config.load import load
-from millrace.config.schedules import Synchronous
-from millrace.core.columns import TokenColumns
+from millrace.config.tables.schedules import Synchronous
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.digest import NamedBuffer
 from millrace.core.errors import DigestMismatchError, MillraceError, WeightsError
 from millrace.core.types import Batch, Endpoint, Served, TrainGroup, TrainSequence
-from millrace.rollout.adapter import Merging
+from millrace.rollout.adapted_weights import Merging
 from millrace.rollout.protocol import EngineOptions
 from millrace.rollout.replica import EngineReplica
-from millrace.session import compose, run_directory
+from millrace.run_directory import run_directory
 from millrace.sim import roles
 from millrace.sim.explore.worlds import small_config
 from millrace.sim.simulation import Scenario, simulate

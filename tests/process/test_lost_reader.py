@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.runs import events, summary
 
-from millrace.session.run_directory import RunDirectory
+from millrace.run_directory.run_directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("warm")
 

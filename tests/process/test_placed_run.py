@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from millrace.cli.app import run
-from millrace.observe.jsonl import read_events
+from millrace.observe.sinks.jsonl import read_events
 
 OFF_POLICY = "schedule={kind='laminar', staleness_max=4}"
 

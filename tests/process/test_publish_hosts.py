@@ -13,8 +13,8 @@ from test_publish_ranks import DEADLINE_S, as_bytes, divided, model
 
 from millrace.core.digest import digest_buffers
 from millrace.core.types import Endpoint, Published, Staged
-from millrace.trainer.mesh import Ranks
-from millrace.trainer.publish import PublishBuffers, Publisher, buffers_of
+from millrace.trainer.publish.publisher import PublishBuffers, Publisher, buffers_of
+from millrace.trainer.ranks.mesh import Ranks
 from millrace.weights.relay import Relay
 from millrace.weights.ring import open_reader, open_writer
 

@@ -16,10 +16,10 @@ from torch import nn
 from millrace.core.digest import MULTILINEAR, XXH3, NamedBuffer, digest_buffers, kind_of
 from millrace.core.errors import MillraceError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint
-from millrace.trainer import device_buffers, publish
-from millrace.trainer.mesh import Ranks
-from millrace.trainer.parts import parts
-from millrace.trainer.publish import PublishBuffers, Publisher, buffers_of
+from millrace.trainer.publish import device_buffers, publisher
+from millrace.trainer.publish.publisher import PublishBuffers, Publisher, buffers_of
+from millrace.trainer.ranks.blocks import parts
+from millrace.trainer.ranks.mesh import Ranks
 from millrace.weights.relay import Relay
 from millrace.weights.ring import open_reader, open_writer
 
@@ -46,22 +46,22 @@ def divided(ranks: Ranks) -> nn.Module:
 
 def one_rank(endpoint: Endpoint, rank: int, rendezvous: str, kind: str, pipe: Connection) -> None:
     if kind == MULTILINEAR:  # as if this rank had a GPU
-        publish.has_own_memory, device_buffers.pinned = lambda _: True, lambda _: lambda: None
+        publisher.has_own_memory, device_buffers.pinned = lambda _: True, lambda _: lambda: None
     ranks = Ranks(shard=2, tensor=2, rank=rank)
     ranks.join(rendezvous, torch.device("cpu"))
     trained = divided(ranks)
     weights = trained.state_dict()
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
     buffers, writer = buffers_of(weights, torch.bfloat16), open_writer(endpoint)
-    publisher = Publisher(buffers, optimizer, ranks)
+    publishing = Publisher(buffers, optimizer, ranks)
     told = []
     for version in (0, 1):
         if version:
             trained(torch.ones(3, WIDTH)).square().sum().backward()
             optimizer.step()
-        publisher.begin(lambda: writer, endpoint, version)
-        digest = publisher.published().digest
-        publisher.refuse_changed(version)
+        publishing.begin(lambda: writer, endpoint, version)
+        digest = publishing.published().digest
+        publishing.refuse_changed(version)
         whole = {name: weight.full_tensor().bfloat16() for name, weight in weights.items()}
         assert not version or not torch.equal(whole["2.weight"], model().state_dict()["2.weight"].bfloat16())
         told.append((version, digest, buffers.weights_bytes, digest_buffers(as_bytes(whole), kind)))
@@ -77,7 +77,7 @@ def one_rank(endpoint: Endpoint, rank: int, rendezvous: str, kind: str, pipe: Co
 
     for opened, where in ((lost, replace(endpoint, path="another relay")), (lambda: writer, endpoint)):
         try:
-            publisher.begin(opened, where, 2)  # type: ignore[arg-type]
+            publishing.begin(opened, where, 2)  # type: ignore[arg-type]
         except MillraceError as error:
             told.append((type(error), str(error)))
         writer.begin = full  # type: ignore[assignment, method-assign]

@@ -13,9 +13,9 @@ from late_digest import LATE_VERSION
 from tests.runs import events, summary, train, weights
 
 from millrace.cli.app import run as command
-from millrace.observe.jsonl import read_events
+from millrace.compose import compose
+from millrace.observe.sinks.jsonl import read_events
 from millrace.runtime.gang import GangHandle
-from millrace.session import compose
 
 TWO = "trainer.shard=2"
 STRUCK_S = 0.3  # so long the other rank works or waits alone

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from held_replica import hold
 from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint, Finish, Progress, Report, Sampling, Work
-from millrace.rollout import parameters
+from millrace.engines.own import parameters
 from millrace.rollout.protocol import EngineOptions
 from millrace.rollout.replica import EngineReplica
 

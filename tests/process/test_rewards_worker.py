@@ -13,11 +13,11 @@ from conformance import WAIT_S
 from millrace.core.errors import DeadlineExceeded, OutOfMemory, WorkerDied
 from millrace.core.types import Finish, Prompt, Scored, ScoreRequest
 from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
-from millrace.runtime.handle import LocalHandle
-from millrace.runtime.local import LocalRuntime
+from millrace.runtime.local.handle import LocalHandle
+from millrace.runtime.local.local_runtime import LocalRuntime
 
 pytestmark = pytest.mark.usefixtures("warm")
-TARGET = "millrace.environments.worker:EnvironmentWorker"
+TARGET = "millrace.environments.reward_worker:EnvironmentWorker"
 CODE = """
 import os, re, time
 

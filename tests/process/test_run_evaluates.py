@@ -11,8 +11,8 @@ import time
 import pytest
 from tests.runs import events, summary, train, weights
 
-from millrace.reading.reader import LedgerReader
-from millrace.session.run_directory import RunDirectory
+from millrace.ledger.reading.reader import LedgerReader
+from millrace.run_directory.run_directory import RunDirectory
 
 DEADLINE_S = 200.0
 EVALUATIONS = (

@@ -8,9 +8,9 @@ import signal
 import pytest
 from tests.runs import events, summary, train, weights
 
-from millrace.observe.jsonl import read_events
-from millrace.reading.reader import LedgerReader
-from millrace.weights.packed import SPARSE
+from millrace.ledger.reading.reader import LedgerReader
+from millrace.observe.sinks.jsonl import read_events
+from millrace.weights.delta.packed import SPARSE
 
 STEPS, LAST = "steps=8", 8
 TWO = "runtime.hosts=2"
@@ -103,7 +103,7 @@ def test_a_killed_relay_of_the_other_host_gets_the_newest_version_again(start, o
 
 
 def test_the_secret_of_the_relays_is_in_no_file_of_the_run(start, tmp_path, monkeypatch):
-    monkeypatch.setattr("millrace.session.compose.token_hex", lambda num: "not-to-be-found" * num)
+    monkeypatch.setattr("millrace.compose.compose.token_hex", lambda num: "not-to-be-found" * num)
     run = train(start, tmp_path / "run", TWO, "steps=1")
     assert events(run, "fetched")
     for path in run.path.rglob("*"):

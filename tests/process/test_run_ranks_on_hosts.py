@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 from tests.runs import events, summary, train, weights
 
-from millrace.observe.jsonl import read_events
-from millrace.reading.reader import LedgerReader
+from millrace.ledger.reading.reader import LedgerReader
+from millrace.observe.sinks.jsonl import read_events
 
 RUN = ("steps=8", "trainer.shard=2", "rollout.replicas=3")
 HOSTS = ("runtime.hosts=3", "trainer.hosts=2")

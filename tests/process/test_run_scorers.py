@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from millrace.compose import compose
 from millrace.config.load import load
-from millrace.controller import live_scorers
+from millrace.controller.fleet.fleet import live_reward_workers
 from millrace.core.events import Event
-from millrace.session import compose, run_directory
+from millrace.run_directory import run_directory
 
 SLOW_AT_FIRST = """
 import time
@@ -32,7 +33,7 @@ def ended(pids: list[int]) -> bool:
 
 @pytest.mark.usefixtures("warm")
 def test_a_reward_worker_starts_when_completions_wait_and_ends_when_none_do(start, tmp_path, monkeypatch):
-    monkeypatch.setattr(live_scorers, "QUIET_S", 1.0)
+    monkeypatch.setattr(live_reward_workers, "QUIET_S", 1.0)
     (tmp_path / "score.py").write_text(SLOW_AT_FIRST)
     reward = f"reward={{kind='function', path='{tmp_path / 'score.py'}:reward', workers=1, workers_max=2}}"
     stop, second, changes = asyncio.Event(), list[int](), list[Event]()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.runs import events, train
 
-from millrace.weights.directory import Directory
 from millrace.weights.relay import Relay
+from millrace.weights.store.directory import Directory
 
 
 def test_a_run_stores_versions_that_a_cold_relay_reads(start: Path, warm: None, tmp_path: Path) -> None:

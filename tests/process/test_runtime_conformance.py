@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from conformance import SCENARIOS, Scenario
-from millrace.runtime.local import LocalRuntime
+from millrace.runtime.local.local_runtime import LocalRuntime
 
 
 @pytest.mark.usefixtures("way")

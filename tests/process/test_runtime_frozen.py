@@ -14,8 +14,9 @@ from tests.process.test_runtime_orphans import PROCESS, PYTHON_PATH, alive, unti
 
 from conformance import WAIT_S
 from millrace.core.errors import DeadlineExceeded, WorkerDied
-from millrace.runtime import launcher, local, process
-from millrace.runtime.local import LocalRuntime
+from millrace.runtime import process
+from millrace.runtime.local import launcher
+from millrace.runtime.local.local_runtime import LocalRuntime, local_runtime
 
 PROBE = "millrace.runtime.probe:Probe"
 
@@ -71,7 +72,7 @@ def test_a_frozen_forkserver_is_replaced_by_the_next_spawn(monkeypatch: pytest.M
 
 
 def test_a_frozen_forkserver_does_not_keep_a_runtime_from_closing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "CLOSE_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(local_runtime, "CLOSE_TIMEOUT_S", 2.0)
 
     async def run() -> None:
         runtime = LocalRuntime()
@@ -89,7 +90,7 @@ def test_a_frozen_forkserver_does_not_outlive_a_killed_controller() -> None:
     source = (
         "import asyncio, os, signal, sys\n"
         "from millrace.runtime import process\n"
-        "from millrace.runtime.local import LocalRuntime\n"
+        "from millrace.runtime.local.local_runtime import LocalRuntime\n"
         "async def main():\n"
         "    worker = await LocalRuntime().spawn('a', 'millrace.runtime.probe:Probe')\n"
         "    server = process.children(os.getpid())[0]\n"

@@ -16,7 +16,7 @@ from millrace.core.errors import DataError, WorkerDied, WorkerError
 from millrace.core.placement import Place
 from millrace.runtime import gang
 from millrace.runtime.gang import GangHandle
-from millrace.runtime.local import LocalRuntime
+from millrace.runtime.local.local_runtime import LocalRuntime
 from millrace.runtime.seam import PING
 
 PROBE = "millrace.runtime.probe:Probe"

@@ -13,17 +13,16 @@ import pytest
 
 from conformance import WAIT_S
 from millrace.core.errors import DataError, DeadlineExceeded, RemoteError, WorkerDied, WorkerError
-from millrace.runtime import local
-from millrace.runtime.framing import Kind
-from millrace.runtime.handle import LocalHandle
-from millrace.runtime.local import LocalRuntime
+from millrace.runtime.local.framing import Kind
+from millrace.runtime.local.handle import LocalHandle
+from millrace.runtime.local.local_runtime import LocalRuntime, local_runtime
 
 PROCESS = "runtime_workers:Process"
 PROBE = "millrace.runtime.probe:Probe"
 
 
 def test_a_runtime_that_still_imports_is_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "CLOSE_TIMEOUT_S", 1000.0)
+    monkeypatch.setattr(local_runtime, "CLOSE_TIMEOUT_S", 1000.0)
 
     async def run() -> None:
         runtime = LocalRuntime(preload=("runtime_slow_module",))

@@ -16,7 +16,7 @@ import pytest
 
 from conformance import WAIT_S
 from millrace.runtime import process
-from millrace.runtime.local import LocalRuntime
+from millrace.runtime.local.local_runtime import LocalRuntime
 
 HERE = Path(__file__).parent
 PYTHON_PATH = os.pathsep.join([str(HERE), *filter(None, sys.path)])
@@ -125,7 +125,7 @@ def test_nothing_outlives_an_exploration_that_gets(number: signal.Signals, mark:
 
 def test_nothing_outlives_a_controller_killed_while_modules_are_preloaded(mark: str) -> None:
     script = (
-        "import asyncio; from millrace.runtime.local import LocalRuntime\n"
+        "import asyncio; from millrace.runtime.local.local_runtime import LocalRuntime\n"
         "print('ready', flush=True)\n"
         "asyncio.run(LocalRuntime(preload=('runtime_slow_module',)).spawn('a', 'runtime_workers:Process'))"
     )
@@ -141,7 +141,7 @@ def test_nothing_outlives_a_controller_killed_while_modules_are_preloaded(mark: 
 @pytest.mark.usefixtures("way")
 def test_a_busy_worker_ends_with_a_forkserver_and_a_controller_killed_together(mark: str) -> None:
     script = (
-        "import asyncio, runtime_ways; from millrace.runtime.local import LocalRuntime\n"
+        "import asyncio, runtime_ways; from millrace.runtime.local.local_runtime import LocalRuntime\n"
         "async def main():\n"
         "    worker = await LocalRuntime().spawn('a', 'runtime_workers:Process')\n"
         "    facts = await worker.call('facts', timeout_s=120.0)\n"

@@ -16,7 +16,7 @@ import millrace
 from conformance import WAIT_S
 from millrace.core.errors import WorkerDied, WorkerError
 from millrace.core.placement import Place
-from millrace.runtime.local import LocalRuntime
+from millrace.runtime.local.local_runtime import LocalRuntime
 from millrace.runtime.process import UNSUITABLE_PYTHON, describe_exit
 
 TELLS = """

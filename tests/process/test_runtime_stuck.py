@@ -13,7 +13,7 @@ from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
 from millrace.core import clock
 from millrace.core.events import Event, Events
 from millrace.core.protocols import Handle
-from millrace.runtime.local import LocalRuntime
+from millrace.runtime.local.local_runtime import LocalRuntime
 
 POLICY = RestartPolicy(heartbeat_timeout_s=3.0, restarts=3, window_s=60.0, backoff_s=0, spawn_timeout_s=120)
 SPEC = WorkerSpec("replica", "replica-0", "runtime_workers:Process")

@@ -9,11 +9,12 @@ import signal
 import pytest
 from tests.runs import events, summary
 
+from millrace.compose import compose, joining, scaling
 from millrace.config.load import load
 from millrace.core.errors import WorkerError
-from millrace.reading.reader import LedgerReader
-from millrace.session import compose, joining, run_directory, scaling
-from millrace.session.views import run_view
+from millrace.ledger.reading.reader import LedgerReader
+from millrace.look.record.views import run_view
+from millrace.run_directory import run_directory
 
 DEADLINE_S = 200.0
 LONG = (

@@ -13,12 +13,12 @@ from tests.ranks.work import BUDGET, CPU, Shape, batch_of, error, flat, meet
 from trainer_doubles import make_trainer
 
 from millrace.algorithms.low_rank import BASE
-from millrace.config.algorithms import GRPO
-from millrace.config.training import Adapter
-from millrace.trainer.adapter import begin, insert, published_weights
-from millrace.trainer.export import save_model
-from millrace.trainer.mesh import ALONE, Ranks
+from millrace.config.tables.algorithms import GRPO
+from millrace.config.tables.training import Adapter
+from millrace.trainer.adapters.adapted_linear import begin, insert, published_weights
+from millrace.trainer.files.export import save_model
 from millrace.trainer.model import load_model
+from millrace.trainer.ranks.mesh import ALONE, Ranks
 from millrace.trainer.trainer import PolicyTrainer
 
 ADAPTER = Adapter(rank=4, kind="dora")

@@ -12,13 +12,13 @@ import torch
 from tests.ranks.work import CPU, Shape, batch_of, meet, trainer_of
 from trainer_doubles import save_checkpoint
 
-from millrace.trainer import checkpoint
-from millrace.trainer.checkpoint import Saver, load_checkpoint
-from millrace.trainer.directories import atomic_directory
-from millrace.trainer.export import save_model
-from millrace.trainer.mesh import Ranks, local
+from millrace.trainer.files import checkpoint
+from millrace.trainer.files.checkpoint import Saver, load_checkpoint
+from millrace.trainer.files.directories import atomic_directory
+from millrace.trainer.files.export import save_model
+from millrace.trainer.files.tensor_files import fill
 from millrace.trainer.model import load_model
-from millrace.trainer.tensor_files import fill
+from millrace.trainer.ranks.mesh import Ranks, local
 from millrace.trainer.trainer import PolicyTrainer
 
 

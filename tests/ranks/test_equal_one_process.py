@@ -13,8 +13,8 @@ from trainer_doubles import CONFIGS, save_tiny_model
 from transformers import AutoConfig
 
 from millrace.core.errors import DataError
-from millrace.trainer.mesh import ALONE, Ranks
 from millrace.trainer.model import load_model
+from millrace.trainer.ranks.mesh import ALONE, Ranks
 
 SHAPES = {
     2: [{"shard": 2}, {"tensor": 2}, {"sequence": 2}],

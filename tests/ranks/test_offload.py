@@ -9,7 +9,7 @@ import pytest
 from tests.ranks.together import together
 from tests.ranks.work import CPU, three_steps, trainer_of
 
-from millrace.trainer.mesh import ALONE, Ranks, local
+from millrace.trainer.ranks.mesh import ALONE, Ranks, local
 
 
 def pairs(rank: int, rendezvous: str | None, shape: dict[str, int], path: Path) -> list[Any]:

@@ -11,8 +11,8 @@ from tests.ranks import saving
 from tests.ranks.together import together
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from millrace.trainer.checkpoint import load_checkpoint, verified
-from millrace.trainer.directories import sweep
+from millrace.trainer.files.checkpoint import load_checkpoint, verified
+from millrace.trainer.files.directories import sweep
 
 SHARDED = {"shard": 2}
 OTHERS = {2: [{"tensor": 2}], 4: [{"shard": 4}, {"shard": 2, "tensor": 2}]}

@@ -16,12 +16,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from trainer_doubles import choosing, make_batch, make_trainer
 
-from millrace.config.algorithms import GRPO, GSPO, M2PO, PPO
-from millrace.config.training import Optimizer
+from millrace.config.tables.algorithms import GRPO, GSPO, M2PO, PPO
+from millrace.config.tables.training import Optimizer
 from millrace.core.errors import MillraceError
 from millrace.core.types import Batch
-from millrace.trainer.mesh import ALONE, Ranks, local
 from millrace.trainer.model import load_model, named_weights, recompute_layers
+from millrace.trainer.ranks.mesh import ALONE, Ranks, local
 from millrace.trainer.trainer import PolicyTrainer
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from tests.namespaces import refusal
 from tests.ray.nodes import nodes
 
 from millrace.cli.app import run as millrace
-from millrace.runtime import ray_cluster
+from millrace.runtime.ray import cluster
 
 
 def test_a_cluster_of_one_node_is_ready_and_a_path_that_is_not_there_is_named(
@@ -29,8 +29,8 @@ def test_a_cluster_of_one_node_is_ready_and_a_path_that_is_not_there_is_named(
         [problem] = json.loads(capsys.readouterr().out)["problems"]
         assert f"node {node['name']}: there is no" in problem and "no-model" in problem
     finally:
-        for cluster in list(ray_cluster._connected.values()):
-            cluster.close()
+        for connected in list(cluster._connected.values()):
+            connected.close()
 
 
 def test_the_links_of_a_cluster_are_measured_and_a_node_without_nixl_is_named(

@@ -13,8 +13,8 @@ from tests.namespaces import refusal
 from tests.ray.nodes import nodes
 
 from millrace.chaos.child_run import ChildRun
+from millrace.compose.scaling import scale
 from millrace.core.events import Event
-from millrace.session.scaling import scale
 
 WAIT_S = 200.0
 OPTIONS = (

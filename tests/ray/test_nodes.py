@@ -16,7 +16,7 @@ from tests.runs import train, weights
 
 from millrace.chaos.child_run import ChildRun
 from millrace.core.events import Event
-from millrace.reading.reader import LedgerReader
+from millrace.ledger.reading.reader import LedgerReader
 
 WAIT_S = 200.0
 CUT_S = 20.0

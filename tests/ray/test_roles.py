@@ -10,7 +10,7 @@ from tests.namespaces import refusal
 from tests.ray.nodes import nodes
 
 from millrace.chaos.child_run import ChildRun
-from millrace.observe.jsonl import read_events
+from millrace.observe.sinks.jsonl import read_events
 
 WAIT_S = 200.0
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.runs import events, summary, train, weights
 
-from millrace.reading.reader import LedgerReader
-from millrace.session.run_directory import RunDirectory
+from millrace.ledger.reading.reader import LedgerReader
+from millrace.run_directory.run_directory import RunDirectory
 
 RAY = "runtime.kind=ray"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 
-from millrace.config.training import BatchShape
+from millrace.config.tables.training import BatchShape
 from millrace.sim.config import ClusterSection, SimulatedConfig
 from millrace.sim.explore.verdicts import try_seed
 from millrace.sim.setup import scenario

@@ -6,12 +6,12 @@ from statistics import fmean
 import pytest
 from benchmarks.fidelity import largest_error
 
-from millrace.config.environment import GymReward, GymTask
-from millrace.config.generation import Rollout, SamplingConfig
-from millrace.config.operation import Checkpoints
-from millrace.config.schedules import AReaL, Synchronous
 from millrace.config.schema import Config
-from millrace.config.training import BatchShape, Model
+from millrace.config.tables.generation import Rollout, SamplingConfig
+from millrace.config.tables.operation import Checkpoints
+from millrace.config.tables.schedules import AReaL, Synchronous
+from millrace.config.tables.task import GymReward, GymTask
+from millrace.config.tables.training import BatchShape, Model
 from millrace.core.errors import DataError
 from millrace.core.events import Event
 from millrace.sim import Costs, Workload

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from millrace.config.operation import Checkpoints
-from millrace.config.schedules import Synchronous
+from millrace.config.tables.operation import Checkpoints
+from millrace.config.tables.schedules import Synchronous
 from millrace.sim.costs.interface import Costs
 from millrace.sim.explore.worlds import small_config
 from millrace.sim.simulation import Outcome, Scenario, simulate

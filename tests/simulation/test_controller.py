@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.config.schedules import Laminar, Synchronous
+from millrace.config.tables.schedules import Laminar, Synchronous
 from millrace.controller.context import RunContext
 from millrace.controller.pace import Pace
 from millrace.core.errors import LedgerError

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from millrace.config.evaluations import EvaluationSection
-from millrace.config.operation import Supervision
-from millrace.config.schedules import Laminar, Schedule, Synchronous
-from millrace.controller.evaluations import Evaluations
+from millrace.config.tables.evaluations import EvaluationSection
+from millrace.config.tables.operation import Supervision
+from millrace.config.tables.schedules import Laminar, Schedule, Synchronous
+from millrace.controller.evaluation.evaluation_state import Evaluations
 from millrace.core.errors import ConfigError, MillraceError, RemoteError, WorkerDied
 from millrace.core.events import Event
 from millrace.core.types import EvaluationAttempt, EvaluationRecord

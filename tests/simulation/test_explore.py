@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from millrace.config.schedules import Laminar
-from millrace.config.training import BatchShape
-from millrace.controller.state import RunState
+from millrace.config.tables.schedules import Laminar
+from millrace.config.tables.training import BatchShape
+from millrace.controller.state.run_state import RunState
 from millrace.sim.explore.verdicts import explore, try_seed
 from millrace.sim.explore.worlds import random_world, small_config
 

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from millrace.config.schedules import Laminar, Millrace, RLBoost, Synchronous
+from millrace.config.tables.schedules import Laminar, Millrace, RLBoost, Synchronous
 from millrace.controller import controller
-from millrace.controller.live_fleet import to_leave
-from millrace.controller.replicas import ReplicaRecord
+from millrace.controller.fleet.live_replicas import to_leave
+from millrace.controller.state.replicas import ReplicaRecord
 from millrace.core.errors import DeadlineExceeded
 from millrace.sim.costs.interface import Costs
 from millrace.sim.explore.invariants import Invariants

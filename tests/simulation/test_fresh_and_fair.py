@@ -6,10 +6,10 @@ from statistics import fmean
 
 import pytest
 
-from millrace.config.generation import Rollout
-from millrace.config.operation import Checkpoints
-from millrace.config.schedules import Millrace
-from millrace.config.training import BatchShape
+from millrace.config.tables.generation import Rollout
+from millrace.config.tables.operation import Checkpoints
+from millrace.config.tables.schedules import Millrace
+from millrace.config.tables.training import BatchShape
 from millrace.schedule import presets
 from millrace.sim.costs.interface import Costs
 from millrace.sim.costs.lengths import Drift, LogNormal

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from millrace.config.schedules import AReaL, Laminar, Synchronous
+from millrace.config.tables.schedules import AReaL, Laminar, Synchronous
 from millrace.core.fairness import BATCHES, BATCHES_MIN, Lengths, fairness, next_correlation
 from millrace.sim.explore.worlds import small_config
 from millrace.sim.report.compare import compare

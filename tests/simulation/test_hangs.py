@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from millrace.config.operation import Checkpoints, Supervision
-from millrace.config.schedules import Synchronous
+from millrace.config.tables.operation import Checkpoints, Supervision
+from millrace.config.tables.schedules import Synchronous
 from millrace.controller.patience import FACTOR, FLOOR_S, Patience
 from millrace.core.errors import DeadlineExceeded
 from millrace.sim.costs.interface import Costs

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from millrace.config.operation import Supervision
-from millrace.config.schedules import AReaL, Laminar, LlamaRL, Millrace, Schedule, Synchronous
-from millrace.config.training import BatchShape
+from millrace.config.tables.operation import Supervision
+from millrace.config.tables.schedules import AReaL, Laminar, LlamaRL, Millrace, Schedule, Synchronous
+from millrace.config.tables.training import BatchShape
 from millrace.core import clock
 from millrace.core.errors import HostLost, WeightsError, WorkerError
 from millrace.core.placement import HERE, Place

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from millrace.config.operation import Supervision
-from millrace.config.schedules import Millrace
-from millrace.controller import live_scorers
+from millrace.config.tables.operation import Supervision
+from millrace.config.tables.schedules import Millrace
+from millrace.controller.fleet.fleet import live_reward_workers
 from millrace.controller.replica_session import ReplicaSession
 from millrace.core import errors
 from millrace.core.errors import (
@@ -115,7 +115,7 @@ def told(outcome: Outcome) -> str:
 def test_no_joiner_ends_a_run(
     kind: type[Exception], name: str, moment: str, raising: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_scorers, "DRAIN_S", 0.001)  # so that further reward workers start
+    monkeypatch.setattr(live_reward_workers, "DRAIN_S", 0.001)  # so that further reward workers start
     raising(name, moment, kind("it is not as it was there"))
     outcome = run(scalings=(Scaling(2.0, 3),))
     assert len(outcome.of("step")) == 40
@@ -136,7 +136,7 @@ def test_a_wrong_setting_ends_a_run_at_its_start_at_once(raising: Any) -> None:
 def test_one_of_several_that_cannot_start_again_is_given_up(
     kind: type[Exception], name: str, raising: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_scorers, "DRAIN_S", 0.001)
+    monkeypatch.setattr(live_reward_workers, "DRAIN_S", 0.001)
     raising(name, "start", kind("no CUDA any more"), from_s=5.0)
     outcome = run(steps=120, replicas=2, hosts=2, faults=Faults(crashes=(Crash(name, 5.0),)))
     assert len(outcome.of("step")) == 120 and len(outcome.of("worker_died")) <= 4

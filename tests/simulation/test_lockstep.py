@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from millrace.config.generation import Rollout
-from millrace.config.schedules import FunctionSchedule
-from millrace.config.training import BatchShape
+from millrace.config.tables.generation import Rollout
+from millrace.config.tables.schedules import FunctionSchedule
+from millrace.config.tables.training import BatchShape
 from millrace.core.fairness import Lengths, fairness
 from millrace.sim.costs.interface import Costs
 from millrace.sim.explore.worlds import small_config

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from millrace.controller import supervisor
-from millrace.controller.lineage import Lineage
-from millrace.controller.state import RunState
+from millrace.controller.state.lineage import Lineage
+from millrace.controller.state.run_state import RunState
 from millrace.controller.trainer_session import TrainerSession
-from millrace.core.columns import TokenColumns
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import (
     Batch,
     Finish,

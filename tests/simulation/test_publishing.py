@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from millrace.config.schedules import AReaL, Millrace, Schedule, Synchronous
-from millrace.controller.state import RunState
+from millrace.config.tables.schedules import AReaL, Millrace, Schedule, Synchronous
+from millrace.controller.state.run_state import RunState
 from millrace.core import clock
 from millrace.sim.costs.interface import Costs
 from millrace.sim.explore.invariants import Invariants

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.config.schedules import Synchronous
+from millrace.config.tables.schedules import Synchronous
 from millrace.controller.trainer_session import REJECTED_MAX
 from millrace.core.errors import TrainingError
 from millrace.sim.explore.invariants import Invariants

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.config.algorithms import DAPO, GRPO
-from millrace.config.schedules import Synchronous
-from millrace.controller.trajectories import NO_SIGNAL
+from millrace.config.tables.algorithms import DAPO, GRPO
+from millrace.config.tables.schedules import Synchronous
+from millrace.controller.state.trajectories import NO_SIGNAL
 from millrace.sim.costs.workload import Workload
 from millrace.sim.explore.invariants import Invariants
 from millrace.sim.explore.worlds import SCHEDULES, small_config

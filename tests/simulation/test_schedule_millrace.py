@@ -2,7 +2,7 @@
 
 import pytest
 
-from millrace.config.schedules import Millrace
+from millrace.config.tables.schedules import Millrace
 from millrace.sim.explore.invariants import Invariants
 from millrace.sim.explore.verdicts import try_seed
 from millrace.sim.explore.worlds import crowded, small_config

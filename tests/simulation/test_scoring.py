@@ -8,11 +8,11 @@ from itertools import count
 import pytest
 
 from millrace import sim
-from millrace.config.environment import GymReward
-from millrace.config.schedules import Millrace
-from millrace.controller.environment_pool import EnvironmentPool
-from millrace.controller.live_scorers import ScorersNeeded
+from millrace.config.tables.schedules import Millrace
+from millrace.config.tables.task import GymReward
+from millrace.controller.fleet.live_reward_workers import ScorersNeeded
 from millrace.controller.pulse import Waits
+from millrace.controller.reward_pool import EnvironmentPool
 from millrace.controller.supervisor import PlannedRestart, RestartPolicy, Supervisor, WorkerSpec
 from millrace.core import clock
 from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, WorkerDied, alone

@@ -11,8 +11,8 @@ from benchmarks.published.pipelines import Batch, Pipelines, streamed_s
 from typer.testing import CliRunner
 
 from millrace.cli.app import app
-from millrace.config.schedules import AReaL, Laminar, Synchronous
-from millrace.config.training import BatchShape
+from millrace.config.tables.schedules import AReaL, Laminar, Synchronous
+from millrace.config.tables.training import BatchShape
 from millrace.core.errors import ConfigError
 from millrace.core.types import Sampling, Work
 from millrace.look.simulated import simulated

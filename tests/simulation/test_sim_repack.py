@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from millrace.config.schedules import FunctionSchedule, Laminar
 from millrace.config.schema import Config
+from millrace.config.tables.schedules import FunctionSchedule, Laminar
 from millrace.schedule import RepackOrder, Schedule, View, presets
 from millrace.sim.costs.lengths import LogNormal
 from millrace.sim.costs.workload import Workload

@@ -13,7 +13,7 @@ import pytest
 
 from millrace import sim
 from millrace.core import clock
-from millrace.core.columns import TokenColumns
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import DataError, TornVersionError, TrainingError, UnknownVersionError, WorkerDied
 from millrace.core.protocols import Handle
 from millrace.core.types import (
@@ -33,7 +33,7 @@ from millrace.core.types import (
     Work,
 )
 from millrace.sim.roles.batching import BatchingEngine
-from millrace.sim.roles.sim_environment import SimEnvironment
+from millrace.sim.roles.sim_reward_worker import SimEnvironment
 from millrace.sim.virtual.sim_runtime import SimRuntime
 
 ROLES = "millrace.sim.roles"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.config.operation import Weights
-from millrace.config.schedules import AReaL, Laminar, Millrace, Schedule
+from millrace.config.tables.operation import Weights
+from millrace.config.tables.schedules import AReaL, Laminar, Millrace, Schedule
 from millrace.sim.explore.worlds import small_config
 from millrace.sim.simulation import Outcome, Scenario, simulate
 from millrace.sim.virtual.faults import Failures, Faults

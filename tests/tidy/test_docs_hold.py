@@ -12,16 +12,16 @@ import pytest
 import typer
 
 import millrace
-from millrace.api import reference as names
-from millrace.api.keys import refreshed
+from millrace.api.pages import names_page as names
+from millrace.api.pages.configuration_page import refreshed
 from millrace.cli.app import app
 from millrace.config.load import Source, combine, load_as, parse_value, read_mapping
 from millrace.config.schema import Config
-from millrace.config.section import Section
+from millrace.config.tables.section import Section
 from millrace.config.tree import leaves, union_kinds
-from millrace.sft.config import SupervisedConfig
+from millrace.sft.sft_config import SupervisedConfig
 from millrace.sim.config import SimulatedConfig
-from millrace.sim.plan.config import PlanConfig
+from millrace.sim.plan.request import PlanConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -35,13 +35,14 @@ WITHOUT_TORCH = (
     "estimates",
     "schedule",
     "ledger",
-    "reading",
     "controller",
     "runtime",
     "sim",
     "observe",
-    "session",
+    "run_directory",
     "evaluation",
+    "compose",
+    "checks",
     "look",
     "chaos",
     "api",
@@ -104,14 +105,22 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_no_packages_import_each_other_in_a_circle() -> None:
+    """A folder and a folder inside it count as one package here: the first explains the second."""
     graph: dict[str, set[str]] = {}
     for module in modules():
+        own = package(module.name)
         targets = {package(target) for target in own_imports(module)}
-        graph.setdefault(package(module.name), set()).update(targets - {package(module.name)})
+        graph.setdefault(own, set()).update(
+            target for target in targets if not _one_holds_the_other(own, target)
+        )
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail("import cycle among packages: " + " <- ".join(error.args[1]))
+
+
+def _one_holds_the_other(one: str, other: str) -> bool:
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def test_no_module_of_the_control_plane_names_torch() -> None:

@@ -8,9 +8,9 @@ import ast
 from tests.tidy.sources import calls, imports, modules
 
 SPEAKS_THE_WIRE = {
-    "millrace.core.columns",
-    "millrace.runtime.framing",
-    "millrace.runtime.ray_messages",
+    "millrace.core.completion.columns",
+    "millrace.runtime.local.framing",
+    "millrace.runtime.ray.messages",
     "millrace.runtime.seam",
     "millrace.sim.virtual.links",
 }

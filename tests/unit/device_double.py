@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from millrace.placement import pinned
-from millrace.rollout import engine, parameters
+from millrace.devices import pinned
+from millrace.engines.own import parameters, torch_engine
 
 
 class Runtime:
@@ -40,6 +40,6 @@ def runtime(patch: pytest.MonkeyPatch) -> Runtime:
 
 def install(patch: pytest.MonkeyPatch) -> Runtime:
     """Engines made from here on get weights as a GPU does."""
-    for module in (engine, parameters):
+    for module in (torch_engine, parameters):
         patch.setattr(module, "has_own_memory", lambda _: True)
     return runtime(patch)

@@ -16,7 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from millrace.algorithms import build
 from millrace.config.schema import Config
-from millrace.core.columns import TokenColumns
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.events import Events
 from millrace.core.types import (
     Accounting,
@@ -30,13 +30,13 @@ from millrace.core.types import (
     TrainSequence,
     Work,
 )
+from millrace.engines.own.load import open_engine
+from millrace.engines.own.torch_engine import TorchEngine
 from millrace.environments.tokenizer import make_character_tokenizer
-from millrace.observe.jsonl import EventLog
-from millrace.rollout.engine import TorchEngine
-from millrace.rollout.load import open_engine
+from millrace.observe.sinks.jsonl import EventLog
 from millrace.rollout.protocol import EngineOptions
 from millrace.trainer.model import load_model, named_weights
-from millrace.trainer.publish import PublishBuffers
+from millrace.trainer.publish.publisher import PublishBuffers
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 GROUP, TOKENS, HALF = 4, 12, 6
@@ -190,7 +190,7 @@ def _drain(engine: TorchEngine, wanted: set[int]) -> dict[int, TokenColumns]:
 def recorded(world: World, path: Path) -> Any:
     """Run `world` into an events.jsonl, and read that as evidence."""
     from millrace.observe.doctor.evidence import Evidence
-    from millrace.observe.jsonl import read_events
+    from millrace.observe.sinks.jsonl import read_events
 
     times = iter(range(1_000_000))
     events = Events(lambda: float(next(times)), lambda: 0.0)

@@ -21,8 +21,8 @@ from transformers import (
 
 from millrace.core.errors import ConfigError
 from millrace.core.types import Finish, Progress, Sampling, Work
-from millrace.rollout.architecture import architecture_of
-from millrace.rollout.engine import TorchEngine
+from millrace.engines.own.architecture import architecture_of
+from millrace.engines.own.torch_engine import TorchEngine
 from millrace.rollout.protocol import EngineOptions
 
 VOCAB, EOS = 101, 1

@@ -1,11 +1,12 @@
-"""What the kernel of `rollout.flash` promises, in plain torch: the engine's way on GPUs, on a CPU."""
+"""What the kernel of `engines.own.accelerated.flash` promises, in plain torch, for tests on a CPU."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from millrace.rollout import engine, flash
+from millrace.engines.own import torch_engine
+from millrace.engines.own.accelerated import flash
 
 
 def flash_attention(q_MHD, keys, values, where, *, window):
@@ -31,4 +32,4 @@ def flash_attention(q_MHD, keys, values, where, *, window):
 def install(patch: pytest.MonkeyPatch) -> None:
     """Engines made from here on attend, and record, as on a GPU."""
     patch.setattr(flash, "flash_attention", flash_attention)
-    patch.setattr(engine, "has_flash", lambda *_: True)
+    patch.setattr(torch_engine, "has_flash", lambda *_: True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.core.columns import TokenColumns, token_array
+from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import (
     EvaluationAttempt,
     EvaluationRecord,

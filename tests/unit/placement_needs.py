@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from millrace.placement.momentary import Momentary
+from millrace.placement.activation_memory import Momentary
 from millrace.placement.needs import MemoryNeed, Needs
 
 GB = 1_000_000_000

@@ -14,19 +14,25 @@ from trainer_doubles import make_batch, make_trainer, save_checkpoint, save_tiny
 from transformers import AutoModelForCausalLM
 
 from millrace.algorithms.low_rank import adapted
-from millrace.config.algorithms import GRPO
-from millrace.config.training import Adapter, Optimizer
+from millrace.config.tables.algorithms import GRPO
+from millrace.config.tables.training import Adapter, Optimizer
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import ConfigError, DataError, WeightsError
+from millrace.engines.own.architecture import read_architecture
+from millrace.engines.own.parameters import Parameters
 from millrace.placement.needs import adapter_elements
-from millrace.rollout.adapter import Base, Merging, MergingReader
-from millrace.rollout.architecture import read_architecture
-from millrace.rollout.parameters import Parameters
-from millrace.trainer.adapter import adapt, adapted_layers, base_weights, published_weights, trained_weights
-from millrace.trainer.checkpoint import load_checkpoint
-from millrace.trainer.export import export_adapter, export_checkpoint
+from millrace.rollout.adapted_weights import Base, Merging, MergingReader
+from millrace.trainer.adapters.adapted_linear import (
+    adapt,
+    adapted_layers,
+    base_weights,
+    published_weights,
+    trained_weights,
+)
+from millrace.trainer.files.checkpoint import load_checkpoint
+from millrace.trainer.files.export import export_adapter, export_checkpoint
 from millrace.trainer.model import load_model
-from millrace.trainer.publish import PublishBuffers
+from millrace.trainer.publish.publisher import PublishBuffers
 
 CPU = torch.device("cpu")
 LORA, DORA = Adapter(rank=4, alpha=8.0), Adapter(rank=4, alpha=8.0, kind="dora")

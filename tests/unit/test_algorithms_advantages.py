@@ -12,7 +12,7 @@ from millrace.algorithms.advantages import group_advantages, leave_one_out_advan
 from millrace.algorithms.group import Group
 from millrace.algorithms.overlong import overlong_penalty
 from millrace.algorithms.selection import selected
-from millrace.config.algorithms import DAPO, GFPO, RAFT
+from millrace.config.tables.algorithms import DAPO, GFPO, RAFT
 from millrace.core.errors import DataError
 
 REWARDS = st.lists(st.floats(-100, 100), min_size=2, max_size=16)

@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from test_algorithms_presets import MAX_TOKENS, large_batch, tables
 from trainer_doubles import make_trainer, save_tiny_model, tiny_model
 
-from millrace.config.algorithms import GRPO, Reinforce
-from millrace.core.columns import TokenColumns
+from millrace.config.tables.algorithms import GRPO, Reinforce
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import DataError
 from millrace.core.types import Batch, TrainGroup, TrainSequence
-from millrace.trainer.mesh import ALONE
+from millrace.trainer.ranks.mesh import ALONE
 from millrace.trainer.teacher import load_teacher
 
 CPU = torch.device("cpu")

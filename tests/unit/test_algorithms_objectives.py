@@ -12,7 +12,8 @@ from millrace.algorithms import Group, TokenLogprobs, build
 from millrace.algorithms.kl import kl
 from millrace.algorithms.second_moment import within_second_moment
 from millrace.algorithms.sequences import DenseSequences
-from millrace.config.algorithms import (
+from millrace.config.schema import Config
+from millrace.config.tables.algorithms import (
     AIPO,
     DAPO,
     GFPO,
@@ -25,7 +26,6 @@ from millrace.config.algorithms import (
     IcePop,
     Reinforce,
 )
-from millrace.config.schema import Config
 from millrace.config.tree import union_kinds
 
 NAMESPACES = ["numpy", "torch", *(["jax.numpy"] if importlib.util.find_spec("jax") else [])]

@@ -14,7 +14,7 @@ from trainer_doubles import make_batch, make_trainer
 from millrace.algorithms import Group
 from millrace.config.schema import Config
 from millrace.config.tree import union_kinds
-from millrace.core.columns import TokenColumns
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch
 
 PRESETS = {k: v for k, v in union_kinds(Config.model_fields["algorithm"]).items() if k != "function"}

@@ -15,9 +15,9 @@ from millrace.algorithms import build
 from millrace.algorithms.advantages import group_advantages
 from millrace.algorithms.group import Group, turns_of
 from millrace.algorithms.turns import turn_advantages
-from millrace.config.algorithms import GRPO, MTGRPO, PPO
+from millrace.config.tables.algorithms import GRPO, MTGRPO, PPO
 from millrace.core.types import Batch
-from millrace.trainer.flat_batch import flatten
+from millrace.trainer.batch.flat_batch import flatten
 
 NAN = float("nan")
 

@@ -12,11 +12,11 @@ import pytest
 import millrace
 from millrace.cli import app, quickstart, train
 from millrace.cli.options import typed
+from millrace.compose.interrupt import INTERRUPTED
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError, MillraceError, StorageError, after
+from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.seam import crossing, where
-from millrace.session.interrupt import INTERRUPTED
-from millrace.session.run_directory import RunDirectory
 
 CONFIG = '[model]\npath = "m"\n[task]\nkind = "gym"\nname = "gcd"\n[reward]\nkind = "gym"\n'
 

@@ -8,8 +8,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
+from millrace.checks.model_files import model_problems
 from millrace.cli.app import run
-from millrace.session.model_files import model_problems
 
 
 def give(monkeypatch: pytest.MonkeyPatch, *files: str) -> list[tuple]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from millrace.config.load import load_as, parse_value, read_overrides
 from millrace.config.schema import Config
-from millrace.core.columns import TokenColumns, token_array
+from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.digest import NamedBuffer, TensorSpec
 from millrace.core.errors import ConfigError, DataError, LedgerError, WeightsError
 from millrace.ledger.codec import (
@@ -27,9 +27,9 @@ from millrace.ledger.codec import (
     unpack_prompt,
     version_runs,
 )
-from millrace.observe.jsonl import read_events
-from millrace.runtime.framing import PIECE_BYTES, Framing, Kind
-from millrace.session.toml import as_toml
+from millrace.observe.sinks.jsonl import read_events
+from millrace.run_directory.toml import as_toml
+from millrace.runtime.local.framing import PIECE_BYTES, Framing, Kind
 from millrace.weights.manifest import make_manifest
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

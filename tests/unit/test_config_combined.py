@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
+from millrace.checks import derived
+from millrace.checks.preflight import preflight
+from millrace.compose import compose
 from millrace.config.freeze import dump
 from millrace.config.load import read_file, validate
 from millrace.config.schema import Config
@@ -22,8 +25,6 @@ from millrace.core.errors import MillraceError
 from millrace.core.placement import Host
 from millrace.core.types import BadPrompt, Prompt
 from millrace.environments.first_look import FirstLook
-from millrace.session import compose, derived
-from millrace.session.preflight import preflight
 from millrace.sim.costs.lengths import LogNormal
 from millrace.sim.costs.workload import Workload
 from millrace.sim.simulation import Scale, Scenario, simulate

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from millrace.config.environment import FileTask, GymTask
+from millrace.checks.derived import derived, resolved_lines
+from millrace.checks.preflight import preflight
 from millrace.config.freeze import dump, recorded, restore
 from millrace.config.load import load
 from millrace.config.schema import Config
+from millrace.config.tables.task import FileTask, GymTask
 from millrace.core.errors import ConfigError, DataError
-from millrace.session.content import content_digests, refuse_other_content
-from millrace.session.derived import derived, resolved_lines
-from millrace.session.preflight import preflight
-from millrace.session.resume import check_resume
+from millrace.run_directory.content_digests import content_digests, refuse_other_content
+from millrace.run_directory.resume import check_resume
 
 GYM = '[model]\npath = "m"\n[task]\nkind = "gym"\nname = "gcd"\n[reward]\nkind = "gym"\n'
 FILE = '[model]\npath = "m"\n[task]\nkind = "file"\npath = "a.jsonl"\n[reward]\nkind = "exact"\n'

@@ -13,17 +13,17 @@ import pytest
 
 from millrace.api import run as api_run
 from millrace.api import work
+from millrace.compose import compose
 from millrace.config.freeze import NOT_KEPT, record, restore
 from millrace.config.schema import Config
 from millrace.core.events import Event, Events
-from millrace.observe.sinks import open_sinks, refuse_unusable
+from millrace.evaluation.scores import start_worker
+from millrace.observe.sinks.open_sinks import open_sinks, refuse_unusable
+from millrace.placement.activation_memory import Momentary
 from millrace.placement.hosts import lay_out
-from millrace.placement.momentary import Momentary
 from millrace.placement.needs import MemoryNeed, Needs
-from millrace.session import compose
-from millrace.session.resume import check_resume
-from millrace.session.run_directory import RunDirectory
-from millrace.session.scores import start_worker
+from millrace.run_directory.resume import check_resume
+from millrace.run_directory.run_directory import RunDirectory
 
 
 def config_for(notify: str | None) -> Config:

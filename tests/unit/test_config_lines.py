@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.config.lines import key_lines
-from millrace.session.toml import as_toml
+from millrace.run_directory.toml import as_toml
 
 TEXT = '''# a comment
 

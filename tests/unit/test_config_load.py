@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from millrace.config.environment import FileTask, FunctionReward
 from millrace.config.freeze import config_digest, dump, restore
 from millrace.config.load import load, load_as, parse_value
-from millrace.config.schedules import AReaL, Laminar, Millrace, Synchronous
 from millrace.config.schema import Config
+from millrace.config.tables.schedules import AReaL, Laminar, Millrace, Synchronous
+from millrace.config.tables.task import FileTask, FunctionReward
 from millrace.core.errors import ConfigError
-from millrace.sft.config import SupervisedConfig
+from millrace.sft.sft_config import SupervisedConfig
 
 BASE = """
 steps = 10

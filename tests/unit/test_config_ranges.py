@@ -20,7 +20,7 @@ from millrace.config.schema import Config
 from millrace.config.tree import changed_fields, leaves, union_kinds
 from millrace.core.errors import ConfigError
 from millrace.schedule.presets import build as build_schedule
-from millrace.trainer.adamw import make_adamw
+from millrace.trainer.optimizer.adamw import make_adamw
 
 BASE: dict[str, Any] = {
     "model": {"path": "m"},

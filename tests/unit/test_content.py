@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.config.algorithms import GRPO
 from millrace.config.schema import Config
+from millrace.config.tables.algorithms import GRPO
 from millrace.core.errors import DataError
-from millrace.session.content import content_digests, refuse_other_content
+from millrace.run_directory.content_digests import content_digests, refuse_other_content
 
 
 @pytest.fixture

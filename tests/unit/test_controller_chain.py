@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.controller.chain import Fetch, RelayRecord, next_fetch
-from millrace.controller.relays import Relays
+from millrace.controller.state.chain import Fetch, RelayRecord, next_fetch
+from millrace.controller.state.relays import Relays
 from millrace.core.types import Endpoint
 
 

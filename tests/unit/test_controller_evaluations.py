@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from millrace.config.evaluations import EvaluationSection
-from millrace.config.operation import Checkpoints
-from millrace.config.schedules import Laminar
-from millrace.controller.evaluations import Evaluations
-from millrace.core.columns import TokenColumns, token_array
+from millrace.config.tables.evaluations import EvaluationSection
+from millrace.config.tables.operation import Checkpoints
+from millrace.config.tables.schedules import Laminar
+from millrace.controller.evaluation.evaluation_state import Evaluations
+from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import EvaluationRecord, Finish, Progress, Prompt, Scored
 from millrace.sim.explore.worlds import small_config
-from millrace.trainer.checkpoint import prune_checkpoints
+from millrace.trainer.files.checkpoint import prune_checkpoints
 
 
 def evaluations(*records: EvaluationRecord, version: int = 0, steps: int = 20, **keys: Any) -> Evaluations:

@@ -10,7 +10,7 @@ import pytest
 
 from millrace.controller.pulse import Waits
 from millrace.controller.reference_session import ReferenceSession
-from millrace.core.columns import TokenColumns
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import WorkerDied
 from millrace.core.pulse import Pulse
 from millrace.core.types import Batch, TrainGroup, TrainSequence

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_records import complete, lease, make_group, step_of
 
-from millrace.controller.groups import make_batch
-from millrace.core.columns import TokenColumns, pack, unpack
+from millrace.controller.state.groups import make_batch
+from millrace.core.completion.columns import TokenColumns, pack, unpack
 from millrace.core.types import Progress, ReplicaLoad, Report
 from millrace.ledger import SqliteLedger
 from millrace.ledger.codec import pack_plain, pack_squeezed, pack_versions, unpack_columns
-from millrace.reading import LedgerReader
+from millrace.ledger.reading import LedgerReader
 
 
 def chosen(sizes: list[int], columns: TokenColumns | None = None, likely: bool = False) -> TokenColumns:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.core.columns import TokenColumns, pack, unpack
+from millrace.core.completion.columns import TokenColumns, pack, unpack
 from millrace.core.types import Finish, Progress, ReplicaLoad, Report
 
 TOKEN = st.tuples(st.integers(0, 2**31 - 1), st.floats(width=32), st.integers(0, 4))

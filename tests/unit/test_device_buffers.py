@@ -13,11 +13,11 @@ from trainer_doubles import tiny_model
 
 from millrace.core.digest import MULTILINEAR, NamedBuffer, digest_buffers, kind_of
 from millrace.core.errors import DigestMismatchError, TornVersionError
-from millrace.trainer import device_buffers, publish
-from millrace.trainer.device_buffers import DeviceBuffers
 from millrace.trainer.model import named_weights
-from millrace.trainer.parts import Part
-from millrace.trainer.publish import PublishBuffers, Publisher, buffers_of
+from millrace.trainer.publish import device_buffers, publisher
+from millrace.trainer.publish.device_buffers import DeviceBuffers
+from millrace.trainer.publish.publisher import PublishBuffers, Publisher, buffers_of
+from millrace.trainer.ranks.blocks import Part
 from millrace.weights.relay import Relay
 from millrace.weights.ring import open_reader, open_writer
 
@@ -135,24 +135,24 @@ def test_a_slot_that_another_trainer_took_is_left_alone(host):
 
 
 def test_a_publisher_lets_the_device_publish_and_finds_what_changed_in_its_memory(host, monkeypatch):
-    monkeypatch.setattr(publish, "has_own_memory", lambda _: True)
+    monkeypatch.setattr(publisher, "has_own_memory", lambda _: True)
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    publisher = Publisher(buffers_of(named_weights(model), torch.bfloat16), optimizer)
-    assert isinstance(publisher.buffers, DeviceBuffers)
-    there = host(publisher.buffers)
+    publishing = Publisher(buffers_of(named_weights(model), torch.bfloat16), optimizer)
+    assert isinstance(publishing.buffers, DeviceBuffers)
+    there = host(publishing.buffers)
     digests = []
     for version in (0, 1):
-        publisher.begin(lambda: there.writer, there.endpoint, version)
+        publishing.begin(lambda: there.writer, there.endpoint, version)
         sum(parameter.sum() for parameter in model.parameters()).backward()
-        published = publisher.published()
+        published = publishing.published()
         assert there.stage(version, published.digest) == published.digest
         digests.append(published.digest)
-        publisher.refuse_changed(version)
+        publishing.refuse_changed(version)
         if version == 0:
             optimizer.step()
     assert digests[0] != digests[1]
     with torch.no_grad():
         next(model.parameters())[0] += 0.5
     with pytest.raises(DigestMismatchError, match="changed in memory"):
-        publisher.refuse_changed(1)
+        publishing.refuse_changed(1)

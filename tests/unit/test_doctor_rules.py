@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from millrace.compose.examine import evidence_of
 from millrace.config.schema import Config
 from millrace.config.tree import leaves
 from millrace.core.events import Event
@@ -15,7 +16,6 @@ from millrace.observe.doctor.batches import needless_staleness, unfair_batches
 from millrace.observe.doctor.evidence import BatchTold, Evidence, Step, SwapSeen
 from millrace.observe.doctor.finding import few
 from millrace.observe.doctor.rules import diagnose
-from millrace.session.examine import evidence_of
 
 SPREAD = 3.0
 

@@ -8,7 +8,7 @@ from engine_models import EOS, make_engine, make_model, make_work, prompt_of, ru
 
 from millrace.core.errors import DataError
 from millrace.core.types import Finish, Sampling
-from millrace.rollout.cache import KVCache
+from millrace.engines.own.cache import KVCache
 from millrace.rollout.stop import StopStrings
 
 LONG = Sampling(max_tokens=200, temperature=1.0)

@@ -1,7 +1,7 @@
 """What a trajectory gets does not depend on where, when and with whom it is computed.
 
-What holds for an exact engine (`millrace.rollout.exact`): tokens and log-probs are equal bit for bit
-whatever a trajectory is batched with, however its prompt is chunked or shared, and wherever it is resumed
+What holds for an exact engine (`engines.own.accelerated.exact`): tokens and log-probs are equal bit for
+bit whatever a trajectory is batched with, however its prompt is chunked or shared, and wherever it is resumed
 from partial tokens.
 """
 

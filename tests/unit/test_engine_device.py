@@ -14,8 +14,8 @@ from engine_models import make_engine, make_model, make_work, prompt_of, run
 from millrace.core.digest import MULTILINEAR, NamedBuffer, Piece, digest_buffers, kind_of
 from millrace.core.errors import TornVersionError, WeightsError
 from millrace.core.types import Sampling, Staged
-from millrace.placement.device_digest import tensor_digests
-from millrace.rollout.engine import TorchEngine
+from millrace.devices.device_digest import tensor_digests
+from millrace.engines.own.torch_engine import TorchEngine
 from millrace.weights.manifest import make_manifest
 from millrace.weights.relay import Relay
 from millrace.weights.ring import open_reader, open_writer
@@ -110,7 +110,7 @@ def test_an_engine_on_a_cpu_checks_what_a_gpu_published(host):
 def test_a_version_that_is_overwritten_while_it_is_copied_is_torn(runtime, host, monkeypatch):
     engine = make_engine(MODELS[0])
     host.publish(1, MODELS[0])
-    from millrace.rollout import engine as module
+    from millrace.engines.own import torch_engine as module
 
     honest = module.copied_there
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from millrace.core.errors import ConfigError
 from millrace.core.types import Sampling
-from millrace.rollout import exact
-from millrace.rollout.attention import Kernel
-from millrace.rollout.products import Products
+from millrace.engines.own.accelerated import exact
+from millrace.engines.own.accelerated.row_matmul import Products
+from millrace.engines.own.attention import Kernel
 
 WORKS = [make_work(i, [5, 6, 7 + i], Sampling(max_tokens=20)) for i in range(5)]
 

@@ -8,11 +8,11 @@ import torch
 from engine_models import CONFIGS, make_engine, make_model, make_work, prompt_of, run, weights_into
 
 from millrace.core.types import Sampling
-from millrace.placement.gpu import has_flash
-from millrace.rollout import flash
-from millrace.rollout.architecture import architecture_of
-from millrace.rollout.cache import KVCache
-from millrace.rollout.sampler import PART, WHOLE, draw
+from millrace.devices.gpu import has_flash
+from millrace.engines.own.accelerated import flash
+from millrace.engines.own.architecture import architecture_of
+from millrace.engines.own.cache import KVCache
+from millrace.engines.own.sampler import PART, WHOLE, draw
 
 SERVED = [name for name, config in CONFIGS.items() if architecture_of(config).cap is None]
 

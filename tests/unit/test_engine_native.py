@@ -16,8 +16,8 @@ from engine_models import CONFIGS, make_engine, make_model, make_work, prompt_of
 from transformers import Gemma3TextConfig, Qwen3Config
 
 from millrace.core.types import Sampling
-from millrace.rollout import engine as engines
-from millrace.rollout import native
+from millrace.engines.own import torch_engine as engines
+from millrace.engines.own.accelerated import native
 
 GEMMA = CONFIGS["gemma3"].to_dict() | {"hidden_activation": "gelu_pytorch_tanh"}
 WINDOWS = CONFIGS["qwen3 tied"].to_dict() | {

@@ -9,10 +9,11 @@ from transformers import LlamaConfig, PhiConfig
 
 from millrace.core.errors import DataError
 from millrace.core.types import Finish, Sampling
+from millrace.engines.own.architecture import architecture_of
+from millrace.engines.own.load import load_engine
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.evaluation.generate import generate
-from millrace.rollout.architecture import architecture_of
-from millrace.rollout.load import end_ids, load_engine, load_tokenizer, text_decoder
+from millrace.rollout.model_tokens import end_ids, load_tokenizer, text_decoder
 
 PROMPT_LENGTHS = (1, 2, 17, 64, 90)
 

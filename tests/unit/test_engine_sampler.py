@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from millrace.core.types import Sampling
-from millrace.rollout.edits import Edits
+from millrace.engines.own.edits import Edits
+from millrace.engines.own.sampler import Sampler
 from millrace.rollout.noise import Noise
-from millrace.rollout.sampler import Sampler
 
 
 def uniforms(seeds: Sequence[int], trajectory_ids: Sequence[int], positions: Sequence[int]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.config.environment import ExactReward, FunctionReward, GymReward, MathReward
+from millrace.config.tables.task import ExactReward, FunctionReward, GymReward, MathReward
 from millrace.environments.answers import LONGEST, make_answer
 
 

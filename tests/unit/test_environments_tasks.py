@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from millrace.config import environment
+from millrace.config.tables import task as table
 from millrace.core.errors import ConfigError, DataError
 from millrace.environments.rows import find_column
 from millrace.environments.tasks import make_task
@@ -22,11 +22,11 @@ def tokenizer(tmp_path_factory):
 
 
 def file_task(path, tokenizer=None, **fields):
-    return make_task(environment.FileTask(path=str(path), **fields), tokenizer)
+    return make_task(table.FileTask(path=str(path), **fields), tokenizer)
 
 
 def gym_task(name="chain_sum", **fields):
-    return make_task(environment.GymTask(name=name, **fields), None)
+    return make_task(table.GymTask(name=name, **fields), None)
 
 
 def write_lines(path, *lines):

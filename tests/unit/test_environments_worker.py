@@ -8,9 +8,9 @@ import pytest
 
 from millrace.core.errors import ConfigError, DataError, OutOfMemory, RewardError
 from millrace.core.types import Abstain, BadPrompt, Failed, Finish, Prompt, Scored, ScoreRequest
-from millrace.environments import worker
+from millrace.environments import reward_worker
+from millrace.environments.reward_worker import EnvironmentWorker
 from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
-from millrace.environments.worker import EnvironmentWorker
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_prompts_come_in_the_order_asked_for_and_are_the_same_in_every_worker(mo
 def test_the_special_tokens_of_chat_messages_are_the_templates_alone(model, tmp_path, monkeypatch):
     row = json.dumps({"prompt": [{"role": "user", "content": "2"}], "answer": "4"})
     setup = Setup(model, tmp_path, lines=[row])
-    monkeypatch.setattr(worker, "encode_prompt", lambda *_: pytest.fail("special tokens were added"))
+    monkeypatch.setattr(reward_worker, "encode_prompt", lambda *_: pytest.fail("special tokens were added"))
     [prompt] = setup.prompts(0)
     assert setup.tokenizer.decode(prompt.tokens) == prompt.text == "<|user|>2<|end|><|assistant|>"
 

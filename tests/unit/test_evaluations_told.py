@@ -10,19 +10,19 @@ from tests.look_runs import write_run
 from tests.unit.ledger_records import ready_group, step_of
 from tests.unit.observe_events import run_started, step
 
-from millrace.config.evaluations import EvaluationSection
 from millrace.config.schema import Config
+from millrace.config.tables.evaluations import EvaluationSection
 from millrace.core.events import Event
 from millrace.core.types import EvaluationRecord, Scored
 from millrace.estimates.evaluation import Attempt, Evaluation, summarize
+from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.look.overview import Overview
-from millrace.look.steps import Axis
+from millrace.look.record.steps import Axis
+from millrace.look.record.views import evaluations_view
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.rules import diagnose
-from millrace.observe.scalars import scalars_of
-from millrace.reading.reader import LedgerReader
-from millrace.session.views import evaluations_view
+from millrace.observe.sinks.scalars import scalars_of
 
 
 def result(right: int, of: int = 40) -> Evaluation:

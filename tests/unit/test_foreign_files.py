@@ -17,11 +17,11 @@ from millrace.cli.app import run
 from millrace.core import files
 from millrace.core.errors import DataError, LedgerError, MillraceError
 from millrace.environments.tokenizer import load_tokenizer
-from millrace.look import steps
 from millrace.look.card import card
+from millrace.look.record import steps
+from millrace.look.record.steps import Steps
 from millrace.look.site import Site
-from millrace.look.steps import Steps
-from millrace.session.run_directory import RunDirectory
+from millrace.run_directory.run_directory import RunDirectory
 
 ROOM_BYTES = 2 << 30
 DEADLINE_S = 60

@@ -28,10 +28,10 @@ from millrace.core.events import Event
 from millrace.environments.rows import open_rows
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.rules import diagnose
-from millrace.observe.jsonl import EventLog, retell
+from millrace.observe.sinks.jsonl import EventLog, retell
 from millrace.observe.summary import Summary
 from millrace.placement.needs import kv_token_bytes, read_model_config, tensor_elements
-from millrace.session.run_directory import RunDirectory
+from millrace.run_directory.run_directory import RunDirectory
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from ledger_records import make_group
 
 from millrace.core.errors import LedgerError
 from millrace.ledger import SqliteLedger
-from millrace.reading.reader import LedgerReader
+from millrace.ledger.reading.reader import LedgerReader
 
 
 def test_no_damage_of_the_file_is_taken_for_content(tmp_path):

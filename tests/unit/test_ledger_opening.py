@@ -13,7 +13,7 @@ from ledger_records import ready_group
 from millrace.core.errors import LedgerError
 from millrace.ledger import SqliteLedger, opening
 from millrace.ledger.failures import ledger_failures
-from millrace.reading.reader import LedgerReader
+from millrace.ledger.reading.reader import LedgerReader
 
 
 @pytest.fixture

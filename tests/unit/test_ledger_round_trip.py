@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_records import complete, grow, lease, make_group, ready_group, restart, step_of
 
-from millrace.core.columns import TokenColumns
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import (
     TERMINAL,
     BadPrompt,

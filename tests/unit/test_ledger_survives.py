@@ -9,8 +9,8 @@ from tests.unit.ledger_records import make_group, ready_group, step_of
 
 from millrace.core.errors import LedgerError
 from millrace.core.types import CheckpointInfo, State
+from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.reading.reader import LedgerReader
 
 
 def test_a_moved_run_directory_keeps_its_checkpoints(tmp_path: Path) -> None:

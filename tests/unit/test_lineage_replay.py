@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ledger_records import ready_group, step_of
 
-from millrace.controller.lineage import VERSIONS_REMEMBERED, Lineage, replay_difference
+from millrace.controller.state.lineage import VERSIONS_REMEMBERED, Lineage, replay_difference
 from millrace.core.errors import DigestMismatchError, UnknownVersionError
 from millrace.core.types import Published, VersionRecord
 from millrace.ledger import SqliteLedger

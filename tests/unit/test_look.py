@@ -10,25 +10,25 @@ import pytest
 from observe_events import event, step
 from tests.look_runs import PROMPT, config, events, write_run
 
+from millrace.compose.examine import examine
 from millrace.config.freeze import record
-from millrace.config.generation import SamplingConfig
+from millrace.config.tables.generation import SamplingConfig
 from millrace.core.errors import DataError
 from millrace.core.types import Scored
 from millrace.estimates.evaluation import Attempt, summarize
 from millrace.evaluation.kept import keep
-from millrace.look import figures
-from millrace.look.charts import CHARTS, overlaid
+from millrace.ledger.reading.samples import Choice
+from millrace.look.drawing import figures
+from millrace.look.drawing.charts import CHARTS, overlaid
+from millrace.look.drawing.fragments import sample
 from millrace.look.overview import Overview, who_waits
-from millrace.look.parts import sample
+from millrace.look.record.runs import find_runs, run_line
+from millrace.look.record.steps import Axis, Steps, curve
+from millrace.look.record.story import Story
+from millrace.look.record.tokens import Piece, Shown, choose, search
 from millrace.look.report import BYTES_MAX, write_report
-from millrace.look.runs import find_runs, run_line
-from millrace.look.samples import Piece, Shown, choose, search
 from millrace.look.site import Site
-from millrace.look.steps import Axis, Steps, curve
-from millrace.look.story import Story
-from millrace.observe.jsonl import EventLog, MetricsLog
-from millrace.reading.samples import Choice
-from millrace.session.examine import examine
+from millrace.observe.sinks.jsonl import EventLog, MetricsLog
 
 
 def overview(path: Path) -> Overview:

@@ -12,8 +12,8 @@ from millrace.api.run import Run
 from millrace.cli import ui
 from millrace.cli.app import run
 from millrace.look.card import card
-from millrace.observe.parts import put_aside
-from millrace.session.run_directory import RunDirectory
+from millrace.observe.sinks.log_files import put_aside
+from millrace.run_directory.run_directory import RunDirectory
 
 
 def test_two_runs_are_compared_in_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,8 @@ from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 
 from millrace.look.server import Ui
 from millrace.look.site import Site
-from millrace.observe.jsonl import MetricsLog
-from millrace.observe.parts import put_aside
+from millrace.observe.sinks.jsonl import MetricsLog
+from millrace.observe.sinks.log_files import put_aside
 
 Get = Callable[..., Awaitable[HTTPResponse]]
 AGAIN = b'http-equiv="refresh"'

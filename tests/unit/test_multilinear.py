@@ -25,8 +25,8 @@ from millrace.core.digest import (
     version_digest,
 )
 from millrace.core.multilinear import BLOCK_BYTES, KEYS, WORDS, Multilinear, block_sums, finished
-from millrace.placement import device_digest
-from millrace.placement.device_digest import tensor_digests
+from millrace.devices import device_digest
+from millrace.devices.device_digest import tensor_digests
 
 SIZES = [0, 1, 3, 7, 8, 9, 1000, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES + 5, 700_001]
 

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from observe_events import event, report, run_started, sample, step
 
-from millrace.config.operation import Observe
+from millrace.config.tables.operation import Observe
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.events import Events
 from millrace.core.types import Finish
-from millrace.observe.jsonl import EventLog, MetricsLog, read_events
-from millrace.observe.mlflow import MlflowSink
-from millrace.observe.scalars import step_scalars
-from millrace.observe.sinks import open_sinks, refuse_unusable
+from millrace.observe.sinks.jsonl import EventLog, MetricsLog, read_events
+from millrace.observe.sinks.mlflow import MlflowSink
+from millrace.observe.sinks.open_sinks import open_sinks, refuse_unusable
+from millrace.observe.sinks.scalars import step_scalars
+from millrace.observe.sinks.tensorboard import TensorBoardSink
+from millrace.observe.sinks.wandb import WandbSink
 from millrace.observe.summary import Summary
-from millrace.observe.tensorboard import TensorBoardSink
-from millrace.observe.wandb import WandbSink
 
 
 def test_events_come_back_from_their_file(tmp_path: Path) -> None:

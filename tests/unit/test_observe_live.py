@@ -19,10 +19,10 @@ from rich.console import Console
 
 from millrace.controller.controller import INTERRUPTED
 from millrace.core.events import Event
-from millrace.observe.live import LiveView, plain_line, sample_line
-from millrace.observe.notify import told
-from millrace.observe.panel import render, sparkline
-from millrace.observe.status import Status
+from millrace.observe.live.live_view import LiveView, plain_line, sample_line
+from millrace.observe.live.panel import render, sparkline
+from millrace.observe.live.status import Status
+from millrace.observe.sinks.notify import told
 from millrace.observe.summary import Summary
 
 

@@ -15,13 +15,13 @@ from observe_events import event, run_ended, step, worker_died
 
 from millrace.core.errors import ConfigError
 from millrace.core.events import Event, Events
-from millrace.observe import notify
 from millrace.observe.doctor import watch as watch_module
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.finding import Finding
 from millrace.observe.doctor.rules import diagnose, gone
 from millrace.observe.doctor.watch import FIRST_STEPS, DoctorWatch
-from millrace.observe.notify import Notifier
+from millrace.observe.sinks import notify
+from millrace.observe.sinks.notify import Notifier
 
 STALLED = event("stalled", 1.0, quiet_s=20.0, waits=["trainer waits for replica-0"])
 KEEP = (

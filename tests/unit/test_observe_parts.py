@@ -11,9 +11,9 @@ from observe_events import event, report, run_ended, run_started, step, worker_d
 
 from millrace.core.errors import StorageError
 from millrace.core.events import Event
-from millrace.observe import parts as parts_module
-from millrace.observe.jsonl import EventLog, read_events
-from millrace.observe.parts import Tail, opened, parts
+from millrace.observe.sinks import log_files as parts_module
+from millrace.observe.sinks.jsonl import EventLog, read_events
+from millrace.observe.sinks.log_files import Tail, opened, parts
 from millrace.observe.summary import Summary
 
 

@@ -15,10 +15,10 @@ from observe_events import event, report, run_started, step, worker_died
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
-from millrace.config.operation import Observe
+from millrace.config.tables.operation import Observe
 from millrace.core.errors import ConfigError
-from millrace.observe.exported import COUNTERS, GAUGES
-from millrace.observe.prometheus import PrometheusSink, refuse_unusable
+from millrace.observe.sinks.exported import COUNTERS, GAUGES
+from millrace.observe.sinks.prometheus import PrometheusSink, refuse_unusable
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "examples" / "grafana.json"
 

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from millrace.cli import app
 from millrace.core.errors import RewardError
-from millrace.observe.panel import render
-from millrace.observe.status import Status
+from millrace.observe.live.panel import render
+from millrace.observe.live.status import Status
 from millrace.observe.terminal import Terminal, harmless
 
 OBEYED = "\x1b[2J\x1b]0;owned\x07\x9b31m\x08\r\u202e"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millrace.core.events import Event
-from millrace.observe.thinned import ALL_REPORTS, REPORT_INTERVAL_S, Thinned
+from millrace.observe.sinks.thinned import ALL_REPORTS, REPORT_INTERVAL_S, Thinned
 
 
 def report(time_s: float, tokens: int) -> Event:

@@ -18,8 +18,8 @@ from millrace.placement.assign import (
     assign,
     devices_of,
 )
+from millrace.placement.describe import table, warnings
 from millrace.placement.needs import MemoryNeed
-from millrace.placement.tell import table, warnings
 
 
 def host(gpus: int, *, gpu_gb: int = 80, gb: int = 100, free_gb: int | None = None) -> Host:

@@ -9,8 +9,8 @@ from test_placement_assign import host as one_host
 from test_placement_hosts import host as named_host
 
 from millrace.core.errors import ConfigError
-from millrace.placement.further import further
 from millrace.placement.hosts import lay_out
+from millrace.placement.joining import further
 
 MUCH = 1_000 * GB
 

@@ -10,8 +10,8 @@ from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import HERE, ROLES, Gpu, Host, Place
 from millrace.placement.assign import assign
+from millrace.placement.describe import table, tables, tight
 from millrace.placement.hosts import Layout, added, lay_out, split
-from millrace.placement.tell import table, tables, tight
 
 
 def host(name: str, gpus: int = 0, cores: int = 8, roles: tuple[str, ...] = ROLES) -> Host:

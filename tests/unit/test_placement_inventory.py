@@ -9,7 +9,7 @@ import pytest
 
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu
-from millrace.placement.inventory import MIB, _group_limits, read_host, visible
+from millrace.devices.inventory import MIB, _group_limits, read_host, visible
 
 LISTED = """\
 0, GPU-aa11, NVIDIA H100 80GB HBM3, 81559, 81000

@@ -22,14 +22,14 @@ from transformers import (
 
 from millrace.config.schema import Config
 from millrace.core.placement import Gpu, Host
+from millrace.placement.activation_memory import CHUNK_BYTES, GPU_CHUNK_BYTES, Momentary, Shape, estimate
 from millrace.placement.assign import assign
-from millrace.placement.momentary import CHUNK_BYTES, GPU_CHUNK_BYTES, Momentary, Shape, estimate
+from millrace.placement.describe import table, warnings
 from millrace.placement.needs import MemoryNeed, Needs
-from millrace.placement.tell import table, warnings
 from millrace.trainer.attention import NAME
+from millrace.trainer.batch.packing import Branch, Tree, pack
 from millrace.trainer.logprobs import CHUNK_LOGITS, GPU_CHUNK_LOGITS
 from millrace.trainer.model import recompute_layers, row_logprobs
-from millrace.trainer.packing import Branch, Tree, pack
 
 GB = 10**9
 SHAPE = Shape(6, hidden=64, intermediate=192, vocabulary=301, query_heads=4, kv_heads=2, head_dim=16)

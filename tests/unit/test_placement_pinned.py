@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from millrace.core.digest import NamedBuffer
-from millrace.placement import pinned
+from millrace.devices import pinned
 from millrace.weights.relay import Relay
 from millrace.weights.ring import open_reader, open_writer
 

@@ -8,14 +8,14 @@ import pytest
 
 from millrace.api.planned import PLACEHOLDERS, beyond, configuration
 from millrace.cli import app
-from millrace.config import schedules
 from millrace.config.load import load, load_as
+from millrace.config.tables import schedules
 from millrace.core.errors import ConfigError
 from millrace.sim.costs.hardware import device
 from millrace.sim.costs.models import model
 from millrace.sim.plan import ranking
-from millrace.sim.plan.config import PlanConfig
 from millrace.sim.plan.layouts import Demand, layouts
+from millrace.sim.plan.request import PlanConfig
 from millrace.sim.plan.search import Candidate, Simulated, search, simulated_config
 from millrace.sim.report.measure import Result, Sample, Span, Timeline
 from millrace.sim.report.timeline import timeline_lines

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.placement import products
-from millrace.trainer import linear
-from millrace.trainer.packing import Branch, Tree, pack, padded
+from millrace.devices import matmul
+from millrace.trainer.batch.packing import Branch, Tree, pack, padded
+from millrace.trainer.kernels import linear
 
 needs_onednn = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"),
@@ -20,17 +20,17 @@ needs_onednn = pytest.mark.skipif(
 
 @pytest.fixture
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (products, linear):
+    for module in (matmul, linear):
         monkeypatch.setattr(module, "by_onednn", lambda: True)
 
 
 def test_only_a_processor_of_amd_with_avx_512_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere a run's bytes stay what they are."""
-    monkeypatch.setattr(products, "cpu_vendor", lambda: "GenuineIntel")
-    assert not products.by_onednn.__wrapped__()
-    monkeypatch.setattr(products, "cpu_vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(matmul, "cpu_vendor", lambda: "GenuineIntel")
+    assert not matmul.by_onednn.__wrapped__()
+    monkeypatch.setattr(matmul, "cpu_vendor", lambda: "AuthenticAMD")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    assert not products.by_onednn.__wrapped__()
+    assert not matmul.by_onednn.__wrapped__()
 
 
 @needs_onednn

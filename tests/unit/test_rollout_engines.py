@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
-from millrace.rollout import engines
-from millrace.rollout.engines import EngineKind, refuse_unable
+from millrace.rollout import engine_kinds
+from millrace.rollout.engine_kinds import EngineKind, refuse_unable
 from millrace.rollout.protocol import Capabilities
 
 
@@ -20,7 +20,7 @@ def config_of(**sections: object) -> Config:
 def test_a_setting_that_the_engine_does_not_know_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     can = Capabilities(frozenset({"sampling.top_p"}), shares_prefixes=False, chunks_prompts=True)
     plain = EngineKind("nowhere:open", can)
-    monkeypatch.setitem(engines.ENGINES, "own", plain)
+    monkeypatch.setitem(engine_kinds.ENGINES, "own", plain)
     refuse_unable(config_of(sampling={"top_p": 0.9, "temperature": 0.5, "max_tokens": 7}))
     asked = config_of(sampling={"top_k": 5, "top_p": 0.9}, rollout={"exact": True})
     with pytest.raises(
@@ -52,7 +52,10 @@ def test_servers_decide_the_engine_and_the_number_of_replicas() -> None:
     ("rollout", "told"),
     [
         ({"engine": "server"}, r"`rollout.engine` \(server\) does not go with 0 `rollout.servers`"),
-        ({"engine": "vllm", "servers": ["http://a"]}, r"`rollout.engine` \(vllm\) does not go with 1 "),
+        (
+            {"engine": "vllm", "servers": ["http://a"]},
+            r"`rollout.engine` \(vllm\) does not go with 1 ",
+        ),
         ({"replicas": 2, "servers": ["http://a"]}, r"`rollout.replicas` \(2\) must be the number of"),
         ({"servers": ["http://a", "http://a/"]}, "names a server twice"),
         ({"servers": ["a:8000"]}, "should match pattern"),

@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from millrace.runtime import ray_head
-from millrace.runtime.ray_aside import aside
+from millrace.runtime.ray import head
+from millrace.runtime.ray.blocking_calls import aside
 
 WAIT_S = 30.0
 
@@ -19,14 +19,14 @@ WAIT_S = 30.0
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch) -> None:
     for name, value in ("LOOK_S", 0.01), ("SILENT_S_MAX", 0.05), ("FROZEN_S_MAX", 0.2):
-        monkeypatch.setattr(ray_head, name, value)
+        monkeypatch.setattr(head, name, value)
 
 
 def test_a_head_that_is_gone_is_told_with_its_address() -> None:
     told = queue.Queue[str]()
     listener = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
-    watch = ray_head.HeadWatch(address, lambda: None, told.put)
+    watch = head.HeadWatch(address, lambda: None, told.put)
     connection, _ = listener.accept()
     assert told.empty(), "it answers"
     connection.close()
@@ -40,7 +40,7 @@ def test_a_head_that_takes_connections_and_answers_nothing_is_told() -> None:
     frozen = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        watch = ray_head.HeadWatch(address, frozen.wait, told.put)
+        watch = head.HeadWatch(address, frozen.wait, told.put)
         assert told.get(timeout=WAIT_S).endswith(
             f"{address}, takes connections, but has answered nothing for 0 s"
         )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from millrace.controller.measured import FILLING, MEMORY, Measured
+from millrace.controller.state.measured import FILLING, MEMORY, Measured
 from millrace.schedule import GroupView, ReplicaView, View
 from millrace.schedule.ahead import AHEAD_MAX, RESERVE, Ahead
 from millrace.schedule.take import FirstReady, InOrder

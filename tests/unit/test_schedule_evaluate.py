@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.schedule.evaluate import Waiting, best, due, rest_s, since_best
+from millrace.controller.evaluation.due import Waiting, best, due, rest_s, since_best
 
 
 def test_the_start_model_each_k_steps_and_the_last_version_are_due() -> None:

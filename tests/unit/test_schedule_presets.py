@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from millrace.checks.explain import explain
 from millrace.config.schema import Config
 from millrace.schedule import build
 from millrace.schedule.admit import KVRoom
@@ -10,7 +11,6 @@ from millrace.schedule.ahead import Ahead
 from millrace.schedule.refresh import BetweenIterations, BeyondReload
 from millrace.schedule.repack_demand import OnDemand
 from millrace.schedule.view import ReplicaView, View
-from millrace.session.explain import explain
 
 
 def look(num_replicas):

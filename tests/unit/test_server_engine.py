@@ -13,15 +13,15 @@ import torch
 from fake_vllm_server import VOCAB, FakeVllm, fake_vllm
 from test_server_handover import Reader
 
-from millrace.core.columns import token_array
+from millrace.core.completion.columns import token_array
 from millrace.core.digest import NamedBuffer
 from millrace.core.errors import DigestMismatchError, MillraceError, WeightsError, WorkerError
 from millrace.core.types import Finish, Progress, Sampling, Work
-from millrace.engines.server import engine as engine_module
+from millrace.engines.server import server_engine as engine_module
 from millrace.engines.server import streams as streams_module
 from millrace.engines.server.client import GENERATE, Server
-from millrace.engines.server.engine import ServerEngine
 from millrace.engines.server.handover import Handover
+from millrace.engines.server.server_engine import ServerEngine
 from millrace.engines.server.streams import Streams, Token
 from millrace.rollout.intake import Intake
 

@@ -11,15 +11,16 @@ import pytest
 from msgspec.structs import replace
 
 import millrace
-from millrace.config.runtime import RayCluster
+from millrace.checks import cluster_check
+from millrace.checks.cluster_check import LinkFacts, _measure, check_cluster
 from millrace.config.schema import Config
+from millrace.config.tables.runtime import RayCluster
 from millrace.core.errors import StorageError, WorkerError
 from millrace.core.placement import HERE, Place
-from millrace.runtime.ray_places import Node
-from millrace.session import cluster_check, node_probe
-from millrace.session.cluster_check import LinkFacts, _measure, check_cluster
-from millrace.session.node_probe import look
-from millrace.session.ray_hosts import told_of
+from millrace.runtime.ray import node_probe
+from millrace.runtime.ray.node_probe import look
+from millrace.runtime.ray.places import Node
+from millrace.runtime.ray.ray_hosts import told_of
 
 NODES = [Node(f"id-{name}", name, f"10.0.0.{number}", {}) for number, name in enumerate("abc")]
 
@@ -115,7 +116,7 @@ def test_a_directory_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "changed", ["rollout/native.c", "look/page.css", "quickstart/new.toml", "core/types.py"]
+    "changed", ["engines/own/accelerated/native.c", "look/page.css", "quickstart/new.toml", "core/types.py"]
 )
 def test_a_node_with_another_file_of_the_package_has_another_millrace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from millrace.checks.derived import derived, resolved_lines
 from millrace.config.freeze import dump
 from millrace.config.load import load
-from millrace.session.derived import derived, resolved_lines
 
 BASE = (
     '[model]\npath = "m"\n[task]\nkind = "gym"\nname = "gcd"\noptions = { a = [1, 2], b = "x\\ty" }\n'

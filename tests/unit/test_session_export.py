@@ -8,8 +8,8 @@ import pytest
 
 from millrace.core import model_version
 from millrace.core.errors import DataError
-from millrace.session.export import CHECKPOINT, newest, origin
-from millrace.session.run_directory import RunDirectory
+from millrace.run_directory.models import CHECKPOINT, newest, origin
+from millrace.run_directory.run_directory import RunDirectory
 
 
 def save(run: RunDirectory, version: int) -> Path:

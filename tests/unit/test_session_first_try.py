@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from millrace.checks.first_try import try_first, warnings
 from millrace.cli import app
-from millrace.config.environment import FunctionTask
 from millrace.config.freeze import dump
 from millrace.config.schema import Config
+from millrace.config.tables.task import FunctionTask
 from millrace.core.errors import DataError, MillraceError, RewardError
 from millrace.core.types import BadPrompt, Prompt, Scored
 from millrace.environments import first_look as looked
 from millrace.environments.tokenizer import make_character_tokenizer
-from millrace.session.first_try import try_first, warnings
 
 
 @pytest.fixture(scope="module")

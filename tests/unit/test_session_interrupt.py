@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from millrace.session.interrupt import INTERRUPTED, run_stoppable
+from millrace.compose.interrupt import INTERRUPTED, run_stoppable
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -87,7 +87,7 @@ def test_an_error_of_the_body_is_raised() -> None:
 def test_the_second_signal_ends_the_process_at_once() -> None:
     program = (
         "import asyncio, os, signal\n"
-        "from millrace.session.interrupt import run_stoppable\n"
+        "from millrace.compose.interrupt import run_stoppable\n"
         "async def body(stop):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    await stop.wait()\n"

@@ -9,16 +9,16 @@ import pytest
 from placement_needs import GB, ON_CPU
 from test_placement_hosts import config_for, host
 
-from millrace.config.runtime import LocalHosts, RayCluster, Runtime
+from millrace.compose import joining
+from millrace.compose.joining import Joining
 from millrace.config.schema import Config
+from millrace.config.tables.runtime import LocalHosts, RayCluster, Runtime
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core.errors import ConfigError, WorkerError
 from millrace.core.placement import Host, Place
 from millrace.placement.assign import Placement
 from millrace.placement.hosts import lay_out
-from millrace.session import joining
-from millrace.session.joining import Joining
-from millrace.session.ray_hosts import Present
+from millrace.runtime.ray.ray_hosts import Present
 
 
 def replica(name: str, place: Place) -> WorkerSpec:

@@ -12,16 +12,17 @@ import pytest
 from fake_vllm_server import fake_vllm
 from safetensors.numpy import save_file
 
+from millrace.checks import preflight as preflight_module
+from millrace.checks import transport
+from millrace.checks.model_files import model_problems
+from millrace.checks.preflight import preflight
+from millrace.compose import compose
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.placement import Gpu, Host
-from millrace.runtime.ray_places import Node
-from millrace.session import compose, transport
-from millrace.session import preflight as preflight_module
-from millrace.session.model_files import model_problems
-from millrace.session.preflight import preflight
-from millrace.session.run_directory import RunDirectory
-from millrace.weights import nixl_link
+from millrace.run_directory.run_directory import RunDirectory
+from millrace.runtime.ray.places import Node
+from millrace.weights.chain.nixl import link
 
 MODEL = {
     "model_type": "qwen3",
@@ -167,10 +168,10 @@ def test_8_bit_moments_need_their_library_and_one_rank(model: Path, tmp_path: Pa
 
 def test_a_transport_that_does_not_work_here_is_refused(model: Path, tmp_path: Path, monkeypatch) -> None:
     config = config_for(model, weights={"transport": "nixl"})
-    monkeypatch.setattr(nixl_link, "find_spec", lambda name: None)
+    monkeypatch.setattr(link, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"(?s)`weights.transport` .* needs nixl, .*millrace\[nixl\]"):
         preflight(config, tmp_path)
-    monkeypatch.setattr(nixl_link, "find_spec", lambda name: "here")
+    monkeypatch.setattr(link, "find_spec", lambda name: "here")
     monkeypatch.setattr(transport.sys, "executable", "/bin/false")
     with pytest.raises(ConfigError, match=r"(?s)`weights.transport` .* does not work here: .*leave the key"):
         preflight(config, tmp_path)
@@ -184,7 +185,7 @@ def test_nodes_of_a_cluster_on_which_a_transport_does_not_work_are_named(
             return [Node(name, name, name, {}) for name in ("a", "b", "c", "d")]
 
         def ask(self, nodes: list[Node], target: str, timeout_s: float) -> list[str | Exception]:
-            assert target == "millrace.session.transport:why_not"
+            assert target == "millrace.checks.transport:why_not"
             told = {"a": "", "b": "there is none", "c": TimeoutError("no answer")}
             return [told[node.name] for node in nodes]
 

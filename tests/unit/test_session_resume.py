@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from millrace.config.evaluations import EvaluationSection
 from millrace.config.load import load
 from millrace.config.schema import Config
+from millrace.config.tables.evaluations import EvaluationSection
 from millrace.config.tree import leaves
 from millrace.core.errors import ConfigError
-from millrace.session.resume import FREE_ON_RESUME, check_resume, diff
+from millrace.run_directory.resume import FREE_ON_RESUME, check_resume, diff
 
 BASE = '[model]\npath = "m"\n[task]\nkind = "gym"\nname = "gcd"\n[reward]\nkind = "gym"\n'
 

@@ -9,12 +9,12 @@ import pytest
 from ledger_records import ready_group, step_of
 from observe_events import step
 
+from millrace.compose.memory_events import MemoryTeller
+from millrace.compose.sampler import Sampler, open_decoder, spread
 from millrace.core.events import Event, Events
 from millrace.core.types import Group, Trajectory
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.ledger import SqliteLedger
-from millrace.session.memory import MemoryTeller
-from millrace.session.sampler import Sampler, open_decoder, spread
 
 
 class Told:

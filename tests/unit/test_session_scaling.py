@@ -13,12 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace.cli.app import app
+from millrace.compose import scaling
+from millrace.compose.scaling import Standing, obey, scale, with_standing
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError, DeadlineExceeded, WorkerError
 from millrace.core.events import Events
-from millrace.session import scaling
-from millrace.session.run_directory import RunDirectory
-from millrace.session.scaling import Standing, obey, scale, with_standing
+from millrace.run_directory.run_directory import RunDirectory
 
 
 class Fleet:

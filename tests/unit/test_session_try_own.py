@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from millrace.checks.try_own import try_own
 from millrace.cli import app
 from millrace.config.schema import Config
 from millrace.config.tree import union_kinds
 from millrace.core.errors import ConfigError
-from millrace.session.try_own import try_own
 from millrace.trainer.first_step import try_algorithm
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -79,7 +79,7 @@ def test_no_preset_would_be_refused(tmp_path: Path) -> None:
     kinds = union_kinds(Config.model_fields["algorithm"])
     for kind in kinds.keys() - {"function"}:
         parts = f"{kinds[kind].__name__}(kl=0.1)"
-        imports = "from millrace.algorithms import build\nfrom millrace.config.algorithms import *\n"
+        imports = "from millrace.algorithms import build\nfrom millrace.config.tables.algorithms import *\n"
         own = algorithm_for(tmp_path / kind, f"{imports}own = build({parts})")
         assert try_algorithm(own) == [], kind
 

@@ -7,7 +7,7 @@ from trainer_doubles import save_tiny_model
 from transformers import AutoModelForCausalLM
 
 from millrace.core.errors import DataError, TrainingError
-from millrace.sft.training import sft
+from millrace.sft.supervised import sft
 from millrace.trainer.model import load_model
 
 ARGUMENTS = {"steps": 30, "lr": 3e-3, "batch_tokens": 200, "device": "cpu"}
@@ -94,7 +94,7 @@ def test_numbers_that_are_not_finite_end_it_with_the_step_and_nothing_is_saved(
         if step is None or step.step + 1 == after:
             model.model.embed_tokens.weight.data.fill_(float("inf"))
 
-    monkeypatch.setattr("millrace.sft.training.load_model", lambda *which: model)
+    monkeypatch.setattr("millrace.sft.supervised.load_model", lambda *which: model)
     if not after:
         spoil(None)
     with pytest.raises(TrainingError, match=told):

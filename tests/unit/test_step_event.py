@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from millrace.controller.step_event import StepTeller
-from millrace.core.columns import TokenColumns, token_array
+from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Batch, StepResult, TrainGroup, TrainSequence
-from millrace.observe.scalars import step_scalars
+from millrace.observe.sinks.scalars import step_scalars
 
 
 def fields_of(*measured: dict[str, float]) -> dict[str, Any]:

@@ -28,11 +28,12 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from millrace.core.errors import DataError
 from millrace.core.supported import TORCH_ENGINE, TRAINER, VLLM
 from millrace.core.types import Sampling
+from millrace.engines.own.architecture import architecture_of
+from millrace.engines.own.forward import ACTIVATIONS
+from millrace.engines.own.load import load_engine
 from millrace.evaluation.generate import generate
-from millrace.rollout.architecture import architecture_of
-from millrace.rollout.forward import ACTIVATIONS
-from millrace.rollout.load import end_ids, load_engine
-from millrace.sft.training import sft
+from millrace.rollout.model_tokens import end_ids
+from millrace.sft.supervised import sft
 from millrace.trainer.model import load_model
 
 CPU = torch.device("cpu")

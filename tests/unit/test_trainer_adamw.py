@@ -8,10 +8,10 @@ import pytest
 import torch
 from trainer_doubles import make_batch, make_trainer, save_checkpoint, tiny_model, weights_of
 
-from millrace.config.training import Optimizer
+from millrace.config.tables.training import Optimizer
 from millrace.core.errors import ConfigError
-from millrace.trainer.adamw import make_adamw
-from millrace.trainer.checkpoint import load_checkpoint
+from millrace.trainer.files.checkpoint import load_checkpoint
+from millrace.trainer.optimizer.adamw import make_adamw
 
 EIGHT = Optimizer(lr=1e-3, grad_clip=None, states="8bit")
 torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="needs the extra torchao")

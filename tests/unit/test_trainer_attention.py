@@ -6,8 +6,8 @@ import torch
 from trainer_doubles import CONFIGS, VOCAB, sequence_logprobs, tiny_model
 
 from millrace.trainer import attention
+from millrace.trainer.batch.packing import Branch, Tree, pack
 from millrace.trainer.model import row_logprobs
-from millrace.trainer.packing import Branch, Tree, pack
 
 ONE_CALL, MANY_CALLS = 10**9, 0
 

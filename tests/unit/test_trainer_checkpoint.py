@@ -8,10 +8,10 @@ import torch
 from trainer_doubles import make_batch, make_trainer, save_checkpoint, tiny_model, weights_of
 
 from millrace.core.errors import DataError, StorageError
-from millrace.trainer.checkpoint import Saver, load_checkpoint, prune_checkpoints
-from millrace.trainer.directories import atomic_directory, sweep
+from millrace.trainer.files.checkpoint import Saver, load_checkpoint, prune_checkpoints
+from millrace.trainer.files.directories import atomic_directory, sweep
+from millrace.trainer.files.tensor_files import fill
 from millrace.trainer.model import row_logprobs
-from millrace.trainer.tensor_files import fill
 
 
 def trained(steps, tmp_path, start=0, trainer=None):
@@ -49,7 +49,7 @@ def test_a_step_goes_on_while_its_state_is_written_and_its_update_waits(publishe
         assert written.wait(30.0)
         return row_logprobs(*args, **kwargs)
 
-    monkeypatch.setattr("millrace.trainer.checkpoint.fill", late_fill)
+    monkeypatch.setattr("millrace.trainer.files.checkpoint.fill", late_fill)
     monkeypatch.setattr("millrace.trainer.trainer.row_logprobs", watched)
     saver = Saver(trainer.optimizer)
     trainer.optimizer.register_step_post_hook(lambda *_: updated.set())
@@ -73,7 +73,7 @@ def test_an_update_waits_until_the_state_before_it_is_written(tmp_path, monkeypa
         fill(*args)
         order.append("written")
 
-    monkeypatch.setattr("millrace.trainer.checkpoint.fill", late_fill)
+    monkeypatch.setattr("millrace.trainer.files.checkpoint.fill", late_fill)
     trainer.optimizer.register_step_pre_hook(lambda *_: go.set())
     saver = Saver(trainer.optimizer)
     trainer.optimizer.register_step_post_hook(lambda *_: order.append("updated"))
@@ -95,7 +95,7 @@ def test_a_save_that_fails_holds_up_no_update(tmp_path, monkeypatch):
 
 
 def test_a_large_checkpoint_has_several_files_and_none_may_be_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr("millrace.trainer.tensor_files.FILE_BYTES_MAX", 20_000)
+    monkeypatch.setattr("millrace.trainer.files.tensor_files.FILE_BYTES_MAX", 20_000)
     trainer = trained(1, tmp_path)
     path = save_checkpoint(trainer, tmp_path)
     names = sorted(file.name for file in path.iterdir())
@@ -170,7 +170,7 @@ def test_a_save_that_fails_leaves_the_old_checkpoint_and_no_debris(tmp_path, mon
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
-        patch.setattr("millrace.trainer.checkpoint._describe", full)
+        patch.setattr("millrace.trainer.files.checkpoint._describe", full)
         save_checkpoint(trainer, tmp_path / "saved")
     assert list((tmp_path / "saved").iterdir()) == [path]
     load_checkpoint(make_trainer(), path)

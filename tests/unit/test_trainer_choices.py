@@ -12,12 +12,12 @@ import torch
 from trainer_doubles import VOCAB, choosing, make_batch, make_trainer, tiny_model
 
 from millrace.algorithms import TokenLogprobs
-from millrace.config.algorithms import GRPO
-from millrace.core.choices import Choices
-from millrace.core.columns import TokenColumns
+from millrace.config.tables.algorithms import GRPO
+from millrace.core.completion.columns import TokenColumns
+from millrace.core.completion.token_masks import Choices
 from millrace.core.errors import DataError
 from millrace.trainer import logprobs
-from millrace.trainer.choices import TokenChoices, choices_of
+from millrace.trainer.batch.token_masks import TokenChoices, choices_of
 from millrace.trainer.logprobs import token_logprobs
 
 CPU = torch.device("cpu")

@@ -11,11 +11,11 @@ from trainer_doubles import make_batch, make_trainer, save_checkpoint, tiny_mode
 
 from millrace.algorithms import Group
 from millrace.algorithms.gae import value_advantages
-from millrace.config.algorithms import PPO
+from millrace.config.tables.algorithms import PPO
 from millrace.core.errors import TrainingError
-from millrace.trainer.blame import blame
-from millrace.trainer.checkpoint import load_checkpoint
+from millrace.trainer.files.checkpoint import load_checkpoint
 from millrace.trainer.model import named_weights
+from millrace.trainer.not_finite import blame
 
 NAN = float("nan")
 

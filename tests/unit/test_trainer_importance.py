@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from trainer_doubles import make_batch, make_trainer, sequence_logprobs, tiny_model
 
-from millrace.config.algorithms import CISPO, GRPO, IcePop, SequenceTIS
+from millrace.config.tables.algorithms import CISPO, GRPO, IcePop, SequenceTIS
 from millrace.trainer.importance import importance_metrics
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from millrace.core.errors import DataError
-from millrace.trainer.mesh import Ranks, agreed, all_or_none, first_alone
+from millrace.trainer.ranks.mesh import Ranks, agreed, all_or_none, first_alone
 
 
 @pytest.mark.parametrize("mine", [None, OSError("a full disk")])

@@ -20,12 +20,12 @@ from trainer_doubles import (
 
 from millrace.algorithms import build
 from millrace.algorithms.proximal import interpolated
-from millrace.config.algorithms import GRPO, M2PO, PPO, Bypass
-from millrace.config.training import Optimizer
+from millrace.config.tables.algorithms import GRPO, M2PO, PPO, Bypass
+from millrace.config.tables.training import Optimizer
 from millrace.core.errors import TrainingError, WeightsError
 from millrace.core.types import Batch
-from millrace.trainer.checkpoint import load_checkpoint
-from millrace.trainer.flat_batch import flatten
+from millrace.trainer.batch.flat_batch import flatten
+from millrace.trainer.files.checkpoint import load_checkpoint
 
 LR = Optimizer(lr=3e-3, grad_clip=None, eps=1e-5)  # so large an eps that rounding is not divided by itself
 

@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.phi3.modeling_phi3 import Phi3RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from millrace.trainer import norm
+from millrace.trainer.kernels import norm
 
 
 def pair(kind: type[torch.nn.Module], size: int) -> tuple[torch.nn.Module, torch.nn.Module]:

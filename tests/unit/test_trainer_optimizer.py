@@ -7,11 +7,11 @@ import torch
 from pydantic import ValidationError
 from trainer_doubles import make_batch, make_trainer, save_checkpoint, weights_of
 
-from millrace.config.training import Optimizer
+from millrace.config.tables.training import Optimizer
 from millrace.core.errors import ConfigError
-from millrace.trainer import optimizer
-from millrace.trainer.checkpoint import load_checkpoint
-from millrace.trainer.learning_rate import learning_rate
+from millrace.trainer.files.checkpoint import load_checkpoint
+from millrace.trainer.optimizer import optimizer
+from millrace.trainer.optimizer.learning_rate import learning_rate
 
 MUON = Optimizer(rule="muon", lr=1e-3)
 

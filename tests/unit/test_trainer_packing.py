@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.core.errors import DataError
-from millrace.trainer.packing import Branch, Tree, pack
+from millrace.trainer.batch.packing import Branch, Tree, pack
 
 
 def branch(tokens, first_index, mask=None):

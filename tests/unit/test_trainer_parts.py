@@ -13,7 +13,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from millrace.core.errors import WeightsError
-from millrace.trainer.parts import Part, parts
+from millrace.trainer.ranks.blocks import Part, parts
 
 SHARD, TENSOR = 2, 2
 WORLD = SHARD * TENSOR

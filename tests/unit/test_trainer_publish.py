@@ -11,8 +11,8 @@ from trainer_doubles import MemoryWriter
 from millrace.core.digest import digest_buffers
 from millrace.core.errors import DigestMismatchError, TornVersionError
 from millrace.core.types import Endpoint
-from millrace.trainer import publish
-from millrace.trainer.publish import PublishBuffers, Publisher
+from millrace.trainer.publish import publisher
+from millrace.trainer.publish.publisher import PublishBuffers, Publisher
 
 HERE, THERE = Endpoint("memory", "here", 2, 1 << 20), Endpoint("memory", "there", 2, 1 << 20)
 
@@ -29,14 +29,14 @@ class Bench:
         self.optimizer.register_step_pre_hook(lambda *_: self.go.set())
         self.publisher = Publisher(PublishBuffers({"w": self.weight.detach()}, dtype), self.optimizer)
         self.optimizer.register_step_post_hook(lambda *_: self.order.append("updated"))
-        honest = publish.digest_blocks
+        honest = publisher.digest_blocks
 
         def digest(blocks):
             assert self.go.wait(30.0)
             self.order.append("digested")
             return honest(blocks)
 
-        patch.setattr(publish, "digest_blocks", digest)
+        patch.setattr(publisher, "digest_blocks", digest)
 
     def begin(self, version=0, endpoint=HERE):
         self.publisher.begin(lambda: self.writer, endpoint, version)
@@ -113,7 +113,7 @@ def test_weights_that_changed_since_they_were_published_are_refused(bench):
 
 
 def test_weights_that_changed_in_memory_since_they_were_published_are_not_trained_on(bench, monkeypatch):
-    monkeypatch.setattr(publish, "RECHECK_SHARE", 1e9)  # before every update
+    monkeypatch.setattr(publisher, "RECHECK_SHARE", 1e9)  # before every update
     bench.go.set()
     for version in range(3):
         bench.begin(version)
@@ -132,7 +132,7 @@ def test_weights_that_changed_in_memory_since_they_were_published_are_not_traine
 def test_the_digest_before_an_update_takes_a_hundredth_of_the_time(bench, monkeypatch):
     """Each takes 1 s, and an update 9 s without it: it is taken once in 11 updates."""
     now_s, checked = [0.0], list[int]()
-    monkeypatch.setattr(publish.time, "perf_counter", lambda: now_s[0])
+    monkeypatch.setattr(publisher.time, "perf_counter", lambda: now_s[0])
     bench.go.set()
     bench.publisher._checked_s = 0.0
     refuse = bench.publisher.refuse_changed

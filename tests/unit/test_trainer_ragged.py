@@ -8,7 +8,7 @@ from test_trainer_attention import gradients, make_trees, packed_logprobs, plain
 from trainer_doubles import CONFIGS, VOCAB, tiny_model
 
 from millrace.trainer import model as trainer_model
-from millrace.trainer import ragged
+from millrace.trainer.kernels import ragged
 
 CAPPED = {name for name, config in CONFIGS.items() if getattr(config, "attn_logit_softcapping", None)}
 
@@ -51,7 +51,7 @@ def test_one_call_without_padding_gives_the_logprobs_and_gradients_of_each_seque
 
 
 def test_without_a_prefix_the_keys_are_the_row_itself():
-    from millrace.trainer.packing import Stretch
+    from millrace.trainer.batch.packing import Stretch
 
     own = torch.empty(0, dtype=torch.int64).numpy()
     row = ragged.arrange([Stretch(0, 3, own), Stretch(3, 2, own)], torch.device("cpu"))

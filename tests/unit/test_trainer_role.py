@@ -13,7 +13,7 @@ from millrace.core.digest import digest_buffers
 from millrace.core.errors import DataError, DigestMismatchError, WorkerError
 from millrace.core.types import Batch, Endpoint, StepRejected
 from millrace.trainer.model import named_weights
-from millrace.trainer.publish import PublishBuffers
+from millrace.trainer.publish.publisher import PublishBuffers
 from millrace.trainer.role import TorchTrainer
 
 HERE, THERE = Endpoint("memory", "here", 2, 1 << 20), Endpoint("memory", "there", 2, 1 << 20)

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from trainer_doubles import make_batch
 
 from millrace.algorithms import build
-from millrace.config.algorithms import GRPO
-from millrace.trainer.flat_batch import flatten
-from millrace.trainer.mesh import ALONE, Ranks
-from millrace.trainer.packing import pack
-from millrace.trainer.shares import balanced, own_rows, part
+from millrace.config.tables.algorithms import GRPO
+from millrace.trainer.batch.flat_batch import flatten
+from millrace.trainer.batch.packing import pack
+from millrace.trainer.ranks.mesh import ALONE, Ranks
+from millrace.trainer.ranks.shares import balanced, own_rows, part
 
 
 def packed(budget: int = 40):

@@ -16,14 +16,14 @@ from trainer_doubles import (
 )
 
 from millrace.algorithms import Algorithm, build
-from millrace.config.algorithms import AIPO, GRPO, DrGRPO
-from millrace.config.training import Optimizer
-from millrace.core.columns import TokenColumns
+from millrace.config.tables.algorithms import AIPO, GRPO, DrGRPO
+from millrace.config.tables.training import Optimizer
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import DataError, TrainingError, WeightsError
 from millrace.core.types import Batch
-from millrace.trainer.flat_batch import flatten
+from millrace.trainer.batch.flat_batch import flatten
+from millrace.trainer.batch.packing import pack
 from millrace.trainer.model import recompute_layers, row_logprobs
-from millrace.trainer.packing import pack
 from millrace.trainer.rejected import SAVED_MAX, save_rejected
 
 

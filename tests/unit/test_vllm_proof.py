@@ -8,7 +8,7 @@ from trainer_doubles import CONFIGS, tiny_model
 
 from millrace.engines.vllm.proof import Proof
 from millrace.trainer.model import named_weights
-from millrace.trainer.publish import PublishBuffers
+from millrace.trainer.publish.publisher import PublishBuffers
 
 
 def proof_of(family, directory, dtype=torch.float32):

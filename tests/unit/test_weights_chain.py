@@ -27,12 +27,12 @@ from millrace.core.digest import (
 )
 from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError
 from millrace.core.types import Staged
-from millrace.weights import holding
-from millrace.weights.holding import Holding
+from millrace.weights.chain import holding
+from millrace.weights.chain.holding import Holding
+from millrace.weights.chain.wire import Deadlines, Link
 from millrace.weights.manifest import make_manifest
 from millrace.weights.relay import Relay
 from millrace.weights.ring import open_reader, open_writer
-from millrace.weights.wire import Deadlines, Link
 
 SECRET = "of this run"
 DEADLINE_S = 30.0

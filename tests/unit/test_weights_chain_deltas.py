@@ -9,7 +9,7 @@ from test_weights_chain import hosts, until, wire
 
 from millrace.core.digest import NamedBuffer
 from millrace.core.errors import WeightsError
-from millrace.weights.delta import encode
+from millrace.weights.delta.coding import encode
 
 SIZES = {"embed": 200_000, "norm": 33, "head": 100_001}
 
@@ -115,7 +115,7 @@ def test_a_base_that_is_overwritten_while_deltas_are_made_is_given_up(monkeypatc
                 a.writer.write(4, model(4))
             return encode(new, old, width, **options)
 
-        monkeypatch.setattr("millrace.weights.sending.encode", slow)
+        monkeypatch.setattr("millrace.weights.chain.sending.encode", slow)
         got = b.fetch(2, digest, a.address)
         assert got.encodings.keys() == {"raw"} and b.read(2) == the_bytes(model(2))
 

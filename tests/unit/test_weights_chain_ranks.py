@@ -18,7 +18,7 @@ from test_weights_chain import DEADLINE_S, Host, hosts, until, wire
 from millrace.core.digest import NamedBuffer, NamedPiece, Piece, digest_buffers, tensor_digest
 from millrace.core.errors import DigestMismatchError, UnknownVersionError, WeightsError
 from millrace.core.types import Staged
-from millrace.weights import holding
+from millrace.weights.chain import holding
 from millrace.weights.manifest import make_manifest
 
 Block = tuple[NamedBuffer, int]  # of a tensor, and the head whose rank has it

@@ -11,8 +11,8 @@ from test_weights_chain import DEADLINE_S, DEADLINES, SECRET, hosts, model, unti
 from tests.cables import stranger, wire
 
 from millrace.core.errors import WeightsError
-from millrace.weights import network
-from millrace.weights.wire import (
+from millrace.weights.chain import network
+from millrace.weights.chain.wire import (
     ACCEPTED,
     ACCEPTING,
     CONNECTING,

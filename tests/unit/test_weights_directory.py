@@ -16,12 +16,12 @@ from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import ConfigError, UnknownVersionError, WeightsError
 from millrace.core.types import Stored
 from millrace.weights import relay
-from millrace.weights.directory import Directory
 from millrace.weights.layout import Memory, attach
 from millrace.weights.relay import Relay
-from millrace.weights.restoring import restore, wholes
 from millrace.weights.ring import open_reader, open_writer
-from millrace.weights.ways import Entry, Way, needless, shortest
+from millrace.weights.store.directory import Directory
+from millrace.weights.store.restore_paths import Entry, Way, needless, shortest
+from millrace.weights.store.restoring import restore, wholes
 
 SIZES = {"embed": ("bfloat16", 700_001), "norm": ("float32", 33), "head": ("bfloat16", 400_000)}
 SLOT_BYTES = 2_300_000

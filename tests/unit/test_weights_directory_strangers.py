@@ -9,8 +9,8 @@ import pytest
 from test_weights_directory import DIGESTS, Host, asked, filled
 
 from millrace.core.errors import ConfigError, UnknownVersionError, WeightsError
-from millrace.weights.directory import Directory
-from millrace.weights.restoring import restore
+from millrace.weights.store.directory import Directory
+from millrace.weights.store.restoring import restore
 
 PLANTS: dict[str, Callable[[Path], object]] = {
     "link": lambda path: path.symlink_to(path.parents[1] / "precious"),

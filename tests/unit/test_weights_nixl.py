@@ -20,11 +20,11 @@ from test_weights_chain import (
 
 from millrace.core.digest import NamedPiece, Piece, digest_buffers, tensor_digest
 from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError
-from millrace.weights import nixl_link
+from millrace.weights.chain.nixl import link
+from millrace.weights.chain.nixl.double import AgentDouble
+from millrace.weights.chain.nixl.trial import pull_some
 from millrace.weights.layout import Bytes
 from millrace.weights.manifest import make_manifest
-from millrace.weights.nixl_double import AgentDouble
-from millrace.weights.nixl_trial import pull_some
 from millrace.weights.relay import Relay
 
 PULLED = {"transport": "nixl"}
@@ -35,7 +35,7 @@ CHUNKS = 18  # of the model
 def agents(monkeypatch: pytest.MonkeyPatch) -> dict[str, AgentDouble]:
     """By the names of their relays."""
     made = dict[str, AgentDouble]()
-    monkeypatch.setattr(nixl_link, "make_agent", lambda name: made.setdefault(name, AgentDouble(name)))
+    monkeypatch.setattr(link, "make_agent", lambda name: made.setdefault(name, AgentDouble(name)))
     return made
 
 
@@ -163,7 +163,7 @@ def test_pulls_that_do_not_end_are_given_up_and_their_late_bytes_touch_nothing(a
         stuck.frozen = True
         with pytest.raises(WeightsError, match=rf"{a.address}: pull from it .* has not ended within 0.3 s"):
             c.fetch(1, digest, a.address)
-        assert len(stuck.pulls) == nixl_link.AHEAD
+        assert len(stuck.pulls) == link.AHEAD
         stuck.frozen, late = False, list(stuck.pulls)
         assert c.fetch(1, digest, b.address).held == [1]
         used = {pull.here[0][0] for pull in stuck.pulls[len(late) :]}
@@ -194,7 +194,7 @@ def test_a_relay_whose_pulls_never_end_says_that_it_must_be_restarted(agents):
     with hosts("a", "b", deadlines=HASTY, **PULLED) as (a, b):
         digest = a.publish(1, model(1))
         agents["b"].frozen = True
-        for _ in range(nixl_link.LOST_MAX // nixl_link.AHEAD):
+        for _ in range(link.LOST_MAX // link.AHEAD):
             with pytest.raises(WeightsError, match="has not ended"):
                 b.fetch(1, digest, a.address)
         with pytest.raises(WeightsError, match="16 pulls through NIXL never ended here: restart this relay"):
@@ -203,7 +203,7 @@ def test_a_relay_whose_pulls_never_end_says_that_it_must_be_restarted(agents):
 
 def test_a_relay_without_nixl_says_what_to_install(monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(nixl_link, "find_spec", lambda name: None)
+    monkeypatch.setattr(link, "find_spec", lambda name: None)
     relay = Relay("relay", 2, address="127.0.0.1", secret="secret", **PULLED)
     with pytest.raises(ConfigError, match=r"(?s)needs nixl, which is not installed here.*millrace\[nixl\]"):
         asyncio.run(relay.open(1000))

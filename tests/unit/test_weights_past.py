@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import UnknownVersionError
 from millrace.core.types import Staged
-from millrace.weights import past
 from millrace.weights.layout import Memory
-from millrace.weights.past import Past
 from millrace.weights.relay import Relay
 from millrace.weights.ring import open_reader, open_writer
 from millrace.weights.slots import take_slot
+from millrace.weights.store import history
+from millrace.weights.store.history import Past
 
 NUM = 400_003
 SLOT_BYTES = 2 * NUM + 4
@@ -181,7 +181,7 @@ def test_an_error_of_any_kind_ends_no_more_than_one_delta(monkeypatch, broken):
         for version in range(5):
             with monkeypatch.context() as patch:
                 if version == 1:
-                    patch.setattr(past, broken, no_memory)
+                    patch.setattr(history, broken, no_memory)
                 dropped |= host.publish(version, data[version]).dropped
             data.append(changed(data[version], 1e-3, version))
         assert host.reader.held() == [1, 2, 3, 4]

@@ -24,15 +24,15 @@ from transformers import (
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.algorithms import Algorithm, TokenLogprobs, build
-from millrace.config.algorithms import GRPO
-from millrace.config.training import Optimizer
-from millrace.core.choices import Choices
-from millrace.core.columns import TokenColumns
+from millrace.config.tables.algorithms import GRPO
+from millrace.config.tables.training import Optimizer
+from millrace.core.completion.columns import TokenColumns
+from millrace.core.completion.token_masks import Choices
 from millrace.core.digest import Filling, NamedBuffer, NamedPiece, TensorSpec, version_digest
 from millrace.core.types import Batch, Endpoint, TrainGroup, TrainSequence
 from millrace.trainer.attention import NAME
-from millrace.trainer.checkpoint import Saver
-from millrace.trainer.mesh import ALONE, Ranks
+from millrace.trainer.files.checkpoint import Saver
+from millrace.trainer.ranks.mesh import ALONE, Ranks
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 VOCAB = 64

@@ -20,10 +20,10 @@ from millrace.algorithms.overlong import overlong_penalty
 from millrace.algorithms.second_moment import within_second_moment
 from millrace.algorithms.selection import selected
 from millrace.algorithms.turns import turn_advantages
-from millrace.config import algorithms as config_of
-from millrace.config.algorithms import FunctionAlgorithm, PolicyGradient
 from millrace.config.objects import load_object
 from millrace.config.schema import Config
+from millrace.config.tables import algorithms as config_of
+from millrace.config.tables.algorithms import FunctionAlgorithm, PolicyGradient
 from millrace.core.errors import ConfigError
 
 Advantages = NDArray[Any] | Sequence[NDArray[Any]]
@@ -39,7 +39,7 @@ class Algorithm:
     advantages       a `Group` -> (G,) advantages, or for each trajectory one for each of its tokens
     objective        (xp, TokenLogprobs, advantages_N) -> (N,) loss of each token. Tokens are combined by
                      `TokenLogprobs.sequences` alone: a micro-batch may hold any of them
-    normalize        the weight of a token: see `millrace.trainer.reduction`
+    normalize        the weight of a token: see `millrace.trainer.batch.reduction`
     gain             `objective` without penalties, which tells the tokens that a clip silences from those
                      that only a penalty moves; None: the objective has no penalty
     weight_cap       where the importance weight is truncated, for the metrics; None: nowhere

@@ -1,7 +1,7 @@
 """The objective of every preset: a gain of the ratio, times what corrects for another policy, less penalties.
 
 In the four terms of RLAX (arXiv:2512.06392): IS is `_weight`, Adv is given, Grad1 is `_gain` and Grad2 the
-penalties; Agg is the framework's (`millrace.trainer.reduction`). Shape suffix: N = tokens.
+penalties; Agg is the framework's (`millrace.trainer.batch.reduction`). Shape suffix: N = tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from millrace.algorithms.ppo import ppo_gain
 from millrace.algorithms.ratio import log_ratio, with_gradient
 from millrace.algorithms.soft import soft_gain
 from millrace.algorithms.weighted import weighted_gain
-from millrace.config.algorithms import PolicyGradient
+from millrace.config.tables.algorithms import PolicyGradient
 
 
 def policy_gradient(

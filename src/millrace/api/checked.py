@@ -5,12 +5,12 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from millrace.api.asked import ask
 from millrace.api.configure import Prepared
-from millrace.api.say import say, warn
+from millrace.api.helper_process import ask
+from millrace.api.messages import say, warn
+from millrace.checks.preflight import preflight
 from millrace.config.inert import inert
-from millrace.session.preflight import preflight
-from millrace.session.run_directory import RunDirectory
+from millrace.run_directory.run_directory import RunDirectory
 
 
 def check(prepared: Prepared, run_path: Path) -> None:

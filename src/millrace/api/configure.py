@@ -16,7 +16,7 @@ from millrace.config.carried import PICKLE, name_of, store
 from millrace.config.foreign import OURS
 from millrace.config.load import Source, combine, merge, read_file, read_mapping, validate
 from millrace.config.schema import Config
-from millrace.config.section import Section
+from millrace.config.tables.section import Section
 from millrace.core.errors import ConfigError
 from millrace.environments.function import accepted
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from millrace.core.errors import DataError, boundary
-from millrace.observe.parts import Tail
+from millrace.observe.sinks.log_files import Tail
 
 POLL_S = 0.1
 

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from millrace.checks.derived import resolved_lines
 from millrace.config.freeze import dump
 from millrace.config.load import load
-from millrace.session.derived import resolved_lines
 from millrace.sim.plan.ranking import Plan, training_config
 from millrace.sim.plan.search import Simulated
 

@@ -8,18 +8,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from millrace.api.asked import ask
 from millrace.api.configure import ConfigLike, Parts, Prepared, configure, prepare
+from millrace.api.helper_process import ask
 from millrace.api.records import Records
 from millrace.api.run import Run
 from millrace.config.freeze import dump
 from millrace.config.schema import Config
-from millrace.config.section import Section
+from millrace.config.tables.section import Section
 from millrace.estimates.evaluation import Evaluation
 from millrace.evaluation.evaluate import HELD_OUT_SEED
-from millrace.session.run_directory import RunDirectory
+from millrace.run_directory.run_directory import RunDirectory
 from millrace.sim.config import SimulatedConfig
-from millrace.sim.plan.config import PlanConfig
+from millrace.sim.plan.request import PlanConfig
 
 
 def evaluate(

@@ -7,25 +7,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from millrace.api.asked import Asked
 from millrace.api.checked import check
 from millrace.api.configure import Prepared
 from millrace.api.follow import lines
+from millrace.api.helper_process import Asked
+from millrace.api.messages import say
 from millrace.api.records import Records
-from millrace.api.say import say
+from millrace.compose.scaling import TIMEOUT_S, scale
 from millrace.config.freeze import dump
 from millrace.config.load import Source, combine, read_mapping
 from millrace.config.schema import Config
 from millrace.core import files
 from millrace.core.errors import DataError, LedgerError, boundary
 from millrace.core.events import Event
-from millrace.observe.live import LiveView
+from millrace.ledger.reading.reader import LedgerReader
+from millrace.look.record.views import evaluations_view, is_finished, tokenizer_of, trajectory_record
+from millrace.observe.live.live_view import LiveView
 from millrace.observe.terminal import Terminal
-from millrace.reading.reader import LedgerReader
-from millrace.session import run_directory
-from millrace.session.resume import check_resume
-from millrace.session.scaling import TIMEOUT_S, scale
-from millrace.session.views import evaluations_view, is_finished, tokenizer_of, trajectory_record
+from millrace.run_directory import run_directory
+from millrace.run_directory.resume import check_resume
 
 
 class Run:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from millrace.config.schedules import Schedule
 from millrace.config.schema import Config
-from millrace.config.section import Section
+from millrace.config.tables.schedules import Schedule
+from millrace.config.tables.section import Section
 from millrace.core.errors import ConfigError
 from millrace.sim.calibrate.learn import calibrate
 from millrace.sim.config import SimulatedConfig

@@ -9,9 +9,9 @@ from typing import Any
 
 from millrace.api.checked import check
 from millrace.api.configure import ConfigLike, Parts, prepare
+from millrace.api.messages import say
 from millrace.api.run import Run
-from millrace.api.say import say
-from millrace.session import run_directory
+from millrace.run_directory import run_directory
 
 OWN_KEYWORDS = ("reward", "rows", "algorithm", "schedule", "run_dir", "wait", "show")
 

@@ -18,17 +18,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from millrace.compose.interrupt import run_stoppable
 from millrace.config.load import validate
 from millrace.core.errors import MillraceError, alone
 from millrace.observe.terminal import Terminal
-from millrace.session.interrupt import run_stoppable
-from millrace.session.run_directory import RunDirectory
+from millrace.run_directory.run_directory import RunDirectory
 
 
 def train(run: str, from_version: int | None = None, notify: str | None = None) -> dict[str, Any]:
     """Train the run in a directory, or go on with it. `notify` is whole, where the directory has a part.
     `ended`: False where it was asked to stop."""
-    from millrace.session import compose
+    from millrace.compose import compose
 
     directory = RunDirectory(Path(run))
     console = Terminal(file=sys.stderr, width=160)
@@ -55,7 +55,7 @@ def check(run: str) -> list[str]:
     """Warnings of the task and reward of the configuration in a directory, tried once. Raises: ConfigError:
     its algorithm cannot be trained."""
     from millrace.algorithms import of_run
-    from millrace.session.first_try import try_first, warnings
+    from millrace.checks.first_try import try_first, warnings
 
     config = RunDirectory(Path(run)).read_config()
     of_run(config)
@@ -66,7 +66,7 @@ def evaluate(run: str, held_out: dict[str, Any], asked: dict[str, Any]) -> dict[
     """Evaluate the configuration in a directory on other rows, where its task can make other rows."""
     from millrace.evaluation.evaluate import evaluate, held_out_config
     from millrace.evaluation.kept import keep_if_of_a_run
-    from millrace.session.export import model_directory, newest
+    from millrace.run_directory.models import model_directory, newest
 
     config = RunDirectory(Path(run)).read_config()
     model = Path(held_out["model"] or config.model.path)
@@ -85,7 +85,7 @@ def simulate(
     """One record per schedule and seed."""
     from millrace.api.simulated import base_scenario, compared, records
     from millrace.config.schema import Config
-    from millrace.config.section import Section
+    from millrace.config.tables.section import Section
     from millrace.sim.config import SimulatedConfig
 
     schema: type[Section] = SimulatedConfig if run is None else Config
@@ -96,8 +96,8 @@ def simulate(
 
 def plan(config: dict[str, Any], base: str | None) -> dict[str, Any]:
     from millrace.api.planned import as_json, base_tree, configuration
-    from millrace.sim.plan.config import PlanConfig
     from millrace.sim.plan.ranking import plan
+    from millrace.sim.plan.request import PlanConfig
 
     answer = plan(validate(PlanConfig, config, {}))
     return as_json(answer, configuration(answer, base_tree(Path(base) if base else None)))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from millrace.config.schema import Config
 from millrace.core.events import Event
+from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.check import Check
-from millrace.reading.reader import LedgerReader
 
 SHARED_MEMORY = Path("/dev/shm")
 

@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from millrace.core.events import Event
-from millrace.observe.jsonl import event_of
-from millrace.observe.parts import Tail
+from millrace.observe.sinks.jsonl import event_of
+from millrace.observe.sinks.log_files import Tail
+from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime import process
-from millrace.session.run_directory import RunDirectory
 
 MARK = "MILLRACE_CHAOS_RUN"
 END_TIMEOUT_S = 15.0

@@ -15,8 +15,8 @@ from millrace.chaos import aftermath
 from millrace.chaos.attack import POLL_S, QUIET_S_MAX
 from millrace.chaos.child_run import ChildRun
 from millrace.chaos.tampering import KINDS, StoppedRun, tree_digest
-from millrace.config.environment import FileTask
 from millrace.config.load import load
+from millrace.config.tables.task import FileTask
 from millrace.core.errors import DeadlineExceeded, MillraceError
 from millrace.observe.check import Check
 

@@ -10,15 +10,15 @@ import msgspec
 import typer
 from rich.table import Table
 
+from millrace.checks.cluster_check import Checked, check_cluster
+from millrace.checks.preflight import preflight
 from millrace.cli.options import AsJson, ConfigFile, Overrides
 from millrace.config.inert import inert
 from millrace.config.load import load
-from millrace.config.runtime import RayCluster
+from millrace.config.tables.runtime import RayCluster
 from millrace.core.errors import ConfigError
 from millrace.observe.terminal import Terminal
 from millrace.placement.assign import size
-from millrace.session.cluster_check import Checked, check_cluster
-from millrace.session.preflight import preflight
 
 RUN_DIR = "Where the run is to be."
 

@@ -14,8 +14,8 @@ from rich.text import Text
 from millrace.cli.options import AsJson, Runs
 from millrace.cli.report import distinct
 from millrace.observe.terminal import Terminal
-from millrace.session import run_directory
-from millrace.session.resume import ABSENT
+from millrace.run_directory import run_directory
+from millrace.run_directory.resume import ABSENT
 
 POINTS = 60
 NAME_MAX, HEADING_MAX, CELL_MIN = 40, 36, 12

@@ -8,10 +8,10 @@ from typing import Any
 import typer
 
 from millrace.cli.options import AsJson, Run
+from millrace.compose.examine import examine
 from millrace.observe.doctor.rules import RULES
 from millrace.observe.terminal import Terminal
-from millrace.session import run_directory
-from millrace.session.examine import examine
+from millrace.run_directory import run_directory
 
 
 def command(run: Run, as_json: AsJson = False) -> None:

@@ -16,15 +16,15 @@ from rich.console import Console
 from rich.table import Table
 
 from millrace.cli.options import AsJson, ConfigFile, Overrides
-from millrace.config.environment import FileTask, GymTask
 from millrace.config.load import load
+from millrace.config.tables.task import FileTask, GymTask
 from millrace.estimates.evaluation import Evaluation
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
 from millrace.evaluation.kept import keep_if_of_a_run
-from millrace.observe.live import LINE_EVERY_S
+from millrace.observe.live.live_view import LINE_EVERY_S
 from millrace.observe.terminal import Terminal
+from millrace.run_directory.models import model_directory, newest
 from millrace.runtime.kernel import check_kernel
-from millrace.session.export import model_directory, newest
 
 
 def command(

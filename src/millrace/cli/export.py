@@ -9,8 +9,8 @@ import typer
 
 from millrace.cli.options import Run
 from millrace.core.errors import DataError
-from millrace.session import run_directory
-from millrace.session.export import export
+from millrace.run_directory import run_directory
+from millrace.run_directory.models import export
 
 
 def command(

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from millrace.checks.model_files import model_problems
 from millrace.core.errors import DataError
 from millrace.observe.terminal import Terminal
-from millrace.session.model_files import model_problems
 
 MODEL = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "README.md")
 """Files of a model's repository: no second copy of the weights in another format."""

@@ -13,8 +13,8 @@ from millrace.api.planned import as_json, base_tree, beyond, choice, configurati
 from millrace.cli.options import AsJson, Overrides
 from millrace.config.load import load_as
 from millrace.observe.terminal import Terminal
-from millrace.sim.plan.config import PlanConfig
 from millrace.sim.plan.ranking import Plan, Theory, plan
+from millrace.sim.plan.request import PlanConfig
 from millrace.sim.plan.search import Simulated
 from millrace.sim.report.timeline import timeline_lines
 

@@ -21,6 +21,8 @@ import typer
 from rich.text import Text
 
 from millrace.cli.options import Overrides, typed
+from millrace.compose import compose
+from millrace.compose.interrupt import run_stoppable
 from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
@@ -32,10 +34,9 @@ from millrace.observe.terminal import Terminal
 from millrace.quickstart.checks import checks
 from millrace.quickstart.saboteur import Saboteur
 from millrace.quickstart.start_model import make_start_model
+from millrace.run_directory import run_directory
+from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.kernel import check_kernel
-from millrace.session import compose, run_directory
-from millrace.session.interrupt import run_stoppable
-from millrace.session.run_directory import RunDirectory
 
 EVALUATED_PROMPTS = 200
 

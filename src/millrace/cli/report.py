@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from millrace.cli.options import Runs
-from millrace.session import run_directory
+from millrace.run_directory import run_directory
 
 
 def command(

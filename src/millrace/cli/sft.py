@@ -10,7 +10,7 @@ from millrace.cli.options import ConfigFile, Overrides
 from millrace.config.load import load_as
 from millrace.core.errors import ConfigError
 from millrace.observe.terminal import Terminal
-from millrace.sft.config import SupervisedConfig
+from millrace.sft.sft_config import SupervisedConfig
 from millrace.sft.warm_start import warm_start
 
 

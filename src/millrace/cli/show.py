@@ -19,13 +19,14 @@ from rich.text import Text
 from millrace.cli.options import AsJson, Run
 from millrace.core.errors import DataError
 from millrace.core.fairness import BAND, BATCHES_MIN
-from millrace.look.runs import RUNS_MAX, RunLine, find_runs, run_line
+from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading.samples import Choice
+from millrace.look.record import views
+from millrace.look.record.runs import RUNS_MAX, RunLine, find_runs, run_line
 from millrace.observe.samples import render_sample
 from millrace.observe.terminal import Terminal, harmless
-from millrace.reading.reader import LedgerReader
-from millrace.reading.samples import Choice
-from millrace.session import run_directory, views
-from millrace.session.run_directory import RunDirectory
+from millrace.run_directory import run_directory
+from millrace.run_directory.run_directory import RunDirectory
 
 ROWS_SHOWN = 100
 SAMPLES = 5

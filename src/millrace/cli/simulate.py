@@ -18,7 +18,7 @@ from millrace.api.simulated import base_scenario, compared
 from millrace.cli.options import AsJson, Overrides, typed
 from millrace.config.load import load, load_as
 from millrace.config.schema import Config
-from millrace.config.section import Section
+from millrace.config.tables.section import Section
 from millrace.observe.terminal import Terminal
 from millrace.sim.config import SimulatedConfig
 from millrace.sim.explore.verdicts import Exploration, Verdict, explore

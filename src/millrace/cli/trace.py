@@ -10,10 +10,10 @@ import typer
 
 from millrace.cli.options import Run
 from millrace.core.errors import OTHER_FILE, DataError, boundary, writing
-from millrace.observe.jsonl import read_events
-from millrace.observe.parts import parts
+from millrace.observe.sinks.jsonl import read_events
+from millrace.observe.sinks.log_files import parts
 from millrace.observe.trace import chrome_trace
-from millrace.session import run_directory
+from millrace.run_directory import run_directory
 
 
 def command(

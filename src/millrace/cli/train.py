@@ -12,21 +12,23 @@ from typing import Annotated
 
 import typer
 
+from millrace.checks import derived
+from millrace.checks.first_try import FirstTry, try_first, warnings
+from millrace.checks.preflight import preflight
 from millrace.cli.options import Overrides, typed
+from millrace.compose import compose
+from millrace.compose.interrupt import INTERRUPTED, run_stoppable
 from millrace.config.freeze import dump
 from millrace.config.inert import inert
 from millrace.config.load import Source, combine, load, read_overrides
 from millrace.config.schema import Config
 from millrace.core.events import Event
-from millrace.observe.structured import StructuredLog
+from millrace.look.record.views import is_finished
+from millrace.observe.live.structured import StructuredLog
 from millrace.observe.terminal import Terminal
-from millrace.session import compose, derived, run_directory
-from millrace.session.first_try import FirstTry, try_first, warnings
-from millrace.session.interrupt import INTERRUPTED, run_stoppable
-from millrace.session.preflight import preflight
-from millrace.session.resume import check_resume
-from millrace.session.run_directory import RunDirectory
-from millrace.session.views import is_finished
+from millrace.run_directory import run_directory
+from millrace.run_directory.resume import check_resume
+from millrace.run_directory.run_directory import RunDirectory
 
 
 class LogForm(StrEnum):

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from millrace.core.errors import ConfigError, DataError
-from millrace.session.run_directory import RUNS
+from millrace.run_directory.run_directory import RUNS
 
 NICE = 10
 """Training comes first where both want the same core."""
@@ -22,7 +22,7 @@ def command(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 0,
 ) -> None:
     """Show runs in a browser, on this machine only. Ctrl-C ends it; no run is disturbed."""
-    from millrace.look.runs import find_runs
+    from millrace.look.record.runs import find_runs
 
     if runs.is_file():
         raise DataError(f"{runs} is a file.\n  Name a run, or a directory of runs")

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from millrace.config import carried
 from millrace.config.problems import describe
 from millrace.config.schema import Config
-from millrace.config.section import Section
+from millrace.config.tables.section import Section
 from millrace.core.errors import ConfigError, writing
 
 NOT_KEPT = "(not kept)"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from millrace.config.algorithms import PolicyGradient
 from millrace.config.schema import Config
+from millrace.config.tables.algorithms import PolicyGradient
 
 
 def inert(config: Config) -> list[str]:

@@ -26,7 +26,7 @@ from millrace.config.lines import key_lines
 from millrace.config.mistakes import mistake
 from millrace.config.problems import describe
 from millrace.config.schema import Config
-from millrace.config.section import Section
+from millrace.config.tables.section import Section
 from millrace.config.tree import Tree, admits_none, default_kind, leaves, listed_table, union_kinds
 from millrace.core.errors import ConfigError
 

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from millrace.config.foreign import OURS
 from millrace.config.schema import Config
-from millrace.config.section import Section
+from millrace.config.tables.section import Section
 from millrace.config.tree import leaves, listed_table, plain_table, union_kinds
 
 PROBLEMS_MAX = 50

@@ -9,13 +9,12 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from millrace.config.algorithms import GRPO, Algorithm
-from millrace.config.environment import GymTask, Reward, Task
-from millrace.config.evaluations import EvaluationSection
-from millrace.config.generation import Rollout, SamplingConfig
-from millrace.config.operation import Checkpoints, Observe, Supervision, Weights
-from millrace.config.runtime import LocalHosts, Runtime
-from millrace.config.schedules import (
+from millrace.config.tables.algorithms import GRPO, Algorithm
+from millrace.config.tables.evaluations import EvaluationSection
+from millrace.config.tables.generation import Rollout, SamplingConfig
+from millrace.config.tables.operation import Checkpoints, Observe, Supervision, Weights
+from millrace.config.tables.runtime import LocalHosts, Runtime
+from millrace.config.tables.schedules import (
     RLAX,
     AReaL,
     FunctionSchedule,
@@ -26,8 +25,9 @@ from millrace.config.schedules import (
     Schedule,
     Synchronous,
 )
-from millrace.config.section import Count, Section, Seed
-from millrace.config.training import Adapter, BatchShape, Model, Optimizer, Trainer
+from millrace.config.tables.section import Count, Section, Seed
+from millrace.config.tables.task import GymTask, Reward, Task
+from millrace.config.tables.training import Adapter, BatchShape, Model, Optimizer, Trainer
 
 
 class Config(Section):

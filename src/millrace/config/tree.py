@@ -7,7 +7,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from millrace.config.section import Section
+from millrace.config.tables.section import Section
 
 Tree = dict[str, Any]
 

@@ -7,17 +7,17 @@ from collections import deque
 from collections.abc import Iterable
 
 from millrace.config.schema import Config
-from millrace.controller.environment_pool import EnvironmentPool
-from millrace.controller.evaluations import Evaluations
-from millrace.controller.fleet import Fleet
-from millrace.controller.lineage import Lineage
-from millrace.controller.orders import Abort, Mailbox, Submit
+from millrace.controller.evaluation.evaluation_state import Evaluations
+from millrace.controller.fleet.fleet import Fleet
 from millrace.controller.pace import Pace
 from millrace.controller.patience import Patience
 from millrace.controller.pulse import Waits
-from millrace.controller.relays import Relays
-from millrace.controller.state import RunState
-from millrace.controller.trajectories import RunNumbers
+from millrace.controller.reward_pool import EnvironmentPool
+from millrace.controller.state.lineage import Lineage
+from millrace.controller.state.orders import Abort, Mailbox, Submit
+from millrace.controller.state.relays import Relays
+from millrace.controller.state.run_state import RunState
+from millrace.controller.state.trajectories import RunNumbers
 from millrace.core import clock
 from millrace.core.events import Events
 from millrace.core.protocols import Ledger

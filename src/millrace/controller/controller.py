@@ -24,14 +24,14 @@ from millrace.config.inert import inert
 from millrace.config.schema import Config
 from millrace.controller.context import RunContext
 from millrace.controller.decide import Decisions
-from millrace.controller.evaluator_session import EvaluatorSession
+from millrace.controller.evaluation.evaluator_session import EvaluatorSession
 from millrace.controller.fault import may_go
-from millrace.controller.fleet import Fleet
-from millrace.controller.live_fleet import LiveFleet
-from millrace.controller.live_scorers import LiveScorers
+from millrace.controller.fleet.fleet import Fleet
+from millrace.controller.fleet.live_replicas import LiveFleet
+from millrace.controller.fleet.live_reward_workers import LiveScorers
 from millrace.controller.pace import PACE, Pace
 from millrace.controller.reference_session import ReferenceSession
-from millrace.controller.state import RunState
+from millrace.controller.state.run_state import RunState
 from millrace.controller.supervisor import Exempt, RestartPolicy, Session, Supervisor, WorkerSpec, never
 from millrace.controller.trainer_session import TrainerSession
 from millrace.core import clock

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from millrace.controller.context import RunContext
-from millrace.controller.orders import Move, Pull
-from millrace.controller.state import RunState
+from millrace.controller.state.orders import Move, Pull
+from millrace.controller.state.run_state import RunState
 from millrace.core import clock
 from millrace.core.types import BadPrompt, Group, Prompt, State, Work
 from millrace.schedule.view import View

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from msgspec.structs import asdict
 
 from millrace.controller.context import RunContext
-from millrace.controller.orders import Abort, Move, Pull, Submit
+from millrace.controller.state.orders import Abort, Move, Pull, Submit
 from millrace.core.errors import DeadlineExceeded, TornVersionError, UnknownVersionError, WorkerDied
 from millrace.core.protocols import Handle
 from millrace.core.types import Report, Served, Trajectory

@@ -16,8 +16,8 @@ import dataclasses
 from msgspec.structs import asdict
 
 from millrace.controller.context import RunContext
-from millrace.controller.groups import make_batch
 from millrace.controller.reference_session import ReferenceSession
+from millrace.controller.state.groups import make_batch
 from millrace.controller.step_event import StepTeller, mean_staleness, staleness_histogram
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, TrainingError, UnknownVersionError

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from millrace.core.columns import Packed, TokenColumns, pack, unpack
+from millrace.core.completion.columns import Packed, TokenColumns, pack, unpack
 
 # ---------------------------------------------------------------- lifecycle
 

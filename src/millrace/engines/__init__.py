@@ -1,1 +1,1 @@
-"""Engines of other projects behind `rollout.protocol.Engine`. `rollout.engines` names each."""
+"""Engines of other projects behind `rollout.protocol.Engine`. `rollout.engine_kinds` names each."""

@@ -8,21 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from hashlib import blake2b
 
-from millrace.config import environment
+from millrace.config.tables import task as table
 from millrace.environments.rewards import Extract
 
 LONGEST = 80
 """Characters; of a longer answer the beginning and a digest are kept."""
 
 
-def make_answer(config: environment.Reward) -> Callable[[str], str]:
+def make_answer(config: table.Reward) -> Callable[[str], str]:
     """The answer in a completion; empty: there is none. Of a function's reward it is the whole completion."""
     match config:
-        case environment.MathReward():
+        case table.MathReward():
             return _mathematics()
-        case environment.GymReward() | environment.ExactReward():
+        case table.GymReward() | table.ExactReward():
             extract = Extract(config.extract)
-        case environment.FunctionReward():
+        case table.FunctionReward():
             extract = Extract(None)
     return lambda completion: shortened(extract(completion) or "")
 

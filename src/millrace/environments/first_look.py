@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 
 from millrace.core.types import BadPrompt, Prompt
+from millrace.environments.reward_worker import EnvironmentWorker
 from millrace.environments.rows import find_column
 from millrace.environments.scores import encodable
 from millrace.environments.tasks import PROBED_ROWS
-from millrace.environments.worker import EnvironmentWorker
 
 LOOK_S = 10.0
 """After which rows are asked for only until one is usable: a task may make its rows slowly."""

@@ -6,7 +6,7 @@ import logging
 import re
 from typing import Any, Protocol
 
-from millrace.config import environment
+from millrace.config.tables import task as table
 from millrace.core.errors import ConfigError, DataError
 from millrace.environments.function import FunctionReward
 from millrace.environments.rows import Row
@@ -27,22 +27,22 @@ class Reward(Protocol):
     def __call__(self, completion: str, answer: Any, columns: Row) -> Any: ...
 
 
-def make_reward(config: environment.Reward, task: Task) -> Reward:
+def make_reward(config: table.Reward, task: Task) -> Reward:
     """The reward of a configuration, for the rows of a task.
 
     Raises:
         ConfigError: it does not fit the task. RewardError: the user's function cannot be loaded.
     """
     match config:
-        case environment.GymReward():
+        case table.GymReward():
             if not isinstance(task, GymTask):
                 raise ConfigError('`reward.kind` "gym" needs `task.kind` "gym"')
             return GymReward(config, task)
-        case environment.MathReward():
+        case table.MathReward():
             return MathReward(config.extract_answer)
-        case environment.ExactReward():
+        case table.ExactReward():
             return ExactReward(config.extract, config.extract_answer)
-        case environment.FunctionReward():
+        case table.FunctionReward():
             return FunctionReward(config.path, first_usable(task))
 
 
@@ -55,7 +55,7 @@ class GymReward:
     file: str | None = None
     is_async, needs_thread = False, True
 
-    def __init__(self, config: environment.GymReward, task: GymTask) -> None:
+    def __init__(self, config: table.GymReward, task: GymTask) -> None:
         self.name = f"the scorer of {type(task.dataset).__name__}"
         self._score, self._threshold = task.dataset.score_answer, config.threshold
         self._extract = Extract(config.extract)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from millrace.config import environment
+from millrace.config.tables import task as table
 from millrace.core.errors import ConfigError, DataError
 from millrace.environments.rows import FunctionRows, Row, find_column, has_column, open_rows
 
@@ -34,7 +34,7 @@ class Task(Protocol):
         """A chat template renders the prompt, with the special tokens in it."""
 
 
-def make_task(config: environment.Task, tokenizer: Any) -> Task:
+def make_task(config: table.Task, tokenizer: Any) -> Task:
     """The task of a configuration. `tokenizer` (Hugging Face) renders chat prompts.
 
     Raises:
@@ -44,7 +44,7 @@ def make_task(config: environment.Task, tokenizer: Any) -> Task:
         raise ConfigError(
             "`task.chat` is true, but the model's tokenizer has no chat template: set it to false"
         )
-    kind: Any = GymTask if isinstance(config, environment.GymTask) else RowsTask
+    kind: Any = GymTask if isinstance(config, table.GymTask) else RowsTask
     task: Task = kind(config, tokenizer)
     first_usable(task)
     return task
@@ -60,7 +60,7 @@ class GymTask:
 
     answer: str | None = "answer"
 
-    def __init__(self, config: environment.GymTask, tokenizer: Any) -> None:
+    def __init__(self, config: table.GymTask, tokenizer: Any) -> None:
         self.rows = config.size
         self._config, self._tokenizer = config, tokenizer
         seed = config.data_seed * 2_654_435_769 % 2**31
@@ -91,9 +91,9 @@ class RowsTask:
     """Rows of a file, or of a user's function. A broken row raises when it is asked for, with its place;
     the others are used."""
 
-    def __init__(self, config: environment.FileTask | environment.FunctionTask, tokenizer: Any) -> None:
+    def __init__(self, config: table.FileTask | table.FunctionTask, tokenizer: Any) -> None:
         self._config, self._tokenizer = config, tokenizer
-        is_file = isinstance(config, environment.FileTask)
+        is_file = isinstance(config, table.FileTask)
         self._rows = open_rows(config.path) if is_file else FunctionRows(config.path)
         self.rows, self.answer = len(self._rows), config.answer
 
@@ -148,7 +148,7 @@ def _gym_dataset(name: str, size: int, seed: int, options: dict[str, Any]) -> An
         ) from error
 
 
-def _render(config: environment.Task, tokenizer: Any, columns: Row, prompt: Any, row_id: str) -> str:
+def _render(config: table.Task, tokenizer: Any, columns: Row, prompt: Any, row_id: str) -> str:
     if isinstance(prompt, str):
         text = _fill(config.template, {**columns, "prompt": prompt}, row_id)
         messages = [{"role": "user", "content": text}]

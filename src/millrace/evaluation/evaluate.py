@@ -8,13 +8,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from millrace.config.environment import GymTask
 from millrace.config.schema import Config
-from millrace.core.columns import token_array
+from millrace.config.tables.task import GymTask
+from millrace.core.completion.columns import token_array
 from millrace.core.types import Finish, Prompt, Sampling, ScoreRequest
 from millrace.estimates.evaluation import Attempt, Evaluation, summarize
+from millrace.evaluation import scores
 from millrace.evaluation.generate import Completion, generate
-from millrace.session import scores
 
 HELD_OUT_SEED = 2
 
@@ -42,8 +42,8 @@ def evaluate(
     per prompt, generated in this process and scored in an environment worker. `tell` gets how many
     completions have ended, and of how many. Call from the main thread, with no event loop running.
     """
-    from millrace.placement.device import torch_device
-    from millrace.rollout.load import load_engine
+    from millrace.devices.device import torch_device
+    from millrace.engines.own.load import load_engine
 
     torch_device(config.model.device)  # refused before a worker starts
     asked = scores.prompts(config, prompts)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from millrace.core.columns import token_array
+from millrace.core.completion.columns import token_array
 from millrace.core.types import Finish, Sampling, Work
 from millrace.rollout.protocol import Engine
 

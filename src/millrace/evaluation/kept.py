@@ -7,8 +7,8 @@ from pathlib import Path
 
 from millrace.core.errors import StorageError, writing
 from millrace.estimates.evaluation import Evaluation
-from millrace.session.export import origin
-from millrace.session.run_directory import RunDirectory
+from millrace.run_directory.models import origin
+from millrace.run_directory.run_directory import RunDirectory
 
 
 def keep(run: RunDirectory, version: int, result: Evaluation) -> None:

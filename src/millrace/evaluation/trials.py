@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.config.schema import Config
-from millrace.core.columns import token_array
+from millrace.core.completion.columns import token_array
 from millrace.core.types import Abstain, Failed, Finish, Scored, ScoreRequest
-from millrace.session import scores
+from millrace.evaluation import scores
 
 GARBAGE = "lorem ipsum 42 )}]"
 

@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 import zstandard
 
-from millrace.core.columns import TokenColumns
+from millrace.core.completion.columns import TokenColumns
+from millrace.core.completion.top_logprobs import Likely
 from millrace.core.errors import LedgerError
-from millrace.core.likely import Likely
 
 _PLAIN, _SQUEEZED, _CHOICES = b"p", b"z", b"c"
 

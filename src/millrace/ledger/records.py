@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from millrace.core.columns import TokenColumns
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import LedgerError
 from millrace.core.types import (
     CheckpointInfo,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from millrace.core.columns import TokenColumns
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Trajectory
 from millrace.ledger.records import ChunkRow, chunk_row, is_final
 

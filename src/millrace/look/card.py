@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millrace.core.errors import MillraceError
-from millrace.look import parts
-from millrace.look.runs import run_line
-from millrace.look.steps import Steps
+from millrace.look.drawing import fragments
+from millrace.look.record.runs import run_line
+from millrace.look.record.steps import Steps
 from millrace.observe.summary import ends_of
-from millrace.session.run_directory import RunDirectory
+from millrace.run_directory.run_directory import RunDirectory
 
 POINTS, WIDTH, HEIGHT = 120, 360, 60
 
@@ -22,9 +22,9 @@ def card(run: RunDirectory) -> str:
         rewards = steps.curve("reward/mean", points=POINTS).y
         first, last = ends_of(steps.column("reward/mean"))
     except (MillraceError, OSError) as error:
-        return parts.notice(str(error))
+        return fragments.notice(str(error))
     told = line.trouble or f"{line.state}, {line.version} of {line.steps} steps, schedule {line.schedule}"
-    name, told, path = (parts.safe(text) for text in (line.name, told, str(run.path)))
+    name, told, path = (fragments.safe(text) for text in (line.name, told, str(run.path)))
     ends = f"reward, first and last tenth: {first:.3g} → {last:.3g}"
     reward = f"<div>{ends}</div>{spark(rewards)}" if rewards else ""
     return f"<div><b>{name}</b> <div>{told}</div>{reward}<small><code>{path}</code></small></div>"

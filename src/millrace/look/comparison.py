@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-from millrace.look import figures, parts
-from millrace.look.charts import CHARTS, Chart, overlaid
+from millrace.look.drawing import figures, fragments
+from millrace.look.drawing.charts import CHARTS, Chart, overlaid
 from millrace.look.overview import AXES, Overview
 from millrace.look.page import Section
-from millrace.look.steps import POINTS, Axis, Steps
-from millrace.session.resume import diff
+from millrace.look.record.steps import POINTS, Axis, Steps
+from millrace.run_directory.resume import diff
 
 
 def compared(runs: Mapping[str, Steps], by: Axis, points: int = POINTS) -> list[Section]:
@@ -31,7 +31,7 @@ def compared(runs: Mapping[str, Steps], by: Axis, points: int = POINTS) -> list[
 
 def legend(names: Iterable[str]) -> str:
     """The colour of each run."""
-    told = (parts.swatch(color, name) for name, color in zip(names, cycle(figures.COLORS)))
+    told = (fragments.swatch(color, name) for name, color in zip(names, cycle(figures.COLORS)))
     return f'<p class="legend">{"".join(told)}</p>'
 
 

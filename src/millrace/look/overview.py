@@ -6,24 +6,24 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from millrace.compose.examine import count_rewards
 from millrace.config.freeze import dump
 from millrace.config.schema import Config
 from millrace.core.errors import MillraceError
-from millrace.look import figures, parts
-from millrace.look.activity import row_order
-from millrace.look.charts import CHARTS, overlaid
-from millrace.look.evaluations import HEAD, evaluated, rows, while_training
-from millrace.look.runs import state_of
-from millrace.look.steps import POINTS, Axis, Steps
-from millrace.look.story import TROUBLES_MAX, Story
+from millrace.ledger.reading.reader import LedgerReader
+from millrace.look.drawing import figures, fragments
+from millrace.look.drawing.charts import CHARTS, overlaid
+from millrace.look.record.activity import row_order
+from millrace.look.record.evaluation_points import HEAD, evaluated, rows, while_training
+from millrace.look.record.runs import state_of
+from millrace.look.record.steps import POINTS, Axis, Steps
+from millrace.look.record.story import TROUBLES_MAX, Story
+from millrace.look.record.views import tokenizer_of
 from millrace.observe.doctor.rules import diagnose, gone
-from millrace.observe.parts import SLICE_BYTES
+from millrace.observe.sinks.log_files import SLICE_BYTES
 from millrace.observe.speeds import GENERATED, TRAINED
-from millrace.reading.reader import LedgerReader
-from millrace.session.examine import count_rewards
-from millrace.session.resume import flat
-from millrace.session.run_directory import RunDirectory
-from millrace.session.views import tokenizer_of
+from millrace.run_directory.resume import flat
+from millrace.run_directory.run_directory import RunDirectory
 
 READ_S, FIRST_READ_S = 0.4, 0.1
 """A look reads new events for about so long, the first look less. The next one goes on."""
@@ -103,27 +103,27 @@ class Overview:
         """HTML by the id of its place."""
         told = [(f"{t.minute:.1f}", t.who, t.what) for t in reversed(self.story.troubles)]
         return {
-            "facts": parts.facts(self._facts(), MEANINGS) + self._accounts() + self._evaluations(),
+            "facts": fragments.facts(self._facts(), MEANINGS) + self._accounts() + self._evaluations(),
             "told": self._notice(),
             "findings": self._findings(),
-            "troubles": parts.table(
+            "troubles": fragments.table(
                 ("minute", "who", "what"), told, empty="Nobody died, and nothing stalled."
             )
             + (_OLDER_TROUBLES if len(told) == TROUBLES_MAX else ""),
         }
 
     def configuration(self) -> str:
-        return parts.configuration(dict(flat(dump(self.config))))
+        return fragments.configuration(dict(flat(dump(self.config))))
 
     def _notice(self) -> str:
         if not self.is_whole:
-            return parts.notice(f"{self.story.share_read:.0%} of the events are read; the rest follows.")
-        return "" if len(self.steps) else parts.notice("There is no optimizer step yet.")
+            return fragments.notice(f"{self.story.share_read:.0%} of the events are read; the rest follows.")
+        return "" if len(self.steps) else fragments.notice("There is no optimizer step yet.")
 
     def _findings(self) -> str:
         """As `millrace doctor` has them."""
         if not self.is_whole:
-            return parts.notice("The doctor waits until all events are read.")
+            return fragments.notice("The doctor waits until all events are read.")
         evidence = self.story.evidence
         until_s = time.monotonic() + READ_S
         with suppress(MillraceError):  # then by the events alone
@@ -132,13 +132,13 @@ class Overview:
             ) as reader:
                 count_rewards(evidence, reader)
         findings = diagnose(evidence)
-        return parts.findings(findings, gone(evidence, findings))
+        return fragments.findings(findings, gone(evidence, findings))
 
     def _facts(self) -> dict[str, Any]:
         summary = self.story.summary()
         first, last = summary["reward_first"], summary["reward_last"]
         return {
-            "state": parts.Raw(parts.state(self.state)),
+            "state": fragments.Raw(fragments.state(self.state)),
             f"of {self.config.steps:,} steps": self.version,
             "schedule": self.config.schedule.kind,
             "reward, first and last tenth": None if last is None else f"{first:.2g} → {last:.2g}",
@@ -156,11 +156,11 @@ class Overview:
             for name in self.steps.names("accounting/")
             if (value := self.steps.last(name)) is not None
         ]
-        return f'<p class="quiet">Trajectories: {parts.safe(", ".join(told))}.</p>' if told else ""
+        return f'<p class="quiet">Trajectories: {fragments.safe(", ".join(told))}.</p>' if told else ""
 
     def _evaluations(self) -> str:
         told = rows(self.story.evaluations)
-        return parts.table(HEAD, told) if told else ""
+        return fragments.table(HEAD, told) if told else ""
 
     def _shares(self) -> dict[str, dict[str, float]]:
         """Seconds of each role by what they went to."""

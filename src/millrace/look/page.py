@@ -12,7 +12,7 @@ from bokeh.document import Document
 from bokeh.embed import components
 from bokeh.resources import Resources
 
-from millrace.look.parts import LEVELS, VERSION_COLORS, safe
+from millrace.look.drawing.fragments import LEVELS, VERSION_COLORS, safe
 
 Section = tuple[str, str, Any]
 """Heading, explanation, plot."""

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from millrace.core.errors import OTHER_FILE, ConfigError, writing
-from millrace.look import page, parts
+from millrace.ledger.reading.samples import Choice
+from millrace.look import page
 from millrace.look.comparison import compared, legend
+from millrace.look.drawing import fragments
 from millrace.look.overview import Overview
-from millrace.look.samples import choose
-from millrace.look.steps import Axis
-from millrace.reading.samples import Choice
-from millrace.session.resume import diff
+from millrace.look.record.steps import Axis
+from millrace.look.record.tokens import choose
+from millrace.run_directory.resume import diff
 
 BYTES_MAX = 2_000_000
 POINTS = 400
@@ -54,8 +55,8 @@ def _compared(runs: Sequence[Overview]) -> page.Drawn:
     html = f"<h1>{len(runs)} runs compared</h1>{legend(run.name for run in runs)}{drawn.html}"
     first = runs[0]
     for run in runs[1:]:
-        table = parts.differences(diff(first.config, run.config), (first.name, run.name))
-        html += f"<h2>Configuration: {parts.safe(first.name)} and {parts.safe(run.name)}</h2>{table}"
+        table = fragments.differences(diff(first.config, run.config), (first.name, run.name))
+        html += f"<h2>Configuration: {fragments.safe(first.name)} and {fragments.safe(run.name)}</h2>{table}"
     return page.Drawn(html, drawn.script)
 
 
@@ -63,7 +64,7 @@ def _run(run: Overview, points: int) -> page.Drawn:
     drawn = page.charts(run.plots(run.data(Axis.STEP, points), Axis.STEP), whole=WHOLE)
     told = run.parts()
     html = (
-        f"<h1>{parts.safe(run.name)}</h1>{told['facts']}{told['told']}{told['findings']}{drawn.html}"
+        f"<h1>{fragments.safe(run.name)}</h1>{told['facts']}{told['told']}{told['findings']}{drawn.html}"
         f"<h2>Troubles</h2>{told['troubles']}{_samples(run)}<h2>Configuration</h2>{run.configuration()}"
     )
     return page.Drawn(html, drawn.script)
@@ -72,7 +73,7 @@ def _run(run: Overview, points: int) -> page.Drawn:
 def _samples(run: Overview) -> str:
     shown = {choice: choose(run.run, run.tokenizer, choice, SAMPLES, SAMPLE_TOKENS) for choice in Choice}
     return "".join(
-        f"<h2>Trajectories: {choice.value}</h2>{parts.samples(found, group=f'{run.name} {choice}')}"
+        f"<h2>Trajectories: {choice.value}</h2>{fragments.samples(found, group=f'{run.name} {choice}')}"
         for choice, found in shown.items()
         if found
     )

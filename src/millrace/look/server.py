@@ -21,7 +21,8 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError, RequestHandler
 
 from millrace.core.errors import MillraceError
-from millrace.look import figures, page
+from millrace.look import page
+from millrace.look.drawing import figures
 from millrace.look.site import Site, trouble
 
 LOOPBACK = "127.0.0.1"

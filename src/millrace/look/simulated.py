@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from millrace.look import figures, page, parts
-from millrace.look.activity import Activity, Span, row_order
+from millrace.look import page
+from millrace.look.drawing import figures, fragments
 from millrace.look.overview import LANES
-from millrace.look.steps import Curve
+from millrace.look.record.activity import Activity, Span, row_order
+from millrace.look.record.steps import Curve
 from millrace.sim.costs.cluster import ClusterCosts
 from millrace.sim.report.compare import Comparison, Interval
 from millrace.sim.report.measure import Timeline
@@ -56,9 +57,9 @@ def simulated(
     """`base` with other schedules and seeds gave `compared`. `rows` are those of the terminal's table."""
     over_time = [*_over_time(compared), *_timelines(compared)]
     drawn = page.charts([*_figures(compared), *over_time], whole=[heading for heading, *_ in over_time])
-    said = "".join(f"<p>{parts.quoted(sentence)}</p>" for sentence in verdict(compared))
-    head = f"<h1>{parts.safe(title)}</h1><p>{parts.safe(_about(base))}</p>"
-    body = f"{head}{parts.facts(_facts(base, compared))}{said}{parts.table(HEAD, rows)}{drawn.html}"
+    said = "".join(f"<p>{fragments.quoted(sentence)}</p>" for sentence in verdict(compared))
+    head = f"<h1>{fragments.safe(title)}</h1><p>{fragments.safe(_about(base))}</p>"
+    body = f"{head}{fragments.facts(_facts(base, compared))}{said}{fragments.table(HEAD, rows)}{drawn.html}"
     return page.whole_file(title, [page.Drawn(body, drawn.script)])
 
 

@@ -12,15 +12,16 @@ from typing import Any
 from urllib.parse import quote
 
 from millrace.core.errors import DataError, MillraceError
-from millrace.look import page, parts
+from millrace.ledger.reading.samples import Choice
+from millrace.look import page
 from millrace.look.comparison import compared, figures_of, legend
+from millrace.look.drawing import fragments
 from millrace.look.overview import AXES, FIRST_READ_S, Overview
+from millrace.look.record.runs import RUNS_MAX, find_runs, run_line
+from millrace.look.record.steps import Axis
+from millrace.look.record.tokens import choose, search
 from millrace.look.report import WHOLE
-from millrace.look.runs import RUNS_MAX, find_runs, run_line
-from millrace.look.samples import choose, search
-from millrace.look.steps import Axis
-from millrace.reading.samples import Choice
-from millrace.session.resume import diff
+from millrace.run_directory.resume import diff
 
 KEPT_MAX = 8
 """Runs whose figures are kept between two looks."""
@@ -63,10 +64,10 @@ class Site:
         shown = _number(query, "num") or RUNS_MAX
         lines = [run_line(name, run) for name, run in islice(found.items(), shown)]
         left_out = len(found) - len(lines)
-        further = parts.link(f"{self._base}?num={len(found)}", "Show all")
+        further = fragments.link(f"{self._base}?num={len(found)}", "Show all")
         more = f"<p>{left_out:,} more, started earlier: {further}</p>" if left_out else ""
-        table = parts.runs(self._base, lines)
-        return page.Drawn(f"<h1>Runs in {parts.safe(str(self._root))}</h1>{table}{more}")
+        table = fragments.runs(self._base, lines)
+        return page.Drawn(f"<h1>Runs in {fragments.safe(str(self._root))}</h1>{table}{more}")
 
     def run(self, name: str, query: Query) -> page.Drawn:
         """Curves, findings and the timeline; the page goes on by itself with `data`."""
@@ -102,9 +103,9 @@ class Site:
         num = min(SHOWN_MAX, _number(query, "num") or SHOWN)
         address = f"{self._base}samples/{quote(name)}"
         links = [
-            parts.link(f"{address}?choice={one}", one)
+            fragments.link(f"{address}?choice={one}", one)
             if one != choice or text
-            else parts.Raw(f"<b>{one}</b>")
+            else fragments.Raw(f"<b>{one}</b>")
             for one in Choice
         ]
         form = (
@@ -114,8 +115,8 @@ class Site:
         found = self._found(run, text, num, query, address) if text else ""
         if not text:
             shown = choose(run.run, run.tokenizer, choice, num)
-            more = parts.link(f"{address}?choice={choice}&num={2 * num}", "Show more")
-            found = parts.samples(shown) + (f"<p>{more}</p>" if len(shown) == num < SHOWN_MAX else "")
+            more = fragments.link(f"{address}?choice={choice}&num={2 * num}", "Show more")
+            found = fragments.samples(shown) + (f"<p>{more}</p>" if len(shown) == num < SHOWN_MAX else "")
         return page.Drawn(f"{self._head(name, 'samples')}<nav>{' '.join(links)}</nav>{form}{found}")
 
     def config(self, name: str, query: Query) -> page.Drawn:
@@ -128,7 +129,7 @@ class Site:
         asked, by = query.get("run", []), _axis(query)
         names = asked[:COMPARED_MAX]
         if not names:
-            return page.Drawn("<h1>Compare</h1>" + parts.notice("Choose runs in the list of runs."))
+            return page.Drawn("<h1>Compare</h1>" + fragments.notice("Choose runs in the list of runs."))
         runs = [self._run(name) for name in names]
         for run in runs:
             run.update()
@@ -138,16 +139,16 @@ class Site:
         html = (
             f"<h1>Runs compared</h1>{_not_compared(asked[COMPARED_MAX:])}"
             f"{self._axes(f'compare?{chosen}&', by)}{legend(names)}{drawn.html}"
-            f"<h2>Figures</h2>{''.join(map(_unread, runs))}{parts.table(('', *names), rows)}"
+            f"<h2>Figures</h2>{''.join(map(_unread, runs))}{fragments.table(('', *names), rows)}"
         )
         for run in runs[1:]:
-            table = parts.differences(diff(runs[0].config, run.config), (names[0], run.name))
-            html += f"<h2>Configuration: {parts.safe(run.name)}</h2>{table}"
+            table = fragments.differences(diff(runs[0].config, run.config), (names[0], run.name))
+            html += f"<h2>Configuration: {fragments.safe(run.name)}</h2>{table}"
         return page.Drawn(html, drawn.script, again=not all(run.is_whole for run in runs))
 
     def home(self) -> str:
         """A way back, for the head of every page."""
-        return f"<nav>{parts.link(self._base, 'All runs')}</nav>"
+        return f"<nav>{fragments.link(self._base, 'All runs')}</nav>"
 
     # ------------------------------------------------------------ parts of pages
 
@@ -155,21 +156,21 @@ class Site:
         found = search(run.run, run.tokenizer, text, num, _number(query, "before"))
         told = f"Looked at {found.looked_at:,} trajectories. "
         on = f"{address}?text={quote(text)}&before={found.before}"
-        further = parts.link(on, "Look further back") if found.before is not None else "These were all."
-        return f'<p class="quiet">{told}{further}</p>{parts.samples(found.shown)}'
+        further = fragments.link(on, "Look further back") if found.before is not None else "These were all."
+        return f'<p class="quiet">{told}{further}</p>{fragments.samples(found.shown)}'
 
     def _head(self, name: str, view: str) -> str:
         links = [
             f'<a href="{self._base}{one}/{quote(name)}"{" aria-current=page" * (one == view)}>{told}</a>'
             for one, told in _VIEWS.items()
         ]
-        return f"<h1>{parts.safe(name)}</h1><nav>{''.join(links)}</nav>"
+        return f"<h1>{fragments.safe(name)}</h1><nav>{''.join(links)}</nav>"
 
     def _axes(self, address: str, by: Axis) -> str:
         links = [
-            parts.Raw(f"<b>{AXES[one]}</b>")
+            fragments.Raw(f"<b>{AXES[one]}</b>")
             if one is by
-            else parts.link(f"{self._base}{address}by={one.value}", AXES[one])
+            else fragments.link(f"{self._base}{address}by={one.value}", AXES[one])
             for one in Axis
         ]
         return f'<nav><span class="quiet">Curves by</span> {" ".join(links)}</nav>'
@@ -191,10 +192,10 @@ class Site:
 def trouble(error: Exception) -> str:
     """What a page says instead of a traceback."""
     if isinstance(error, MillraceError):
-        return parts.notice(str(error))
+        return fragments.notice(str(error))
     if isinstance(error, TimeoutError):
-        return parts.notice("This took too long: the machine is busy. The page loads itself again.")
-    return parts.notice(f"{type(error).__name__}: {error}")
+        return fragments.notice("This took too long: the machine is busy. The page loads itself again.")
+    return fragments.notice(f"{type(error).__name__}: {error}")
 
 
 def _unread(run: Overview) -> str:
@@ -202,13 +203,13 @@ def _unread(run: Overview) -> str:
     if run.is_whole:
         return ""
     read = f"{run.name}: {run.story.share_read:.0%} of the events are read. Its figures are of those events."
-    return parts.notice(f"{read} The page loads itself again.")
+    return fragments.notice(f"{read} The page loads itself again.")
 
 
 def _not_compared(names: list[str]) -> str:
     if not names:
         return ""
-    return parts.notice(f"The first {COMPARED_MAX} runs are compared. Left out: {', '.join(names)}.")
+    return fragments.notice(f"The first {COMPARED_MAX} runs are compared. Left out: {', '.join(names)}.")
 
 
 def _one(query: Query, name: str) -> str:

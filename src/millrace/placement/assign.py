@@ -6,7 +6,7 @@ share it: a replica's memory is known (weights, standby weights, the KV of its s
 tenth, or what its steps need for a moment where that is more. The trainer gets the rest: its activations are
 only estimated.
 
-Cores. No worker is bound to a core. Each computes on one thread (`runtime.launcher.DEFAULTS`), and the
+Cores. No worker is bound to a core. Each computes on one thread (`runtime.local.launcher.DEFAULTS`), and the
 kernel moves that to a free core; a fixed division would leave idle what a waiting worker does not use.
 
 Versions in the relay. Two are enough to run: one is read, one is written. More let a trajectory whose

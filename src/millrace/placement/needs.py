@@ -13,10 +13,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from millrace.config.schema import Config
-from millrace.config.training import Adapter, Trainer
+from millrace.config.tables.training import Adapter, Trainer
 from millrace.core.errors import ConfigError, DataError, boundary
 from millrace.core.supported import GEMMA
-from millrace.placement.momentary import Momentary, Shape, estimate
+from millrace.placement.activation_memory import Momentary, Shape, estimate
 from millrace.placement.number_format import computing_dtype
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}

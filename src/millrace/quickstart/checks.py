@@ -8,11 +8,11 @@ from typing import Any
 from millrace.core.events import Event
 from millrace.core.types import Accounting
 from millrace.estimates.evaluation import Evaluation
+from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.check import Check
-from millrace.observe.jsonl import read_events
+from millrace.observe.sinks.jsonl import read_events
 from millrace.quickstart.saboteur import Saboteur
-from millrace.reading.reader import LedgerReader
-from millrace.session.run_directory import RunDirectory
+from millrace.run_directory.run_directory import RunDirectory
 
 GAIN_MIN = 0.15
 GAP_MAX = 1e-4

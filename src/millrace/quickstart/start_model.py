@@ -14,8 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from millrace.config.environment import GymTask
 from millrace.config.schema import Config
+from millrace.config.tables.task import GymTask
 
 NUM_DEMONSTRATIONS = 20_000
 DEMONSTRATION_SEED = 7
@@ -26,7 +26,7 @@ WARM_START_STEPS = 250
 def make_start_model(config: Config, directory: Path, console: Console) -> None:
     """Write it to `config.model.path`, and the untrained one to `directory/base`."""
     from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
-    from millrace.sft.training import SFTStep, sft
+    from millrace.sft.supervised import SFTStep, sft
 
     base = directory / "base"
     base.mkdir()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from millrace.core.columns import LOGPROB_MAX, TokenColumns
+from millrace.core.completion.columns import LOGPROB_MAX, TokenColumns
+from millrace.core.completion.top_logprobs import Row
 from millrace.core.errors import WorkerError
-from millrace.core.likely import Row
 from millrace.core.types import Finish, Progress, Work
 from millrace.rollout.stop import StopStrings
 

@@ -21,8 +21,8 @@ from millrace.core.errors import ConfigError, DigestMismatchError, WeightsError,
 from millrace.core.objects import find_object
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import Endpoint, Progress, ReplicaLoad, Report, Served, Work
-from millrace.rollout.adapter import Merging
-from millrace.rollout.engines import open_engine
+from millrace.rollout.adapted_weights import Merging
+from millrace.rollout.engine_kinds import open_engine
 from millrace.rollout.protocol import EngineOptions
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class EngineReplica:
     """Serves the architecture of `options.model_path`; its weights come from the relay only.
 
     Args:
-        engine: see `rollout.engines.ENGINES`.
+        engine: see `rollout.engine_kinds.ENGINES`.
         open_reader: "package.module:function" that opens a WeightsReader on an Endpoint.
     """
 

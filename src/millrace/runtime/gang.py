@@ -23,7 +23,7 @@ from millrace.core.errors import WorkerDied, WorkerError
 from millrace.core.placement import Place
 from millrace.core.protocols import Handle
 from millrace.core.types import Vitals
-from millrace.runtime.handle import END_TIMEOUT_S
+from millrace.runtime.local.handle import END_TIMEOUT_S
 from millrace.runtime.seam import PING, died, where
 
 GRACE_S = 2.0

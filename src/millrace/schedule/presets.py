@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from millrace.config import schedules
 from millrace.config.objects import load_function
 from millrace.config.schema import Config
+from millrace.config.tables import schedules
 from millrace.core.errors import ConfigError, boundary
 from millrace.schedule.admit import KVRoom, WhileNewest, WithinBound
 from millrace.schedule.ahead import Ahead, WithCapacity

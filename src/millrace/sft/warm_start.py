@@ -8,7 +8,7 @@ from typing import Any
 
 from millrace.core.errors import DataError
 from millrace.environments.tokenizer import encode_prompt
-from millrace.sft.config import SupervisedConfig
+from millrace.sft.sft_config import SupervisedConfig
 
 LINES = 20  # of progress, at most
 
@@ -18,7 +18,7 @@ Example = tuple[list[int], list[int]]
 def warm_start(config: SupervisedConfig, say: Any) -> None:
     """Train and save; `say` gets about twenty lines of progress."""
     from millrace.environments.tokenizer import load_tokenizer
-    from millrace.sft.training import SFTStep, sft
+    from millrace.sft.supervised import SFTStep, sft
 
     examples = read_examples(
         Path(config.data.path), load_tokenizer(config.model.path), append_eos=config.data.append_eos

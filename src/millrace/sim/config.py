@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from millrace.config.schedules import Millrace, Schedule
-from millrace.config.section import Section
-from millrace.config.training import BatchShape
+from millrace.config.tables.schedules import Millrace, Schedule
+from millrace.config.tables.section import Section
+from millrace.config.tables.training import BatchShape
 from millrace.sim.costs.transport import Transport
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from millrace.config.environment import ExactReward, GymTask
-from millrace.config.generation import Rollout, SamplingConfig
-from millrace.config.operation import Checkpoints, Supervision
 from millrace.config.schema import Config
-from millrace.config.training import Model
+from millrace.config.tables.generation import Rollout, SamplingConfig
+from millrace.config.tables.operation import Checkpoints, Supervision
+from millrace.config.tables.task import ExactReward, GymTask
+from millrace.config.tables.training import Model
 from millrace.controller.pace import Pace
 from millrace.core.errors import ConfigError
 from millrace.core.types import State
-from millrace.reading.reader import LedgerReader
+from millrace.ledger.reading.reader import LedgerReader
 from millrace.sim.config import (
     EmpiricalLengths,
     LengthsSection,

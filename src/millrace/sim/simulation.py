@@ -9,9 +9,9 @@ from typing import Any
 
 from millrace.config.schema import Config
 from millrace.controller.controller import Controller
-from millrace.controller.fleet import Fleet
+from millrace.controller.fleet.fleet import Fleet
 from millrace.controller.pace import PACE, Pace
-from millrace.controller.state import RunState
+from millrace.controller.state.run_state import RunState
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock
 from millrace.core.errors import ConfigError

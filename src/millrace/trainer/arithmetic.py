@@ -9,8 +9,8 @@ from torch.backends import cpu
 
 from millrace import __version__
 from millrace.config.schema import Config
+from millrace.devices.matmul import by_onednn
 from millrace.placement.number_format import cpu_model
-from millrace.placement.products import by_onednn
 
 
 def arithmetic(device: torch.device, config: Config) -> str:

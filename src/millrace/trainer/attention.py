@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from millrace.placement.gpu import on
-from millrace.trainer.packing import Stretch
-from millrace.trainer.ragged import Ragged, arrange, attend_ragged
+from millrace.devices.gpu import on
+from millrace.trainer.batch.packing import Stretch
+from millrace.trainer.kernels.ragged import Ragged, arrange, attend_ragged
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -163,7 +163,7 @@ def packed_attention(
         Where the row is divided among ranks, T are the tokens of this one.
     """
     if packed.group is not None:
-        from millrace.trainer.exchange import heads_apart, tokens_apart
+        from millrace.trainer.ranks.exchange import heads_apart, tokens_apart
 
         query, key, value = (heads_apart(x, packed.group) for x in (query, key, value))
     if packed.ragged is not None:

@@ -20,10 +20,10 @@ from transformers import PreTrainedModel, Qwen3Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.algorithms import Algorithm, of_run
-from millrace.config.algorithms import FunctionAlgorithm
 from millrace.config.schema import Config
-from millrace.config.training import Optimizer
-from millrace.core.columns import TokenColumns, token_array
+from millrace.config.tables.algorithms import FunctionAlgorithm
+from millrace.config.tables.training import Optimizer
+from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.errors import ConfigError, TrainingError, WeightsError
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.attention import NAME

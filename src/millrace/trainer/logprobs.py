@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from millrace.placement.products import by_onednn, product
+from millrace.devices.matmul import by_onednn, product
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from millrace.trainer.choices import DeviceChoices
+    from millrace.trainer.batch.token_masks import DeviceChoices
 
 CHUNK_LOGITS, GPU_CHUNK_LOGITS = 1 << 24, 1 << 27  # logits computed at once: 64 and 512 MiB in float32
 

@@ -13,7 +13,7 @@ from millrace.algorithms import TokenLogprobs
 from millrace.algorithms.build import WeightOf
 from millrace.core.types import Batch
 from millrace.trainer.importance import importance_metrics
-from millrace.trainer.mesh import Ranks
+from millrace.trainer.ranks.mesh import Ranks
 
 Gap = dict[int, tuple[float, float, int]]
 

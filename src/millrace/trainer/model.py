@@ -20,15 +20,15 @@ from transformers.utils import logging
 from millrace.algorithms.low_rank import KINDS
 from millrace.core.errors import DataError, boundary
 from millrace.core.supported import TRAINER, refuse_unsupported
-from millrace.placement.gpu import on
+from millrace.devices.gpu import on
+from millrace.devices.matmul import TILE, by_onednn
 from millrace.placement.needs import indexed_files
-from millrace.placement.products import TILE, by_onednn
-from millrace.trainer import linear, norm
 from millrace.trainer.attention import NAME, plan
+from millrace.trainer.batch.packing import Row, padded
+from millrace.trainer.kernels import linear, norm
+from millrace.trainer.kernels.ragged import serves
 from millrace.trainer.logprobs import token_logprobs
-from millrace.trainer.mesh import ALONE, Ranks, local
-from millrace.trainer.packing import Row, padded
-from millrace.trainer.ragged import serves
+from millrace.trainer.ranks.mesh import ALONE, Ranks, local
 
 
 def load_model(
@@ -51,7 +51,7 @@ def load_model(
     config = _check_known(Path(path))
     load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
     if not ranks.alone:
-        from millrace.trainer.divided import load_divided
+        from millrace.trainer.ranks.divided import load_divided
 
         load = partial(load_divided, config=config, ranks=ranks, forward=_pair_logprobs, insert=insert)
     logging.disable_progress_bar()  # a worker's stderr is a log
@@ -223,7 +223,7 @@ def _pair_logprobs(
     values = () if value_head is None else (value_head(hidden_PH),)
     hidden_PH, first = hidden_PH.to(dtype), 0
     if (group := ranks.group("tensor")) is not None:
-        from millrace.trainer.exchange import same
+        from millrace.trainer.ranks.exchange import same
 
         first = ranks.tensor_index * -(-len(head) // ranks.tensor)
         hidden_PH, head = same(hidden_PH, group), head.to_local()

@@ -22,12 +22,12 @@ from millrace.config.schema import Config
 from millrace.core.digest import kind_of
 from millrace.core.errors import DigestMismatchError, WorkerError, needing_memory
 from millrace.core.types import Batch
-from millrace.placement.device import computes, computing_dtype, torch_device
-from millrace.trainer.adapter import digest_of
-from millrace.trainer.flat_batch import flatten
-from millrace.trainer.mesh import ALONE, Ranks, local
+from millrace.devices.device import computes, computing_dtype, torch_device
+from millrace.trainer.adapters.adapted_linear import digest_of
+from millrace.trainer.batch.flat_batch import flatten
+from millrace.trainer.batch.packing import pack
 from millrace.trainer.model import load_model, named_weights, row_logprobs, vocabulary
-from millrace.trainer.packing import pack
+from millrace.trainer.ranks.mesh import ALONE, Ranks, local
 from millrace.trainer.rejected import unfit
 from millrace.trainer.trainer import with_choices
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from millrace.core.columns import LOGPROB_MAX, TokenColumns
+from millrace.core.completion.columns import LOGPROB_MAX, TokenColumns
 from millrace.core.errors import writing
 from millrace.core.types import Batch
 

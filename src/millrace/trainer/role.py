@@ -39,21 +39,21 @@ from millrace.core.types import (
     StepResult,
     TrainerState,
 )
-from millrace.placement.device import computes, computing_dtype, torch_device
+from millrace.devices.device import computes, computing_dtype, torch_device
 from millrace.placement.needs import teacher_of
-from millrace.trainer.adapter import begin, insert, published_weights
+from millrace.trainer.adapters.adapted_linear import begin, insert, published_weights
 from millrace.trainer.arithmetic import arithmetic
-from millrace.trainer.blame import blame
-from millrace.trainer.checkpoint import Saver, load_checkpoint, prune_checkpoints
-from millrace.trainer.directories import atomic_directory, sweep
-from millrace.trainer.export import save_model
-from millrace.trainer.mesh import Ranks, agreed
+from millrace.trainer.files.checkpoint import Saver, load_checkpoint, prune_checkpoints
+from millrace.trainer.files.directories import atomic_directory, sweep
+from millrace.trainer.files.export import save_model
+from millrace.trainer.files.tokens import read_tokenizer
 from millrace.trainer.model import load_model, recompute_layers, vocabulary
-from millrace.trainer.publish import Publisher, buffers_of
+from millrace.trainer.not_finite import blame
+from millrace.trainer.publish.publisher import Publisher, buffers_of
+from millrace.trainer.ranks.mesh import Ranks, agreed
 from millrace.trainer.reference import load_reference, published_dtype
 from millrace.trainer.rejected import unfit
 from millrace.trainer.teacher import load_teacher
-from millrace.trainer.tokens import read_tokenizer
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class TorchTrainer:
     the same order. RANK and MILLRACE_RENDEZVOUS in the environment say which it is, and where the others are.
 
     `config`: a whole configuration as plain data. `open_writer`: "package.module:function", called with
-    an `Endpoint`, returns a `WeightsWriter`. `device` and `device_share`: see `placement.device`.
+    an `Endpoint`, returns a `WeightsWriter`. `device` and `device_share`: see `devices.device`.
     """
 
     def __init__(

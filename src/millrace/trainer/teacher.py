@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from millrace.trainer.mesh import Ranks
+from millrace.trainer.files.tokens import refuse_other_tokens
 from millrace.trainer.model import load_model
-from millrace.trainer.tokens import refuse_other_tokens
+from millrace.trainer.ranks.mesh import Ranks
 
 
 def load_teacher(path: str, *, student: str, device: torch.device, ranks: Ranks) -> PreTrainedModel:

@@ -21,23 +21,23 @@ from transformers import PreTrainedModel
 
 from millrace.algorithms import Algorithm, TokenLogprobs
 from millrace.algorithms.proximal import interpolated
-from millrace.config.training import Optimizer
+from millrace.config.tables.training import Optimizer
 from millrace.core.errors import DigestMismatchError, TrainingError, WeightsError
 from millrace.core.types import Batch, StepResult
-from millrace.placement.gpu import on
-from millrace.trainer.adapter import switched_off, trained_weights
-from millrace.trainer.choices import TokenChoices
-from millrace.trainer.flat_batch import FlatBatch, flatten, penalties, weigh
-from millrace.trainer.gradients import clip_gradients, grad_norm
-from millrace.trainer.learning_rate import learning_rate
-from millrace.trainer.mesh import ALONE, Ranks
+from millrace.devices.gpu import on
+from millrace.trainer.adapters.adapted_linear import switched_off, trained_weights
+from millrace.trainer.batch.flat_batch import FlatBatch, flatten, penalties, weigh
+from millrace.trainer.batch.packing import Row, pack
+from millrace.trainer.batch.sequences import RowSequences
+from millrace.trainer.batch.token_masks import TokenChoices
 from millrace.trainer.metrics import TokenStatistics, batch_metrics
 from millrace.trainer.model import not_finite, row_logprobs, served_weights
-from millrace.trainer.optimizer import make_optimizer
-from millrace.trainer.packing import Row, pack
+from millrace.trainer.optimizer.gradients import clip_gradients, grad_norm
+from millrace.trainer.optimizer.learning_rate import learning_rate
+from millrace.trainer.optimizer.optimizer import make_optimizer
+from millrace.trainer.ranks.mesh import ALONE, Ranks
+from millrace.trainer.ranks.shares import own_rows
 from millrace.trainer.rejected import save_rejected
-from millrace.trainer.sequences import RowSequences
-from millrace.trainer.shares import own_rows
 from millrace.trainer.value_head import ValueHead, value_metrics
 
 

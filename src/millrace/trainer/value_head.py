@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from millrace.algorithms.critic import Critic
 from millrace.core.errors import TrainingError
-from millrace.trainer.mesh import Ranks
+from millrace.trainer.ranks.mesh import Ranks
 
 OWN = "value_head."  # what its tensors are called in a checkpoint
 

@@ -18,15 +18,15 @@ from millrace.core.errors import (
     boundary,
 )
 from millrace.core.types import Endpoint, Staged, Stored
-from millrace.weights.directory import Directory
+from millrace.weights.chain.network import Fetched, Network
+from millrace.weights.chain.wire import DEADLINES, Deadlines
 from millrace.weights.layout import Memory, create
 from millrace.weights.manifest import check_sequence, digest_slot, read_manifest
-from millrace.weights.network import Fetched, Network
-from millrace.weights.past import Past
-from millrace.weights.restoring import restore
 from millrace.weights.slots import confirm
-from millrace.weights.storing import Storer
-from millrace.weights.wire import DEADLINES, Deadlines
+from millrace.weights.store.directory import Directory
+from millrace.weights.store.history import Past
+from millrace.weights.store.restoring import restore
+from millrace.weights.store.storing import Storer
 
 
 class Relay:

@@ -32,8 +32,8 @@ from millrace.weights.manifest import (
     placed,
     read_manifest,
 )
-from millrace.weights.rebuilding import kept, rebuilt
 from millrace.weights.slots import check_room, drop_above, fill_in, take_slot
+from millrace.weights.store.rebuilding import kept, rebuilt
 
 Copy = Callable[[Sequence[NamedBuffer], Sequence[NamedBuffer]], None]
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from millrace.core.digest import TensorSpec
 from millrace.core.errors import WeightsError
 from millrace.core.pulse import Pulse
-from millrace.weights.holding import Holding, arriving, written
+from millrace.weights.chain.holding import Holding, arriving, written
 from millrace.weights.layout import Memory
 
 

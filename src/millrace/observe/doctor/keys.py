@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from millrace.config.algorithms import PolicyGradient
 from millrace.config.schema import Config
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tree import union_kinds
 from millrace.observe.doctor.evidence import Evidence
 

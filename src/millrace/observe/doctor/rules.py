@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from millrace.observe.doctor.batches import needless_staleness, unfair_batches
-from millrace.observe.doctor.evaluations import evaluations_skipped, overfitting
+from millrace.observe.doctor.evaluator import evaluations_skipped, overfitting
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.finding import Finding, withdrawn
-from millrace.observe.doctor.hosts import host_behind
 from millrace.observe.doctor.importance import few_effective_tokens, silenced_tokens
 from millrace.observe.doctor.learning import diverging_optimizer, failing_rewards, no_signal
+from millrace.observe.doctor.slow_hosts import host_behind
 from millrace.observe.doctor.weights import numeric_gap, stale_cache, true_staleness, wrong_weights
 
 Rule = Callable[[Evidence], Finding | None]

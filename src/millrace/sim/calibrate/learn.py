@@ -23,8 +23,8 @@ from millrace.config.schema import Config
 from millrace.core import files
 from millrace.core.errors import DataError, boundary
 from millrace.core.events import Event
-from millrace.observe.jsonl import read_events
-from millrace.reading.reader import LedgerReader
+from millrace.ledger.reading.reader import LedgerReader
+from millrace.observe.sinks.jsonl import read_events
 from millrace.sim.calibrate.achieved import WARM_UP_STEPS, Achieved
 from millrace.sim.calibrate.fit import fit
 from millrace.sim.calibrate.observed import ObservedGroups

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millrace.config.schedules import AReaL, LlamaRL
-from millrace.controller.state import ReplicaRecord, RunState
+from millrace.config.tables.schedules import AReaL, LlamaRL
+from millrace.controller.state.run_state import ReplicaRecord, RunState
 from millrace.core import clock
-from millrace.core.columns import token_array
+from millrace.core.completion.columns import token_array
 from millrace.core.errors import MillraceError
 from millrace.core.events import Event
 from millrace.core.types import State, Trajectory

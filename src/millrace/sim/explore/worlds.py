@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from millrace.config.environment import GymReward, GymTask
-from millrace.config.generation import Rollout, SamplingConfig
-from millrace.config.operation import Checkpoints, Supervision
-from millrace.config.runtime import LocalHosts
-from millrace.config.schedules import RLAX, AReaL, Laminar, LlamaRL, Millrace, Schedule, Synchronous
 from millrace.config.schema import Config
-from millrace.config.training import BatchShape, Model
+from millrace.config.tables.generation import Rollout, SamplingConfig
+from millrace.config.tables.operation import Checkpoints, Supervision
+from millrace.config.tables.runtime import LocalHosts
+from millrace.config.tables.schedules import RLAX, AReaL, Laminar, LlamaRL, Millrace, Schedule, Synchronous
+from millrace.config.tables.task import GymReward, GymTask
+from millrace.config.tables.training import BatchShape, Model
 from millrace.sim.costs.interface import Costs
 from millrace.sim.costs.lengths import LogNormal
 from millrace.sim.costs.workload import Workload

@@ -13,8 +13,8 @@ from millrace.sim.costs.generation import Generation
 from millrace.sim.costs.hardware import Device
 from millrace.sim.costs.models import ModelSizes
 from millrace.sim.costs.training import MEMORY_FRACTION, Training
-from millrace.sim.plan.config import PlanConfig
 from millrace.sim.plan.layouts import Demand, layouts
+from millrace.sim.plan.request import PlanConfig
 from millrace.sim.plan.search import Candidate, Simulated, for_batch, search, simulate_candidate
 from millrace.sim.plan.theory import (
     BestAsynchronous,

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from millrace.config import schedules
-from millrace.config.training import BatchShape
+from millrace.config.tables import schedules
+from millrace.config.tables.training import BatchShape
 from millrace.core.errors import ConfigError
 from millrace.sim.config import ClusterSection, SimulatedConfig
 from millrace.sim.costs.transport import Transport
-from millrace.sim.plan.config import PlanConfig
 from millrace.sim.plan.layouts import Demand, Layout, generate_s, slots_that_fit, train_s
+from millrace.sim.plan.request import PlanConfig
 from millrace.sim.report.measure import Result, Timeline, measure
 from millrace.sim.setup import scenario
 

@@ -8,7 +8,7 @@ from functools import partial
 from math import sqrt
 from statistics import fmean, stdev
 
-from millrace.config.schedules import RLAX, AReaL, Laminar, LlamaRL, Millrace, Schedule, Synchronous
+from millrace.config.tables.schedules import RLAX, AReaL, Laminar, LlamaRL, Millrace, Schedule, Synchronous
 from millrace.core.errors import ConfigError
 from millrace.estimates.interval import t_975
 from millrace.sim.pool import process_pool

@@ -6,9 +6,9 @@ All take the run's `World` (the environment does not need it), `Costs` and, wher
 
 from __future__ import annotations
 
-from millrace.sim.roles.sim_environment import SimEnvironment
 from millrace.sim.roles.sim_relay import SimRelay
 from millrace.sim.roles.sim_replica import SimReplica
+from millrace.sim.roles.sim_reward_worker import SimEnvironment
 from millrace.sim.roles.sim_trainer import SimTrainer
 
 __all__ = ["SimEnvironment", "SimRelay", "SimReplica", "SimTrainer"]

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from millrace.core.columns import TokenColumns
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Finish, Progress, ReplicaLoad, Work
 from millrace.sim.costs.interface import CostModel
 from millrace.sim.costs.workload import Workload

@@ -1,0 +1,126 @@
+"""The page of public names as Markdown, made from signatures and docstrings.
+
+`python -m millrace.api.pages.names_page FILE` rewrites the text between the markers in FILE.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import millrace
+from millrace.core.errors import MillraceError
+
+_BLOCK = re.compile(r"(<!-- names: [^\n]* -->\n).*?(<!-- end of names -->)", re.DOTALL)
+_SECTIONS = ("Args:", "Returns:", "Raises:")
+_ENTRY = re.compile(r"([\w, ]+): (.*)")
+
+
+def refreshed(text: str) -> str:
+    """The document with the names in it made anew."""
+    return _BLOCK.sub(lambda m: f"{m[1]}\n{reference()}\n{m[2]}", text)
+
+
+def reference() -> str:
+    """Every name of `millrace.__all__`: functions, classes, errors."""
+    found = {name: getattr(millrace, name) for name in millrace.__all__}
+    errors = {n: v for n, v in found.items() if isinstance(v, type) and issubclass(v, MillraceError)}
+    classes = {n: v for n, v in found.items() if isinstance(v, type) and n not in errors}
+    functions = {n: v for n, v in found.items() if n not in errors and n not in classes}
+    parts = [part for name, function in functions.items() for part in _function(f"millrace.{name}", function)]
+    parts += [part for name, kind in classes.items() for part in _class(name, kind)]
+    parts += ["## Errors", *(f"- `millrace.{name}`: {_line(_doc(kind))}" for name, kind in errors.items())]
+    return "\n\n".join(parts).replace("\n\n- ", "\n- ").replace("## Errors\n-", "## Errors\n\n-") + "\n"
+
+
+def _function(name: str, function: Callable[..., Any]) -> Iterator[str]:
+    yield f"## `{name}`"
+    yield f"```python\n{_signature(function, name.rpartition('.')[2])}\n```"
+    yield from _text(_doc(function))
+
+
+def _class(name: str, kind: type) -> Iterator[str]:
+    yield f"## `millrace.{name}`"
+    yield from _text(_doc(kind))
+    if dataclasses.is_dataclass(kind):
+        yield "Fields: " + ", ".join(f"`{field.name}`" for field in dataclasses.fields(kind)) + "."
+    if name == "Config":
+        yield "Its keys are those of [configuration.md](configuration.md)."
+        return
+    shown = {member: value for member, value in vars(kind).items() if not member.startswith("_")}
+    properties = [(member, value) for member, value in shown.items() if isinstance(value, property)]
+    if properties:
+        yield "**Properties**"
+        yield "\n".join(f"- `{member}`: {_line(_doc(value))}" for member, value in properties)
+    for member, value in shown.items():
+        if inspect.isfunction(value):
+            yield f"### `{name}.{member}`"
+            yield f"```python\n{_signature(value, member)}\n```"
+            yield from _text(_doc(value))
+
+
+def _signature(function: Callable[..., Any], name: str) -> str:
+    signature = inspect.signature(function)
+    kept = [parameter for parameter in signature.parameters.values() if parameter.name != "self"]
+    text = f"def {name}{signature.replace(parameters=kept)}: ...".replace("'", "")
+    if len(text) <= 100:
+        return text
+    inner = "".join(f"    {part},\n" for part in _parameters(kept))
+    return f"def {name}(\n{inner}) -> {signature.return_annotation}: ...".replace("'", "")
+
+
+def _parameters(parameters: list[inspect.Parameter]) -> Iterator[str]:
+    kinds = inspect.Parameter
+    starred = False
+    for parameter in parameters:
+        if parameter.kind is kinds.KEYWORD_ONLY and not starred:
+            starred = True
+            yield "*"
+        yield str(parameter)
+
+
+def _text(doc: str) -> Iterator[str]:
+    """Paragraphs, and a list for each section of a docstring."""
+    section = ""
+    for paragraph in re.split(r"\n\s*\n|\n(?=(?:Args|Returns|Raises):)", doc):
+        head, _, rest = paragraph.partition("\n")
+        if head not in _SECTIONS:
+            yield _line(paragraph)
+            continue
+        section = head.removesuffix(":")
+        yield f"**{section}**"
+        items = [_line(rest)] if section == "Returns" else _items(rest)
+        yield "\n".join(f"- {item}" for item in items)
+
+
+def _items(text: str) -> Iterator[str]:
+    """`name: what` per item; lines indented deeper go on with the last one."""
+    item = ""
+    for line in inspect.cleandoc(text).splitlines():
+        if line.startswith(" "):
+            item += " " + line.strip()
+            continue
+        if item:
+            yield item
+        entry = _ENTRY.fullmatch(line)
+        item = f"`{entry[1]}`: {entry[2]}" if entry else line
+    yield item
+
+
+def _doc(thing: Any) -> str:
+    return inspect.getdoc(thing) or ""
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        path = Path(name)
+        path.write_text(refreshed(path.read_text(encoding="utf-8")), encoding="utf-8")

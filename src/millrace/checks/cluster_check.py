@@ -1,0 +1,202 @@
+"""Is this cluster ready for this run? What would fail is said before anything starts."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import statistics
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from millrace.config.schema import Config
+from millrace.config.tables.runtime import RayCluster
+from millrace.core import clock
+from millrace.core.errors import MillraceError, writing
+from millrace.core.placement import OWN_ADDRESS, Place
+from millrace.core.protocols import Handle
+from millrace.placement.assign import size
+from millrace.runtime.ray.cluster import connect
+from millrace.runtime.ray.link_probe import CONNECT_S, SEND_S
+from millrace.runtime.ray.node_probe import Seen
+from millrace.runtime.ray.places import Node
+from millrace.runtime.ray.ray_hosts import shared_paths, survey, told_of
+from millrace.runtime.ray.ray_runtime import RayRuntime
+
+T = TypeVar("T")
+CLOCK_S_MAX = 1.0
+"""Times of events and logs of several nodes are compared by people."""
+SENT_BYTES = 64 << 20
+SLOW = 0.5
+"""Of the median: a slower link is named. The chain is as slow as its slowest."""
+GPU_FREE_MIN = 0.9
+START_S = 60.0
+
+
+class NodeFacts(msgspec.Struct, frozen=True):
+    name: str
+    cores: int
+    free_bytes: int
+    gpus: int
+    disk_bytes: int
+    clock_s: float  # ahead of the controller's
+
+
+class LinkFacts(msgspec.Struct, frozen=True):
+    """From one node to the next one of the chain."""
+
+    source: str
+    target: str
+    connect_s: float
+    bytes_per_s: float
+
+
+class Checked(msgspec.Struct, frozen=True):
+    nodes: list[NodeFacts]
+    links: list[LinkFacts]
+    problems: list[str]
+    warnings: list[str]
+
+
+def check_cluster(config: Config, runtime: RayCluster, run_path: Path) -> Checked:
+    """Ask every node, and send over every link that will carry weights.
+
+    Raises: WorkerError: the cluster cannot be reached. StorageError: the run could not write its files.
+    """
+    cluster, place = connect(runtime.address), _existing(run_path.resolve())
+    token = place / f".millrace-check-{secrets.token_hex(4)}"
+    with writing(token, "Name a directory that can be written, with --run-dir"):
+        token.touch()
+    try:
+        began_s = clock.wall()
+        nodes, seen = survey(cluster, [*shared_paths(config), str(token)], str(place))
+        ended_s = clock.wall()
+    finally:
+        token.unlink()
+    problems, warnings = list[str](), list[str]()
+    facts, able = list[NodeFacts](), list[Node]()
+    for node, one in zip(nodes, seen, strict=True):
+        told = [f"node {node.name}: {line}" for line in told_of(node, one)]
+        problems += told
+        if isinstance(one, Seen):
+            ahead_s = max(0.0, one.wall_s - ended_s) + min(0.0, one.wall_s - began_s)
+            facts.append(
+                NodeFacts(
+                    node.name,
+                    one.host.cores,
+                    one.host.free_bytes,
+                    len(one.host.gpus),
+                    one.disk_bytes,
+                    ahead_s,
+                )
+            )
+            warnings += [f"node {node.name}: {line}" for line in _warned(one, ahead_s)]
+            able += [] if told else [node]
+    links, broken = asyncio.run(_measure(runtime.address, able)) if len(able) > 1 else ([], [])
+    return Checked(facts, links, [*problems, *broken], [*warnings, *_slow(links)])
+
+
+def _warned(seen: Seen, ahead_s: float) -> Iterator[str]:
+    if abs(ahead_s) > CLOCK_S_MAX:
+        yield f"its clock is {ahead_s:+.1f} s off the controller's: run a time service on all nodes"
+    yield from seen.faults
+    for gpu in seen.host.gpus:
+        if gpu.free_bytes < GPU_FREE_MIN * gpu.memory_bytes:
+            used = size(gpu.memory_bytes - gpu.free_bytes)
+            yield f"{used} of GPU {gpu.index} ({gpu.name}) are in use by somebody"
+
+
+async def _measure(address: str, nodes: Sequence[Node]) -> tuple[list[LinkFacts], list[str]]:
+    """Each node connects to every other; then all send to the next one at once, as the chain does. A node
+    whose probe does not start is told of, and the others are measured without it."""
+    runtime = RayRuntime(address, run_id=secrets.token_hex(4))
+    try:
+        begun = await _together(_end(runtime, node) for node in nodes)
+        problems = [
+            f"node {node.name}: nothing that listens could be started there: {end}"
+            for node, end in zip(nodes, begun, strict=True)
+            if isinstance(end, str)
+        ]
+        able = [(node, *end) for node, end in zip(nodes, begun, strict=True) if not isinstance(end, str)]
+
+        async def send(source: int, target: int, num_bytes: int) -> tuple[float, float] | str:
+            node, _, port = able[target]
+            there = (node.address, port, num_bytes)
+            with suppress(MillraceError):
+                answer: tuple[float, float] | str = await able[source][1].call(
+                    "send", *there, timeout_s=2 * SEND_S
+                )
+                return answer
+            return "no answer"
+
+        numbers = range(len(able))
+        pairs = [(a, b) for a in numbers for b in numbers if a != b]
+        connected = await _together(send(a, b, 0) for a, b in pairs)
+        chain = [(a, (a + 1) % len(able)) for a in numbers if len(able) > 1]
+        sent = await _together(send(a, b, SENT_BYTES) for a, b in chain)
+    finally:
+        await runtime.close()
+    told = {pair: answer for pair, answer in zip(pairs, connected, strict=True) if isinstance(answer, str)}
+    problems += [_unreachable(able[a][0], able[b][0], why) for (a, b), why in told.items()]
+    links = list[LinkFacts]()
+    for (a, b), answer in zip(chain, sent, strict=True):
+        source, target = able[a][0], able[b][0]
+        if not isinstance(answer, str):
+            links.append(LinkFacts(source.name, target.name, *answer))
+        elif (a, b) not in told:
+            problems.append(_clogged(source, target, answer))
+    return links, problems
+
+
+async def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All at once. What one of them may fail with is in its answer, so that no other is given up."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(call) for call in calls]
+    return [task.result() for task in tasks]
+
+
+async def _end(runtime: RayRuntime, node: Node) -> tuple[Handle, int] | str:
+    """The worker there and its port, or why there is none."""
+    try:
+        end = await runtime.spawn(
+            f"link-{node.name}",
+            "millrace.runtime.ray.link_probe:LinkProbe",
+            {"address": OWN_ADDRESS},
+            place=Place(host=node.node_id),
+            timeout_s=START_S,
+        )
+        return end, int(await end.call("listen", timeout_s=CONNECT_S))
+    except MillraceError as error:
+        return str(error)
+
+
+def _unreachable(source: Node, target: Node, told: str) -> str:
+    return (
+        f"node {source.name} cannot connect to {target.name} ({target.address}): {told}\n"
+        "  Relays talk over TCP, on ports that the system chooses: let the nodes of a run reach each other"
+    )
+
+
+def _clogged(source: Node, target: Node, told: str) -> str:
+    return (
+        f"node {source.name} connects to {target.name} ({target.address}), and {size(SENT_BYTES)} do not "
+        f"arrive within {SEND_S:g} s: {told}\n  Relays send weights over this link: look at its speed, and "
+        "at the largest packets that it passes (MTU)"
+    )
+
+
+def _slow(links: Sequence[LinkFacts]) -> Iterator[str]:
+    if links:
+        median = statistics.median(link.bytes_per_s for link in links)
+        for link in links:
+            if link.bytes_per_s < SLOW * median:
+                rate, usual = size(link.bytes_per_s), size(median)
+                yield f"the link {link.source} -> {link.target} carries {rate}/s, half of the links {usual}/s"
+
+
+def _existing(path: Path) -> Path:
+    """`path`, or the nearest directory above it that exists."""
+    return next(one for one in (path, *path.parents) if one.is_dir())

@@ -1,0 +1,169 @@
+"""The task and the reward of a run, tried before the run: one prompt, and one call of the reward. And an
+algorithm and a schedule of one's own (`try_own`).
+
+It happens as in the run: in a process of its own, under the reward's deadline and memory limit. So a reward
+that hangs, ends its process or needs too much memory is found too. And as in the run, a row that costs a
+worker is skipped and told; where another costs the next worker too, the run is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from millrace.checks.try_own import try_own
+from millrace.config.schema import Config
+from millrace.core.completion.columns import token_array
+from millrace.core.errors import ConfigError, DataError, RewardError, WorkerDied
+from millrace.core.protocols import Handle, Runtime
+from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Score, ScoreRequest
+from millrace.environments.first_look import TriedCompletion
+from millrace.evaluation.scores import Timed, drain, start_worker
+from millrace.runtime.local.local_runtime import LocalRuntime
+
+TARGET = "millrace.environments.first_look:FirstLook"
+REASONS_SHOWN = 3
+TRIED_ROWS = 3
+DEATHS_MAX = 2
+"""Workers that rows, or calls of the reward, may cost: then the run is refused."""
+
+
+@dataclass(frozen=True)
+class TaskSeen:
+    """The first usable prompt in the order of the run, and how many rows the task has. Of the first
+    `num_probed` rows those that are unusable, and why the first of them is."""
+
+    prompt: Prompt
+    rows: int
+    num_probed: int
+    num_unusable: int
+    why: str
+
+
+@dataclass(frozen=True)
+class FirstTry:
+    """`tried` are calls of the reward, up to the first that did not fail. `own`: warnings of `try_own`."""
+
+    seen: TaskSeen
+    tried: list[tuple[TriedCompletion, Timed]]
+    own: list[str] = field(default_factory=list)
+
+
+def try_first(config: Config) -> FirstTry:
+    """Of training. Those of its evaluations are tried too, and told only if they fail.
+
+    Raises: ConfigError, DataError, RewardError: the run could not have a prompt, a reward, or a step."""
+    own = try_own(config)
+    first = replace(asyncio.run(_try_first(config)), own=own)
+    for evaluation in config.evaluations:
+        try:
+            asyncio.run(_try_first(config.of_evaluation(evaluation)))
+        except (ConfigError, DataError, RewardError) as error:
+            raise type(error)(f"`evaluations` ({evaluation.name}): {error}") from error
+    return first
+
+
+def warnings(config: Config, first: FirstTry) -> Iterator[str]:
+    """What would spoil the run and does not end it, one sentence each."""
+    yield from first.own
+    seen, prompts = first.seen, config.batch.prompts
+    if seen.num_unusable:
+        yield (
+            f"{seen.num_unusable} of the first {seen.num_probed} rows cannot be used and are skipped; the "
+            f"first: {seen.why}"
+        )
+    if prompts > seen.rows:
+        yield (
+            f"a step takes `batch.prompts` ({prompts}) prompts, and the task has {seen.rows} rows: each row "
+            f"comes {prompts / seen.rows:.3g} times in a step"
+        )
+    attempt, timed = first.tried[0]
+    if isinstance(timed.score, Failed):
+        yield (
+            f"{attempt.row_id}: the reward fails on {attempt.kind}: {timed.score.reason}. In the run such a "
+            "trajectory ends as failed, and is counted"
+        )
+
+
+async def _try_first(config: Config) -> FirstTry:
+    runtime = LocalRuntime()
+    try:
+        worker, prompts = await _probed(runtime, config)
+        usable = [prompt for prompt in prompts if isinstance(prompt, Prompt)]
+        unusable = [prompt.reason for prompt in prompts if isinstance(prompt, BadPrompt)]
+        if not usable:
+            raise DataError(f"none of the first {len(prompts)} prompts can be used; the first: {unusable[0]}")
+        rows = await worker.call("num_rows", timeout_s=config.supervision.spawn_timeout_s)
+        attempts = await worker.call(
+            "attempts", usable[:TRIED_ROWS], timeout_s=config.supervision.spawn_timeout_s
+        )
+        seen = TaskSeen(usable[0], rows, len(prompts), len(unusable), unusable[0] if unusable else "")
+        return FirstTry(seen, await _try_reward(runtime, worker, config, attempts))
+    finally:
+        await runtime.close()
+
+
+async def _probed(runtime: Runtime, config: Config) -> tuple[Handle, list[Prompt | BadPrompt]]:
+    """A worker, and the first prompts. Raises: DataError: `DEATHS_MAX` rows each cost a worker."""
+    prompts: list[Prompt | BadPrompt] = []
+    worker, deaths = await _start(runtime, config), 0
+    while True:
+        found = any(isinstance(prompt, Prompt) for prompt in prompts)
+        try:
+            async with asyncio.timeout(config.supervision.spawn_timeout_s):
+                async for prompt in worker.stream("probed", len(prompts), found):
+                    prompts.append(prompt)  # noqa: PERF401 - those before a death count
+            return worker, prompts
+        except (WorkerDied, TimeoutError) as error:
+            worker.kill()
+            worker, deaths = await _start(runtime, config), deaths + 1
+            group_id = len(prompts)
+            [row_id] = await worker.call("row_ids", [group_id], timeout_s=config.supervision.spawn_timeout_s)
+            told = f"{row_id}: making its prompt costs the worker: {error or 'it takes too long'}"
+            if deaths >= DEATHS_MAX:
+                raise DataError(f"{told}\n  It is the second row that does: look at the data") from error
+            prompts.append(BadPrompt(group_id, row_id, told))
+
+
+async def _start(runtime: Runtime, config: Config) -> Handle:
+    """Raises: DataError: the worker ends while it opens the task; and as the worker."""
+    try:
+        return await start_worker(runtime, config, TARGET)
+    except WorkerDied as error:
+        raise DataError(
+            f"opening the task, up to its first usable row, or the reward ends the process: {error}"
+        ) from error
+
+
+async def _try_reward(
+    runtime: Runtime, worker: Handle, config: Config, attempts: list[TriedCompletion]
+) -> list[tuple[TriedCompletion, Timed]]:
+    """A row whose scoring costs a worker is not tried again. Raises: RewardError: every call fails."""
+    tried: list[tuple[TriedCompletion, Timed]] = []
+    costly: set[int] = set()
+    for attempt in attempts:
+        if attempt.group_id in costly:
+            continue
+        request = ScoreRequest(0, attempt.group_id, token_array(attempt.tokens), Finish.STOP)
+        scored: list[Timed] = []
+        lost = await drain(worker, config.reward.timeout_s, [request], scored)
+        tried.append((attempt, scored[0]))
+        if not isinstance(scored[0].score, Failed):
+            return tried
+        if lost:
+            worker.kill()
+            costly.add(attempt.group_id)
+            if len(costly) >= DEATHS_MAX:
+                break
+            worker = await _start(runtime, config)
+    told = dict.fromkeys(f"  {one.row_id}, {one.kind}: {_reason(timed.score)}" for one, timed in tried)
+    raise RewardError(
+        "the reward fails at every call:\n"
+        + "\n".join(list(told)[:REASONS_SHOWN])
+        + "\n  Correct it: `millrace try-reward` calls it alone"
+    )
+
+
+def _reason(score: Score) -> str:
+    return score.reason if isinstance(score, Failed) else ""

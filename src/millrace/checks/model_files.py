@@ -1,0 +1,116 @@
+"""What a model directory says of itself, read without torch: its files, its family, its positions."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from millrace.config.schema import Config
+from millrace.config.tables.generation import SamplingConfig
+from millrace.core.errors import ConfigError, DataError, boundary
+from millrace.core.supported import TRAINER, refuse_unsupported
+from millrace.environments import tokenizer
+from millrace.placement.needs import read_model_config, teacher_of
+from millrace.rollout.engine_kinds import ENGINES
+from millrace.run_directory.run_directory import RunDirectory
+from millrace.trainer.files.tokens import refuse_other_tokens
+
+
+def model_problems(directory: Path) -> Iterator[str]:
+    if not directory.is_dir():
+        is_a_name = not directory.parent.exists()  # OWNER/MODEL was taken for a path
+        name = "/".join(directory.parts[-2:]) if is_a_name else "OWNER/MODEL"
+        fetch = f"millrace fetch {name} --to {shlex.quote(str(directory))}"
+        yield (
+            f"`model.path` ({directory}) is not a directory.\n  Name a Hugging Face model directory. "
+            f"Nothing is downloaded by itself: `{fetch}` makes one, "
+            f"so does `hf download {name} --local-dir DIR`"
+        )
+        return
+    if told := _of_a_run(directory.resolve()):
+        yield f"`model.path` ({directory}) is {told}"
+        return
+    if not (directory / "config.json").is_file():
+        yield f"`model.path` ({directory}) has no config.json"
+    if not any(directory.glob("*.safetensors")):
+        yield f"`model.path` ({directory}) has no *.safetensors weights"
+    if not any((directory / name).is_file() for name in tokenizer.FILES):
+        yield f"`model.path` ({directory}) has no tokenizer ({' or '.join(tokenizer.FILES)})"
+
+
+def _of_a_run(path: Path) -> str:
+    """What `path` is where it is a run or a checkpoint, and how a model comes of it; empty: neither."""
+    run = next((run for run in map(RunDirectory, (path, *path.parents[:2])) if run.ledger.is_file()), None)
+    if run is None or path not in (run.path, run.checkpoints, run.checkpoints / path.name):
+        return ""
+    what, version = "a run, not a model", max(run.versions(), default=-1)
+    if path.parent == run.checkpoints and path.name[1:].isdigit():
+        what, version = "a checkpoint of a run, not a model", int(path.name[1:])
+    elif (run.model / "config.json").is_file():
+        return f"{what}.\n  Set `model.path` to {run.model}, the model of its end"
+    if version < 0:
+        return f"{what}, and has no checkpoint yet.\n  Wait for its first one, or name another model"
+    return (
+        f"{what}.\n  `millrace export {shlex.quote(str(run.path))} --version {version}` makes a model of it: "
+        f"then set `model.path` to {run.exported(version)}"
+    )
+
+
+def check_model(config: Config) -> None:
+    """Raises: DataError: it is not computed right, or its teacher has other tokens. ConfigError: sequences
+    are longer than its positions, or `sampling` names a token that it does not have."""
+    model = read_model_config(Path(config.model.path))
+    with boundary(f"`model.path` ({config.model.path})", "its config.json is of no model", DataError):
+        for supported in (TRAINER, ENGINES[config.rollout.engine].can.models):
+            if supported is not None:
+                refuse_unsupported(_filled_in(model), supported)
+        longest = positions(model)
+    if (teacher := teacher_of(config)) is not None:
+        refuse_other_tokens(teacher, config.model.path)
+    _check_tokens(config.sampling, model.get("vocab_size"))
+    asked = config.rollout.max_sequence_tokens
+    if longest is not None and asked > longest:
+        raise ConfigError(
+            f"`rollout.max_sequence_tokens` ({asked}) is more than the {longest} positions that the model "
+            f"knows (`max_position_embeddings` in {Path(config.model.path) / 'config.json'}).\n"
+            f"  Set it to at most {longest}, and `sampling.max_tokens` ({config.sampling.max_tokens}) lower"
+        )
+
+
+def _check_tokens(sampling: SamplingConfig, vocab: object) -> None:
+    for key in ("stop_token_ids", "banned_token_ids", "allowed_token_ids"):
+        largest = max(getattr(sampling, key) or (0,))
+        if isinstance(vocab, int) and largest >= vocab:
+            raise ConfigError(
+                f"`sampling.{key}` names token {largest}, and the model has {vocab} (`vocab_size` in "
+                "config.json).\n  Look the ids up in the tokenizer of this model"
+            )
+
+
+def positions(model: dict[str, Any]) -> int | None:
+    """The longest sequence that a model is made for, with scaled rotary embeddings; None: it says nothing."""
+    longest, rope = model.get("max_position_embeddings"), _rope(model)
+    if not isinstance(longest, int):
+        return None
+    factor, original = rope.get("factor"), rope.get("original_max_position_embeddings", longest)
+    if isinstance(factor, int | float) and isinstance(original, int):
+        return max(longest, int(factor * original))
+    return longest
+
+
+def _filled_in(model: dict[str, Any]) -> SimpleNamespace:
+    """As transformers fills in what `config.json` leaves out, as far as `refuse_unsupported` asks for it."""
+    filled = {
+        "model_type": model.get("model_type"),
+        "rope_parameters": _rope(model),
+        "hidden_act": model.get("hidden_act", "silu"),
+    }
+    return SimpleNamespace(**(model | filled))
+
+
+def _rope(model: dict[str, Any]) -> dict[str, Any]:
+    """Under its new name, or its old one."""
+    return dict(model.get("rope_parameters") or model.get("rope_scaling") or {})

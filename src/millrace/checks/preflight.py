@@ -1,0 +1,258 @@
+"""Is this machine ready for this run? Asked before anything starts, answered in one go."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from millrace.algorithms import of_run
+from millrace.checks.model_files import check_model, model_problems
+from millrace.checks.transport import refuse_transport
+from millrace.compose.compose import engine_options, place
+from millrace.compose.contradictions import idle, unsound
+from millrace.config.carried import is_carried
+from millrace.config.schema import Config
+from millrace.config.tables.algorithms import Algorithm
+from millrace.config.tables.generation import Rollout
+from millrace.config.tables.runtime import RayCluster
+from millrace.config.tables.schedules import Schedule
+from millrace.core.errors import ConfigError
+from millrace.devices.gpu_health import gpu_faults
+from millrace.engines.vllm import versions
+from millrace.observe.sinks.open_sinks import refuse_unusable
+from millrace.placement import describe
+from millrace.placement.assign import size
+from millrace.placement.hosts import Layout
+from millrace.placement.needs import DTYPE_BYTES, Needs
+from millrace.rollout.engine_kinds import refuse_unable
+from millrace.rollout.protocol import EngineOptions
+from millrace.run_directory.run_directory import RunDirectory
+from millrace.runtime.local.spawned import PYTHON_MIN
+from millrace.schedule.presets import build
+from millrace.weights.store.directory import Directory
+
+TEMPORARY_CHECKPOINTS = 1  # written beside the kept ones before the oldest goes
+TRAJECTORY_BYTES = 1000  # of the controller's memory, at least
+THREADS = "OMP_NUM_THREADS"
+PYTHON_S = 60.0
+PROCESSES_PER_CORE = 32
+ROUNDS_MAX = 100
+
+
+def preflight(config: Config, run_path: Path) -> list[str]:
+    """Warnings, one sentence each.
+
+    Raises: ConfigError naming everything that is missing. WeightsError: `weights.directory` cannot be listed.
+    """
+    missing = [*model_problems(Path(config.model.path)), *_file_problems(config), *unsound(config)]
+    if missing:
+        raise ConfigError("\n".join(missing))
+    refuse_unable(config)
+    _check_states(config)
+    check_model(config)
+    layout = place(config)
+    placed = layout.main
+    # What is a user's own is loaded here, so an error in it is reported before the start.
+    if not _is_carried(config.schedule):
+        build(config)
+    if not _is_carried(config.algorithm):
+        of_run(config)
+    disk = _disk_problem(config, placed.needs, run_path)
+    if disk:
+        raise ConfigError(disk)
+    _check_processes(config, sum(part.host.cores for part in layout.placements))
+    _check_step(config, placed.host.memory_bytes)
+    _check_python(config.rollout)
+    refuse_transport(config, layout)
+    _check_servers(config, engine_options(config, RunDirectory(run_path), placed))
+    if config.weights.directory is not None:
+        Directory(config.weights.directory).entries()
+    refuse_unusable(config.observe)
+    faults = [] if isinstance(config.runtime, RayCluster) else gpu_faults(_gpus(layout))
+    return [
+        *faults,
+        *describe.tight(layout, config),
+        *idle(config),
+        *_size_warnings(config, layout),
+        *_thread_warnings(config),
+    ]
+
+
+def _is_carried(section: Schedule | Algorithm) -> bool:
+    return section.kind == "function" and is_carried(section.path)
+
+
+def _gpus(layout: Layout) -> set[int]:
+    """Those of this host that the run uses."""
+    return {index for part in layout.placements for _, one, _ in part.workers for index in one.devices or ()}
+
+
+def _file_problems(config: Config) -> Iterator[str]:
+    for evaluation in config.evaluations:
+        yield from (
+            f"`evaluations` ({evaluation.name}): {problem}"
+            for problem in _file_problems(config.of_evaluation(evaluation))
+        )
+    if config.task.kind == "file" and not (is_carried(config.task.path) or Path(config.task.path).exists()):
+        yield f"`task.path` ({config.task.path}) does not exist"
+    if config.reward.kind == "function":
+        file = config.reward.path.rpartition(":")[0]
+        if file.endswith(".py") and not Path(file).is_file():
+            yield f"`reward.path` ({config.reward.path}) names a file that does not exist"
+
+
+def _disk_problem(config: Config, needs: Needs, run_path: Path) -> str:
+    existing = next(path for path in [run_path.absolute(), *run_path.absolute().parents] if path.exists())
+    free = shutil.disk_usage(existing).free
+    checkpoints = config.checkpoints
+    ever = -(-config.steps // checkpoints.every)  # one is made at the end
+    best = sum(evaluation.keep_best for evaluation in config.evaluations)
+    count = min(ever, checkpoints.keep + best + TEMPORARY_CHECKPOINTS)
+    rollout = config.rollout
+    handed = 0 if rollout.shared_dir else len(rollout.servers)  # files of versions, one for each at most
+    model_bytes = needs.num_parameters * DTYPE_BYTES[config.model.dtype]
+    needed = count * needs.checkpoint_bytes + (1 + handed + (handed > 0)) * model_bytes
+    if needed <= free:
+        return ""
+    return (
+        f"{existing} has {size(free)} free, but {count} checkpoints and the exported model need "
+        f"{size(needed)}.\n  Choose another --run-dir, or lower `checkpoints.keep` ({checkpoints.keep})"
+    )
+
+
+def _check_states(config: Config) -> None:
+    """Raises: ConfigError: 8-bit moments lack their library, or the trainer has several ranks."""
+    if config.optimizer.states == "float32":
+        return
+    if find_spec("torchao") is None:
+        raise ConfigError(
+            '`optimizer.states` ("8bit") needs torchao, which is not installed here.\n'
+            "  Install it (pip install 'millrace[torchao]'), or leave the key at float32"
+        )
+    if config.trainer.ranks > 1:
+        raise ConfigError(
+            f'`optimizer.states` ("8bit") is for a trainer of one rank, and this one has '
+            f"{config.trainer.ranks}: another number of ranks could not read its checkpoints.\n"
+            "  Leave it at float32, which the ranks divide, or set `trainer.shard`, `trainer.tensor` and "
+            "`trainer.sequence` to 1"
+        )
+    if config.trainer.offload:
+        raise ConfigError(
+            '`optimizer.states` ("8bit") cannot be offloaded: CPUs update 8-bit moments 150 times slower.\n'
+            "  Leave it at float32, or set `trainer.offload` to false"
+        )
+
+
+def _check_python(rollout: Rollout) -> None:
+    """Raises: ConfigError: `rollout.python` cannot run a worker, or lacks the engine. Asked of it, in
+    short-lived processes."""
+    if rollout.python is not None:
+        _ask(rollout.python, "-c", f"import sys, msgspec; sys.exit(sys.version_info < {PYTHON_MIN})")
+    if rollout.engine == "vllm":
+        _ask(rollout.python or sys.executable, versions.__file__)
+
+
+def _check_servers(config: Config, options: EngineOptions) -> None:
+    """Raises: ConfigError: a server of `rollout.servers` does not answer, or cannot serve this run."""
+    if config.rollout.servers:
+        from millrace.engines.server.connect import refuse_unfit  # it asks transformers, so torch
+
+        for server in config.rollout.servers:
+            refuse_unfit(msgspec.structs.replace(options, server=server))
+
+
+def _ask(python: str, *arguments: str) -> None:
+    try:
+        asked = [python, *arguments]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=PYTHON_S, check=False)
+        told = done.stderr.strip().splitlines() or [
+            f"it is older than Python {PYTHON_MIN[0]}.{PYTHON_MIN[1]}"
+        ]
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"`rollout.python` ({python}) cannot be started: {error}") from error
+    if done.returncode != 0:
+        raise ConfigError(
+            f"`rollout.python` ({python}) cannot run a replica: {told[-1]}\n"
+            "  It needs msgspec and what the engine imports; Millrace itself comes with the run"
+        )
+
+
+def _check_processes(config: Config, cores: int) -> None:
+    """Raises: ConfigError: so many processes that none would be ready in time."""
+    rollout, workers, most = config.rollout, config.reward.workers, PROCESSES_PER_CORE * cores
+    each = 1 if rollout.tensor == 1 else 1 + rollout.tensor  # one a part of the model, one that drives
+    ranks = config.trainer.ranks - 1  # the first is not counted
+    aside = each + len(config.evaluations) if config.evaluations else 0  # an evaluator and reward workers
+    count = rollout.replicas * each + workers + ranks + aside + config.reference_apart
+    if count > most:
+        of_trainer = (
+            f", `reward.workers` ({workers}) and {ranks + 1} ranks of the trainer"
+            if ranks
+            else (f" and `reward.workers` ({workers})")
+        )
+        raise ConfigError(
+            f"`rollout.replicas` ({rollout.replicas}){of_trainer} make {count} "
+            f"processes, and this host has {cores} cores.\n  Lower them to at most {most} processes together"
+        )
+
+
+def _check_step(config: Config, memory_bytes: int) -> None:
+    """Raises: ConfigError: the controller could not even hold the trajectories of one step."""
+    batch, each = config.batch, config.trajectories_per_step
+    if each * TRAJECTORY_BYTES > memory_bytes:
+        raise ConfigError(
+            f"a step takes {each:,} trajectories: `batch.prompts` ({batch.prompts:,}) x `batch.group_size` "
+            f"({batch.group_size:,}).\n  The host has {size(memory_bytes)} of memory, and in the controller "
+            "alone each takes a kilobyte: lower them"
+        )
+
+
+def _size_warnings(config: Config, layout: Layout) -> Iterator[str]:
+    """More replicas than cores, steps so large that they hardly end, or a warm-up longer than the run."""
+    placed, cores = layout.main, sum(part.host.cores for part in layout.placements)
+    replicas, each = config.rollout.replicas, config.trajectories_per_step
+    slots = replicas * config.rollout.slots
+    if each > ROUNDS_MAX * slots:
+        batch, tokens = config.batch, config.sampling.max_tokens
+        yield (
+            f"a step takes {each:,} trajectories, `batch.prompts` ({batch.prompts:,}) x `batch.group_size` "
+            f"({batch.group_size:,}), and `rollout.replicas` x `rollout.slots` generate {slots:,} at a time. "
+            f"A step waits for {each // slots:,} completions one after the other, of up to "
+            f"`sampling.max_tokens` ({tokens:,}) tokens: lower `batch.group_size` or `batch.prompts`, to "
+            f"{ROUNDS_MAX * slots:,} trajectories or fewer"
+        )
+    if config.optimizer.warmup_steps > config.steps:
+        yield (
+            f"`optimizer.warmup_steps` ({config.optimizer.warmup_steps:,}) is more than `steps` "
+            f"({config.steps:,}): the learning rate never reaches `optimizer.lr`"
+        )
+    here = 0 if config.rollout.servers else replicas * config.rollout.tensor
+    if placed.device == "cpu" and here > cores:
+        of_parts = "" if config.rollout.tensor == 1 else f" of {config.rollout.tensor} processes"
+        yield (
+            f"{replicas} replicas{of_parts} share {cores} cores with the trainer: more than {cores} generate "
+            "no faster, lower `rollout.replicas`"
+        )
+    cores = placed.host.cores
+    if placed.device == "cpu" and config.trainer.ranks_of_host > cores:
+        yield (
+            f"the trainer's {config.trainer.ranks_of_host} ranks share {cores} cores: more than {cores} "
+            "train no faster, lower `trainer.shard`"
+        )
+
+
+def _thread_warnings(config: Config) -> Iterator[str]:
+    threads, cores = os.environ.get(THREADS), len(os.sched_getaffinity(0))
+    processes = config.rollout.replicas * config.rollout.tensor + config.trainer.ranks
+    if threads and threads.isdigit() and int(threads) > 1 and int(threads) * processes > cores:
+        yield (
+            f"{THREADS}={threads} with {processes} torch processes on {cores} cores: their threads will spin "
+            f"on each other. Unset it, and each process gets its share"
+        )

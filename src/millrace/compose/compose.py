@@ -1,0 +1,395 @@
+"""The composition root: the only place that names concrete classes and puts a run together."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import shutil
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
+from hashlib import blake2b
+from secrets import token_hex
+from typing import Any
+from uuid import uuid4
+
+from msgspec.structs import replace
+from rich.console import Console
+
+from millrace.compose import run_hosts
+from millrace.compose.examine import count_rewards, evidence_of
+from millrace.compose.joining import Joining
+from millrace.compose.memory_events import MemoryTeller
+from millrace.compose.sampler import Sampler, open_decoder
+from millrace.compose.scaling import obey, with_standing
+from millrace.config.freeze import config_digest, recorded
+from millrace.config.schema import Config
+from millrace.config.tables.runtime import LocalHosts, RayCluster
+from millrace.controller.controller import Controller, ended_by
+from millrace.controller.fleet.fleet import Fleet
+from millrace.controller.supervisor import WorkerSpec
+from millrace.core import clock, model_version
+from millrace.core.errors import ConfigError, LedgerError, after, alone, writing
+from millrace.core.events import Events, Sink
+from millrace.core.placement import Place
+from millrace.devices.inventory import read_host
+from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.sqlite import SqliteLedger
+from millrace.observe.doctor.watch import DoctorWatch
+from millrace.observe.live.live_view import LiveView
+from millrace.observe.live.readers import LostReaders
+from millrace.observe.sinks.jsonl import retell
+from millrace.observe.sinks.log_files import parts
+from millrace.observe.sinks.open_sinks import open_sinks
+from millrace.observe.summary import Summary
+from millrace.placement.assign import Placement
+from millrace.placement.hosts import Layout, computes_on_gpus, lay_out
+from millrace.placement.joining import further
+from millrace.placement.needs import read_needs
+from millrace.rollout.engine_kinds import ENGINES
+from millrace.rollout.protocol import EngineOptions
+from millrace.run_directory.content_digests import content_digests, refuse_other_content
+from millrace.run_directory.run_directory import RunDirectory
+from millrace.runtime.kernel import check_kernel
+from millrace.runtime.local.local_runtime import LocalRuntime
+from millrace.runtime.ray.ray_runtime import RayRuntime
+from millrace.runtime.stacks import dump_stacks
+from millrace.schedule.presets import build
+from millrace.weights.store.directory import Directory
+
+PRELOAD = (
+    "millrace.rollout.replica",
+    "millrace.trainer.role",
+    "millrace.environments.reward_worker",
+    "millrace.weights.relay",
+)
+"""Imported once, by the process that the workers are forked from."""
+
+REPORTS_PER_S = 256
+"""Of all replicas, at most. On Ray so many cost a third of the controller's core."""
+SERVER_WAIT = 0.8
+"""Of `supervision.spawn_timeout_s`, how long a replica waits for its server to answer."""
+
+_LIBRARY = {"gym": "reasoning_gym", "math": "math_verify"}
+"""Of a kind of task or reward: a second that every reward worker would spend on its own."""
+
+
+async def train(
+    config: Config,
+    run: RunDirectory,
+    stop: asyncio.Event,
+    *sinks: Sink,
+    console: Console | None = None,
+    from_version: int | None = None,
+) -> None:
+    """Run, or go on with, the run in `run`, first back to `from_version` if that is given. Setting `stop`
+    ends it after the step under way.
+
+    The live view is drawn on `console`, by default on stdout. What is printed on that console meanwhile is
+    above the view; the view would draw over a print on another console.
+
+    Raises: the run's first fatal error. In every case the ledger is flushed and `summary.json` written.
+    """
+    events, summary, evidence = Events(clock.now, clock.wall), Summary(), evidence_of(config)
+    view = LiveView(console)
+    with ExitStack() as stack:
+        stack.callback(os.umask, os.umask(0o077))  # whatever this run writes is its owner's alone
+        content = content_digests(config)
+        about = {
+            "id": f"{run.path.name}-{uuid4().hex}",  # of the run for ever, wherever it is moved
+            "config_digest": config_digest(config),
+            "seed": config.seed,
+            "content": content,
+        }
+        ledger = SqliteLedger(run.ledger, run=about)
+        stack.push(lambda _, error, __: _close(ledger, error))  # its lock came first
+        refuse_other_content(ledger.run.get("content", {}), content)
+        config, standing = with_standing(config, run)
+        run.write_config(config)
+        if parts(run.events):
+            retell(run.events, (summary, evidence, view.status.speeds), summary.result)
+            with suppress(LedgerError), LedgerReader(run.ledger, check=False) as reader:
+                count_rewards(evidence, reader)  # for the doctor alone
+        stack.enter_context(open_sinks(events, config.observe, run.path, recorded(config)))
+        stack.push(lambda _, error, __: _write_summary(run, summary, error))
+        every: list[Sink] = [summary, stack.enter_context(view), *sinks]
+        # These emit events of their own, after all others have seen the event that they answer.
+        every += [MemoryTeller(events), DoctorWatch(events, evidence)]
+        every.append(LostReaders(events, [console, *sinks]))
+        every += _samplers(config, ledger, events)
+        for sink in every:
+            events.subscribe(sink)
+        if from_version is not None:
+            _go_back(run, ledger, events, from_version)
+        _refuse_newer_checkpoints(run, ledger)
+        owner = ledger.run.get("id", "")
+        if config.weights.directory is not None:
+            Directory(config.weights.directory, owner).refuse_other()
+        async with _runtime(config, run) as runtime:
+            workers = fleet(config, run, owner)
+            controller = Controller(
+                config,
+                fleet=dataclasses.replace(workers, replicas=workers.replicas[: standing.replicas]),
+                runtime=runtime,
+                ledger=ledger,
+                schedule=build(config),
+                events=events,
+                checkpoints=str(run.checkpoints),
+                export=str(run.model),
+                on_stall=lambda: _dump_stacks(run, runtime),
+            )
+            await _attended(
+                controller, stop=_stop_when(stop, controller), scale=obey(run, controller, events, standing)
+            )
+
+
+async def _attended(controller: Controller, **beside: Coroutine[Any, Any, None]) -> None:
+    """Run it to its end, and what is `beside` it until then. Raises: what it raises."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            others = [group.create_task(other, name=name) for name, other in beside.items()]
+            await controller.run()
+            for other in others:
+                other.cancel()
+    except BaseExceptionGroup as failures:
+        raise alone(failures) from None
+
+
+def _samplers(config: Config, ledger: SqliteLedger, events: Events) -> Iterator[Sampler]:
+    every = config.observe.samples_every
+    if every is not None and (decode := open_decoder(config.model.path)) is not None:
+        yield Sampler(events, ledger, decode, every)
+
+
+def _go_back(run: RunDirectory, ledger: SqliteLedger, events: Events, version: int) -> None:
+    """The ledger first: a checkpoint that it does not know of is not resumed from, and is replaced later."""
+    ended = ledger.rewind(version)
+    undone = [run.checkpoint(saved) for saved in run.versions() if saved > version]
+    undone += [run.model] if model_version.read(run.model) > version else []
+    for path in undone:
+        if not path.is_symlink():
+            with writing(path, "See who may remove it, and repeat the command"):
+                shutil.rmtree(path)
+    events.emit("rewound", version=version, trajectories=ended)
+    run.forget_evaluations(after=version)
+
+
+def _refuse_newer_checkpoints(run: RunDirectory, ledger: SqliteLedger) -> None:
+    """A step is committed before it is saved, so a later checkpoint means that the ledger is an older one."""
+    version, saved = ledger.version, max(run.versions(), default=0)
+    if saved > version:
+        raise LedgerError(
+            f"ledger {run.ledger}: it holds {version} committed steps, and checkpoints/v{saved:08d} is of "
+            f"step {saved}: this is an older copy, its write-ahead log was lost, or `--from-version` was "
+            "interrupted\n"
+            "  Restore both from one backup. To go on without the lost steps: `millrace train --resume "
+            f"--from-version {version}`."
+        )
+
+
+def fleet(config: Config, run: RunDirectory, owner: str = "") -> Fleet:
+    """The workers of a run.
+
+    Raises: ConfigError: they do not fit on its hosts.
+    """
+    layout = place(config)
+    placed = layout.main
+    rollout, plain = config.rollout, recorded(config)
+    replica: dict[str, Any] = {
+        "engine": rollout.engine,
+        "open_reader": "millrace.weights.ring:open_reader",
+    }
+    options, servers = engine_options(config, run, placed), rollout.servers or ("",) * len(layout.replicas)
+    trainer: dict[str, Any] = {
+        "config": plain,
+        "run_dir": str(run.path),
+        "device": placed.device,
+        "device_share": layout.trainer.share,
+        "open_writer": "millrace.weights.ring:open_writer",
+    }
+
+    def spec(name: str, its_place: Place, server: str = "") -> WorkerSpec:
+        kwargs = {
+            "name": name,
+            "report_interval_s": max(rollout.report_interval_s, rollout.replicas / REPORTS_PER_S),
+            "options": replace(options, device_share=its_place.share, server=server),
+            **replica,
+        }
+        target = "millrace.rollout.replica:EngineReplica"
+        return WorkerSpec("replica", name, target, kwargs, its_place, ENGINES[rollout.engine].spawn_s_max)
+
+    aside = places_aside(config, layout)
+    relay = partial(_relay, config, layout, token_hex(32), owner)
+    joining = Joining(config, layout, replica=spec, relay=relay, aside=aside)
+    return Fleet(
+        trainer=WorkerSpec(
+            "trainer", "trainer", "millrace.trainer.role:TorchTrainer", trainer, layout.trainer
+        ),
+        relays=tuple(map(relay, layout.placements)),
+        replicas=tuple(
+            spec(f"replica-{i}", its_place, server)
+            for i, (its_place, server) in enumerate(zip(layout.replicas, servers, strict=True))
+        ),
+        environments=tuple(
+            WorkerSpec(
+                "environment",
+                f"environment-{i}",
+                "millrace.environments.reward_worker:EnvironmentWorker",
+                {"config": plain},
+                its_place,
+            )
+            for i, its_place in enumerate(layout.environments)
+        ),
+        join=joining.join,
+        relay=joining.relay,
+        look=joining.look,
+        evaluator=dataclasses.replace(spec("evaluator", aside[0]), role="evaluator")
+        if config.evaluations
+        else None,
+        judges=tuple(judges(config, layout)),
+        reference=_reference(plain, placed, aside[-1]) if config.reference_apart else None,
+    )
+
+
+def places_aside(config: Config, layout: Layout) -> list[Place]:
+    """Replicas' places, beside all of them: the evaluator's, then the reference's, if the run has them. On
+    the trainer's host where there is room: its relay gets every version.
+
+    Raises: ConfigError: there is no room for them.
+    """
+    keys = ["`evaluations`"] * bool(config.evaluations) + ["`algorithm.reference`"] * config.reference_apart
+    with suppress(ConfigError):
+        main = dataclasses.replace(layout, placements=(layout.main,))
+        return further(config, main, layout.replicas, len(keys))
+    try:
+        return further(config, layout, layout.replicas, len(keys))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{' and '.join(keys)}: for each there is a process that takes as much as a replica: {error}.\n"
+            f"  Lower `rollout.replicas` ({config.rollout.replicas}), leave `evaluations` out and run "
+            '`millrace eval` on checkpoints, or set `algorithm.reference` to "trainer"'
+        ) from None
+
+
+def _reference(config: dict[str, Any], placed: Placement, its_place: Place) -> WorkerSpec:
+    kwargs = {"config": config, "device": placed.device, "device_share": its_place.share}
+    target = "millrace.trainer.reference:ReferenceWorker"
+    return WorkerSpec("reference", "reference", target, kwargs, replace(its_place, python=None))
+
+
+def judges(config: Config, layout: Layout) -> Iterator[WorkerSpec]:
+    """The reward worker of each evaluation."""
+    for evaluation in config.evaluations:
+        kwargs = {"config": recorded(config.of_evaluation(evaluation)), "answers": evaluation.samples > 1}
+        name, target = (
+            f"environment-{evaluation.name}",
+            "millrace.environments.reward_worker:EnvironmentWorker",
+        )
+        yield WorkerSpec("environment", name, target, kwargs, layout.environments[0])
+
+
+def _relay(config: Config, layout: Layout, secret: str, owner: str, placed: Placement) -> WorkerSpec:
+    """Of one host. Relays of several hosts know each other by the `secret`, a new one each time. `owner`: the
+    run, as `weights.directory` knows it."""
+    alone = layout.placements == (placed,)
+    name, weights = "relay" if alone else f"relay-{placed.host.name}", config.weights
+    held = {"slots": placed.relay_slots, "versions": placed.relay_versions}
+    kwargs: dict[str, Any] = {"name": name, **held}
+    if weights.directory is not None:
+        kwargs |= {"directory": weights.directory, "anchor_every": weights.anchor_every, "owner": owner}
+    if placed.host.address:
+        kwargs |= {"address": placed.host.address, "secret": secret, "transport": weights.transport}
+    return WorkerSpec("relay", name, "millrace.weights.relay:Relay", kwargs, placed.relay)
+
+
+def engine_options(config: Config, run: RunDirectory, placed: Placement) -> EngineOptions:
+    """Of every replica alike; its share of a device, and its server, are missing."""
+    rollout = config.rollout
+    return EngineOptions(
+        model_path=config.model.path,
+        dtype=config.model.dtype,
+        adapter_scale=config.adapter.scale,
+        device=placed.device,
+        tensor=rollout.tensor,
+        slots=rollout.slots,
+        max_sequence_tokens=rollout.max_sequence_tokens,
+        prefill_chunk=rollout.prefill_chunk,
+        exact=rollout.exact,
+        recompute=rollout.recompute,
+        server_wait_s=SERVER_WAIT * config.supervision.spawn_timeout_s,
+        shared_dir=rollout.shared_dir or str(run.weights),
+    )
+
+
+def place(config: Config) -> Layout:
+    """Who runs where.
+
+    Raises: ConfigError: it does not fit. DataError: the model's files. WorkerError: no worker can run here.
+    """
+    check_kernel()
+    hosts = run_hosts.hosts(config, read_host())
+    return lay_out(config, hosts, read_needs(config, on_gpu=computes_on_gpus(config, hosts)))
+
+
+@asynccontextmanager
+async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRuntime | RayRuntime]:
+    run.logs.mkdir(mode=0o700, exist_ok=True)
+    runtime = _local_runtime(config, run) if isinstance(config.runtime, LocalHosts) else _on_ray(config, run)
+    try:
+        yield runtime
+    except BaseException as error:
+        with after(error):
+            await runtime.close()
+        raise
+    await runtime.close()
+
+
+def _on_ray(config: Config, run: RunDirectory) -> RayRuntime:
+    assert isinstance(config.runtime, RayCluster), config.runtime
+    timeout_s, path = config.supervision.heartbeat_timeout_s, str(run.path.resolve())
+    return RayRuntime(
+        config.runtime.address,
+        run_id=blake2b(path.encode(), digest_size=8).hexdigest(),
+        log_dir=run.logs,
+        silence_s_max=3 * timeout_s,
+        answer_s=timeout_s,
+    )
+
+
+def _local_runtime(config: Config, run: RunDirectory) -> LocalRuntime:
+    timeout_s = config.supervision.heartbeat_timeout_s
+    preload = (*PRELOAD, *filter(None, (_LIBRARY.get(config.task.kind), _LIBRARY.get(config.reward.kind))))
+    return LocalRuntime(
+        preload,
+        log_dir=run.logs,
+        silence_s_max=3 * timeout_s,
+        answer_s=timeout_s,
+        hosts=run_hosts.logical(config),
+    )
+
+
+def _dump_stacks(run: RunDirectory, runtime: LocalRuntime | RayRuntime) -> None:
+    """Of the controller into a file of its own, of every worker into its log."""
+    dump_stacks(run.logs / "controller.stacks")
+    runtime.dump_stacks()
+
+
+async def _stop_when(stop: asyncio.Event, controller: Controller) -> None:
+    await stop.wait()
+    controller.stop()
+
+
+def _close(ledger: SqliteLedger, error: BaseException | None) -> None:
+    with after(error):
+        ledger.close()
+
+
+def _write_summary(run: RunDirectory, summary: Summary, error: BaseException | None) -> None:
+    """`error` is what ended the run, maybe before the controller began. It is reported first; a failure in
+    here becomes a note on it."""
+    with after(error):
+        result = summary.result()
+        if error is not None and result["reason"] is None:
+            result |= {"ok": False, "reason": ended_by(error)}
+        run.write_summary(result)

@@ -1,0 +1,117 @@
+"""What cannot be right in a configuration, though each of its keys is. Pure.
+
+`allow` takes a refusal back, for who means it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from millrace.config.schema import Config
+from millrace.config.tables.algorithms import PolicyGradient
+from millrace.config.tables.generation import SamplingConfig
+from millrace.config.tables.section import Section
+from millrace.rollout.engine_kinds import ENGINES
+
+CUTS = frozenset({"top_p", "top_k", "min_p"})
+
+
+def tells_choices(config: Config) -> bool:
+    """Whether the trainer knows which tokens `CUTS` leave."""
+    able = "sampling.choices" in ENGINES[config.rollout.engine].can.settings
+    return able and config.sampling.choices
+
+
+def unsound(config: Config) -> list[str]:
+    """Every such thing that `allow` does not name, with its remedy. Empty: none."""
+    return [
+        f'{told}, or say that you mean it: `allow = ["{name}"]`'
+        for name, told in (*_uncorrected(config), *_cut_sampling(config))
+        if name not in config.allow
+    ]
+
+
+def idle(config: Config) -> list[str]:
+    """Keys that were set and change nothing, one sentence each."""
+    found: list[tuple[str, Section, str]] = []
+    if config.adapter.rank is None:
+        unused = "kind", "alpha", "targets"
+        found += [(f"adapter.{key}", config.adapter, "`adapter.rank`") for key in unused]
+    if config.optimizer.decay == "constant":
+        found.append(("optimizer.lr_end", config.optimizer, "another `optimizer.decay`"))
+    if isinstance(config.algorithm, PolicyGradient):
+        unread = _unread(config.algorithm, several=config.batch.minibatches * config.batch.epochs > 1)
+        found += [(f"algorithm.{key}", config.algorithm, due) for key, due in unread]
+    return [
+        f"`{key}` ({value}) changes nothing: it needs {due}"
+        for key, section, due in found
+        if (value := getattr(section, name := key.partition(".")[2])) != _default(section, name)
+    ]
+
+
+def _default(section: Section, name: str) -> object:
+    return type(section).model_fields[name].default
+
+
+def _unread(a: PolicyGradient, *, several: bool) -> Iterator[tuple[str, str]]:
+    """Keys that the algorithm does not look at, and what would make it."""
+    readers = {
+        "clip_low clip_high": (a.clip in ("ppo", "tv", "kl"), '`algorithm.clip` "ppo", "tv" or "kl"'),
+        "rho": (a.clip in ("weight", "tv", "kl"), '`algorithm.clip` "weight", "tv" or "kl"'),
+        "rho_low": (a.clip == "weight", '`algorithm.clip` "weight"'),
+        "gate_positive gate_negative": (a.clip == "soft", '`algorithm.clip` "soft"'),
+        "correction_of correction_outside": (a.correction is not None, "`algorithm.correction`"),
+        "kl_estimator kl_in reference": (a.kl > 0, "`algorithm.kl` above 0"),
+        "teacher_weight": (a.teacher is not None, "`algorithm.teacher`"),
+        "discount gae_lambda value_lr value_trunk value_clip": (
+            a.baseline == "value",
+            '`algorithm.baseline` "value"',
+        ),
+        "proximal": (several, "`batch.minibatches` or `batch.epochs` above 1"),
+    }
+    for keys, (read, due) in readers.items():
+        yield from ((key, due) for key in keys.split() if not read)
+
+
+def _uncorrected(config: Config) -> Iterator[tuple[str, str]]:
+    """Tokens of other policies count as if the present one had drawn them. Known to end in collapse: LlamaRL,
+    arXiv:2505.24034, section 6."""
+    algorithm, bound = config.algorithm, config.staleness_bound
+    if bound == 0 or not isinstance(algorithm, PolicyGradient):
+        return
+    if algorithm.anchor == "behavior" or algorithm.correction is not None:
+        return
+    if algorithm.second_moment is not None or algorithm.drift is not None:
+        return
+    age = "of any age" if bound is None else f"up to {bound} versions old"
+    yield (
+        "uncorrected",
+        f'`algorithm.correction` ("none"): tokens are {age} (`schedule.kind` "{config.schedule.kind}"), and '
+        "nothing corrects for the policies that sampled them.\n  Set it to 2.0",
+    )
+
+
+def _cut_sampling(config: Config) -> Iterator[tuple[str, str]]:
+    """Tokens that are never drawn keep their probability; the others seem less likely than they were. Unless
+    the engine tells which these are."""
+    sampling, engine = config.sampling, config.rollout.engine
+    plain = SamplingConfig()
+    named = [
+        f"`sampling.{key}` ({getattr(sampling, key)})"
+        for key in sorted(CUTS)
+        if getattr(sampling, key) != getattr(plain, key)
+    ]
+    if not named or tells_choices(config):
+        return
+    why, remedy = (
+        f'`rollout.engine` ("{engine}") does not tell which',
+        '`rollout.engine` to "own"',
+    )
+    if not sampling.choices:
+        why, remedy = "`sampling.choices` is false", "`sampling.choices` to true"
+    yield (
+        "cut_sampling",
+        f"{' and '.join(named)}: the engine draws from a part of the tokens, and the trainer knows all: "
+        f"{why}. So their ratio is not 1, even on-policy (docs/algorithms.md).\n"
+        f"  Set {remedy}, or `top_p` to 1, `top_k` and `min_p` to 0",
+    )

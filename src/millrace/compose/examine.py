@@ -1,0 +1,80 @@
+"""What the doctor finds in a run directory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from millrace.compose.contradictions import CUTS, tells_choices
+from millrace.config.inert import inert
+from millrace.config.schema import Config
+from millrace.config.tables.generation import SamplingConfig
+from millrace.core.errors import DataError
+from millrace.core.types import State
+from millrace.ledger.reading.reader import LedgerReader
+from millrace.observe.doctor.evidence import Evidence
+from millrace.observe.doctor.rules import diagnose, gone
+from millrace.observe.sinks.jsonl import retell
+from millrace.observe.sinks.log_files import parts
+from millrace.run_directory.run_directory import RunDirectory
+
+
+def examine(run: RunDirectory) -> dict[str, Any]:
+    """JSON types. Raises: DataError, ConfigError, LedgerError: a record is missing or damaged."""
+    config = run.read_config()
+    if not parts(run.events):
+        raise DataError(f"{run.path} has no events.jsonl: the doctor reads the events that a run wrote")
+    evidence = evidence_of(config)
+    retell(run.events, (evidence,), partial(diagnose, evidence))
+    with LedgerReader(run.ledger) as reader:
+        count_rewards(evidence, reader)
+        committed = reader.overview().version
+    return {
+        "run": str(run.path),
+        "steps": len(evidence.by_version),
+        "committed": committed,
+        "schedule": config.schedule.kind,
+        "dtype": config.model.dtype,
+        "end": evidence.end or "it goes on, or was killed",
+        "inert": inert(config),
+        "healthy": not (findings := diagnose(evidence)),
+        "findings": [asdict(finding) for finding in findings],
+        "withdrawn": gone(evidence, findings),
+    }
+
+
+# Settings of `sampling` that the trainer's log-probs know nothing of.
+_SHAPING = {
+    "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "allowed_token_ids", "banned_token_ids",
+}  # fmt: skip
+
+
+def evidence_of(config: Config) -> Evidence:
+    """Empty, for a run of `config`."""
+    algorithm = config.algorithm
+    shaping = _SHAPING - CUTS if tells_choices(config) else _SHAPING
+    return Evidence(
+        config.model.dtype,
+        schedule=config.schedule.kind,
+        algorithm=algorithm.kind,
+        corrects=getattr(algorithm, "correction", None) is not None
+        or getattr(algorithm, "anchor", "") == "behavior",
+        compares=getattr(algorithm, "teacher", None) is None
+        and getattr(algorithm, "baseline", "group") in ("group", "others"),
+        plain=config.sampling.model_dump(include=shaping) == SamplingConfig().model_dump(include=shaping),
+    )
+
+
+def count_rewards(evidence: Evidence, reader: LedgerReader) -> None:
+    """By the ledger: a long log has no event for each reward any more."""
+    states, reasons = Counter[str](), reader.reasons()
+    evidence.failures.clear()
+    for (state, reason), num in reasons.items():
+        states[state] += num
+        if state == State.FAILED:
+            evidence.failures[reason] += num
+    scored = sum(states[state] for state in (State.SCORED, State.BUFFERED, State.TRAINED))
+    evidence.outcomes = Counter({"failed": states[State.FAILED], "scored": scored})

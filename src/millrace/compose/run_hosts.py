@@ -1,0 +1,31 @@
+"""From `[runtime]` to the hosts of a run. Another kind of runtime begins here."""
+
+from __future__ import annotations
+
+from millrace.config.schema import Config
+from millrace.config.tables.runtime import RayCluster
+from millrace.core.placement import Host
+from millrace.placement.assign import allowed_gpus
+from millrace.placement.hosts import split
+from millrace.runtime.ray.ray_hosts import ray_hosts
+
+LOOPBACK = "127.0.0.1"
+
+
+def hosts(config: Config, this: Host) -> tuple[Host, ...]:
+    """Where workers can run, the controller's own host first.
+
+    Raises:
+        ConfigError: `model.device` names no GPU of this host, or a node of the cluster cannot be used.
+        WorkerError: the cluster cannot be reached.
+    """
+    if isinstance(config.runtime, RayCluster):
+        return ray_hosts(config, config.runtime)
+    return split(allowed_gpus(config, this), config.runtime.hosts, LOOPBACK)
+
+
+def logical(config: Config) -> dict[str, tuple[str, ...]]:
+    """Hosts that the local runtime plays beside its own, each with the prefix of its workers' commands."""
+    if isinstance(config.runtime, RayCluster):
+        return {}
+    return {f"host-{number}": () for number in range(1, config.runtime.hosts)}

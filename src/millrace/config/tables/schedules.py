@@ -1,0 +1,99 @@
+"""`[schedule]`: who generates what, when, under which weights. One class a preset."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from millrace.config.tables.section import Count, CountOrZero, Seconds, Section
+
+
+class Synchronous(Section):
+    kind: Literal["synchronous"] = "synchronous"
+
+
+class LlamaRL(Section):
+    kind: Literal["llamarl"] = "llamarl"
+    lag: CountOrZero = 1
+    """Batches that generation may run ahead. This is also the staleness bound."""
+    iteration_tokens: Count | None = None
+    """Decode steps under one version, before a replica takes newer weights with trajectories in flight.
+    `"none"`: `sampling.max_tokens` / (`lag` + 1)."""
+
+
+class AReaL(Section):
+    kind: Literal["areal"] = "areal"
+    eta: CountOrZero = 4
+    """Staleness bound."""
+
+
+class Laminar(Section):
+    kind: Literal["laminar"] = "laminar"
+    staleness_max: CountOrZero | None = 4
+    """Staleness bound. `"none"`: no bound, as in the paper."""
+    round_groups: Count | None = None
+    """Groups that a replica starts under one version. `"none"`: `batch.prompts` / the number of replicas."""
+    repack: bool = True
+    """Collect the last trajectories of nearly idle replicas. The emptied replicas take new weights."""
+    repack_interval_s: Seconds = 5.0
+    """Time between two decisions on repacking. The schedule also decides after each batch."""
+    kv_fraction_max: float = Field(default=0.9, gt=0, le=1)
+    """A replica receives trajectories up to this fraction of its KV memory (the paper's C_max)."""
+    batch_max: Count | None = None
+    """A replica receives trajectories up to this number (the paper's batch B). `"none"`: `rollout.slots`."""
+
+
+class Millrace(Section):
+    kind: Literal["millrace"] = "millrace"
+    staleness_max: CountOrZero | None = 4
+    """Staleness bound: the largest staleness allowed. `"none"`: no bound. The usual staleness follows from
+    `ahead`."""
+    ahead: float | None = Field(default=None, ge=1, le=64)
+    """Batches that generation runs ahead of the trainer. With long completions a larger number is faster, and
+    the data is older. `"none"`: derived from measured durations. Where the trainer is the slower side, the
+    derived number is at most half of the bound."""
+    repack_interval_s: Seconds = 5.0
+    """Time between two decisions on repacking. The schedule also decides after each batch."""
+    batch_max: Count | None = None
+    """A replica receives trajectories up to this number. `"none"`: as many as surely fit, at most 48."""
+
+
+class RLAX(Section):
+    kind: Literal["rlax"] = "rlax"
+    reload_staleness: CountOrZero = 0
+    """A replica takes new weights as soon as it is more than this many versions behind. Its trajectories
+    begin again."""
+    acceptance_staleness: CountOrZero = 0
+    """Staleness bound: the trainer accepts nothing staler."""
+
+    @model_validator(mode="after")
+    def _reload_within_acceptance(self) -> RLAX:
+        if self.reload_staleness > self.acceptance_staleness:
+            raise ValueError(
+                f"`schedule.reload_staleness` ({self.reload_staleness}) must not exceed "
+                f"`schedule.acceptance_staleness` ({self.acceptance_staleness}): "
+                "replicas would generate what the trainer refuses"
+            )
+        return self
+
+
+class RLBoost(Section):
+    kind: Literal["rlboost"] = "rlboost"
+    staleness_max: CountOrZero = 4
+    """Staleness bound."""
+
+
+class FunctionSchedule(Section):
+    kind: Literal["function"] = "function"
+    path: str
+    """`package.module:name` or `file.py:name`: a function that takes the whole configuration and returns a
+    `millrace.schedule.Schedule`. See examples/schedule.py."""
+    staleness_max: CountOrZero | None = 4
+    """Staleness bound, for the function to use. `"none"`: no bound."""
+
+
+Schedule = Annotated[
+    Synchronous | LlamaRL | AReaL | Laminar | Millrace | RLAX | RLBoost | FunctionSchedule,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,213 @@
+"""What the controller knows of its evaluations: what is due, what is under way, and how good versions were.
+
+Synchronous and pure of I/O, as `state.py` is. Nothing here is a trajectory: what is evaluated is in no group,
+no batch takes it, and the accounts of training do not count it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from millrace.config.schema import Config
+from millrace.config.tables.evaluations import EvaluationSection
+from millrace.controller.evaluation import due
+from millrace.core.completion.columns import token_array
+from millrace.core.errors import DataError
+from millrace.core.types import (
+    EvaluationAttempt,
+    EvaluationRecord,
+    Finish,
+    Progress,
+    Prompt,
+    Score,
+    Scored,
+    ScoreRequest,
+)
+from millrace.estimates.evaluation import Attempt, figure, summarize
+
+
+@dataclass(slots=True)
+class Completion:
+    """One attempt at one prompt, while it is generated and scored. `attempt` 0 is greedy."""
+
+    index: int
+    prompt_index: int
+    prompt: Prompt
+    attempt: int
+    tokens: array[int] = field(default_factory=token_array)
+    lease: int = 0
+    finish: Finish | None = None
+    score: Score | None = None
+
+    def take(self, part: Progress) -> bool:
+        """New tokens; whether it is complete. What is of another lease, or known already, changes nothing.
+
+        Raises: DataError: a gap."""
+        if part.lease != self.lease or self.finish is not None:
+            return False
+        known = len(self.tokens) - part.start
+        if known < 0:
+            raise DataError(f"evaluated completion {self.index}: {-known} tokens are missing at {part.start}")
+        self.tokens.extend(part.columns.tokens[known:])
+        self.finish = part.finish
+        return self.finish is not None
+
+    def record(self) -> EvaluationAttempt:
+        assert self.finish is not None and self.score is not None, self
+        scored = self.score if isinstance(self.score, Scored) else None
+        return EvaluationAttempt(
+            self.prompt_index,
+            self.prompt.row_id,
+            self.attempt,
+            self.tokens,
+            self.finish,
+            scored.value if scored else None,
+            (scored.answer or "") if scored else "",
+            getattr(self.score, "reason", ""),
+        )
+
+
+@dataclass(slots=True)
+class Underway:
+    """One evaluation of one version. It outlives the evaluator's process: another goes on from its tokens."""
+
+    section: EvaluationSection
+    version: int
+    began_s: float
+    completions: list[Completion]
+
+    @property
+    def unscored(self) -> list[Completion]:
+        return [one for one in self.completions if one.score is None]
+
+    def score_request(self, one: Completion) -> ScoreRequest:
+        """Another version's have other numbers, so a late reward of it finds nobody."""
+        assert one.finish is not None, one
+        number = self.version * len(self.completions) + one.index
+        return ScoreRequest(number, one.prompt.group_id, one.tokens, one.finish)
+
+    def scored(self, score_id: int, score: Score) -> None:
+        version, index = divmod(score_id, len(self.completions))
+        if version == self.version and self.completions[index].finish is not None:
+            self.completions[index].score = score
+
+    def metrics(self) -> dict[str, Any]:
+        """As JSON."""
+        attempts = [
+            Attempt(one.score, truncated=one.finish is Finish.LENGTH)
+            for one in self.completions
+            if one.score is not None
+        ]
+        each = 1 + self.section.samples
+        rows = [attempts[start : start + each] for start in range(0, len(attempts), each)]
+        greedy, sampled = [row[0] for row in rows], [row[1:] for row in rows]
+        tree = summarize("", greedy, sampled, correct_at=self.section.correct_at).to_json()
+        del tree["model"]
+        return tree
+
+
+class Evaluations:
+    """Of one run, from the ledger's position on. `version` is the run's there."""
+
+    def __init__(self, config: Config, recorded: Iterable[EvaluationRecord], version: int) -> None:
+        self.sections = {section.name: section for section in config.evaluations}
+        self.waiting = due.Waiting()
+        self.underway: Underway | None = None
+        self.forgone: dict[str, str] = {}  # evaluations that cannot be made any more, and why
+        self.finishing = False  # training is over, and the run waits for the last ones
+        self._last, self._resumed = config.steps, version
+        self._series: dict[str, list[tuple[int, float | None]]] = {name: [] for name in self.sections}
+        self._looked = dict.fromkeys(self.sections, -1)  # versions up to here are dealt with
+        self._known: set[tuple[str, int]] = set()
+        for record in recorded:
+            if record.name in self.sections:
+                self._note(record)
+
+    def idle(self, version: int) -> bool:
+        """Whether all that is due up to `version` is dealt with."""
+        looked = all(each >= version for each in self._looked.values())
+        return looked and self.underway is None and not self.waiting.wanted
+
+    @property
+    def longest_s(self) -> float:
+        """All of them, each after one that is under way: within their deadlines."""
+        return sum(2 * section.timeout_s for section in self.sections.values())
+
+    def look(self, version: int) -> list[EvaluationRecord]:
+        """Note what is due now that the run is at `version`. Returns what is skipped."""
+        skipped = []
+        for name, section in self.sections.items():
+            first, self._looked[name] = self._looked[name] + 1, version
+            for each in due.due(section.every, first, version, last=self._last):
+                if (name, each) in self._known:
+                    continue
+                if each < self._resumed:
+                    skipped.append(EvaluationRecord(name, each, reason=due.RESUMED))
+                elif (older := self.waiting.add(name, each)) is not None:
+                    reason = due.SUPERSEDED.format(version=each)
+                    skipped.append(EvaluationRecord(name, older, reason=reason))
+        return skipped
+
+    def begin(self, name: str, version: int, prompts: list[Prompt], now_s: float) -> None:
+        section = self.sections[name]
+        each = 1 + section.samples
+        completions = [
+            Completion(at * each + attempt, at, prompt, attempt)
+            for at, prompt in enumerate(prompts)
+            for attempt in range(each)
+        ]
+        del self.waiting.wanted[name]
+        self.underway = Underway(section, version, now_s, completions)
+
+    def ended(self, record: EvaluationRecord) -> bool:
+        """It is recorded. Whether its version is the best so far."""
+        under = self.underway
+        if under is not None and (under.section.name, under.version) == (record.name, record.version):
+            self.underway = None
+        self._note(record)
+        return due.best(self._series[record.name]) == record.version
+
+    def _note(self, record: EvaluationRecord) -> None:
+        self._known.add((record.name, record.version))
+        if not record.reason:
+            by = self.sections[record.name].by
+            self._series[record.name].append((record.version, figure(record.metrics, by)))
+
+    # ------------------------------------------------------------ what follows from it
+
+    def enough(self) -> str:
+        """Why the run is to stop; empty: it is not."""
+        for name, section in self.sections.items():
+            series = self._series[name]
+            if section.patience is not None and due.since_best(series) >= section.patience:
+                return (
+                    f"evaluation {name} has not improved for {section.patience} evaluations "
+                    f"(`patience`): its best is version {due.best(series)}"
+                )
+        return ""
+
+    def spared(self, version: int) -> list[int]:
+        """Versions up to `version` whose checkpoints are to stay: the best, and those not evaluated yet."""
+        found: set[int] = set()
+        for name, section in self.sections.items():
+            if not section.keep_best:
+                continue
+            first = max(self._looked[name] + 1, self._resumed)
+            found.update(due.due(section.every, first, version, last=self._last))
+            found.update({self.waiting.wanted[name]} if name in self.waiting.wanted else ())
+            if self.underway is not None and self.underway.section is section:
+                found.add(self.underway.version)
+            if (best := due.best(self._series[name])) is not None:
+                found.add(best)
+        return sorted(found)
+
+    def standing(self) -> list[str]:
+        """What it waits for, for people."""
+        if (under := self.underway) is not None:
+            left = len(under.unscored)
+            of = f"of {len(under.completions)}"
+            return [f"evaluation {under.section.name} of version {under.version}: {left} {of} to come"]
+        return [f"evaluation {name} waits for version {v}" for name, v in self.waiting.wanted.items()]

@@ -1,0 +1,302 @@
+"""The evaluator's session: a replica that is set aside. It pulls one version, generates what an evaluation
+asks, and rests so that it computes for no more than its share of the time.
+
+The schedule knows nothing of it: it gets no trajectories and takes none. It waits for versions, which
+training publishes anyway. So a batch waits for it nowhere, but for the processors that they share.
+
+If it dies, another goes on from the tokens so far under the same weights, or the evaluation is skipped where
+no relay holds these any more. An evaluation is recorded whole, once. One that the controller's death cuts off
+is done again if the resumed run is at its version, and is skipped if not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+
+from msgspec.structs import replace
+
+from millrace.config.tables.evaluations import EvaluationSection
+from millrace.controller.context import RunContext
+from millrace.controller.evaluation.due import GONE, rest_s
+from millrace.controller.evaluation.evaluation_state import Completion, Underway
+from millrace.controller.pulse import Waits
+from millrace.controller.reward_pool import EnvironmentPool
+from millrace.core import clock
+from millrace.core.errors import (
+    DataError,
+    DeadlineExceeded,
+    MillraceError,
+    TornVersionError,
+    UnknownVersionError,
+    WorkerDied,
+)
+from millrace.core.protocols import Handle
+from millrace.core.pulse import Pulse
+from millrace.core.types import (
+    Endpoint,
+    EvaluationRecord,
+    Prompt,
+    Report,
+    Sampling,
+    Score,
+    Served,
+    Work,
+)
+
+TICK_S = 1.0
+NAME = "evaluator"
+
+
+@dataclass(slots=True)
+class _Judges:
+    """Of one evaluation: its reward workers' pool, and its prompts once they are fetched."""
+
+    pool: EnvironmentPool
+    prompts: list[Prompt] | None = None
+
+
+class EvaluatorSession:
+    """`host` is the evaluator's. `run` is the session of one incarnation. `pools` has a pool of reward
+    workers for each evaluation, in their order."""
+
+    def __init__(self, run: RunContext, host: str) -> None:
+        self._run, self._host, self._state = run, host, run.evaluations
+        self._news = Pulse()
+        self._call = run.patience.call
+        self._lease = 0
+        self._judges = {s.name: _Judges(self._pool(s)) for s in self._state.sections.values()}
+
+    @property
+    def pools(self) -> list[EnvironmentPool]:
+        return [judges.pool for judges in self._judges.values()]
+
+    def _pool(self, section: EvaluationSection) -> EnvironmentPool:
+        reward = section.reward or self._run.config.reward
+        scored = partial(self._scored, section)
+        return EnvironmentPool(
+            self._news, Waits(), scored, next_group_id=0, prefetch=1, timeout_s=reward.timeout_s
+        )
+
+    async def run(self, handle: Handle) -> None:
+        """Consumes versions that are due; waits for relays to hold them; ends with the run."""
+        while True:
+            if self._state.underway is not None or await self._begin():
+                await self._within_its_time(handle)
+            else:
+                await self._run.to_relays.wait(timeout_s=TICK_S)
+
+    def forgo(self, names: Iterable[str], error: MillraceError) -> None:
+        """They cannot be made any more."""
+        self._run.forgo(names, str(error))
+        self._news.fire()
+
+    async def skip(self) -> None:
+        """In place of `run`, where there is no evaluator any more."""
+        while True:
+            if (under := self._state.underway) is not None:
+                self._skip_forgone(under.section.name, under.version)
+            self._look()
+            await self._run.to_relays.wait(timeout_s=TICK_S)
+
+    # ------------------------------------------------------------ which
+
+    def _skip_forgone(self, name: str, version: int) -> None:
+        self._skip(EvaluationRecord(name, version, reason=self._state.forgone[name]))
+
+    def _look(self) -> None:
+        run, state = self._run, self._state
+        for record in state.look(run.state.version):
+            self._skip(record)
+        for name, version in state.waiting.gone(run.state.relays.held({self._host})):
+            self._skip(EvaluationRecord(name, version, reason=GONE))
+        for name in state.forgone.keys() & state.waiting.wanted.keys():
+            self._skip_forgone(name, state.waiting.wanted.pop(name))
+        run.state.pinned = {self._host: frozenset(state.waiting.wanted.values())}
+
+    async def _begin(self) -> bool:
+        """Whether one is under way now."""
+        run, state = self._run, self._state
+        self._look()
+        chosen = state.waiting.next(run.state.relays[self._host].held)
+        if chosen is None:
+            return False
+        name, version = chosen
+        prompts = await self._prompts(name)
+        if prompts and state.waiting.wanted.get(name) == version:
+            state.begin(name, version, prompts, clock.now())
+        return state.underway is not None
+
+    async def _prompts(self, name: str) -> list[Prompt]:
+        """Its first usable prompts, each row once; none where it is forgone."""
+        judges, section = self._judges[name], self._state.sections[name]
+        if judges.prompts is not None:
+            return judges.prompts
+        found, rows = list[Prompt](), set[str]()
+        while len(found) < section.prompts:
+            prompt = judges.pool.next_prompt()
+            if name in self._state.forgone:
+                return []
+            if prompt is None:
+                await self._news.wait(timeout_s=TICK_S)
+                continue
+            if prompt.row_id in rows:
+                break  # the second epoch begins
+            rows.add(prompt.row_id)
+            if isinstance(prompt, Prompt):
+                found.append(prompt)
+        if not found:
+            raise DataError(f"evaluation {name}: none of its rows can be a prompt, of {len(rows)}")
+        judges.prompts = found
+        return found
+
+    # ------------------------------------------------------------ one evaluation
+
+    async def _within_its_time(self, handle: Handle) -> None:
+        under = self._state.underway
+        assert under is not None
+        left_s = under.began_s + under.section.timeout_s - clock.now()
+        try:
+            async with asyncio.timeout(max(0.0, left_s)) as limit:
+                await self._generate(handle, under)
+                while under.unscored and under.section.name not in self._state.forgone:
+                    await self._news.wait(timeout_s=TICK_S)
+        except UnknownVersionError:
+            self._skip(EvaluationRecord(under.section.name, under.version, reason=GONE))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            await self._call(handle, "release", [one.index for one in under.completions])
+            told = f"it took longer than {under.section.timeout_s:g} s (`timeout_s`)"
+            self._skip(EvaluationRecord(under.section.name, under.version, reason=told))
+        else:
+            if under.unscored:
+                return self._skip_forgone(under.section.name, under.version)
+            self._record(under)
+
+    async def _generate(self, handle: Handle, under: Underway) -> None:
+        """Burst after burst, as many at once as the engine has slots, each followed by a rest."""
+        waiting = [one for one in under.completions if one.finish is None]
+        if not waiting:
+            return
+        began_s, slots = clock.now(), self._run.config.rollout.slots
+        await self._pull(handle, under.version)
+        async with aclosing(handle.stream("reports")) as reports:
+            while waiting:
+                burst, waiting = waiting[:slots], waiting[slots:]
+                await self._burst(handle, reports, under, burst)
+                await self._rest(rest_s(clock.now() - began_s, under.section.share))
+                began_s = clock.now()
+
+    async def _rest(self, seconds: float) -> None:
+        """Until training is over at most: then nobody else computes."""
+        end_s = clock.now() + seconds
+        while not self._state.finishing and (left_s := end_s - clock.now()) > 0:
+            await self._run.to_relays.wait(timeout_s=min(left_s, TICK_S))
+
+    async def _pull(self, handle: Handle, version: int) -> None:
+        """Waits for a relay that is just restarted.
+
+        Raises: UnknownVersionError: the weights are gone. DigestMismatchError.
+        """
+        run, relays, served = self._run, self._run.state.relays, None
+        while served is None:
+            if max(relays.held({self._host}), default=-1) > version not in relays.held({self._host}):
+                raise UnknownVersionError(f"version {version} is no longer held")
+            endpoint = run.endpoint(self._host)
+            if endpoint is not None and version in relays[self._host].held:
+                served = await self._served(handle, version, endpoint)
+            if served is None:
+                await run.to_relays.wait(timeout_s=TICK_S)
+        run.lineage.check_served(NAME, version, served)
+        run.computes(NAME, served.computes)
+
+    async def _served(self, handle: Handle, version: int, endpoint: Endpoint) -> Served | None:
+        """None: its slots went, or were overwritten, just now."""
+        try:
+            served: Served = await self._call(handle, "pull", version, endpoint)
+        except (UnknownVersionError, TornVersionError):
+            return None
+        return served
+
+    async def _burst(
+        self,
+        handle: Handle,
+        reports: AsyncGenerator[Report, None],
+        under: Underway,
+        burst: list[Completion],
+    ) -> None:
+        self._lease += 1
+        for one in burst:
+            one.lease = self._lease
+        await self._call(handle, "submit", [self._work(under, one) for one in burst])
+        left = {one.index: one for one in burst}
+        while left:
+            for part in (await self._next(reports)).progress:
+                if (found := left.get(part.trajectory_id)) is not None and found.take(part):
+                    del left[found.index]
+                    self._judges[under.section.name].pool.request(under.score_request(found))
+            self._heard()
+
+    async def _next(self, reports: AsyncGenerator[Report, None]) -> Report:
+        """A replica promises a report a second."""
+        timeout_s = self._run.config.supervision.heartbeat_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                return await anext(reports)
+        except StopAsyncIteration:
+            raise WorkerDied(f"{NAME}: its report stream ended") from None
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded(f"{NAME}: no report for {timeout_s:g} s") from None
+
+    def _work(self, under: Underway, one: Completion) -> Work:
+        """The noise is that of (evaluation, prompt, attempt): the same for every version."""
+        config, name = self._run.config, under.section.name
+        sampling = replace(Sampling(**dict(config.sampling)), logprobs=0, choices=False)
+        if one.attempt == 0:
+            sampling = replace(sampling, temperature=0.0)
+        seed = int.from_bytes(blake2b(f"{name}:{config.seed}".encode(), digest_size=8).digest()) >> 1
+        return Work(one.index, one.prompt_index, one.lease, one.prompt.tokens, one.tokens[:], sampling, seed)
+
+    # ------------------------------------------------------------ results
+
+    def _scored(self, section: EvaluationSection, score_id: int, score: Score) -> None:
+        under = self._state.underway
+        if under is not None and under.section is section:
+            under.scored(score_id, score)
+        self._heard()
+
+    def _heard(self) -> None:
+        """After the end of training this is the run's only progress."""
+        self._news.fire()
+        if self._state.finishing:
+            self._run.waits.progress(NAME)
+
+    def _record(self, under: Underway) -> None:
+        run, name = self._run, under.section.name
+        took_s = clock.now() - under.began_s
+        record = EvaluationRecord(name, under.version, under.metrics(), took_s=took_s)
+        run.ledger.evaluated(record, [one.record() for one in under.completions])
+        best = self._state.ended(record)
+        run.waits.progress(NAME)
+        run.events.emit(
+            "evaluated", name=name, version=record.version, best=best, took_s=took_s, metrics=record.metrics
+        )
+        if not self._state.finishing and (reason := self._state.enough()):
+            run.stop(reason)
+        run.pulse.fire()
+
+    def _skip(self, record: EvaluationRecord) -> None:
+        """It is final: the same version is not tried again."""
+        self._run.ledger.evaluated(record, [])
+        self._state.ended(record)
+        self._run.events.emit(
+            "evaluation_skipped", name=record.name, version=record.version, reason=record.reason
+        )
+        self._run.pulse.fire()

@@ -1,0 +1,105 @@
+"""The relays of a run while it goes on: one coroutine for each host with a rank of the trainer or a replica.
+
+    a replica joins on a host without a relay   one starts there, the last of the chain
+    the last replica of a host has left         its relay ends, and is forgotten
+
+The heads stay: the trainer writes into them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from millrace.controller.context import RunContext
+from millrace.controller.fault import may_go
+from millrace.controller.fleet.fleet import Fleet
+from millrace.controller.fleet.relay_session import TICK_S, RelaySession
+from millrace.controller.supervisor import Supervisor, WorkerSpec
+from millrace.core.errors import HostLost, MillraceError
+
+GaveUp = Callable[[str, str, bool], None]
+"""Of a host, why, and whether its node is lost: no relay can be there, and its replicas are to leave."""
+
+
+class LiveRelays:
+    """`slot_bytes` is what each of their slots holds."""
+
+    def __init__(
+        self,
+        run: RunContext,
+        fleet: Fleet,
+        supervisor: Supervisor,
+        *,
+        slot_bytes: Callable[[], Awaitable[int]],
+        gave_up: GaveUp,
+    ) -> None:
+        self._run, self._fleet, self._supervisor = run, fleet, supervisor
+        self._slot_bytes, self._gave_up = slot_bytes, gave_up
+        self._first = frozenset(spec.name for spec in fleet.relays)
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by host
+
+    def begin(self, group: asyncio.TaskGroup) -> None:
+        """The coroutines of all relays, as members of `group`."""
+        self._group = group
+        for spec in self._fleet.relays:
+            self._start(spec)
+
+    def end(self) -> None:
+        """The run is over."""
+        self._group = None
+        for task in self._tasks.values():
+            task.cancel()
+
+    def serve(self, host: str) -> None:
+        """A replica joins on `host`: there shall be a relay."""
+        if host not in self._tasks:
+            self._run.state.relays.join(host)
+            self._start(self._fleet.relay(host))
+
+    def _start(self, spec: WorkerSpec) -> None:
+        assert self._group is not None
+        self._tasks[spec.place.host] = self._group.create_task(self._keep(spec), name=spec.name)
+
+    async def _keep(self, spec: WorkerSpec) -> None:
+        """While it is needed. A host where it cannot be is given up, and this waits until that is empty.
+        Raises: what keeps it from a host that stays."""
+        run, host = self._run, spec.place.host
+        session = RelaySession(host, run, self._slot_bytes, lambda: self._needed(host))
+        while self._needed(host):
+            try:
+                await self._supervisor.keep(spec, session.run, leaves=lambda: not self._needed(host))
+            except MillraceError as error:
+                lost = isinstance(error.__cause__, HostLost)
+                if run.state.relays[host].head or not (lost or self._may_go(spec, error)):
+                    raise
+                if self._evaluates(host):
+                    run.forgo(run.evaluations.sections, str(error))
+                self._gave_up(host, f"{spec.name} cannot be there: {error}", lost)
+                await self._deserted(host)
+        run.state.relays.gone(host)
+        del self._tasks[host]
+
+    def _needed(self, host: str) -> bool:
+        replicas = self._run.state.replicas.values()
+        return self._stays(host) or any(record.host == host for record in replicas)
+
+    def _stays(self, host: str) -> bool:
+        """Whatever becomes of its replicas: the trainer or the evaluator is there."""
+        return self._evaluates(host) or self._run.state.relays[host].head
+
+    def _evaluates(self, host: str) -> bool:
+        evaluator, state = self._fleet.evaluator, self._run.evaluations
+        at_work = evaluator is not None and evaluator.place.host == host
+        return at_work and state.forgone.keys() != state.sections.keys()
+
+    def _may_go(self, spec: WorkerSpec, error: BaseException) -> bool:
+        """With the replicas of its host: others have worked elsewhere."""
+        fruitful, staying = self._run.waits.fruitful, self._run.state.replicas.staying
+        others = any(fruitful(record.name) for record in staying if record.host != spec.place.host)
+        return may_go(error, first=spec.name in self._first, worked=fruitful(spec.name), others=others)
+
+    async def _deserted(self, host: str) -> None:
+        while any(record.host == host and record.leaving for record in self._run.state.replicas.values()):
+            await self._run.to_relays.wait(timeout_s=TICK_S)

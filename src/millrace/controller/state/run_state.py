@@ -1,0 +1,121 @@
+"""What the controller knows of a run, and the view of it that decisions are made from.
+
+Synchronous and pure of I/O: the shell tells what happened, and nobody else changes these records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from millrace.controller.state.chain import Fetch
+from millrace.controller.state.groups import make_batch
+from millrace.controller.state.relays import Relays
+from millrace.controller.state.replicas import ReplicaRecord, Replicas
+from millrace.controller.state.trajectories import RunNumbers, Trajectories
+from millrace.core.types import Batch, Report, Trajectory
+from millrace.schedule.view import ReplicaView, View
+
+
+class RunState(Trajectories):
+    """The live part of a run: its trajectories, its replicas, its versions.
+
+    `replicas` has their hosts by name."""
+
+    def __init__(self, numbers: RunNumbers, replicas: Mapping[str, str], relays: Relays) -> None:
+        super().__init__(numbers, Replicas())
+        for name, host in replicas.items():
+            self.join(name, host)
+        self.reached = -1  # the highest group id ever trained
+        self.version = 0  # of the last committed step
+        self.taken: tuple[int, ...] = ()  # groups of the step under way; kept until it is committed
+        self.relays = relays
+        self.quarantined: set[str] = set()
+        self.pinned: Mapping[str, Collection[int]] = {}  # of a host: versions that its relay is to get too
+
+    def view(self) -> View:
+        """The run as decisions see it."""
+        version, taken, numbers = self.version + bool(self.taken), frozenset(self.taken), self.numbers
+        staying = self.replicas.staying
+        return View(
+            version=version,
+            newest=self.relays.newest,
+            held=self.relays.held({record.host for record in self.replicas.values()} or set(self.relays)),
+            steps_left=numbers.steps - version,
+            batch_groups=numbers.batch_groups,
+            group_size=numbers.group_size,
+            max_sequence_tokens=numbers.max_sequence_tokens,
+            groups=tuple([record.view for i, record in self.groups.items() if i not in taken]),
+            replicas=tuple([self._seen(record) for record in staying if record.alive]),
+            num_replicas=len(staying),
+            orphans=tuple(sorted(self.orphans)),
+            reached=max(self.reached, max(self.taken, default=-1)),
+            group_steps=self.measured.group_steps,
+            staleness=self.measured.staleness,
+        )
+
+    @property
+    def orphans(self) -> set[int]:
+        """Versions of the partial tokens of lost trajectories."""
+        return {version for t in self.queued.values() for version, _ in t.columns.runs[-1:]}
+
+    def _seen(self, record: ReplicaRecord) -> ReplicaView:
+        relay = self.relays[record.host]
+        if len(self.relays) == 1:
+            return record.view(due=relay.due)
+        return record.view(relay.held, self.relays.coming(record.host), relay.due)
+
+    def resume(self, version: int, reached: int, quarantined: Iterable[str]) -> None:
+        """The position found in the ledger."""
+        self.version, self.reached = version, reached
+        self.quarantined.update(quarantined)
+
+    def join(self, name: str, host: str) -> None:
+        """A replica becomes a part of the run. Once it is up it pulls a version, and only then it serves."""
+        kv = self.numbers.slots * self.numbers.max_sequence_tokens
+        self.replicas.join(ReplicaRecord(name, self.numbers.slots, kv, host))
+
+    def replica_down(self, name: str) -> list[Trajectory]:
+        """Replica `name` is gone. Returns what `lose` returns; of one that leaves, nothing."""
+        self.replicas.down(name)
+        if self.replicas[name].leaving:
+            self.give_back(name)
+            return []
+        return self.lose(name)
+
+    def apply(self, name: str, report: Report) -> list[Trajectory]:
+        """Take in a report. Returns the trajectories that it completes."""
+        self.replicas.reported(name, report.load)
+        return self.progress(name, report.progress)
+
+    def quarantine(self, row_id: str) -> None:
+        """Never draw this row again."""
+        self.quarantined.add(row_id)
+
+    def relay_holds(self, host: str, versions: Iterable[int], past: Iterable[int] = ()) -> None:
+        """What replicas on `host` can pull from now on."""
+        self.relays.holds(host, versions, past)
+
+    def next_fetch(self, host: str) -> Fetch | None:
+        """What the relay of `host` gets next from others; None: nothing."""
+        return self.relays.next_fetch(host, self.orphans.union(self.pinned.get(host, ())))
+
+    def take(self, group_ids: Iterable[int]) -> None:
+        """These groups are the next batch; none: there is none yet."""
+        self.taken = tuple(group_ids)
+
+    def batch(self) -> Batch:
+        """The batch that was taken."""
+        return make_batch(self.version, [self.groups[i].group for i in self.taken])
+
+    def reject(self, trajectory_ids: Iterable[int], reason: str) -> None:
+        """The batch that was taken cannot be trained on because of these. They end; what is left of it is
+        ready again, but for groups that have no baseline any more."""
+        taken, self.taken, at_fault = self.taken, (), frozenset(trajectory_ids)
+        for group_id in taken:
+            self._reject(group_id, at_fault, reason)
+
+    def committed(self, version: int) -> None:
+        """The step of the batch that was taken is committed."""
+        self.reached = max(self.reached, *self.taken)
+        self.trained(self.taken)
+        self.taken, self.version = (), version

@@ -1,0 +1,327 @@
+"""Trajectories and their groups: every legal transition of them.
+
+Synchronous and pure of I/O. Trajectories that changed collect in `dirty`, those that only have new tokens in
+`grown`, until the shell hands them to the ledger; those that ended also in `ended`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+
+from millrace.controller.state.groups import GroupRecord
+from millrace.controller.state.measured import Measured
+from millrace.controller.state.replicas import Replicas
+from millrace.core.completion.columns import TokenColumns
+from millrace.core.errors import DataError
+from millrace.core.types import (
+    Abstain,
+    Failed,
+    Finish,
+    Group,
+    Progress,
+    Prompt,
+    Sampling,
+    Score,
+    Scored,
+    State,
+    Trajectory,
+    Work,
+)
+from millrace.schedule.view import QueuedView
+
+NO_BASELINE = "the only scored member of its group: no baseline"
+NO_SIGNAL = "all rewards of its group are equal: another group takes its place"
+
+
+@dataclass(frozen=True, slots=True)
+class RunNumbers:
+    """The numbers of a run that its state needs."""
+
+    steps: int
+    batch_groups: int
+    group_size: int
+    slots: int
+    max_sequence_tokens: int
+    sampling: Sampling
+    seed: int
+    attempts: int
+    resampled_max: int = 0  # groups without signal that may be replaced between two steps
+
+
+class Trajectories:
+    """The live ones. Those that ended leave it; the ledger keeps them."""
+
+    def __init__(self, numbers: RunNumbers, replicas: Replicas) -> None:
+        self.numbers, self.replicas = numbers, replicas
+        self.groups: dict[int, GroupRecord] = {}
+        self.measured = Measured()
+        self.trajectories: dict[int, Trajectory] = {}
+        self.queued: dict[int, Trajectory] = {}  # admitted, on no replica
+        self.dirty: dict[int, Trajectory] = {}
+        self.grown: dict[int, Trajectory] = {}
+        self.ended: list[Trajectory] = []  # since the shell last looked
+        self.resampled = 0  # groups without signal that were replaced since the last step
+        self.unreplaced = 0  # and those that are trained all the same, because that was the limit
+        self._fruitless: dict[int, int] = {}  # trajectory -> leases lost without a single new token
+        self._lease_start: dict[int, tuple[int, int]] = {}  # (tokens, replica's version) at the lease
+        self._ready = 0  # groups that became ready, ever
+        self._ready_gone = 0  # of them, those that were trained or ended
+
+    @property
+    def num_ready(self) -> int:
+        """Groups that could be trained on. With fewer than a batch, `take` need not be asked."""
+        return self._ready - self._ready_gone
+
+    def changes(self) -> tuple[list[Trajectory], list[Trajectory], list[Trajectory]]:
+        """What changed, what only has new tokens, and what ended, since the last call."""
+        changed, grown = list(self.dirty.values()), [t for i, t in self.grown.items() if i not in self.dirty]
+        ended, self.ended = self.ended, []
+        self.dirty.clear()
+        self.grown.clear()
+        return changed, grown, ended
+
+    # ------------------------------------------------------------ admission and leases
+
+    def admit(self, prompt: Prompt, replica: str, *, now_s: float) -> tuple[Group, list[Work]]:
+        """A new group, all of it leased to `replica`."""
+        first = prompt.group_id * self.numbers.group_size
+        members = [Trajectory(first + k, prompt.group_id) for k in range(self.numbers.group_size)]
+        group = Group(prompt.group_id, prompt.row_id, prompt.tokens, prompt.text, members)
+        record = self.replicas[replica]
+        self.groups[group.group_id] = GroupRecord(group, record.version, now_s)
+        record.groups_since_swap += 1
+        for member in members:
+            self.trajectories[member.trajectory_id] = member
+            self.queued[member.trajectory_id] = member
+        return group, [self.lease(member, replica) for member in members]
+
+    def adopt(self, group: Group, *, birth: int) -> list[Trajectory]:
+        """A live group found in the ledger; its birth is `birth` where it has no token. Returns its members
+        that still need a score."""
+        oldest = [version for m in group.members for version, _ in m.columns.runs[:1]]
+        self.groups[group.group_id] = GroupRecord(group, birth=min(oldest, default=birth))
+        unscored = []
+        for member in group.members:
+            if not member.live:
+                continue
+            self.trajectories[member.trajectory_id] = member
+            if member.state is State.QUEUED:
+                self.queued[member.trajectory_id] = member
+            elif member.state is State.GENERATED:
+                unscored.append(member)
+        self._settle(group.group_id)
+        return unscored
+
+    def lease(self, trajectory: Trajectory, replica: str) -> Work:
+        """Let `replica` work on a queued trajectory, from the tokens it has."""
+        record, tid = self.replicas[replica], trajectory.trajectory_id
+        del self.queued[tid]
+        trajectory.state, trajectory.replica, trajectory.epoch = State.LEASED, replica, record.epoch
+        trajectory.lease += 1
+        record.leased[tid] = trajectory
+        self._lease_start[tid] = len(trajectory.columns), record.version
+        self.dirty[tid] = trajectory
+        owner = self.groups[trajectory.group_id]
+        self._recompute_birth(owner)
+        return Work(
+            tid,
+            trajectory.group_id,
+            trajectory.lease,
+            owner.group.prompt,
+            trajectory.columns.tokens[:],
+            self.numbers.sampling,
+            self.numbers.seed,
+        )
+
+    def queued_view(self, trajectory: Trajectory) -> QueuedView:
+        """A queued trajectory as the schedule sees it."""
+        return QueuedView(trajectory.columns.version_last, self.groups[trajectory.group_id].birth)
+
+    def unlease(self, trajectory: Trajectory) -> None:
+        """Take a trajectory back from its replica; it keeps its partial tokens."""
+        self.replicas[trajectory.replica].leased.pop(trajectory.trajectory_id)
+        trajectory.state = State.QUEUED
+        self.queued[trajectory.trajectory_id] = trajectory
+        self.dirty[trajectory.trajectory_id] = trajectory
+
+    def restart(self, trajectory: Trajectory) -> int:
+        """Forget a queued trajectory's partial tokens (its noise stays). Returns how many."""
+        discarded = len(trajectory.columns)
+        trajectory.columns = TokenColumns()
+        self.dirty[trajectory.trajectory_id] = trajectory
+        return discarded
+
+    def lose(self, name: str) -> list[Trajectory]:
+        """Replica `name` is gone: its trajectories wait for another. Returns those abandoned because
+        `attempts` leases in a row were lost without a single new token: their prompt is suspect. A trajectory
+        that waited for a slot has no part in the death."""
+        poisoned, record = [], self.replicas[name]
+        for place, trajectory in enumerate(list(record.leased.values())):
+            tid = trajectory.trajectory_id
+            fruitless = len(trajectory.columns) == self._lease_start[tid][0]
+            if not fruitless:
+                self._fruitless.pop(tid, None)
+            elif place < record.slots:
+                self._fruitless[tid] = self._fruitless.get(tid, 0) + 1
+            self.unlease(trajectory)
+            if self._fruitless.get(tid, 0) >= self.numbers.attempts:
+                poisoned.append(trajectory)
+        return poisoned
+
+    def give_back(self, name: str) -> None:
+        """Replica `name` leaves: its trajectories wait for another, and none is suspect because of that."""
+        for trajectory in list(self.replicas[name].leased.values()):
+            self.unlease(trajectory)
+
+    def _recompute_birth(self, record: GroupRecord) -> None:
+        """Oldest version among the members' tokens, or that their replica served at the lease: tokens
+        sampled before a swap can be reported after it. It never falls, so one member that old settles it."""
+        birth, births = record.birth, []
+        for member in record.group.members:
+            if member.columns.runs:
+                version = member.columns.runs[0][0]
+            elif member.state is State.LEASED:
+                version = self._lease_start[member.trajectory_id][1]
+            elif member.state is State.QUEUED:
+                return
+            else:
+                continue
+            if version <= birth:
+                return
+            births.append(version)
+        record.birth = min(births, default=birth)
+
+    # ------------------------------------------------------------ tokens
+
+    def progress(self, name: str, parts: Iterable[Progress]) -> list[Trajectory]:
+        """Append new tokens; what is known already, or belongs to another lease, changes nothing.
+
+        Raises: DataError on a gap, which a lossless stream cannot have.
+        """
+        leased, finished = self.replicas[name].leased, []
+        for part in parts:
+            trajectory = leased.get(part.trajectory_id)
+            if trajectory is None or part.lease != trajectory.lease:
+                continue
+            columns = trajectory.columns
+            held = len(columns)
+            known = held - part.start
+            if known < 0:
+                raise DataError(
+                    f"trajectory {part.trajectory_id}: {name} reports tokens from {part.start}, "
+                    f"but only {held} are known: {-known} are missing"
+                )
+            columns.extend(part.columns[known:] if known else part.columns)
+            self.grown[part.trajectory_id] = trajectory
+            if not held and columns:
+                self._recompute_birth(self.groups[trajectory.group_id])
+            if part.finish is not None:
+                self._complete(trajectory, part.finish)
+                finished.append(trajectory)
+        return finished
+
+    def _complete(self, trajectory: Trajectory, finish: Finish) -> None:
+        trajectory.state, trajectory.finish = State.GENERATED, finish
+        self.dirty[trajectory.trajectory_id] = trajectory
+        self.replicas[trajectory.replica].leased.pop(trajectory.trajectory_id)
+
+    # ------------------------------------------------------------ scores and ends
+
+    def score(self, trajectory_id: int, score: Score) -> Trajectory | None:
+        """A reward is known. None: nobody waits for it any more."""
+        trajectory = self.trajectories.get(trajectory_id)
+        if trajectory is None or trajectory.state is not State.GENERATED:
+            return None
+        match score:
+            case Scored(value, metrics):
+                trajectory.state, trajectory.reward, trajectory.metrics = State.SCORED, value, metrics
+                self.dirty[trajectory_id] = trajectory
+                self._settle(trajectory.group_id)
+            case Failed(reason):
+                self.end(trajectory, State.FAILED, reason)
+            case Abstain(reason):
+                self.end(trajectory, State.REJECTED, reason)
+        return trajectory
+
+    def note_ready(self, group_id: int, now_s: float) -> None:
+        """A group has become ready by the score of its last member."""
+        record = self.groups[group_id]
+        if record.started_s is not None:
+            self.measured.group_took(now_s - record.started_s)
+
+    def end(self, trajectory: Trajectory, state: State, reason: str) -> None:
+        """A live trajectory ends without being trained on."""
+        self._end(trajectory, state, reason)
+        self._settle(trajectory.group_id)
+
+    def _end(self, trajectory: Trajectory, state: State, reason: str) -> None:
+        tid = trajectory.trajectory_id
+        if trajectory.state is State.LEASED:
+            self.replicas[trajectory.replica].leased.pop(tid)
+        trajectory.state, trajectory.reason = state, reason
+        self.dirty[tid] = trajectory
+        self.ended.append(trajectory)
+        self._forget(tid)
+
+    def end_group(self, group_id: int, state: State, reason: str) -> None:
+        """End all live members at once, so that the last ones never count as a group of their own."""
+        record = self.groups.pop(group_id)
+        self._ready_gone += record.ready_rank is not None
+        for member in record.group.members:
+            if member.live:
+                self._end(member, state, reason)
+
+    def _forget(self, tid: int) -> None:
+        self.trajectories.pop(tid, None)
+        self.queued.pop(tid, None)
+        self._fruitless.pop(tid, None)
+        self._lease_start.pop(tid, None)
+
+    def _settle(self, group_id: int) -> None:
+        """A group with nothing left to wait for becomes ready, or ends if it has no baseline or no signal."""
+        record = self.groups.get(group_id)
+        if record is None or record.ready_rank is not None:
+            return
+        live = [m for m in record.group.members if m.live]
+        if any(m.state not in (State.SCORED, State.BUFFERED) for m in live):
+            return
+        if len(live) == 1:
+            self.end(live[0], State.REJECTED, NO_BASELINE)
+        elif not live:
+            del self.groups[group_id]
+        elif self._replaces(live):
+            self.end_group(group_id, State.REJECTED, NO_SIGNAL)
+        else:
+            for member in live:
+                member.state = State.BUFFERED
+                self.dirty[member.trajectory_id] = member
+            record.ready_rank, self._ready = self._ready, self._ready + 1
+
+    def _replaces(self, scored: list[Trajectory]) -> bool:
+        """DAPO's dynamic sampling (arXiv:2503.14476, equation 11): where all rewards are equal all advantages
+        are 0, and a batch is to hold groups that teach. Admission fills the place that such a group leaves.
+        """
+        limit = self.numbers.resampled_max
+        if not limit or len({member.reward for member in scored}) > 1:
+            return False
+        replaces = self.resampled < limit
+        self.resampled, self.unreplaced = self.resampled + replaces, self.unreplaced + (not replaces)
+        return replaces
+
+    def _reject(self, group_id: int, at_fault: Container[int], reason: str) -> None:
+        """Members that cannot be trained on end; the others stay ready unless they have no baseline."""
+        live = [m for m in self.groups[group_id].group.members if m.live]
+        named = [m for m in live if m.trajectory_id in at_fault]
+        for member in named:
+            self._end(member, State.REJECTED, reason)
+        if named and len(live) - len(named) < 2:
+            self.end_group(group_id, State.REJECTED, NO_BASELINE)
+
+    def trained(self, group_ids: Iterable[int]) -> None:
+        """The step that took these groups is committed."""
+        for group_id in group_ids:
+            for member in self.groups.pop(group_id).group.members:
+                self._forget(member.trajectory_id)
+            self._ready_gone += 1
+        self.resampled = self.unreplaced = 0

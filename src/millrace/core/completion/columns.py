@@ -1,0 +1,256 @@
+"""Tokens of one completion as packed columns, from the engine that samples them to the trainer.
+
+A token is four bytes of id, four of log-prob, and a share of a run of versions. So a completion of thousands
+of tokens is two buffers and a few pairs, however often it is sent, kept or cut. Where sampling cuts tokens
+off, those that could come lie beside it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from millrace.core.completion.token_masks import Choices
+from millrace.core.completion.top_logprobs import Likely, Row
+
+LOGPROB_MAX = 1e-4
+"""Engines round: a log-prob up to this is taken as 0."""
+
+Buffer = bytes | bytearray | memoryview | array
+
+Beside = tuple[Likely | None, Choices | None]
+Packed = tuple[list[list[tuple[int, int]]], bytes, bytes, list[Beside]]
+"""Several columns as few buffers: the runs of each, all token ids, all log-probs; what is beside each."""
+
+
+def token_array(tokens: Iterable[int] = ()) -> array[int]:
+    """Token ids as int32."""
+    return array("i", tokens)
+
+
+class TokenColumns:
+    """Tokens, and under which distribution each was sampled. They grow at the end and never change.
+
+    tokens    int32, ids
+    logprobs  float32, of the distribution really sampled from
+    runs      (version, how many tokens in a row), in order of position; no two neighbours have one version
+    likely    the most likely tokens at each position; None: nobody asked
+    choices   all tokens that could have come at each position; None: the whole vocabulary
+
+    Equal are columns whose bytes are: NaN equals itself, and -0.0 is not 0.0. Pickling with protocol 5 hands
+    out the buffers as they are, so what is sent out of band must not grow any more.
+    """
+
+    __slots__ = ("choices", "likely", "logprobs", "runs", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: array[int] = array("i")
+        self.logprobs: array[float] = array("f")
+        self.runs: list[tuple[int, int]] = []
+        self.likely: Likely | None = None
+        self.choices: Choices | None = None
+
+    @classmethod
+    def of(
+        cls, tokens: Iterable[int], logprobs: Iterable[float], versions: int | Iterable[int]
+    ) -> TokenColumns:
+        """`versions`: of every token, or one for all. Log-probs are rounded to float32.
+
+        Raises: ValueError: the columns differ in length.
+        """
+        columns = cls()
+        columns.tokens, columns.logprobs = array("i", tokens), array("f", logprobs)
+        if isinstance(versions, int):
+            columns.runs = [(versions, len(columns))] if columns.tokens else []
+        else:
+            columns.runs = [(version, len(list(run))) for version, run in groupby(versions)]
+        columns._refuse_misaligned()
+        return columns
+
+    @classmethod
+    def from_buffers(
+        cls,
+        tokens: Buffer,
+        logprobs: Buffer,
+        runs: Iterable[Sequence[int]],
+        likely: Likely | None = None,
+        choices: tuple[Buffer, Buffer] | None = None,
+    ) -> TokenColumns:
+        """A copy of int32 ids and float32 log-probs. `choices`: their counts and ids. Raises: as `of`."""
+        columns = cls()
+        columns.tokens.frombytes(tokens)
+        columns.logprobs.frombytes(logprobs)
+        columns.runs = [(version, count) for version, count in runs]
+        columns.likely = likely
+        if choices is not None:
+            columns.choices = Choices()
+            columns.choices.counts.frombytes(choices[0])
+            columns.choices.tokens.frombytes(choices[1])
+        columns._refuse_misaligned()
+        return columns
+
+    # ------------------------------------------------------------ looking
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, part: slice) -> TokenColumns:
+        """A copy of the tokens from `part.start` to `part.stop`."""
+        start, stop, step = part.indices(len(self.tokens))
+        assert step == 1, part
+        columns = TokenColumns()
+        columns.tokens, columns.logprobs = self.tokens[start:stop], self.logprobs[start:stop]
+        columns.runs = list(_cut(self.runs, start, stop))
+        columns.likely = self.likely and self.likely.part(start, stop)
+        columns.choices = self.choices and self.choices.part(start, stop)
+        return columns
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenColumns):
+            return NotImplemented
+        return (
+            self.runs == other.runs
+            and self.tokens == other.tokens
+            and self.logprobs.tobytes() == other.logprobs.tobytes()
+            and self.likely == other.likely
+            and self.choices == other.choices
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # they grow
+
+    def __repr__(self) -> str:
+        return f"TokenColumns({len(self)} tokens, versions {self.runs})"
+
+    @property
+    def version_first(self) -> int | None:
+        """Of the first token; None: there is none."""
+        return self.runs[0][0] if self.runs else None
+
+    @property
+    def version_last(self) -> int | None:
+        return self.runs[-1][0] if self.runs else None
+
+    def versions(self) -> list[int]:
+        """Of every token."""
+        return [version for version, count in self.runs for _ in range(count)]
+
+    def without_likely(self) -> TokenColumns:
+        """The same tokens, not copied."""
+        if self.likely is None:
+            return self
+        columns = TokenColumns()
+        columns.tokens, columns.logprobs, columns.runs = self.tokens, self.logprobs, self.runs
+        columns.choices = self.choices
+        return columns
+
+    # ------------------------------------------------------------ growing
+
+    def append(
+        self,
+        token: int,
+        logprob: float,
+        version: int,
+        likely: Row | None = None,
+        choices: bytes | None = None,
+    ) -> None:
+        """`likely`: given for every token, always as many, or for none. `choices`: int32 ids."""
+        if likely is not None:
+            self.likely = self.likely or Likely(len(likely[0]))
+            self.likely.append(likely)
+        if choices is not None or self.choices is not None:
+            self.choices = self.choices or Choices.unlimited(len(self))
+            self.choices.append(choices or b"")
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self._extend_runs(version, 1)
+
+    def extend(self, other: TokenColumns) -> None:
+        """Raises: ValueError: likely tokens are known of one part only."""
+        if self.likely is not None or other.likely is not None:
+            self._extend_likely(other)
+        if self.choices is not None or other.choices is not None:
+            self.choices = self.choices or Choices.unlimited(len(self))
+            self.choices.extend(other.choices or Choices.unlimited(len(other)))
+        self.tokens += other.tokens
+        self.logprobs += other.logprobs
+        for version, count in other.runs:
+            self._extend_runs(version, count)
+
+    def _extend_likely(self, other: TokenColumns) -> None:
+        if self.likely is None and other.likely is not None and not self.tokens:
+            self.likely = Likely(other.likely.num)
+        mine, new = self.likely, other.likely
+        if mine is not None and new is not None and mine.num == new.num:
+            mine.extend(new)
+        elif other.tokens:
+            raise ValueError(f"columns do not align: {mine} likely tokens, and then {new}")
+
+    def _extend_runs(self, version: int, count: int) -> None:
+        runs = self.runs
+        if runs and runs[-1][0] == version:
+            runs[-1] = version, runs[-1][1] + count
+        else:
+            runs.append((version, count))
+
+    def _refuse_misaligned(self) -> None:
+        num_tokens, num_versions = len(self.tokens), sum([count for _, count in self.runs])
+        if not num_tokens == len(self.logprobs) == num_versions:
+            raise ValueError(
+                f"columns do not align: {num_tokens} tokens, {len(self.logprobs)} log-probs, "
+                f"{num_versions} versions"
+            )
+        if self.likely is not None and not self.likely.aligned(num_tokens):
+            raise ValueError(
+                f"columns do not align: {num_tokens} tokens, {len(self.likely.tokens)} likely ones"
+            )
+        if self.choices is not None and not self.choices.aligned(num_tokens):
+            raise ValueError(
+                f"columns do not align: {num_tokens} tokens, {len(self.choices.tokens)} choices at "
+                f"{len(self.choices.counts)} positions"
+            )
+
+    # ------------------------------------------------------------ carrying
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        carried = pickle.PickleBuffer if protocol >= 5 else array.tobytes
+        plain, choices = (carried(self.tokens), carried(self.logprobs)), self.choices
+        beside = choices and (carried(choices.counts), carried(choices.tokens))
+        return TokenColumns.from_buffers, (*plain, self.runs, self.likely, beside)
+
+
+def pack(columns: Sequence[TokenColumns]) -> Packed:
+    tokens = b"".join([one.tokens for one in columns])
+    logprobs = b"".join([one.logprobs for one in columns])
+    return [one.runs for one in columns], tokens, logprobs, [(one.likely, one.choices) for one in columns]
+
+
+def unpack(packed: Packed) -> list[TokenColumns]:
+    """What `pack` was given. Raises: ValueError: the parts do not fit together."""
+    all_runs, token_bytes, logprob_bytes, all_beside = packed
+    tokens, logprobs = array("i"), array("f")
+    tokens.frombytes(token_bytes)
+    logprobs.frombytes(logprob_bytes)
+    unpacked, start = [], 0
+    for runs, (likely, choices) in zip(all_runs, all_beside, strict=True):
+        end = start + (runs[0][1] if len(runs) == 1 else sum([count for _, count in runs]))
+        columns = TokenColumns.__new__(TokenColumns)
+        columns.tokens, columns.logprobs = tokens[start:end], logprobs[start:end]
+        columns.runs, columns.likely, columns.choices = runs, likely, choices
+        unpacked.append(columns)
+        start = end
+    if not start == len(tokens) == len(logprobs):
+        raise ValueError(f"runs for {start} tokens, {len(tokens)} token ids, {len(logprobs)} log-probs")
+    return unpacked
+
+
+def _cut(runs: Sequence[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The runs of positions [start, stop)."""
+    first = 0
+    for version, count in runs:
+        kept = min(first + count, stop) - max(first, start)
+        if kept > 0:
+            yield version, kept
+        first += count

@@ -1,0 +1,88 @@
+"""Memory of other processes that a GPU copies to and from by itself, with no copy between: it is registered.
+
+Registering fails where the kernel or a container limits locked memory. Then copies go through the driver's
+own memory: slower, and right.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from millrace.core.digest import NamedBuffer
+from millrace.devices.gpu import aside
+
+Bytes = NDArray[np.uint8]
+
+READ_ONLY = 0x08  # cudaHostRegisterReadOnly: the mapping cannot be written
+
+
+def pinned(memory: Bytes) -> Callable[[], None]:
+    """Register `memory`, which begins and ends at a page, with the GPU of this process. Returns what undoes
+    it. One that fails is told as a warning, once, and undoes nothing."""
+    runtime, address = torch.cuda.cudart(), memory.ctypes.data
+    flags = 0 if memory.flags.writeable else READ_ONLY
+    code = int(runtime.cudaHostRegister(address, memory.nbytes, flags))
+    if code == 0:
+        return lambda: _unpinned(address)
+    _forget_error()
+    warnings.warn(
+        f"{memory.nbytes} bytes of published weights cannot be registered with the GPU (CUDA error {code}): "
+        "copying them is slower. Raise the limit of locked memory: `ulimit -l`, or `--ulimit memlock=-1` of "
+        "a container; 801 says that this GPU registers no memory that is only read",
+        stacklevel=2,
+    )
+    return lambda: None
+
+
+def copied_there(
+    device: torch.device, after: Any, held: Sequence[NamedBuffer], into: Sequence[NamedBuffer]
+) -> None:
+    """Copy bytes of this memory into those of `device`, beside what it computes `after` that mark. All are
+    there at the end."""
+    with aside(device, after):
+        for source, target in zip(held, into, strict=True):
+            target.data.copy_(as_tensor(source.data), non_blocking=True)
+
+
+def copied_from(device: torch.device, tensors: Iterable[torch.Tensor], places: Sequence[Bytes]) -> None:
+    """Copy the bytes of tensors of `device` to places in this memory. All are there at the end.
+
+    A place that is not in one piece (columns) is filled by the host, from a copy of the tensor.
+    """
+    for tensor, place in zip(tensors, places, strict=True):
+        source = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        if place.flags.c_contiguous:
+            as_tensor(place).view(-1).copy_(source, non_blocking=True)
+        else:
+            torch.from_numpy(place).copy_(source.view(place.shape))
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def as_tensor(memory: Bytes) -> torch.Tensor:
+    """The same bytes, for as long as `memory` is there. torch has no tensors that are only read, and warns of
+    memory that is."""
+    if not memory.size:
+        return torch.empty(memory.shape, dtype=torch.uint8)
+    assert memory.flags.c_contiguous, memory.strides
+    seen = (ctypes.c_uint8 * memory.nbytes).from_address(memory.ctypes.data)
+    return torch.frombuffer(seen, dtype=torch.uint8)
+
+
+def _unpinned(address: int) -> None:
+    if int(torch.cuda.cudart().cudaHostUnregister(address)) != 0:
+        _forget_error()
+
+
+def _forget_error() -> None:
+    """CUDA gives an error of its runtime once more, to whoever asks next: that would be the next kernel."""
+    with suppress(RuntimeError):
+        torch.ones(1, device="cuda")

@@ -1,0 +1,164 @@
+"""Whether this machine can compute a trajectory's numbers independently, bit for bit, of its neighbours.
+
+Asked of the very model that was loaded: its forward pass runs with random weights over every number of rows
+that will occur, on rows in random places. The first way of multiplying in which no row's result depends on
+the others is taken. Attention is asked likewise, for every number of keys.
+
+Two things are not asked but arranged. Everything runs on one thread, because a range of numbers split among
+threads is rounded by where it is split. And the sum over values runs in blocks of one bucket of keys: a
+kernel that splits longer sums at a fraction of their length would round a sequence by its neighbours' length.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+
+from millrace.core.errors import ConfigError
+from millrace.engines.own.accelerated.row_matmul import Products
+from millrace.engines.own.attention import BLOCK, Kernel
+from millrace.engines.own.cache import KVCache
+from millrace.engines.own.forward import ForwardPass
+from millrace.engines.own.parameters import Parameters
+
+Tensor = torch.Tensor
+
+# At least so many rows are tried, whatever the engine's settings: engines that differ in them choose alike,
+# and a trajectory comes out the same in each.
+ROWS_MIN, LOGITS_MIN = 512, 128
+CANDIDATES = (*(Products(tile) for tile in (8, 16, 32, 64, 96, 192)), Products(8, alone=True))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """What is computed inside runs on the calling thread only."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@torch.inference_mode()
+def exact_products(forward: ForwardPass, weights: Parameters, slots: int, rows: int) -> Products:
+    """The first of `CANDIDATES` with which rows are independent: at least `rows` of hidden states and
+    `slots` of logits.
+
+    `weights` are filled with random numbers: give a set that is not served.
+    Raises: ConfigError: there is none, or the device is not a CPU.
+    """
+    if weights.embedding.device.type != "cpu":
+        raise _refusal(f"it is known of CPUs only, and the engine runs on {weights.embedding.device}")
+    generator = torch.Generator().manual_seed(0)
+    for tensor in weights.named.values():
+        tensor.normal_(generator=generator)
+    few_layers = copy.copy(weights)  # the others have the shapes of one of these
+    few_layers.layers = list({layer.router is None: layer for layer in weights.layers}.values())
+
+    def hidden(products: Products, tokens: Tensor, positions: Tensor) -> Tensor:
+        forward.products = products
+        return forward.hidden(few_layers, tokens, positions, _query_as_output)
+
+    def logits(products: Products, tokens: Tensor, positions: Tensor) -> Tensor:
+        return forward.logits(few_layers, hidden(products, tokens, positions), len(tokens))
+
+    def expert(products: Products, tokens: Tensor, positions: Tensor) -> Tensor:
+        """All rows may go to one."""
+        forward.products = products
+        return forward.expert(routed[0], 0, weights.embedding[tokens])
+
+    routed = [layer for layer in few_layers.layers if layer.router is not None]
+    many = max(rows, ROWS_MIN)
+    tried = [(logits, max(slots, LOGITS_MIN)), (hidden, many), *([(expert, many)] if routed else [])]
+    vocab = len(weights.embedding)
+    with one_thread():
+        for products in CANDIDATES:
+            if all(
+                _rows_are_independent(partial(compute, products), products, vocab, limit, generator)
+                for compute, limit in tried
+            ):
+                return products
+    raise _refusal("a row's result changes with the number of rows, however they are padded")
+
+
+def _query_as_output(layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor) -> None:
+    """In place of attention: something of each row alone."""
+    out_MHD.copy_(q_MHD)
+
+
+def _rows_are_independent(
+    compute: Callable[[Tensor, Tensor], Tensor],
+    products: Products,
+    vocab: int,
+    limit: int,
+    generator: torch.Generator,
+) -> bool:
+    """Whether a row comes out the same in every number of rows, wherever it stands among them."""
+    counts = sorted({products.rows(count) for count in range(1, limit + 1)})
+    tokens = torch.randint(vocab, (counts[-1],), generator=generator)
+    positions = torch.randint(BLOCK, (counts[-1],), generator=generator)
+    whole = compute(tokens, positions)
+    for count in counts:
+        rows = torch.randperm(counts[-1], generator=generator)[:count]
+        if not torch.equal(compute(tokens[rows], positions[rows]), whole[rows]):
+            return False
+    return True
+
+
+@torch.inference_mode()
+def check_attention(cache: KVCache, kernel: Kernel, *, group: int) -> None:
+    """Over each number of keys that the cache can hold, for `group` query heads of one key head.
+
+    Raises: ConfigError: a query's result depends on how many others there are, on whether they read the same
+    keys, or on how many keys are masked.
+    """
+    kv_heads, head_dim, num_keys = cache.keys.shape[2:]
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator).to(cache.keys.dtype)
+
+    q, k, v = random(3, group, head_dim), random(3, head_dim, num_keys), random(3, num_keys, head_dim)
+    with one_thread():
+        for length in range(BLOCK, num_keys + 1, BLOCK):
+            most = cache.num_slots * kv_heads if length == BLOCK else 8
+            if not _queries_are_independent(partial(_attended, kernel), q, k, v, length, most):
+                raise _refusal(f"attention over {length} keys changes with what is computed beside it")
+
+
+def _queries_are_independent(
+    attended: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, length: int, most: int
+) -> bool:
+    """Three queries with keys of their own: alone; among `most`; reading one set of keys, as in prefill; and
+    with a bucket of masked keys behind `length`."""
+    alone = torch.cat([attended(q[i : i + 1], k[i : i + 1], v[i : i + 1], length) for i in range(3)])
+    turns = torch.arange(most) % 3
+    among = attended(q[turns], k[turns], v[turns], length)
+    shared = torch.cat([
+        attended(q[i].expand(4, -1, -1), k[i].expand(4, -1, -1), v[i].expand(4, -1, -1), length)[:1]
+        for i in range(3)
+    ])  # fmt: skip
+    longer = attended(q, k, v, length, masked=min(BLOCK, k.shape[2] - length))
+    return torch.equal(among, alone[turns]) and torch.equal(shared, alone) and torch.equal(longer, alone)
+
+
+def _attended(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, length: int, masked: int = 0) -> Tensor:
+    over = length + masked
+    bias = torch.zeros((len(q), 1, over), dtype=q.dtype)
+    bias[..., length:] = float("-inf")
+    return kernel(q, k[..., :over], v[:, :over], bias)
+
+
+def _refusal(reason: str) -> ConfigError:
+    return ConfigError(
+        f"`rollout.exact` cannot be had here: {reason}.\n"
+        '  Set it to false, or run on a CPU (`model.device` = "cpu") of another kind'
+    )

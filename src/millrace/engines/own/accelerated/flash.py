@@ -1,0 +1,162 @@
+"""Attention over cached keys and values in one call for all slots, on GPUs: torch's flash attention.
+
+The kernel reads on the device how long each slot is. So it computes over no masked key, and to the host a
+decode step is the same whatever the lengths: it is recorded once (`recorded`) and replayed.
+
+Shape suffixes: M rows (tokens), R segments, H query heads, K kv heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from millrace.devices.gpu import recorded, recording_pool
+from millrace.engines.own.accelerated.row_matmul import Products
+from millrace.engines.own.architecture import Architecture
+from millrace.engines.own.attention import BUCKET, Kernel, Segment
+from millrace.engines.own.cache import KVCache
+from millrace.engines.own.forward import ForwardPass
+from millrace.engines.own.parameters import Parameters
+
+Tensor = torch.Tensor
+
+PADDED = Products(8)
+"""How rows are padded: few numbers of rows are recorded."""
+
+
+class FlashCache(KVCache):
+    """Keys and values (layers, slots, positions, kv_heads, head_dim), given the shape of a `KVCache`."""
+
+    def __init__(
+        self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        layers, self.num_slots, kv_heads, self.num_positions, head_dim = shape
+        flat = (layers, self.num_slots, self.num_positions, kv_heads, head_dim)
+        self.keys, self.values = (torch.zeros(flat, dtype=dtype, device=device) for _ in range(2))
+        self.lengths = []
+
+    def _copy_numbers(self, source: int, target: int, length: int) -> None:
+        for numbers in (self.keys, self.values):
+            numbers[:, target, :length] = numbers[:, source, :length]
+
+
+@dataclass(frozen=True, slots=True)
+class FlashAttention:
+    """Consecutive positions of several slots, packed one segment after another: in a decode step one each.
+
+    query_ends  (R + 1,) int32, of segments among the rows; begins with 0
+    key_starts  (R + 1,) int32, of slots among all tokens of the cache; the last is not read
+    used_R      int32, tokens of the slot that may be seen, those of the segment included
+    rows_M      int64, where among all tokens of the cache those of the rows go
+    """
+
+    cache: FlashCache
+    kernel: Kernel
+    query_ends: Tensor
+    key_starts: Tensor
+    used_R: Tensor
+    rows_M: Tensor
+    longest_query: int
+    longest_key: int
+
+    def __call__(self, layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor) -> None:
+        count = len(self.rows_M)
+        keys, values = self.cache.keys[layer].flatten(0, 1), self.cache.values[layer].flatten(0, 1)
+        keys.index_copy_(0, self.rows_M, k_MKD[:count])
+        values.index_copy_(0, self.rows_M, v_MKD[:count])
+        window = self.kernel.windows[layer]
+        out_MHD[:count] = flash_attention(q_MHD[:count], keys, values, self, window=window)
+
+
+def flash_attention(
+    q_MHD: Tensor, keys: Tensor, values: Tensor, where: FlashAttention, *, window: int | None
+) -> Tensor:
+    """(M, H, D). The mask is causal, aligned at the end of a slot's tokens. The documented interface of torch
+    2.11 lacks `seqused_k`; the operator below has it from 2.11 to 2.13."""
+    ends = (where.query_ends, where.key_starts, where.longest_query, where.longest_key)
+    dropout, causal, debug = 0.0, window is None, False
+    left, right = (-1, -1) if window is None else (window - 1, 0)
+    operator: Any = torch.ops.aten._flash_attention_forward
+    out: Tensor = operator(
+        *(q_MHD, keys, values, *ends, dropout, causal, debug),
+        scale=where.kernel.scale,
+        window_size_left=left,
+        window_size_right=right,
+        seqused_k=where.used_R,
+    )[0]
+    return out
+
+
+def flash_prefill(cache: FlashCache, segments: Sequence[Segment], kernel: Kernel) -> FlashAttention:
+    starts = [s.slot * cache.num_positions for s in segments]
+    rows = [start + s.start + i for start, s in zip(starts, segments, strict=True) for i in range(s.count)]
+    put = partial(torch.tensor, dtype=torch.int32, device=cache.keys.device)
+    return FlashAttention(
+        cache,
+        kernel,
+        query_ends=put([0, *(s.count for s in segments)]).cumsum(0, dtype=torch.int32),
+        key_starts=put([*starts, cache.num_slots * cache.num_positions]),
+        used_R=put([s.start + s.count for s in segments]),
+        rows_M=put(rows, dtype=torch.int64),
+        longest_query=max(s.count for s in segments),
+        longest_key=max(s.start + s.count for s in segments),
+    )
+
+
+class RecordedSteps:
+    """Decode steps of the first slots, recorded when first wanted for a number of rows and a set of weights.
+
+    A recording reads and writes the same memory every time. So tokens and positions are put where it reads
+    them; all else that changes follows from these on the device.
+    """
+
+    def __init__(
+        self, forward: ForwardPass, cache: FlashCache, kernel: Kernel, architecture: Architecture
+    ) -> None:
+        device, self._cache, self._kernel, self._forward = cache.keys.device, cache, kernel, forward
+        self._slots = torch.arange(cache.num_slots + 1, device=device)
+        self._tokens, self._positions = (torch.zeros_like(self._slots[1:]) for _ in range(2))
+        self._logits = torch.zeros((cache.num_slots, architecture.vocab), device=device)
+        self._recordings: dict[tuple[int, int], Callable[[], None]] = {}
+        # How many rows each expert gets is read by the host: no recording can do that.
+        self._pool = None if architecture.routed else recording_pool(device)
+
+    def place(self, tokens: Sequence[int], positions: Sequence[int]) -> tuple[Tensor, Tensor, int]:
+        """Put these of the first slots where a step reads them, and return that memory, padded to the rows of
+        a recording, and how many tokens a batch may decode. A padded slot that is in use is written to behind
+        its last valid position."""
+        rows = min(PADDED.rows(len(tokens)), self._cache.num_slots)
+        lengths = [*self._cache.lengths, *[0] * rows]
+        self._tokens[:rows] = torch.tensor([*tokens, *[0] * (rows - len(tokens))])
+        self._positions[:rows] = torch.tensor([*positions, *lengths[len(positions) : rows]])
+        steps = min(BUCKET, self._cache.num_positions - max(positions))
+        return self._tokens[:rows], self._positions[:rows], steps
+
+    def logits(self, weights: Parameters, rows: int) -> Tensor:
+        """(rows, V) float32, until the next step."""
+        key = (id(weights), rows)
+        if key not in self._recordings:
+            self._recordings[key] = recorded(partial(self._step, weights, rows), self._pool)
+        self._recordings[key]()
+        return self._logits[:rows]
+
+    def _step(self, weights: Parameters, rows: int) -> None:
+        slots, positions = self._slots[: rows + 1], self._positions[:rows]
+        starts = slots * self._cache.num_positions
+        attention = FlashAttention(
+            self._cache,
+            self._kernel,
+            query_ends=slots.int(),
+            key_starts=starts.int(),
+            used_R=(positions + 1).int(),
+            rows_M=starts[:rows] + positions,
+            longest_query=1,
+            longest_key=self._cache.num_positions,
+        )
+        hidden = self._forward.hidden(weights, self._tokens[:rows], positions, attention)
+        self._logits[:rows] = self._forward.logits(weights, hidden, rows)

@@ -1,0 +1,280 @@
+"""The forward pass in float32 on a CPU with a C compiler: torch multiplies, `native.c` does the rest.
+
+Of a small model's step half is not products, but attention over padded keys and what calls cost. The C code
+is compiled when it is first wanted, in less than a second, and kept in the user's cache: in a directory that
+nobody else can write into, in a file whose name has the digest of its bytes. Where there is no compiler, or
+the model or the settings need something else, the engine goes its general way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from millrace.core import files
+from millrace.core.errors import DataError
+from millrace.engines.own.architecture import Architecture
+from millrace.engines.own.attention import BUCKET, Kernel, Segment
+from millrace.engines.own.cache import KVCache
+from millrace.engines.own.forward import ForwardPass
+from millrace.engines.own.parameters import Layer, Parameters
+
+Tensor = torch.Tensor
+
+SOURCE = Path(__file__).with_name("native.c")
+FLAGS = ("-O3", "-march=native", "-Wno-psabi", "-shared", "-fPIC")
+WIDTH = 16  # of the C code's vectors: it wants whole ones in a head
+GATES = {"silu": (1.0, 0.0), "gelu_pytorch_tanh": (1.5957691216, 0.0713548163)}
+"""a and b of `gate`, by the activation's name in transformers."""
+COMPILE_S_MAX = 60.0
+LOG = logging.getLogger(__name__)
+
+
+@cache
+def library() -> tuple[ctypes.CDLL | None, str]:
+    """The compiled C code; or why there is none, which is in the log too."""
+    command = os.environ.get("CC") or "cc"
+    try:
+        if (compiler := shutil.which(command)) is None:
+            raise FileNotFoundError(f"there is no C compiler ({command})")
+        wanted = "\n".join([SOURCE.read_text(), " ".join(FLAGS), _told(Path(compiler)), _processor()])
+        key = f"native-{hashlib.sha256(wanted.encode()).hexdigest()[:20]}"
+        root = _cache()
+        return _declared(ctypes.CDLL(str(_kept(root, key) or _compile(compiler, root, key)))), ""
+    except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
+        LOG.warning("the engine computes without its C code: %s", error)
+        return None, str(error)
+
+
+def _cache() -> Path:
+    """Raises: RuntimeError: there is no home directory. OSError: it cannot be made, or is somebody else's."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millrace"
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if root.stat().st_uid == os.geteuid():
+        root.chmod(0o700)
+    if files.others_may_write(root):
+        raise PermissionError(f"{root} belongs to another user: what it holds would be run as code")
+    return root
+
+
+def _kept(root: Path, key: str) -> Path | None:
+    """What was compiled before. What is damaged, or was written by somebody else, is removed."""
+    for path in root.glob(f"{key}-*.so"):
+        try:
+            if not files.others_may_write(path) and path.stem == f"{key}-{_digest(path)}":
+                return path
+        except FileNotFoundError:
+            continue  # another process removed it just now
+        LOG.warning("%s is not what was compiled there: it is removed and made anew", path)
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(files.read(path)).hexdigest()[:32]
+    except DataError:
+        return ""
+
+
+def _told(compiler: Path) -> str:
+    stat = compiler.resolve().stat()
+    return f"{compiler.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def _processor() -> str:
+    """A home directory may be that of several hosts."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()} {flags}"
+
+
+def _compile(compiler: str, root: Path, key: str) -> Path:
+    """Several processes may do it at once: each file is whole."""
+    with tempfile.TemporaryDirectory(dir=root) as directory:
+        made = Path(directory) / key
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(made), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_S_MAX)
+        made.chmod(0o700)
+        return made.replace(root / f"{key}-{_digest(made)}.so")
+
+
+def _declared(code: ctypes.CDLL) -> ctypes.CDLL:
+    address, count, number = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+    code.norm.argtypes = (address, count, address, address, address, count)
+    code.gate.argtypes = (count, address, address, count, number, number)
+    code.attend.argtypes = (address, address, count, *[address] * 5)
+    for function in (code.norm, code.gate, code.attend):
+        function.restype = None
+    return code
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_long) for name in ("heads", "kv_heads", "head_dim", "positions")),
+        *((name, ctypes.c_float) for name in ("eps", "from_one", "scale")),
+    )
+
+
+class _Attention(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "cos", "sin", "q_norm", "k_norm")),
+        *((name, ctypes.c_long) for name in ("rotated", "window")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A layer, and what the C code is told of its attention."""
+
+    layer: Layer
+    attention: _Attention
+
+
+@dataclass(slots=True)
+class NativeRows:
+    """Which slot each row is a token of. As `DecodeAttention`: good for so many steps."""
+
+    slots_M: Tensor
+    num_steps: int
+
+    def advance(self) -> None:
+        self.num_steps -= 1
+
+
+class NativePass:
+    """Forward passes over tokens of any slots."""
+
+    def __init__(
+        self,
+        code: ctypes.CDLL,
+        architecture: Architecture,
+        forward: ForwardPass,
+        cache: KVCache,
+        kernel: Kernel,
+    ) -> None:
+        self._code, self._architecture, self._forward = code, architecture, forward
+        self._cache, self._windows = cache, kernel.windows
+        self._gate = GATES[architecture.activation]
+        sizes = (
+            architecture.num_heads,
+            architecture.num_kv_heads,
+            architecture.head_dim,
+            cache.num_positions,
+        )
+        self._shape = _Shape(*sizes, architecture.eps, float(architecture.norm_from_one), kernel.scale)
+        self._scores = torch.zeros(cache.num_positions)
+        self._bound: dict[int, list[_Bound]] = {}  # by set of weights
+        self._space: list[Tensor] = []
+
+    def decode(self, positions: Sequence[int]) -> NativeRows:
+        """One new token in each of the first slots."""
+        steps = min(BUCKET, self._cache.num_positions - max(positions))
+        return NativeRows(torch.arange(len(positions)), steps)
+
+    def prefill(self, segments: Sequence[Segment]) -> NativeRows:
+        return NativeRows(torch.tensor([s.slot for s in segments for _ in range(s.count)]), 0)
+
+    def hidden(
+        self, weights: Parameters, tokens_M: Tensor, positions_M: Tensor, attention: NativeRows
+    ) -> Tensor:
+        """Final hidden states (M, hidden), until the next call. Tokens of a slot are in their order. Keys and
+        values are cached."""
+        rows = len(tokens_M)
+        layers = self._bound_to(weights)
+        if not self._space or len(self._space[0]) < rows:
+            self._space = self._made(rows, layers[0].layer)
+        x, normed, qkv, attended, gate_up, gated = (each[:rows] for each in self._space)
+        torch.index_select(weights.embedding, 0, tokens_M, out=x)
+        if self._architecture.embedding_scale != 1.0:
+            x *= self._architecture.embedding_scale
+        shape, width = ctypes.byref(self._shape), gated.shape[1]
+        of_rows = attention.slots_M.data_ptr(), positions_M.data_ptr()
+        out, scores = attended.data_ptr(), self._scores.data_ptr()
+        for bound in layers:
+            layer = bound.layer
+            self._norm(x, layer.input_norm, normed)
+            qkv = self._multiply(normed, layer.qkv, layer.qkv_bias, qkv)
+            where = (*of_rows, qkv.data_ptr(), out, scores)
+            self._code.attend(shape, ctypes.byref(bound.attention), rows, *where)
+            self._add(x, attended, layer.out, layer.out_bias, layer.out_norm, normed)
+            self._norm(x, layer.mlp_norm, normed)
+            gate_up = self._multiply(normed, layer.gate_up, layer.gate_up_bias, gate_up)
+            self._code.gate(rows, gate_up.data_ptr(), gated.data_ptr(), width, *self._gate)
+            self._add(x, gated, layer.down, layer.down_bias, layer.down_norm, normed)
+        self._norm(x, weights.norm, normed)
+        return normed
+
+    def _norm(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        rows, width = x.shape
+        addresses = (x.data_ptr(), weight.data_ptr(), out.data_ptr())
+        self._code.norm(ctypes.byref(self._shape), rows, *addresses, width)
+
+    def _add(
+        self, to: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None, memory: Tensor
+    ) -> None:
+        """to += x weight^T + bias, normalised if there is a `norm`."""
+        if norm is not None:
+            made = self._multiply(x, weight, bias, memory)
+            self._norm(made, norm, made)
+            to += made
+            return
+        self._forward.products.add_linear(to, x, weight, bias)
+
+    def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None, memory: Tensor) -> Tensor:
+        """x weight^T + bias, in this memory or, since oneDNN makes its own, in new one."""
+        products = self._forward.products
+        if products.by_onednn(x.shape[0]):
+            return products.linear(x, weight, bias)
+        if bias is None:
+            return torch.mm(x, weight.t(), out=memory)
+        return torch.addmm(bias, x, weight.t(), out=memory)
+
+    def _made(self, rows: int, layer: Layer) -> list[Tensor]:
+        """Memory of a call: the residual stream, normalised, q to v, attended, gate and up, gated."""
+        qkv, hidden = layer.qkv.shape
+        attended, gate_up, gated = layer.out.shape[1], layer.gate_up.shape[0], layer.down.shape[1]
+        return [torch.zeros((rows, width)) for width in (hidden, hidden, qkv, attended, gate_up, gated)]
+
+    def _bound_to(self, weights: Parameters) -> list[_Bound]:
+        if id(weights) not in self._bound:
+            self._bound[id(weights)] = [self._bind(i, layer) for i, layer in enumerate(weights.layers)]
+        return self._bound[id(weights)]
+
+    def _bind(self, index: int, layer: Layer) -> _Bound:
+        cos, sin = self._forward.tables[self._architecture.ropes[index]]
+        tensors = (self._cache.keys[index], self._cache.values[index], cos, sin, layer.q_norm, layer.k_norm)
+        assert all(tensor is None or tensor.is_contiguous() for tensor in tensors), index
+        addresses = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
+        return _Bound(layer, _Attention(*addresses, cos.shape[-1], self._windows[index] or 0))
+
+
+def native_pass(
+    architecture: Architecture, forward: ForwardPass, cache: KVCache, kernel: Kernel
+) -> tuple[NativePass | None, str]:
+    """None: there is no C code here, and why; or it has not all that this engine needs. One thread only."""
+    fits = (
+        type(cache) is KVCache
+        and cache.values.device.type == "cpu"
+        and cache.values.dtype == torch.float32
+        and kernel.plain
+        and not architecture.routed
+        and architecture.activation in GATES
+        and architecture.head_dim % WIDTH == 0
+        and torch.get_num_threads() == 1
+    )
+    code, why = library() if fits else (None, "")
+    return NativePass(code, architecture, forward, cache, kernel) if code is not None else None, why

@@ -1,0 +1,159 @@
+"""The decoder's forward pass: tokens in rows, any mixture of sequences, keys and values cached.
+
+Shape suffixes: M rows, H query heads, K kv heads, D head_dim, I intermediate, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from millrace.engines.own.accelerated.row_matmul import FASTEST, Products
+from millrace.engines.own.architecture import Architecture
+from millrace.engines.own.parameters import Layer, Parameters
+
+Tensor = torch.Tensor
+Attention = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+"""By their names in transformers."""
+
+
+class ForwardPass:
+    """Stateless but for the rotary tables: weights and attention are arguments of every call.
+
+    `products` says how rows are multiplied, and may be exchanged between two calls.
+    """
+
+    def __init__(
+        self, architecture: Architecture, num_positions: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._architecture = architecture
+        self.products: Products = FASTEST
+        self.tables: dict[str | None, tuple[Tensor, Tensor]] = {}
+        for rope in set(architecture.ropes):
+            cos, sin = architecture.rotary_tables(rope, num_positions, dtype, device)
+            sin[:, : sin.shape[1] // 2] *= -1
+            self.tables[rope] = cos.unsqueeze(1), sin.unsqueeze(1)
+        self._norm = RootMeanSquare(architecture.eps, dtype, device, from_one=architecture.norm_from_one)
+        self._activation = ACTIVATIONS[architecture.activation]
+
+    def hidden(
+        self, weights: Parameters, tokens_M: Tensor, positions_M: Tensor, attention: Attention
+    ) -> Tensor:
+        """Final hidden states (M, hidden). M is as `products.rows` wants it; padding rows hold rubbish, and
+        `attention` skips them."""
+        shape = self._architecture
+        rotary = {rope: (cos[positions_M], sin[positions_M]) for rope, (cos, sin) in self.tables.items()}
+        x = F.embedding(tokens_M, weights.embedding)
+        if shape.embedding_scale != 1.0:
+            x *= shape.embedding_scale
+        attended = x.new_zeros((len(x), shape.num_heads, shape.head_dim))
+        for index, layer in enumerate(weights.layers):
+            turn = rotary[shape.ropes[index]]
+            self._attention(index, layer, self._norm(x, layer.input_norm), turn, attention, attended)
+            self._add(x, attended.view(len(x), -1), layer.out, layer.out_bias, layer.out_norm)
+            normed = self._norm(x, layer.mlp_norm)
+            if layer.router is not None:
+                x += self._routed(layer, layer.router, normed)
+                continue
+            gated = self._gated(normed, layer.gate_up, layer.gate_up_bias)
+            self._add(x, gated, layer.down, layer.down_bias, layer.down_norm)
+        return self._norm(x, weights.norm)
+
+    def logits(self, weights: Parameters, hidden: Tensor, count: int) -> Tensor:
+        """(count, V) in float32."""
+        logits = self.products.linear(hidden, weights.head, None)[:count].float()
+        cap = self._architecture.logits_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def _attention(
+        self,
+        index: int,
+        layer: Layer,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        attention: Attention,
+        attended: Tensor,
+    ) -> None:
+        shape = self._architecture
+        heads, kv_heads = shape.num_heads, shape.num_kv_heads
+        qkv = self.products.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, shape.head_dim)
+        qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            qk = self._norm(qk)
+            self._norm.scale(qk[:, :heads], layer.q_norm)
+            self._norm.scale(qk[:, heads:], layer.k_norm)
+        qk = _rotate(qk, *rotary)
+        attention(index, qk[:, :heads], qk[:, heads:], v, attended)
+
+    def expert(self, layer: Layer, index: int, x: Tensor) -> Tensor:
+        """What one expert makes of rows x, without its weight. As many come out."""
+        padded = F.pad(x, (0, 0, 0, self.products.rows(len(x)) - len(x)))
+        gated = self._gated(padded, layer.gate_up[index], None)
+        return self.products.linear(gated, layer.down[index], None)[: len(x)]
+
+    def _routed(self, layer: Layer, router: Tensor, x: Tensor) -> Tensor:
+        """The weighted sum of each row's experts. Rows are sorted by expert, each expert computes its own,
+        and they are sorted back. A GPU is waited for once: for the number of rows of each."""
+        shape = self._architecture
+        chances = self.products.linear(x, router, None).softmax(dim=-1, dtype=torch.float32)
+        shares, experts = chances.topk(shape.routed, dim=-1)
+        if shape.routed_sum_1:
+            shares /= shares.sum(dim=-1, keepdim=True)
+        counts = experts.flatten().bincount(minlength=len(router)).tolist()
+        order = experts.flatten().argsort(stable=True)
+        parts = enumerate(x[order // shape.routed].split(counts))
+        made = torch.cat([self.expert(layer, index, rows) for index, rows in parts if len(rows)])
+        by_row = made[order.argsort()].view(len(x), shape.routed, -1)
+        return (by_row * shares[:, :, None].to(x.dtype)).sum(dim=1)
+
+    def _gated(self, x: Tensor, gate_up: Tensor, bias: Tensor | None) -> Tensor:
+        gate, up = self.products.linear(x, gate_up, bias).chunk(2, dim=1)
+        return self._activation(gate).mul_(up)
+
+    def _add(self, to: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None) -> None:
+        """to += x weight^T + bias, normalised if there is a norm"""
+        if norm is None:
+            self.products.add_linear(to, x, weight, bias)
+        else:
+            to += self._norm(self.products.linear(x, weight, bias), norm)
+
+
+class RootMeanSquare:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; `from_one`: * (1 + weight).
+
+    On a CPU in float32 it is put together here: `F.rms_norm` takes twice the time for few rows.
+    """
+
+    def __init__(self, eps: float, dtype: torch.dtype, device: torch.device, *, from_one: bool) -> None:
+        self._eps, self._from_one = eps, from_one
+        self._eps_1 = torch.tensor(eps) if device.type == "cpu" and dtype == torch.float32 else None
+
+    def __call__(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        if self._eps_1 is None:
+            if not self._from_one:
+                return F.rms_norm(x, x.shape[-1:], weight, self._eps)
+            out = F.rms_norm(x, x.shape[-1:], None, self._eps)
+        else:
+            norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            out = x * torch.addcmul(self._eps_1, norm, norm, value=1 / x.shape[-1]).rsqrt_()
+        return out if weight is None else self.scale(out, weight)
+
+    def scale(self, x: Tensor, weight: Tensor) -> Tensor:
+        """In place."""
+        return x.addcmul_(x, weight) if self._from_one else x.mul_(weight)
+
+
+def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """Of a head the first dimensions, as many as the tables have."""
+    width = cos.shape[-1]
+    if width < x.shape[-1]:
+        return torch.cat([_rotate(x[..., :width], cos, signed_sin), x[..., width:]], dim=-1)
+    return (x * cos).addcmul_(x.roll(width // 2, -1), signed_sin)

@@ -1,0 +1,41 @@
+"""Make an engine from a Hugging Face model directory."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from millrace.core.errors import DataError, boundary
+from millrace.engines.own.architecture import read_architecture
+from millrace.engines.own.torch_engine import TorchEngine
+from millrace.rollout.model_tokens import end_ids, load_tokenizer, text_decoder
+from millrace.rollout.protocol import EngineOptions
+
+
+def open_engine(options: EngineOptions) -> TorchEngine:
+    """An engine for the model in `options.model_path`. It reads no weight file.
+
+    Raises: DataError for a model the engine cannot run or read; ConfigError for a device that is not there,
+    or where exactness cannot be had.
+    """
+    architecture = read_architecture(options.model_path)
+    with _reading(options.model_path):
+        tokenizer = load_tokenizer(options.model_path)
+        eos_ids = end_ids(options.model_path, tokenizer)
+    return TorchEngine(architecture, options, eos_ids=eos_ids, decode=text_decoder(tokenizer))
+
+
+def load_engine(model_path: str, **options: Any) -> TorchEngine:
+    """An engine that serves the directory's own weights as version 0. `options`: see `EngineOptions`.
+
+    Raises: as `open_engine`.
+    """
+    engine = open_engine(EngineOptions(model_path=model_path, **options))
+    with _reading(model_path):
+        engine.load_standby(model_path)
+    engine.swap(0)
+    return engine
+
+
+def _reading(model_path: str) -> AbstractContextManager[None]:
+    return boundary("the engine", f"`model.path`: read the model in {model_path}", DataError)

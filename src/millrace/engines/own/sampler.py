@@ -1,0 +1,148 @@
+"""Draw one token per row, and say with what log-probability.
+
+Edits, temperature, then min-p, top-k, top-p, then renormalise; the token is drawn by inverting the cumulative
+distribution at one uniform number. A row's result never depends on the other rows.
+
+Shape suffixes: N rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from millrace.core.completion.top_logprobs import Row
+from millrace.core.types import Sampling
+from millrace.engines.own.edits import Edits
+
+Tensor = torch.Tensor
+
+WHOLE, PART = 16_384, 128
+"""A vocabulary of more tokens is drawn from in parts of so many. Those of Qwen and Llama are multiples."""
+BELOW_ONE = 1 - 2.0**-52
+
+
+class Drawn(NamedTuple):
+    """One token a row.
+
+    tokens, logprobs  (N,), of the distribution really sampled from
+    likely            of each row the most likely tokens, as many as any row asks for
+    choices           of each row that is cut the int32 ids of all that could come
+    """
+
+    tokens: Tensor
+    logprobs: Tensor
+    likely: list[Row | None]
+    choices: list[bytes | None]
+
+
+class Sampler:
+    """Samples rows as `samplings` say. What does not change from step to step is settled once.
+
+    `edits`: of the same rows, if any of them wants some.
+    """
+
+    def __init__(
+        self, samplings: Sequence[Sampling], device: torch.device, edits: Edits | None = None
+    ) -> None:
+        self._edits = edits
+        temperatures = [s.temperature or 1.0 for s in samplings]
+        greedy = [s.temperature == 0 for s in samplings]
+        cut = [i for i, sampling in enumerate(samplings) if sampling.cuts]
+        self._temperature = _column(temperatures, device) if set(temperatures) != {1.0} else None
+        self._greedy = torch.tensor(greedy, device=device) if any(greedy) else None
+        self._cut = torch.tensor(cut, device=device) if cut else None
+        told = [i for i in cut if samplings[i].choices]
+        self._told, self._told_rows = torch.tensor(told, device=device) if told else None, told
+        self._truncation = _Truncation([samplings[i] for i in cut], device)
+        self._num_likely = max(sampling.logprobs for sampling in samplings)
+
+    def __call__(self, logits_NV: Tensor, uniforms_N: Tensor) -> Drawn:
+        """Greedy rows (temperature 0) take the largest logit (the first of equals) and record its log-prob
+        at temperature 1 without truncation. Min-p keeps tokens at least that fraction as probable as the
+        first, top-k exactly k tokens, and top-p the fewest whose probabilities reach p; among equal logits
+        the smaller id comes first.
+        """
+        if self._edits is not None:
+            logits_NV = self._edits(logits_NV)
+        if self._temperature is not None:
+            logits_NV = logits_NV / self._temperature
+        if self._cut is not None:
+            logits_NV = logits_NV.index_copy(0, self._cut, self._truncation(logits_NV[self._cut]))
+        logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
+        # Not `logprobs_NV.exp()`: what rounds a number there depends on where in memory it lies.
+        tokens_N = draw(logits_NV.softmax(dim=-1), uniforms_N)
+        if self._greedy is not None:
+            tokens_N = torch.where(self._greedy, logits_NV.argmax(dim=-1), tokens_N)
+        # A row of NaN finds no token; it is the caller's to refuse.
+        tokens_N = tokens_N.clamp(max=logits_NV.shape[1] - 1)
+        if self._edits is not None:
+            self._edits.note(tokens_N)
+        logprobs_N = logprobs_NV.gather(1, tokens_N[:, None])[:, 0]
+        return Drawn(tokens_N, logprobs_N, self._likely(logprobs_NV), self._choices(logits_NV))
+
+    def _likely(self, logprobs_NV: Tensor) -> list[Row | None]:
+        if not self._num_likely:
+            return [None] * len(logprobs_NV)
+        logprobs_NK, tokens_NK = logprobs_NV.topk(self._num_likely)
+        return list(zip(tokens_NK.tolist(), logprobs_NK.tolist(), strict=True))
+
+    def _choices(self, logits_NV: Tensor) -> list[bytes | None]:
+        found: list[bytes | None] = [None] * len(logits_NV)
+        if self._told is not None:
+            could_RV = logits_NV[self._told] > float("-inf")
+            ids = could_RV.nonzero()[:, 1].to(torch.int32).cpu().numpy().tobytes()
+            ends = (4 * could_RV.sum(dim=1).cumsum(0)).tolist()
+            for row, begin, end in zip(self._told_rows, [0, *ends], ends, strict=False):
+                found[row] = ids[begin:end]
+        return found
+
+
+def draw(probs_NV: Tensor, uniforms_N: Tensor) -> Tensor:
+    """Invert the cumulative distribution at one float64 number in [0, 1) a row. (N,) indices; V or more for a
+    row of NaN. Probability 0 is never drawn.
+
+    Sums are in float64. Those of a large vocabulary are too much to write: first a part of it is drawn by the
+    sums of parts, then a token of the part.
+    """
+    if probs_NV.shape[1] <= WHOLE:
+        cumulative_NV = probs_NV.cumsum(dim=-1, dtype=torch.float64)
+        thresholds = uniforms_N[:, None] * cumulative_NV[:, -1:]
+        return torch.searchsorted(cumulative_NV, thresholds, right=True)[:, 0]
+    missing = -probs_NV.shape[1] % PART
+    parts = (F.pad(probs_NV, (0, missing)) if missing else probs_NV).unflatten(1, (-1, PART))
+    sums = parts.sum(dim=-1, dtype=torch.float64)
+    cumulative = sums.cumsum(dim=-1)
+    thresholds = uniforms_N[:, None] * cumulative[:, -1:]
+    part_N1 = torch.searchsorted(cumulative, thresholds, right=True).clamp(max=sums.shape[1] - 1)
+    inside = parts[torch.arange(len(parts), device=parts.device), part_N1[:, 0]]
+    left = (thresholds - (cumulative - sums).gather(1, part_N1)) / sums.gather(1, part_N1)
+    return part_N1[:, 0] * PART + draw(inside, left[:, 0].clamp(0.0, BELOW_ONE))
+
+
+class _Truncation:
+    """Logits with every token outside min-p, top-k and top-p at -inf."""
+
+    def __init__(self, samplings: Sequence[Sampling], device: torch.device) -> None:
+        self._log_min_p = torch.tensor([[s.min_p] for s in samplings], device=device).log()
+        self._unlimited = torch.tensor([[s.top_k == 0] for s in samplings], device=device)
+        self._top_k = torch.tensor([[s.top_k] for s in samplings], device=device)
+        self._top_p = torch.tensor([[s.top_p] for s in samplings], dtype=torch.float64, device=device)
+
+    def __call__(self, logits_NV: Tensor) -> Tensor:
+        ranked, order = logits_NV.sort(dim=-1, descending=True, stable=True)
+        ranked = ranked.masked_fill(ranked < ranked[:, :1] + self._log_min_p, float("-inf"))
+        rank = torch.arange(logits_NV.shape[1], device=logits_NV.device)
+        ranked = ranked.masked_fill((rank >= self._top_k) & ~self._unlimited, float("-inf"))
+        probs = ranked.double().softmax(dim=-1)
+        before = probs.cumsum(dim=-1) - probs
+        # The first token has nothing before it and always stays; p = 1 must not cut on rounding.
+        ranked = ranked.masked_fill((before >= self._top_p) & (self._top_p < 1), float("-inf"))
+        return torch.empty_like(logits_NV).scatter_(1, order, ranked)
+
+
+def _column(values: Sequence[float], device: torch.device) -> Tensor:
+    return torch.tensor(values, device=device)[:, None]

@@ -1,0 +1,363 @@
+"""The torch engine: continuous batching with exact sampling noise, on any torch device.
+
+A step admits waiting work into free slots, computes at most `prefill_chunk` positions of prompts, and
+decodes one token for every continuation whose keys and values are complete. Prefill covers all tokens but
+the last; the last one is always fed by a decode step, so every sampled token comes from the same
+code. Members of a group prefill their prompt once. New weights are swapped in between two steps: the
+cache is forgotten, and trajectories in flight are prefilled again under the new version.
+
+The engine is synchronous and not thread-safe: its owner calls it from one thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+
+from millrace.core.completion.top_logprobs import Row
+from millrace.core.digest import XXH3, NamedBuffer, kind_of
+from millrace.core.errors import WeightsError
+from millrace.core.protocols import WeightsReader
+from millrace.core.types import ReplicaLoad
+from millrace.devices.device import computes, computing_dtype, torch_device
+from millrace.devices.gpu import aside, has_flash, has_own_memory, mark
+from millrace.devices.pinned import copied_there, pinned
+from millrace.engines.own.accelerated.exact import check_attention, exact_products, one_thread
+from millrace.engines.own.accelerated.flash import PADDED, FlashCache, RecordedSteps, flash_prefill
+from millrace.engines.own.accelerated.native import NativeRows, native_pass
+from millrace.engines.own.architecture import Architecture
+from millrace.engines.own.attention import DecodeAttention, Kernel, PrefillAttention, Segment
+from millrace.engines.own.cache import KVCache
+from millrace.engines.own.decode import DecodeBatch
+from millrace.engines.own.forward import Attention, ForwardPass
+from millrace.engines.own.parameters import Parameters
+from millrace.rollout.continuation import Continuation
+from millrace.rollout.intake import Intake
+from millrace.rollout.protocol import EngineOptions
+from millrace.rollout.queues import Queues
+
+
+class TorchEngine(Queues):
+    """Millrace's own `Engine`: `protocol.py` says what each method does.
+
+    Args:
+        eos_ids: token ids that end a completion.
+        decode: tokens to text, needed for stop strings only.
+    Raises: ConfigError: there is no such device, or exactness cannot be had on it.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        options: EngineOptions,
+        *,
+        eos_ids: Iterable[int],
+        decode: Callable[[list[int]], str] | None,
+    ) -> None:
+        self._options, self._vocab = options, architecture.vocab
+        self._device = device = torch_device(options.device, options.device_share)
+        self._dtype = dtype = getattr(torch, options.dtype)
+        computing = computing_dtype(dtype, device)
+        intake = Intake(
+            vocab=architecture.vocab,
+            max_sequence_tokens=options.max_sequence_tokens,
+            eos_ids=eos_ids,
+            decode=decode,
+        )
+        super().__init__(intake)
+        self._active = Parameters(architecture, computing, device)
+        self._standby = Parameters(architecture, computing, device)
+        straight = computing == dtype  # a pull writes what is computed with
+        self._landing = None if straight else Parameters(architecture, dtype, torch.device("cpu"))
+        self._settled = False  # the standby set has what landed
+        self._vacated = mark(device)  # from here on nothing reads or writes the standby set
+        self._kinds = XXH3, XXH3  # of hash: of the digests of what is served, and of the standby set
+        self._kernel = Kernel(architecture.scale, architecture.cap, architecture.windows, options.exact)
+        num_positions = self._kernel.num_keys(options.max_sequence_tokens)
+        self._forward = ForwardPass(architecture, num_positions, computing, device)
+        shape = (
+            architecture.num_layers,
+            options.slots,
+            architecture.num_kv_heads,
+            num_positions,
+            architecture.head_dim,
+        )
+        flash = has_flash(device, computing, architecture.head_dim) and self._kernel.plain
+        self._cache = (FlashCache if flash else KVCache)(shape, computing, device)
+        self._recorded: RecordedSteps | None = None
+        if isinstance(self._cache, FlashCache):
+            self._forward.products = PADDED
+            self._recorded = RecordedSteps(self._forward, self._cache, self._kernel, architecture)
+        if options.exact:
+            rows = max(options.slots, options.prefill_chunk)
+            self._forward.products = exact_products(self._forward, self._active, options.slots, rows)
+            group = architecture.num_heads // architecture.num_kv_heads
+            check_attention(self._cache, self._kernel, group=group)
+        self._native, why = native_pass(architecture, self._forward, self._cache, self._kernel)
+        self._hidden: Callable[..., torch.Tensor] = (self._native or self._forward).hidden
+        exactness = f"exact, {self._forward.products} on one thread" if options.exact else "not exact"
+        recorded = "; decode steps are recorded" if flash and not architecture.routed else ""
+        recorded += "; attention in C" if self._native is not None else why and f"; attention in torch: {why}"
+        self.computes = f"{computes(dtype, computing)}; {exactness}{recorded}"
+        self._running: list[Continuation] = []  # index = slot
+        self._batch: DecodeBatch | None = None  # of the last step, if it still holds
+        self._generated = self._prefilled = self._steps_since_swap = 0
+
+    # ------------------------------------------------------------ work
+
+    def load(self) -> ReplicaLoad:
+        return ReplicaLoad(
+            version=self.version,
+            running=len(self._running),
+            waiting=len(self._waiting),
+            kv_used_tokens=self._cache.used_tokens,
+            kv_capacity_tokens=self._cache.num_slots * self._options.max_sequence_tokens,
+            steps_since_swap=self._steps_since_swap,
+            generated_tokens=self._generated,
+            prefilled_tokens=self._prefilled,
+        )
+
+    # ------------------------------------------------------------ weights
+
+    def buffers(self) -> Iterator[NamedBuffer]:
+        """The tensors the engine computes with now, as bytes in the published dtype under their Hugging
+        Face names. A wider dtype to compute in holds the same numbers, so rounding loses nothing."""
+        return self._active.buffers(self._dtype)
+
+    def stage(self, version: int, reader: WeightsReader) -> tuple[str, str]:
+        staged = self._read(version, reader)
+        return staged, self.digest_standby(kind_of(staged))
+
+    def _read(self, version: int, reader: WeightsReader) -> str:
+        """A GPU copies out of the slot by itself, beside what it computes."""
+        buffers = self.standby_buffers()
+        if not has_own_memory(self._device) or self._landing is not None:
+            return reader.read(version, buffers)
+        reader.pin(pinned)
+        return reader.read(version, buffers, partial(copied_there, self._device, self._vacated))
+
+    def standby_buffers(self) -> list[NamedBuffer]:
+        """Writable bytes of the set of weights that the next `swap` will serve; on a GPU tensors there."""
+        self._settled = False
+        return (self._landing or self._standby).places()
+
+    def load_standby(self, model_path: str) -> None:
+        """Fill the standby weights from the safetensors files of a Hugging Face directory."""
+        self._settled = False
+        (self._landing or self._standby).load(model_path)
+
+    def digest(self) -> str:
+        return self._active.digest(self._dtype, self._kinds[0])
+
+    @torch.inference_mode()
+    def digest_standby(self, kind: str = XXH3) -> str:
+        """Digest of the tensors that the next `swap` will serve, where they will be computed with.
+
+        Steps may go on meanwhile in another thread: they do not touch the standby set, and on a GPU they
+        do not wait for this.
+        """
+        with aside(self._device):
+            self._settle()
+            digest = self._standby.digest(self._dtype, kind)
+        self._kinds = self._kinds[0], kind
+        return digest
+
+    def _settle(self) -> None:
+        if self._landing is not None and not self._settled:
+            self._standby.copy_from(self._landing)
+        self._settled = True
+
+    @torch.inference_mode()
+    def swap(self, version: int) -> None:
+        """Exchange the two sets of weights. Keys and values that are kept are shared with nobody."""
+        self._settle()
+        self._active, self._standby = self._standby, self._active
+        self._vacated = mark(self._device)
+        self._kinds = self._kinds[::-1]
+        self.version, self._steps_since_swap = version, 0
+        self._batch = None
+        for slot, continuation in enumerate(self._running):
+            if self._options.recompute or not self._ready(slot):
+                self._cache.forget(slot)
+            else:
+                continuation.prefix_key = (continuation.work.trajectory_id,)
+
+    # ------------------------------------------------------------ steps
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Admit, prefill, decode one token for each continuation that is ready."""
+        if self.has_work:
+            with one_thread() if self._options.exact else nullcontext():
+                self._step()
+
+    def _step(self) -> None:
+        while self._waiting and self._cache.can_allocate:
+            slot = self._cache.allocate()
+            assert slot == len(self._running), (slot, len(self._running))
+            self._running.append(self._waiting.popleft())
+            self._batch = None
+        if self._batch is None:
+            self._prefill()
+        self._decode()
+
+    def _prefill(self) -> None:
+        if all(self._ready(slot) for slot in range(len(self._running))):
+            return
+        leaders = self._leaders()
+        segments = self._plan_prefill(leaders)
+        if segments:
+            tokens = [t for s in segments for t in self._running[s.slot].tokens[s.start : s.start + s.count]]
+            positions = [p for s in segments for p in range(s.start, s.start + s.count)]
+            attention = self._prefill_attention(segments)
+            self._hidden(self._active, self._padded(tokens), self._padded(positions), attention)
+            for segment in segments:
+                self._cache.extend(segment.slot, segment.count)
+            self._prefilled += len(tokens)
+        self._share(leaders)
+
+    def _prefill_attention(self, segments: list[Segment]) -> Attention | NativeRows:
+        if self._native is not None:
+            return self._native.prefill(segments)
+        if isinstance(self._cache, FlashCache):
+            return flash_prefill(self._cache, segments, self._kernel)
+        return PrefillAttention(self._cache, segments, self._kernel)
+
+    def _plan_prefill(self, leaders: dict[tuple, int]) -> list[Segment]:
+        """Up to `prefill_chunk` positions, first slots first. Followers wait for their leader."""
+        budget, segments = self._options.prefill_chunk, []
+        for slot, continuation in enumerate(self._running):
+            start = self._cache.lengths[slot]
+            count = min(len(continuation.tokens) - 1 - start, budget)
+            follows = leaders[continuation.prefix_key] != slot and len(continuation.work.prompt) > 1
+            if count > 0 and (start > 0 or not follows):
+                segments.append(Segment(slot, start, count))
+                budget -= count
+        return segments
+
+    def _leaders(self) -> dict[tuple, int]:
+        """For each (group, prompt) the slot that has most of it computed."""
+        leaders: dict[tuple, int] = {}
+        for slot, continuation in enumerate(self._running):
+            best = leaders.setdefault(continuation.prefix_key, slot)
+            if self._cache.lengths[slot] > self._cache.lengths[best]:
+                leaders[continuation.prefix_key] = slot
+        return leaders
+
+    def _share(self, leaders: dict[tuple, int]) -> None:
+        """Copy complete prompts from leaders to followers that have nothing yet."""
+        for slot, continuation in enumerate(self._running):
+            shared, leader = len(continuation.work.prompt) - 1, leaders[continuation.prefix_key]
+            if leader != slot and self._cache.lengths[slot] == 0 < shared <= self._cache.lengths[leader]:
+                self._cache.copy(leader, slot, shared)
+
+    def _decode(self) -> None:
+        """One token for every ready slot."""
+        batch = self._batch or self._decode_batch()
+        if batch is None:
+            return
+        logits = self._logits(batch)
+        if batch.rows is not None:
+            logits = logits[batch.rows]
+        sums = logits.sum(dim=-1)  # NaN and infinities survive a sum
+        tokens, logprobs, likely, choices = batch.sample(logits)
+        complete = len(batch.slots) == len(self._running)
+        self._batch = batch if complete else None  # the others have to be prefilled
+        # All is read at once: each reading waits for the device.
+        read = torch.stack([tokens.double(), logprobs.double(), sums.double()]).tolist()
+        self._refuse_non_finite(batch.continuations, read[2])
+        self._note(batch, [int(token) for token in read[0]], read[1], likely, choices)
+        if self._batch is not None and not batch.advance(tokens):
+            self._batch = None
+
+    def _logits(self, batch: DecodeBatch) -> torch.Tensor:
+        """Of the batch's slots, those between the ready ones included."""
+        if self._recorded is not None:
+            return self._recorded.logits(self._active, len(batch.tokens))[: batch.count]
+        hidden = self._hidden(self._active, batch.tokens, batch.positions, batch.attention)
+        return self._forward.logits(self._active, hidden, batch.count)
+
+    def _decode_batch(self) -> DecodeBatch | None:
+        ready = [slot for slot in range(len(self._running)) if self._ready(slot)]
+        if not ready:
+            return None
+        pad = self._forward.products.rows
+        return DecodeBatch(
+            self._running,
+            ready,
+            self._cache,
+            pad=pad,
+            attention=self._decode_attention,
+            vocab=self._vocab,
+            recorded=self._recorded,
+        )
+
+    def _decode_attention(self, positions: list[int]) -> DecodeAttention | NativeRows:
+        if self._native is not None:
+            return self._native.decode(positions)
+        return DecodeAttention(self._cache, positions, self._kernel)
+
+    def _note(
+        self,
+        batch: DecodeBatch,
+        tokens: list[int],
+        logprobs: list[float],
+        likely: list[Row | None],
+        choices: list[bytes | None],
+    ) -> None:
+        for slot, continuation, token, logprob, row, kept in zip(
+            batch.slots, batch.continuations, tokens, logprobs, likely, choices, strict=True
+        ):
+            self._cache.extend(slot, 1)
+            continuation.append(token, logprob, self.version, row, kept)
+        self._generated += len(tokens)
+        self._steps_since_swap += 1
+        for slot in reversed(batch.slots):
+            if self._running[slot].finish is not None:
+                continuation = self._vacate(slot)
+                self._finished[continuation.work.trajectory_id] = continuation
+
+    def _refuse_non_finite(self, continuations: list[Continuation], sums: list[float]) -> None:
+        """`sums`: of each one's logits."""
+        if not math.isfinite(sum(sums)):
+            bad = [
+                s.work.trajectory_id
+                for s, total in zip(continuations, sums, strict=True)
+                if not math.isfinite(total)
+            ]
+            raise WeightsError(
+                f"version {self.version} gives logits that are not finite for trajectories {bad[:8]} "
+                f"({len(bad)} of {len(continuations)} decoded). The weights are broken: look at the "
+                "gradient norm of the last steps, and go back to an earlier checkpoint."
+            )
+
+    def close(self) -> None:
+        """It has started none."""
+
+    # ------------------------------------------------------------ bookkeeping
+
+    def _ready(self, slot: int) -> bool:
+        return self._cache.lengths[slot] == len(self._running[slot].tokens) - 1
+
+    def _padded(self, numbers: list[int]) -> torch.Tensor:
+        padding = [0] * (self._forward.products.rows(len(numbers)) - len(numbers))
+        return torch.tensor(numbers + padding, device=self._device)
+
+    def _vacate(self, slot: int) -> Continuation:
+        """Take the continuation out of `slot`; the last one moves in."""
+        continuation = self._running[slot]
+        moved = self._cache.release(slot)
+        self._running[slot] = self._running[moved]
+        self._running.pop()
+        self._batch = None
+        return continuation
+
+    def _under_way(self) -> list[Continuation]:
+        return self._running
+
+    def _stop(self, continuation: Continuation) -> Continuation:
+        return self._vacate(self._running.index(continuation))

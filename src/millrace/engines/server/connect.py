@@ -1,0 +1,55 @@
+"""Open a running server as an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig
+
+from millrace.core.errors import ConfigError, WorkerError
+from millrace.engines.server.client import Server
+from millrace.engines.server.handover import Handover
+from millrace.engines.server.probe import Wanted, check_logprobs, probe, wait_for
+from millrace.engines.server.server_engine import ServerEngine
+from millrace.engines.server.streams import Streams
+from millrace.engines.vllm.proof import Proof
+from millrace.rollout.model_tokens import open_intake
+from millrace.rollout.protocol import EngineOptions
+
+
+def open_engine(options: EngineOptions) -> ServerEngine:
+    """Raises: ConfigError: the server cannot serve the model. WorkerError: none answers in time."""
+    server = Server(options.server)
+    wait_for(server, options.server_wait_s)
+    offer = probe(server, _wanted(options))
+    published: torch.dtype = getattr(torch, options.dtype)
+    proof = Proof(options.model_path, published, tokens_max=options.max_sequence_tokens - 1)
+    engine = ServerEngine(
+        server,
+        Streams(server.url),
+        Handover(Path(options.shared_dir), with_head=offer.with_head),
+        open_intake(options),
+        proof,
+        slots=options.slots,
+        kv_capacity_tokens=offer.kv_capacity_tokens,
+        computes=f"{options.dtype}; vLLM {offer.release} at {server.url}, not exact",
+    )
+    check_logprobs(server, proof.tokens[:8])
+    return engine
+
+
+def refuse_unfit(options: EngineOptions) -> None:
+    """Changes nothing at the server. Raises: ConfigError: it is not there, or cannot serve the model."""
+    server = Server(options.server)
+    try:
+        probe(server, _wanted(options))
+    except WorkerError as error:
+        raise ConfigError(f"`rollout.servers`: {error}\n  Start it first: docs/vllm.md has how") from error
+    finally:
+        server.close()
+
+
+def _wanted(options: EngineOptions) -> Wanted:
+    tied = bool(AutoConfig.from_pretrained(options.model_path).tie_word_embeddings)
+    return Wanted(options.slots, options.max_sequence_tokens, options.dtype, tied)

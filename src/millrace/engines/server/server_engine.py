@@ -1,0 +1,231 @@
+"""The engine protocol on a running `vllm serve`.
+
+A request belongs to one version: it is sent after the version was loaded and proved, and it has ended before
+the next is loaded. So each of its tokens names that version. A load aborts all requests; each goes on as a
+request whose prompt ends with what it had sampled, and its keys and values are computed with the new weights.
+
+The server names its weights by the label of the load. With a request's end it tells the labels that sampled
+it. Another label is that of somebody else's weights.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterable
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from millrace.core.digest import digest_buffers, kind_of
+from millrace.core.errors import DigestMismatchError, WeightsError, WorkerError
+from millrace.core.protocols import WeightsReader
+from millrace.core.types import ReplicaLoad
+from millrace.engines.server.client import NOT_FINITE, Server
+from millrace.engines.server.handover import Handover
+from millrace.engines.server.streams import Part, Streams, Token
+from millrace.engines.vllm.proof import Proof
+from millrace.engines.vllm.sampling_params import asked_of_vllm
+from millrace.rollout.continuation import Continuation
+from millrace.rollout.intake import Intake
+from millrace.rollout.queues import Queues
+
+STEP_S = 0.5  # a step waits for a token of each request that decodes, and a command waits for the step
+QUIET_S = 10.0  # without any token; then the server is asked whether it lives
+ABORT_S = 5.0  # for requests to end after a pause
+
+
+class _Staged(NamedTuple):
+    version: int
+    directory: Path
+    digest: str
+    expected: torch.Tensor
+
+
+class ServerEngine(Queues):
+    """See `rollout.protocol.Engine`. One at a time has a server for itself."""
+
+    def __init__(
+        self,
+        server: Server,
+        streams: Streams,
+        handover: Handover,
+        intake: Intake,
+        proof: Proof,
+        *,
+        slots: int,
+        kv_capacity_tokens: int,
+        computes: str,
+    ) -> None:
+        super().__init__(intake)
+        self._server, self._streams, self._handover, self._proof = server, streams, handover, proof
+        self._slots, self._capacity, self.computes = slots, kv_capacity_tokens, computes
+        self._staged: _Staged | None = None
+        self._served: _Staged | None = None
+        self._running: dict[int, Continuation] = {}  # by request
+        self._requests = count()
+        self._incarnation, self._label = os.urandom(4).hex(), ""
+        self._generated = self._prefilled = self._steps_since_swap = 0
+        self._heard_s = time.monotonic()
+        server.pause()  # whatever an earlier incarnation left there ends
+        server.resume()
+
+    def close(self) -> None:
+        self._streams.close()
+        self._handover.close()
+        self._server.close()
+
+    # ------------------------------------------------------------ work
+
+    def load(self) -> ReplicaLoad:
+        """As counted here: the server's own queue is empty unless its cache is full."""
+        return ReplicaLoad(
+            version=self.version,
+            running=len(self._running),
+            waiting=len(self._waiting),
+            kv_used_tokens=sum(len(continuation.tokens) for continuation in self._running.values()),
+            kv_capacity_tokens=self._capacity,
+            steps_since_swap=self._steps_since_swap,
+            generated_tokens=self._generated,
+            prefilled_tokens=self._prefilled,
+        )
+
+    # ------------------------------------------------------------ weights
+
+    def stage(self, version: int, reader: WeightsReader) -> tuple[str, str]:
+        """Raises also StorageError: the file cannot be written."""
+        with reader.view(version) as (staged, pieces):
+            digest = digest_buffers(pieces, kind_of(staged))
+            expected = self._proof.expected(pieces)
+        self._staged = _Staged(version, self._handover.hold(version, staged, reader), digest, expected)
+        return staged, digest
+
+    def swap(self, version: int) -> None:
+        """Raises also WorkerError: the server is gone, or could not load; it may have half of the version."""
+        staged = self._staged
+        assert staged is not None and staged.version == version, (version, staged)
+        self._server.pause()
+        self._streams.end(self._running, after_s=ABORT_S)
+        self._take_in(self._streams.take(), paused=True)
+        self._waiting.extendleft(reversed(self._running.values()))
+        self._running.clear()
+        self.version, self._served = -1, None
+        self._label = f"{version} {staged.digest} {self._incarnation}"
+        self._server.load(staged.directory, self._label)
+        self._server.resume()
+        self._prove(staged)
+        self.version, self._served, self._steps_since_swap = version, staged, 0
+
+    def digest(self) -> str:
+        """Of the file that was loaded, after a proof that it is what the server computes with."""
+        assert self._served is not None, "nothing is served"
+        self._prove(self._served)
+        return self._served.digest
+
+    def _prove(self, staged: _Staged) -> None:
+        """Where the weights give no numbers the next step says so: a server cannot even answer."""
+        if not staged.expected.isfinite().all():
+            return
+        found = self._server.logprobs(self._proof.tokens)
+        distance = self._proof.distance(staged.expected, found)
+        if distance > 1:
+            self.version = -1
+            raise DigestMismatchError(
+                f"server {self._server.url} was given version {staged.version} (digest {staged.digest}) and "
+                f"computes another: its log-probs of {len(found)} fixed tokens are {distance:.3g} times "
+                "further from those of the published weights than rounding explains.\n  Does another run use "
+                "this server, or has it another model?"
+            )
+
+    # ------------------------------------------------------------ steps
+
+    def step(self) -> None:
+        """Raises also WorkerError: the server is gone, or ended a request that should go on."""
+        if not self.has_work:
+            return
+        self._steps_since_swap += 1
+        self._hand_over()
+        decoding = [key for key, continuation in self._running.items() if continuation.has_sampled]
+        parts = self._streams.take(decoding or self._running, wait_s=STEP_S)
+        now_s = time.monotonic()
+        if parts:
+            self._heard_s = now_s
+        elif now_s > self._heard_s + QUIET_S:
+            self._server.check_alive()
+            self._heard_s = now_s
+        self._take_in(parts)
+
+    def _hand_over(self) -> None:
+        while self._waiting and len(self._running) < self._slots:
+            continuation = self._waiting.popleft()
+            key = next(self._requests)
+            self._running[key] = continuation
+            self._prefilled += len(continuation.tokens)
+            self._streams.send(
+                key,
+                {
+                    "token_ids": list(continuation.tokens),
+                    "sampling_params": asked_of_vllm(continuation),
+                    "cache_salt": self._label,
+                    "stream": True,
+                },
+            )
+
+    def _take_in(self, parts: Iterable[Part], *, paused: bool = False) -> None:
+        for part in parts:
+            self._check_label(part)
+            continuation = self._running.get(part.key)
+            if continuation is None:
+                continue  # it has ended by its own count
+            trajectory_id = continuation.work.trajectory_id
+            if part.error is not None:
+                raise WorkerError(f"server {self._server.url}, trajectory {trajectory_id}: {part.error}")
+            for token in part.tokens:
+                if continuation.finish is None:
+                    self._append(part.key, token)
+            if continuation.finish is not None:
+                self._finished[trajectory_id] = self._running.pop(part.key)
+                if part.finish_reason is None:
+                    self._streams.end([part.key])
+            elif part.finish_reason is not None and not (paused and part.finish_reason == "abort"):
+                raise WorkerError(
+                    f"server {self._server.url} ended trajectory {trajectory_id} ({part.finish_reason}), "
+                    "which should have gone on: does another run, or an earlier replica, use this server?"
+                )
+
+    def _append(self, key: int, token: Token) -> None:
+        continuation = self._running[key]
+        if not token.logprob > NOT_FINITE:
+            del self._running[key]
+            self._streams.end([key])
+            raise WeightsError(
+                f"version {self.version} gives log-probs that are not finite for trajectories "
+                f"[{continuation.work.trajectory_id}]. The weights are broken: look at the gradient norm of "
+                "the last steps, and go back to an earlier checkpoint"
+            )
+        continuation.append(token.token_id, token.logprob, self.version)
+        self._generated += 1
+
+    def _check_label(self, part: Part) -> None:
+        others = [span.version for span in part.spans or () if span.version != self._label]
+        if others:
+            self.version = -1
+            raise DigestMismatchError(
+                f"server {self._server.url} sampled with weights that are not this run's "
+                f"({others}, not {self._label}): somebody else loads weights into it. What was sampled "
+                "there is suspect; give each run servers of its own"
+            )
+
+    def _stop(self, continuation: Continuation) -> Continuation:
+        """What has arrived of it counts, even its end."""
+        key = next(key for key, running in self._running.items() if running is continuation)
+        self._streams.end([key])
+        self._take_in(self._streams.take())
+        self._finished.pop(continuation.work.trajectory_id, None)
+        self._running.pop(key, None)
+        return continuation
+
+    def _under_way(self) -> Collection[Continuation]:
+        return self._running.values()

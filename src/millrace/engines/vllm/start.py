@@ -1,0 +1,105 @@
+"""Open vLLM as an engine: the settings of its process and of the engine."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from millrace.core.errors import ConfigError, RemoteError, boundary
+from millrace.devices.device import computes, computing_dtype, torch_device
+from millrace.engines.vllm.proof import Proof
+from millrace.engines.vllm.versions import installed
+from millrace.engines.vllm.vllm_engine import VllmEngine
+from millrace.placement.needs import kv_token_bytes, read_model_config
+from millrace.rollout.model_tokens import open_intake
+from millrace.rollout.protocol import EngineOptions
+
+# Driven in the replica's process, step by step: what is sampled between two loads is exactly known. Ranks
+# start afresh: a fork would inherit locks that threads of the replica hold, and its sockets.
+_PROCESS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+}
+_ON_CPU = {"TORCHDYNAMO_DISABLE": "1"}
+_BLOCK_TOKENS = 32  # of its cache: the fewest on a CPU. Prompts share whole blocks
+
+
+def open_engine(options: EngineOptions) -> VllmEngine:
+    """Raises: ConfigError: this Python has no supported vLLM, or vLLM cannot run the model on this device.
+    With ranks RemoteError: only the log tells whether one refused or was killed."""
+    with boundary("vLLM", "cannot be had: see `rollout.python`", ConfigError):
+        release = installed()
+    # Of ranks each opens its own device. What this process would open takes memory of the first.
+    device = torch_device(options.device) if options.tensor == 1 else torch.device(options.device)
+    published: torch.dtype = getattr(torch, options.dtype)
+    computing = computing_dtype(published, device)
+    os.environ.update(_PROCESS | (_ON_CPU if device.type == "cpu" else {}))
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    proof = Proof(options.model_path, published, tokens_max=options.max_sequence_tokens - 1)
+    intake = open_intake(options)
+    kind = ConfigError if options.tensor == 1 else RemoteError
+    with boundary("vLLM", f"cannot serve {options.model_path}", kind), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM warns of its own settings
+        from vllm import EngineArgs, LLMEngine
+
+        arguments = {**_arguments(options, computing), **_memory(options, computing, device)}
+        llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        engine = VllmEngine(
+            llm,
+            intake,
+            proof,
+            slots=options.slots,
+            recompute=options.recompute,
+            computes=f"{computes(published, computing)}; vLLM {release}, not exact",
+        )
+        engine.logprobs()  # what it cannot compute is an error now, with weights of no version
+    return engine
+
+
+def _arguments(options: EngineOptions, computing: torch.dtype) -> dict[str, Any]:
+    """One request more than there are slots: the proof's."""
+    return {
+        "model": options.model_path,
+        "runner": "generate",
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",  # none of the model's own sampling
+        "load_format": "dummy",
+        "dtype": str(computing).removeprefix("torch."),
+        "seed": 0,
+        "tensor_parallel_size": options.tensor,
+        "distributed_executor_backend": "uni" if options.tensor == 1 else "mp",
+        "max_model_len": options.max_sequence_tokens,
+        "max_num_seqs": options.slots + 1,
+        "max_num_batched_tokens": options.prefill_chunk + options.slots + 1,
+        "enable_prefix_caching": True,
+        "scheduling_policy": "priority",
+        "async_scheduling": False,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+    }
+
+
+def _memory(options: EngineOptions, computing: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """On a CPU room for every slot, and one more; of a GPU the replica's share.
+
+    Whole prompts on a CPU: a seeded request that is prefilled in parts fails there (`Generator.get_offset`).
+    """
+    if device.type != "cpu":
+        return {"gpu_memory_utilization": min(options.device_share, 0.95)}
+    blocks = (options.slots + 1) * -(-options.max_sequence_tokens // _BLOCK_TOKENS) + 1
+    model = read_model_config(Path(options.model_path))
+    token_bytes = kv_token_bytes(model, computing.itemsize, options.tensor)  # of each rank
+    return {
+        "enforce_eager": True,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(options.prefill_chunk, options.max_sequence_tokens) + options.slots + 1,
+        "block_size": _BLOCK_TOKENS,
+        "kv_cache_memory_bytes": blocks * _BLOCK_TOKENS * token_bytes,
+    }

@@ -1,0 +1,107 @@
+"""Prompts and scores outside a run: the real environment worker in a process of its own.
+
+A completion is treated as in training. Tokens are decoded, and the reward runs under its deadline and memory
+limit. If a worker hangs or dies, only that completion fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millrace.config.freeze import recorded
+from millrace.config.schema import Config
+from millrace.core.errors import DataError, OutOfMemory, WorkerDied
+from millrace.core.protocols import Handle, Runtime
+from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
+from millrace.runtime.local.local_runtime import LocalRuntime
+
+TARGET = "millrace.environments.reward_worker:EnvironmentWorker"
+GRACE_S = 2.0  # beyond the deadline, which the worker keeps itself unless its reward holds the interpreter
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A score and how long it took, the first of a new worker included."""
+
+    score: Score
+    seconds: float
+
+
+def prompts(config: Config, count: int) -> list[Prompt]:
+    """The first `count` usable prompts of the task, each row once: fewer where it has fewer rows.
+
+    Raises: DataError: none of them can be used, or more than `count` cannot.
+    """
+    return asyncio.run(_prompts(config, count))
+
+
+def scores(config: Config, requests: Sequence[ScoreRequest], *, answers: bool = False) -> list[Timed]:
+    """One score per request, in their order; with `answers`, what the completion answers."""
+    return asyncio.run(_scores(config, requests, answers))
+
+
+async def _prompts(config: Config, count: int) -> list[Prompt]:
+    runtime = LocalRuntime()
+    try:
+        worker = await start_worker(runtime, config)
+        found: dict[str, Prompt] = {}  # by row; a row that comes again begins the second epoch
+        unusable: dict[str, BadPrompt] = {}
+        start = 0
+        while len(found) < count and len(unusable) <= count and start == len(found) + len(unusable):
+            ids = list(range(start, start + count - len(found)))
+            for prompt in await worker.call("prompts", ids, timeout_s=config.supervision.spawn_timeout_s):
+                (found if isinstance(prompt, Prompt) else unusable).setdefault(prompt.row_id, prompt)
+            start += len(ids)
+    finally:
+        await runtime.close()
+    if not found or len(unusable) > count:
+        last = next(reversed(unusable.values()))
+        raise DataError(f"only {len(found)} of {start} prompts can be used; the last refusal: {last.reason}")
+    return list(found.values())
+
+
+async def _scores(config: Config, requests: Sequence[ScoreRequest], answers: bool) -> list[Timed]:
+    runtime = LocalRuntime()
+    results: list[Timed] = []
+    try:
+        while len(results) < len(requests):
+            worker = await start_worker(runtime, config, answers=answers)
+            await drain(worker, config.reward.timeout_s, requests[len(results) :], results)
+            worker.kill()
+    finally:
+        await runtime.close()
+    return results
+
+
+async def drain(
+    worker: Handle, timeout_s: float, requests: Sequence[ScoreRequest], results: list[Timed]
+) -> bool:
+    """Append scores until all are there, or until one costs the worker. True: it did."""
+    stream = worker.stream("score", list(requests))
+    for _ in requests:
+        started = time.perf_counter()
+        try:
+            async with asyncio.timeout(timeout_s + GRACE_S):
+                _, score = await anext(stream)
+        except TimeoutError:
+            score, lost = Failed(f"the reward did not answer within {timeout_s:g} s"), True
+        except WorkerDied as error:
+            score, lost = Failed(f"the reward ended its process: {error}"), True
+        except OutOfMemory as error:
+            score, lost = Failed(str(error)), True
+        else:
+            lost = False
+        results.append(Timed(score, time.perf_counter() - started))
+        if lost:
+            return True
+    return False
+
+
+async def start_worker(
+    runtime: Runtime, config: Config, target: str = TARGET, *, answers: bool = False
+) -> Handle:
+    kwargs = {"config": recorded(config)} | ({"answers": True} if answers else {})
+    return await runtime.spawn("environment", target, kwargs, timeout_s=config.supervision.spawn_timeout_s)

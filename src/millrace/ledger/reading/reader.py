@@ -1,0 +1,213 @@
+"""Looking at a run without touching it: while it goes on, after it ended, after it was killed."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millrace.core.errors import LedgerError
+from millrace.core.types import (
+    Accounting,
+    CheckpointInfo,
+    EvaluationAttempt,
+    EvaluationRecord,
+    Group,
+    State,
+    StepRecord,
+    Trajectory,
+)
+from millrace.ledger import evaluations, records
+from millrace.ledger.accounts import Accounts
+from millrace.ledger.codec import version_runs
+from millrace.ledger.failures import reading
+from millrace.ledger.opening import begin_reading, open_for_reading, read_about
+from millrace.ledger.reading.samples import Choice, Sample, load_before, load_samples
+from millrace.ledger.recovery import last_version
+
+_STOP_ASKED_EVERY = 100_000
+"""Instructions of SQLite's: some milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOverview:
+    """A run at a glance. `states` counts trajectories."""
+
+    about: dict[str, Any]  # what the run was created with
+    version: int
+    accounting: Accounting
+    states: dict[str, int]
+    num_groups: int
+    num_skipped: int
+    num_tokens: int  # completion tokens recorded, of all trajectories
+    checkpoint: CheckpointInfo | None  # newest recorded; its directory is not looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    group_id: int
+    row_id: str
+    reason: str
+
+
+class LedgerReader:
+    """Read-only queries on a run's ledger. Each sees the newest flush; none takes a lock or writes. The whole
+    file is checked first, if it has no more than 1 GiB. Without `check`, each row is checked when it is read.
+    A query ends with LedgerError soon after `stop` says so.
+
+    Raises:
+        LedgerError: no such file, not a ledger, damaged, of another format, or the thing asked for is
+            not in it.
+    """
+
+    def __init__(
+        self, path: str | Path, *, check: bool = True, stop: Callable[[], bool] | None = None
+    ) -> None:
+        self._path = os.path.abspath(path)
+        self._db = open_for_reading(self._path, check=check)
+        if stop is not None:
+            self._db.set_progress_handler(stop, _STOP_ASKED_EVERY)
+
+    def overview(self) -> RunOverview:
+        with self._snapshot("read the run"):
+            counts = records.read_counts(self._db)
+            return RunOverview(
+                about=read_about(self._db),
+                version=last_version(self._db),
+                accounting=Accounts(counts).accounting(),
+                states={state.value: counts[state.value] for state in State},
+                num_groups=self._one("SELECT count(*) FROM groups"),
+                num_skipped=self._one("SELECT count(*) FROM skipped"),
+                num_tokens=self._one("SELECT ifnull(sum(num_tokens), 0) FROM chunks"),
+                checkpoint=self._checkpoint(),
+            )
+
+    def steps(self) -> list[StepRecord]:
+        """Every committed step, in order."""
+        with self._snapshot("read the steps"):
+            return [
+                records.to_step(row) for row in self._db.execute(f"{records.SELECT_STEPS} ORDER BY version")
+            ]
+
+    def step(self, version: int) -> StepRecord:
+        with self._snapshot(f"read step {version}"):
+            query = f"{records.SELECT_STEPS} WHERE version = ?"
+            row = self._db.execute(query, (version,)).fetchone()
+            return records.to_step(self._found(row, f"step {version}", "steps", "version"))
+
+    def evaluations(self) -> list[EvaluationRecord]:
+        """Those done and those skipped, in the order of their versions."""
+        with self._snapshot("read the evaluations"):
+            return evaluations.load(self._db)
+
+    def attempts(self, name: str, version: int) -> list[EvaluationAttempt]:
+        """Of one evaluation, by prompt. With their tokens."""
+        with self._snapshot(f"read evaluation {name} of {version}"):
+            return evaluations.load_attempts(self._db, name, version)
+
+    def trajectory(self, trajectory_id: int) -> Trajectory:
+        """With its tokens."""
+        with self._snapshot(f"read trajectory {trajectory_id}"):
+            query = f"{records.SELECT_TRAJECTORIES} WHERE trajectory_id = ?"
+            row = self._db.execute(query, (trajectory_id,)).fetchone()
+            what = f"trajectory {trajectory_id}"
+            return records.load_trajectory(self._db, self._found(row, what, "trajectories", "trajectory_id"))
+
+    def group_ids(self) -> set[int]:
+        """Of every group that was admitted."""
+        with self._snapshot("read the groups"):
+            return {row[0] for row in self._db.execute("SELECT group_id FROM groups")}
+
+    def group(self, group_id: int) -> Group:
+        """With all members and their tokens."""
+        with self._snapshot(f"read group {group_id}"):
+            row = self._db.execute("SELECT 1 FROM groups WHERE group_id = ?", (group_id,)).fetchone()
+            self._found(row, f"group {group_id}", "groups", "group_id")
+            return records.load_group(self._db, group_id)
+
+    def groups(self, group_ids: Sequence[int] | None = None) -> Iterator[Group]:
+        """These groups, by default all that were admitted, one at a time: with members and their tokens."""
+        with self._snapshot("read the groups"):
+            every = self._db.execute("SELECT group_id FROM groups ORDER BY group_id").fetchall()
+            for group_id in [row[0] for row in every] if group_ids is None else group_ids:
+                yield records.load_group(self._db, group_id)
+
+    def samples(self, choice: Choice, num: int) -> list[Sample]:
+        """At most `num` trajectories, chosen by `choice`, with prompt and tokens."""
+        with self._snapshot("read samples"):
+            return load_samples(self._db, choice, num)
+
+    def samples_before(self, trajectory_id: int | None, num: int) -> list[Sample]:
+        """The newest `num` whose generation has ended, of those before `trajectory_id`; None: of all."""
+        with self._snapshot("read samples"):
+            return load_before(self._db, trajectory_id, num)
+
+    def skipped(self) -> list[Skipped]:
+        with self._snapshot("read skipped prompts"):
+            rows = self._db.execute("SELECT group_id, row_id, reason FROM skipped ORDER BY group_id")
+            return [Skipped(*row) for row in rows]
+
+    def reasons(self) -> dict[tuple[str, str], int]:
+        """How many trajectories are in each (state, reason)."""
+        with self._snapshot("read reasons"):
+            query = "SELECT state, reason, count(*) FROM trajectories GROUP BY state, reason"
+            return {(state, reason): num for state, reason, num in self._db.execute(query)}
+
+    def lengths(self, state: State | None = None) -> list[int]:
+        """Completion tokens of each trajectory (in `state`), by id."""
+        where, values = ("WHERE state = ?", (state.value,)) if state else ("", ())
+        grown = "(SELECT ifnull(sum(num_tokens), 0) FROM chunks WHERE chunks.trajectory_id = t.trajectory_id)"
+        query = f"SELECT ifnull(num_tokens, {grown}) FROM trajectories t {where} ORDER BY trajectory_id"
+        with self._snapshot("read lengths"):
+            return [row[0] for row in self._db.execute(query, values)]
+
+    def staleness_histogram(self, version: int | None = None) -> dict[int, int]:
+        """Trained tokens by staleness, in versions; of one step (by the version it made) or all."""
+        which, values = ("= ?", (version,)) if version is not None else ("IS NOT NULL", ())
+        query = (
+            "SELECT trained_version, versions FROM trajectories JOIN chunks USING (trajectory_id)"
+            f" WHERE trained_version {which}"
+        )
+        histogram: Counter[int] = Counter()
+        with self._snapshot("read staleness"):
+            for trained_version, runs in self._db.execute(query, values):
+                for sampled_version, num_tokens in version_runs(runs):
+                    histogram[trained_version - 1 - sampled_version] += num_tokens
+        return dict(sorted(histogram.items()))
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> LedgerReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _snapshot(self, doing: str) -> Iterator[None]:
+        """All queries inside see the same flush."""
+        with reading(self._path, doing):
+            begin_reading(self._db)
+            try:
+                yield
+            finally:
+                self._db.rollback()
+
+    def _one(self, query: str) -> Any:
+        return self._db.execute(query).fetchone()[0]
+
+    def _checkpoint(self) -> CheckpointInfo | None:
+        row = self._db.execute(f"{records.SELECT_CHECKPOINTS} LIMIT 1").fetchone()
+        return records.to_checkpoint(row, os.path.dirname(self._path)) if row else None
+
+    def _found(self, row: Any, what: str, table: str, key: str) -> Any:
+        if row is None:
+            low, high = self._db.execute(f"SELECT min({key}), max({key}) FROM {table}").fetchone()
+            held = f"it holds {low} to {high}" if low is not None else "it holds none yet"
+            raise LedgerError(f"ledger {self._path}: there is no {what}; {held}")
+        return row

@@ -1,0 +1,75 @@
+"""Evaluations of a run's models, as points beside the curve of rewards."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from millrace.core import files
+from millrace.core.errors import DataError, boundary
+from millrace.estimates.evaluation import figure
+from millrace.look.record.steps import Axis, Curve, Steps
+
+ROWS_MAX = 20
+
+
+class _Line(msgspec.Struct):
+    version: int
+    reward_mean: float | None
+
+
+def evaluated(path: Path, steps: Steps, by: Axis) -> Curve:
+    """Mean reward of each version that was evaluated, as last evaluated. Raises DataError: a damaged line."""
+    if not path.exists():
+        return Curve([], [])
+    with boundary(str(path), "a line is damaged", DataError):
+        lines = [msgspec.json.decode(line, type=_Line) for line in files.read(path).splitlines()]
+    known = sorted({one.version: one.reward_mean for one in lines if one.reward_mean is not None}.items())
+    axis = steps.axis(by)
+    return Curve([_place(steps.versions, axis, version) for version, _ in known], [y for _, y in known])
+
+
+def while_training(
+    told: Mapping[tuple[str, int], Mapping[str, Any]], by: Mapping[str, str], steps: Steps, axis: Axis
+) -> dict[str, Curve]:
+    """Of the newest event of each (evaluation, version): a curve for each evaluation of the figure that it
+    goes `by`."""
+    curves: dict[str, Curve] = {}
+    for (name, version), fields in sorted(told.items()):
+        kind = by.get(name, "greedy")
+        value = figure(fields["metrics"], kind) if "metrics" in fields else None
+        if value is not None:
+            curve = curves.setdefault(f"evaluation {name}: {kind}", Curve([], []))
+            curve.x.append(_place(steps.versions, steps.axis(axis), version))
+            curve.y.append(value)
+    return curves
+
+
+def rows(told: Mapping[tuple[str, int], Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Of a table, the newest version first."""
+    newest = sorted(told.items(), key=lambda item: item[0][1], reverse=True)
+    return [(name, str(version), *_cells(fields)) for (name, version), fields in newest[:ROWS_MAX]]
+
+
+HEAD = ("evaluation", "version", "greedy", "interval of 95 %", "samples", "pass@k", "majority@k", "skipped")
+
+
+def _cells(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    if "metrics" not in fields:
+        return "", "", "", "", "", fields["reason"]
+    told, k = fields["metrics"], str(fields["metrics"]["num_samples"])
+    low, high = told["intervals"].get("greedy_accuracy", (None, None))
+    between = "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
+    shown = (told["greedy_accuracy"], told["pass_at_k"].get(k), told["majority_at_k"].get(k))
+    greedy, passes, votes = ("" if value is None else f"{value:.3f}" for value in shown)
+    return greedy, between, k, passes, votes, ""
+
+
+def _place(versions: Sequence[int], axis: Sequence[float], version: int) -> float:
+    """Of the last step up to `version`; 0 before the first."""
+    done = bisect_right(versions, version)
+    return axis[done - 1] if done else 0.0

@@ -1,0 +1,106 @@
+"""Which runs there are, and how far each is. Reads small files and the ends of long ones only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from millrace.core import files
+from millrace.core.errors import DataError, MillraceError, boundary
+from millrace.observe.sinks.log_files import parts
+from millrace.run_directory.run_directory import RunDirectory
+
+RUNS_MAX = 200
+"""Shown in a list unless more are asked for: those that were started or resumed last."""
+_TAIL_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    """A run in a list. `trouble` says why the other fields are empty."""
+
+    name: str
+    state: str
+    version: int
+    steps: int
+    schedule: str
+    reward: float | None
+    trouble: str = ""
+
+
+def find_runs(root: Path) -> dict[str, RunDirectory]:
+    """By name, which is the path below `root`; `root` itself may be a run. The newest come first.
+
+    Raises: DataError: there is none.
+    """
+    if _is_run(root):
+        return {root.resolve().name: RunDirectory(root.resolve())}
+    found = sorted(_runs_below(root), key=_started_s, reverse=True)
+    if not found:
+        raise DataError(
+            f"{root} is no run directory and holds none: no config.json beside an events.jsonl\n"
+            "  Start a run with `millrace train`, or name the directory of your runs."
+        )
+    return {_name(path.relative_to(root)): RunDirectory(path.resolve()) for path in found}
+
+
+def run_line(name: str, run: RunDirectory) -> RunLine:
+    """Never raises: what is wrong with a run is told in its line."""
+    try:
+        config = run.read_config()
+        last = last_step(run.metrics)
+        state = state_of(run, last.version, config.steps)
+    except (MillraceError, OSError) as error:
+        return RunLine(name, "unreadable", 0, 0, "", None, trouble=str(error))
+    return RunLine(name, state, last.version, config.steps, config.schedule.kind, last.reward)
+
+
+def state_of(run: RunDirectory, version: int, steps: int) -> str:
+    if run.is_held():
+        return "running"
+    return "finished" if version >= steps else "stopped"
+
+
+class LastStep(msgspec.Struct):
+    version: int = 0
+    reward: float | None = msgspec.field(default=None, name="reward/mean")
+
+
+def last_step(metrics: Path) -> LastStep:
+    """Of the last whole line of `metrics.jsonl`. Raises DataError: the line is damaged."""
+    if not metrics.exists():
+        return LastStep()
+    with files.opened(metrics) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        tail = file.read(_TAIL_BYTES)
+        lines = tail.rpartition(b"\n")[0].splitlines()
+    if not lines and len(tail) == _TAIL_BYTES:
+        raise DataError(f"{metrics}: its last {_TAIL_BYTES:,} bytes are no whole line")
+    with boundary(str(metrics), "the last line is damaged", DataError):
+        return msgspec.json.decode(lines[-1], type=LastStep) if lines else LastStep()
+
+
+def _runs_below(root: Path) -> Iterator[Path]:
+    for pattern in ("*/config.json", "*/*/config.json"):
+        yield from (path.parent for path in root.glob(pattern) if _is_run(path.parent))
+
+
+def _is_run(path: Path) -> bool:
+    """A model has a config.json too. While a log is put aside, only its older parts are there."""
+    return (path / "config.json").exists() and bool(parts(path / "events.jsonl"))
+
+
+def _name(path: Path) -> str:
+    """With a question mark for what is no character."""
+    return path.as_posix().encode(errors="replace").decode()
+
+
+def _started_s(path: Path) -> float:
+    try:
+        return (path / "config.json").stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,155 @@
+"""What each optimizer step measured, by column, read from `metrics.jsonl` as it grows."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import accumulate
+from math import inf, isfinite, nan
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from millrace.core.errors import DataError, boundary
+from millrace.observe.sinks.log_files import Tail
+
+POINTS = 1000
+"""Points of a curve. A longer one has the means of as many neighbours as needed."""
+
+COLUMNS_MAX, VALUES_MAX = 4096, 1 << 26
+"""In all columns, as many values as are 512 MiB."""
+
+GAP = "logprob_gap/"
+
+
+class Axis(StrEnum):
+    """What curves are drawn over."""
+
+    STEP = "step"
+    TOKENS = "tokens"  # trained so far
+    TIME = "time"  # minutes since the run's first step
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    x: list[float]
+    y: list[float]
+
+
+class Steps:
+    """Columns of `metrics.jsonl`, one value a step; NaN where a step has none. `update` reads what is new.
+
+    A step that a crash repeated counts as it was done last. Steps that the run went back behind are gone.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._begin()
+
+    def _begin(self) -> None:
+        self._tail = Tail(self._path)
+        self._damage = ""  # what is said from now on
+        self.versions = array("q")
+        self._columns: dict[str, array[float]] = {}
+
+    def update(self) -> None:
+        """Raises DataError: a line is damaged."""
+        if self._tail.is_lost:
+            self._begin()  # another run took its place
+        if self._damage:
+            raise DataError(self._damage)
+        for lines in iter(self._tail.take, []):
+            for line in lines:
+                try:
+                    with boundary(str(self._path), f"not a whole step: {line[:80]!r}", DataError):
+                        self._add(msgspec.json.decode(line, type=dict[str, Any]))
+                except DataError as error:
+                    self._damage = str(error)
+                    raise
+
+    def __len__(self) -> int:
+        return len(self.versions)
+
+    def names(self, start: str = "") -> list[str]:
+        return [name for name in self._columns if name.startswith(start)]
+
+    def column(self, name: str) -> Sequence[float]:
+        return self._columns.get(name) or array("d", [nan]) * len(self)
+
+    def last(self, name: str) -> float | None:
+        """The newest value that is a number."""
+        return next((value for value in reversed(self.column(name)) if isfinite(value)), None)
+
+    def curve(self, name: str, by: Axis = Axis.STEP, points: int = POINTS) -> Curve:
+        return curve(self.axis(by), self.column(name), points)
+
+    def axis(self, by: Axis) -> Sequence[float]:
+        match by:
+            case Axis.STEP:
+                return array("d", self.versions)
+            case Axis.TOKENS:
+                tokens = self.column("tokens/trained")
+                return array("d", accumulate(n if isfinite(n) else 0.0 for n in tokens))
+            case Axis.TIME:
+                return self.minutes()
+
+    def minutes(self) -> Sequence[float]:
+        """Since the first step. A pause between two sessions counts."""
+        walls = self.column("wall_s")
+        return array("d", ((wall - walls[0]) / 60 for wall in walls))
+
+    def _add(self, line: dict[str, Any]) -> None:
+        version = line.pop("version")
+        at = bisect_left(self.versions, version)
+        if not line.pop("replayed", False):
+            self._cut(at)
+        if at == len(self.versions):
+            self.versions.append(version)
+            for column in self._columns.values():
+                column.append(nan)
+        for name, value in line.items():
+            if isinstance(value, int | float):
+                if name not in self._columns:
+                    self._columns[name] = array("d", [nan]) * len(self.versions)
+                self._columns[name][at] = value
+        self._refuse_many()
+
+    def _refuse_many(self) -> None:
+        """A short line is a value more in each column."""
+        columns = len(self._columns)
+        if columns > COLUMNS_MAX or columns * len(self) > VALUES_MAX:
+            raise DataError(f"{columns:,} columns of {len(self):,} steps are more than any run writes")
+
+    def _cut(self, at: int) -> None:
+        del self.versions[at:]
+        for column in self._columns.values():
+            del column[at:]
+
+
+def curve(x: Sequence[float], y: Sequence[float], points: int = POINTS) -> Curve:
+    """At most `points` points: means of neighbours. What is not a number is left out."""
+    both = [(a, b) for a, b in zip(x, y, strict=True) if isfinite(a) and isfinite(b)]
+    width = -(-len(both) // points)
+    if width > 1:
+        parts = [both[i : i + width] for i in range(0, len(both), width)]
+        both = [(sum(a for a, _ in part) / len(part), sum(b for _, b in part) / len(part)) for part in parts]
+    return Curve([a for a, _ in both], [b for _, b in both])
+
+
+def over(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Quotients; NaN where there is none."""
+    return [a / b if b else nan for a, b in zip(above, below, strict=True)]
+
+
+def added(first: Sequence[float], second: Sequence[float]) -> list[float]:
+    return [a + b for a, b in zip(first, second, strict=True)]
+
+
+def gap_staleness(name: str) -> float:
+    """Of a column `logprob_gap/2/mean`: 2."""
+    middle = name.removeprefix(GAP).partition("/")[0]
+    return float(middle) if middle.isdigit() else inf

@@ -1,0 +1,314 @@
+"""What `show` shows, as plain JSON types, from the ledger and the run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from millrace.config.schema import Config
+from millrace.controller.evaluation import due
+from millrace.core import model_version
+from millrace.core.errors import DataError, MillraceError, boundary
+from millrace.core.events import Event
+from millrace.core.fairness import Figures
+from millrace.core.types import EvaluationRecord, Group, Prompt, StepRecord, Trajectory
+from millrace.estimates.evaluation import figure
+from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading.samples import Choice
+from millrace.observe.hosts import Hosts
+from millrace.observe.sinks.jsonl import read_events
+from millrace.observe.sinks.log_files import parts
+from millrace.run_directory.run_directory import RunDirectory
+
+LAST_STEPS = 10
+LAST_CHANGES = 20
+
+View = dict[str, Any]
+
+
+def run_view(reader: LedgerReader, run: RunDirectory) -> View:
+    """A run at a glance."""
+    config, state = run.read_config(), reader.overview()
+    last = reader.steps()[-LAST_STEPS:]
+    members = {record.version: _members(reader, record) for record in last}
+    with boundary(str(run.events), "its events do not make sense together", DataError):
+        computes, fleet, hosts, window = _computes(run), _fleet(run), _hosts(run), _window(run)
+    return {
+        "run": str(run.path),
+        "state": _state(run, state.version >= config.steps),
+        "version": state.version,
+        "steps": config.steps,
+        "schedule": config.schedule.kind,
+        "computes": computes,
+        "fleet": fleet,
+        "checkpoint": state.checkpoint.path if state.checkpoint else None,
+        "num_groups": state.num_groups,
+        "num_skipped": state.num_skipped,
+        "num_tokens": state.num_tokens,
+        "accounting": asdict(state.accounting),
+        "states": state.states,
+        "reasons": [[*key, num] for key, num in sorted(reader.reasons().items())],
+        "replicas": _by_replica(t for trained in members.values() for t in trained),
+        "hosts": hosts,
+        "window": window,
+        "evaluations": evaluations_view(reader, config)[-LAST_STEPS:],
+        "last_steps": [_step_line(record, members[record.version]) for record in last],
+    }
+
+
+def evaluations_view(reader: LedgerReader, config: Config) -> list[View]:
+    """Evaluations while training, in the order of their versions. `best`: of its name, by what it goes by."""
+    records = reader.evaluations()
+    by = {section.name: section.by for section in config.evaluations}
+    best = {
+        name: due.best([(r.version, figure(r.metrics, by.get(name, "greedy"))) for r in rows])
+        for name in {record.name for record in records}
+        if (rows := [r for r in records if r.name == name and not r.reason])
+    }
+    return [_evaluation_line(record, best.get(record.name) == record.version) for record in records]
+
+
+def _evaluation_line(record: EvaluationRecord, best: bool) -> View:
+    told, k = record.metrics, str(record.metrics.get("num_samples", 0))
+    line: View = {"name": record.name, "version": record.version}
+    for name, key in (("greedy", "greedy_accuracy"), ("pass", "pass_at_k"), ("majority", "majority_at_k")):
+        value = told.get(key)
+        line[name] = value.get(k) if isinstance(value, dict) else value
+    low, high = told.get("intervals", {}).get("greedy_accuracy", (None, None))
+    line |= {"greedy_low": low, "greedy_high": high, "samples": told.get("num_samples")}
+    line |= {"reward": told.get("reward_mean"), "took_s": record.took_s, "best": "best" if best else ""}
+    return line | {"skipped": record.reason}
+
+
+def _computes(run: RunDirectory) -> dict[str, str]:
+    """What each worker said last of its arithmetic."""
+    if not parts(run.events):
+        return {}
+    return {e.fields["name"]: e.fields["computes"] for e in read_events(run.events, "computes")}
+
+
+def _hosts(run: RunDirectory) -> dict[str, View]:
+    """What each host that is not the trainer's got from the relays of others. Empty with one host."""
+    hosts, told = Hosts(), list[Event]()
+    if parts(run.events):
+        told = [event for kind in ("fetched", "fetch_missed") for event in read_events(run.events, kind)]
+    for event in sorted(told, key=lambda event: event.wall_s):
+        hosts(event)
+    return hosts.told()
+
+
+def _fleet(run: RunDirectory) -> list[View]:
+    """The last changes of the fleet: who joined or left, why, and how many there are after it."""
+    changes: list[View] = []
+    num = 0
+    kinds = ("run_started", "joined", "leaving")
+    for event in read_events(run.events, *kinds) if parts(run.events) else ():
+        if event.kind == "run_started":
+            num = len(event.fields["replicas"])
+            continue
+        num += 1 if event.kind == "joined" else -1
+        changes.append(
+            {
+                "at": datetime.fromtimestamp(event.wall_s).isoformat(" ", "seconds"),
+                "replica": event.fields["replica"],
+                "what": event.kind,
+                "why": event.fields.get("reason", ""),
+                "replicas": num,
+            }
+        )
+    return changes[-LAST_CHANGES:]
+
+
+def _window(run: RunDirectory) -> dict[str, float | None]:
+    """Freshness and fairness of the last batches, as the last step told them: see `core.fairness`."""
+    told: View = {}
+    if parts(run.events):
+        for step in read_events(run.events, "step"):
+            window = step.fields.get("window")
+            told = window if isinstance(window, dict) else told
+    return asdict(Figures(0)) | told
+
+
+def step_view(reader: LedgerReader, version: int) -> View:
+    """The step that made `version`: what it consumed and what it measured."""
+    record = reader.step(version)
+    trained = _members(reader, record)
+    return {
+        "version": version,
+        "group_ids": record.group_ids,
+        "reward_mean": _mean([t.reward for t in trained if t.reward is not None]),
+        "metrics": record.metrics,
+        "staleness": reader.staleness_histogram(version),
+        "trajectories": [_trajectory_line(t) for t in trained],
+    }
+
+
+def trajectory_view(reader: LedgerReader, run: RunDirectory, trajectory_id: int) -> View:
+    """One trajectory with every token: where, under which version and how surely it was sampled, and with
+    `sampling.logprobs` what was likely there."""
+    trajectory = reader.trajectory(trajectory_id)
+    group = reader.group(trajectory.group_id)
+    tokenizer = tokenizer_of(run)
+    return _outcome(group, trajectory) | {
+        "reward_metrics": trajectory.metrics,
+        "lease": trajectory.lease,
+        "replica": trajectory.replica,
+        "epoch": trajectory.epoch,
+        "trained_version": trajectory.trained_version,
+        "prompt": group.text,
+        "completion": tokenizer.decode(trajectory.columns.tokens.tolist()) if tokenizer else None,
+        "tokens": [_token_line(trajectory, i, tokenizer) for i in range(len(trajectory.columns))],
+    }
+
+
+def samples_view(reader: LedgerReader, run: RunDirectory, choice: Choice, num: int) -> list[View]:
+    """At most `num` trajectories as flat records. `versions` are those that sampled its tokens."""
+    found = reader.samples(choice, num)
+    tokenizer = tokenizer_of(run) if found else None
+    return [
+        trajectory_record(prompt, trajectory, tokenizer, tokens=False)
+        | {"versions": sorted({version for version, _ in trajectory.columns.runs})}
+        for prompt, trajectory in found
+    ]
+
+
+def trajectory_record(
+    group: Group | Prompt, trajectory: Trajectory, tokenizer: Any | None, *, tokens: bool
+) -> View:
+    """One trajectory as a flat record; with its columns of tokens, if asked for."""
+    record = _outcome(group, trajectory) | {
+        **{f"reward/{name}": value for name, value in trajectory.metrics.items()},
+        "num_tokens": len(trajectory.columns),
+        "trained_version": trajectory.trained_version,
+        "staleness": _staleness(trajectory, trajectory.trained_version),
+        "replica": trajectory.replica,
+        "leases": trajectory.lease,
+        "prompt": group.text,
+        "completion": _as_the_reward_saw_it(trajectory, tokenizer) if tokenizer else None,
+    }
+    if not tokens:
+        return record
+    own = trajectory.columns
+    columns = {"tokens": own.tokens.tolist(), "logprobs": own.logprobs.tolist(), "versions": own.versions()}
+    return record | columns
+
+
+def _outcome(group: Group | Prompt, trajectory: Trajectory) -> View:
+    return {
+        "trajectory_id": trajectory.trajectory_id,
+        "group_id": group.group_id,
+        "row_id": group.row_id,
+        "state": trajectory.state.value,
+        "reason": trajectory.reason,
+        "finish": trajectory.finish.value if trajectory.finish else None,
+        "reward": trajectory.reward,
+    }
+
+
+def _as_the_reward_saw_it(trajectory: Trajectory, tokenizer: Any) -> str:
+    tokens = trajectory.columns.tokens.tolist()
+    text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return str(text)
+
+
+def is_finished(run: RunDirectory, steps: int) -> bool:
+    """Every step committed, and the model of the last one exported with its tokenizer."""
+    from millrace.environments.tokenizer import FILES
+
+    exported = model_version.read(run.model)
+    if not (
+        any((run.model / name).exists() for name in FILES) and run.summary.exists() and run.ledger.exists()
+    ):
+        return False
+    with LedgerReader(run.ledger) as reader:
+        return exported == reader.overview().version >= steps
+
+
+def _members(reader: LedgerReader, record: StepRecord) -> list[Trajectory]:
+    return [reader.trajectory(trajectory_id) for trajectory_id in record.trajectory_ids]
+
+
+def _by_replica(trajectories: Iterable[Trajectory]) -> list[View]:
+    """A trajectory counts where it was finished."""
+    owned: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        owned.setdefault(trajectory.replica, []).append(trajectory)
+    return [
+        {
+            "replica": name,
+            "epoch": max(t.epoch for t in own),
+            "trajectories": len(own),
+            "tokens": sum(len(t.columns) for t in own),
+            "reward_mean": _mean([t.reward for t in own if t.reward is not None]),
+            "moved_or_resumed": sum(t.lease > 1 for t in own),
+        }
+        for name, own in sorted(owned.items())
+    ]
+
+
+def _step_line(record: StepRecord, trained: list[Trajectory]) -> View:
+    staleness = [_staleness(t, record.version) for t in trained]
+    return {
+        "version": record.version,
+        "trajectories": len(trained),
+        "tokens": sum(len(t.columns) for t in trained),
+        "reward_mean": _mean([t.reward for t in trained if t.reward is not None]),
+        "staleness_max": max((oldest for oldest in staleness if oldest is not None), default=None),
+        "loss": record.metrics.get("loss"),
+    }
+
+
+def _trajectory_line(trajectory: Trajectory) -> View:
+    return {
+        "trajectory_id": trajectory.trajectory_id,
+        "group_id": trajectory.group_id,
+        "reward": trajectory.reward,
+        "tokens": len(trajectory.columns),
+        "finish": trajectory.finish.value if trajectory.finish else None,
+        "staleness": _staleness(trajectory, trajectory.trained_version),
+        "replica": trajectory.replica,
+        "lease": trajectory.lease,
+    }
+
+
+def _token_line(trajectory: Trajectory, position: int, tokenizer: Any | None) -> View:
+    token = trajectory.columns[position : position + 1]
+    line = _told(token.tokens[0], token.logprobs[0], tokenizer)
+    line = {"position": position, **line, "version": token.version_first}
+    if token.likely is None:
+        return line
+    (likely,) = token.likely.rows()
+    return line | {"likely": [_told(*one, tokenizer) for one in likely]}
+
+
+def _told(token: int, logprob: float, tokenizer: Any | None) -> View:
+    return {"token": token, "text": tokenizer.decode([token]) if tokenizer else None, "logprob": logprob}
+
+
+def _staleness(trajectory: Trajectory, trained_version: int | None) -> int | None:
+    """Of its oldest token, when it was trained on."""
+    if trained_version is None or not trajectory.columns:
+        return None
+    return trained_version - 1 - min(version for version, _ in trajectory.columns.runs)
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _state(run: RunDirectory, complete: bool) -> str:
+    if run.is_held():
+        return "running"
+    return "finished" if complete else "stopped: train with --resume goes on"
+
+
+def tokenizer_of(run: RunDirectory) -> Any | None:
+    """The model's tokenizer, if it is still where the run found it."""
+    from millrace.environments.tokenizer import load_tokenizer
+
+    try:
+        return load_tokenizer(run.read_config().model.path)
+    except MillraceError:
+        return None

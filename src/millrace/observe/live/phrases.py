@@ -1,0 +1,91 @@
+"""The state of a run in short phrases, which the panel and the plain line share. ASCII only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from millrace.observe.live.status import Status
+
+_GIB = 2**30
+
+
+def speeds(status: Status) -> str:
+    trained, generated = number(status.speeds.trained.per_s), number(status.speeds.generated.per_s)
+    return f"tokens/s {trained} trained, {generated} generated"
+
+
+def fairness(status: Status) -> list[str]:
+    """Nothing while there are too few batches."""
+    return [] if status.fairness is None else [f"fairness {status.fairness:.2f}"]
+
+
+def starting(status: Status) -> str:
+    """Before the first step: which workers run, and what they do."""
+    if not status.ready:
+        return "starting the workers"
+    under_way = f"; in flight {status.in_flight}" if status.in_flight else ""
+    return f"no step yet; started: {', '.join(status.ready)}{under_way}"
+
+
+def learning(status: Status) -> str:
+    """What the last step says of learning: a loss near 0 is usual, an entropy near 0 is not."""
+    metrics = status.metrics
+    loss, entropy = number(metrics.get("loss"), ".3g"), number(metrics.get("entropy"), ".3g")
+    return f"loss {loss}, entropy {entropy}, no signal {percent(metrics.get('groups_without_signal'))}"
+
+
+def failed_rewards(status: Status) -> str:
+    share = status.num_failed / status.num_scores if status.num_failed else None
+    return f"failed rewards {status.num_failed:,}" + (f" ({share:.1%})" if share is not None else "")
+
+
+def memory(status: Status) -> list[str]:
+    """What the largest process holds and what the host has left; nothing while that is not known."""
+    held = status.resident_bytes
+    if not held:
+        return []
+    name = max(held, key=lambda process: held[process])
+    free = "" if status.available_bytes is None else f", {_gib(status.available_bytes)} GiB free"
+    return [f"memory {name} {_gib(held[name])} GiB{free}"]
+
+
+def sample(status: Status) -> tuple[str, str, str] | None:
+    """(what it is of, prompt, completion) of the newest sample, each on one line. None: there is none yet."""
+    told = status.sample
+    if told is None:
+        return None
+    prompt, completion = (" ".join(told[name].split()) for name in ("prompt", "completion"))
+    return f"sample of step {told['version']}, reward {number(told['reward'], '.3g')}:", prompt, completion
+
+
+def ends(text: str, room: int) -> str:
+    """`text`, or a part of its beginning and more of its end."""
+    if len(text) <= room:
+        return text
+    tail = max(1, (room - 5) * 2 // 3)
+    return f"{text[: max(0, room - 5 - tail)]} ... {text[-tail:]}"
+
+
+def last(values: Sequence[float]) -> float | None:
+    return values[-1] if values else None
+
+
+def number(value: float | None, form: str = ",.0f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    minutes, seconds = divmod(ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.1f}"

@@ -1,0 +1,161 @@
+"""Events as lines of JSON: `events.jsonl` has them, `metrics.jsonl` one flat line a step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from millrace.core import files
+from millrace.core.errors import DataError, boundary, writing
+from millrace.core.events import Event, Sink
+from millrace.observe.sinks.log_files import PART_BYTES, opened, put_aside, remove_left_over
+from millrace.observe.sinks.scalars import step_scalars
+from millrace.observe.sinks.thinned import Thinned
+
+_ENCODER = msgspec.json.Encoder(enc_hook=repr)
+_TAIL_BYTES = 65536
+
+
+class EventLog:
+    """Appends every event as one line: `kind`, `time_s`, `wall_s` and the event's own fields.
+
+    A line is written at once: a killed run keeps its lines, and `tail -F` follows a live run. Of a
+    long run it keeps the reports of replicas only now and then; see `observe.sinks.thinned`. A file of
+    `part_bytes` is put aside; see `observe.sinks.log_files`.
+    """
+
+    def __init__(self, path: Path, part_bytes: int = PART_BYTES) -> None:
+        self._path, self._part_bytes = path, part_bytes
+        remove_left_over(path)
+        self._file = _append(path)
+        self._thinned = Thinned(self._write)
+
+    def __call__(self, event: Event) -> None:
+        self._thinned(event)
+
+    def _write(self, event: Event) -> None:
+        head = {"kind": event.kind, "time_s": event.time_s, "wall_s": event.wall_s}
+        _write_line(self._file, head | event.fields)
+        if self._file.tell() >= self._part_bytes:
+            put_aside(self._path)
+            full, self._file = self._file, _append(self._path)
+            full.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class MetricsLog:
+    """Appends one line per batch that was applied: `version`, `wall_s`, `replayed` and every scalar of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = _append(path)
+
+    def __call__(self, event: Event) -> None:
+        if event.kind != "step":
+            return
+        fields = event.fields
+        head = {
+            "version": fields["version"],
+            "wall_s": event.wall_s,
+            "replayed": fields.get("replayed", False),
+        }
+        _write_line(self._file, head | step_scalars(fields))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_events(path: Path, *kinds: str) -> Iterator[Event]:
+    """The events of an earlier `EventLog`, in order, from all its parts; only those of `kinds`, if given. A
+    last line cut short by a crash is left out.
+
+    Keys of mappings inside the fields are strings, as in the file.
+    Raises DataError: another line cannot be read. OSError: there is no such log.
+    """
+    start = tuple(f'{{"kind":"{kind}"'.encode() for kind in kinds) or b""
+    with opened(path) as found:
+        for part, file in found:
+            for number, line in enumerate(files.lines(file, part), 1):
+                if line.endswith(b"\n") and line.startswith(start):
+                    yield event_of(line, f"{part}:{number}")
+
+
+def retell(path: Path, sinks: Sequence[Sink], conclude: Callable[[], object]) -> None:
+    """Send `sinks` the events of an earlier `EventLog`, in order. `conclude` is called once at the end, so
+    that a damaged event is an error now and not at the end of the run.
+
+    Raises DataError: a line cannot be read, or lacks what a sink needs of it.
+    """
+    for number, event in enumerate(read_events(path), 1):
+        with boundary(f"{path}:{number}", f"not a whole {event.kind!r} event", DataError):
+            for sink in sinks:
+                sink(event)
+    with boundary(str(path), "its events do not make sense together", DataError):
+        conclude()
+
+
+class _Head(msgspec.Struct):
+    kind: str
+    time_s: float
+    wall_s: float
+
+
+def event_of(line: bytes, where: str) -> Event:
+    """The event that one line holds. Raises DataError naming `where`."""
+    try:
+        head, fields = _HEAD.decode(line), msgspec.json.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{where}: not an event: {error}") from error
+    named = {key: value for key, value in fields.items() if key not in _Head.__struct_fields__}
+    return Event(head.kind, head.time_s, head.wall_s, named)
+
+
+_HEAD = msgspec.json.Decoder(_Head)
+
+
+def _append(path: Path) -> BinaryIO:
+    """Unbuffered, at the end of the last whole line. A line that a crash cut short is removed."""
+    with writing(path):
+        file = open(path, "ab+", buffering=0)  # noqa: SIM115 - closed by the sink's close
+    end = file.tell()
+    while end > 0:
+        start = max(0, end - _TAIL_BYTES)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    file.truncate(end)
+    return file
+
+
+def _write_line(file: BinaryIO, record: dict[str, Any]) -> None:
+    """All of a line or nothing of it. Raises StorageError."""
+    line, written = encoded(record) + b"\n", 0
+    with writing(file.name):
+        try:
+            while written < len(line):  # a disk that fills up may write only a part
+                written += file.write(line[written:])
+        except OSError:
+            file.truncate(file.seek(0, os.SEEK_END) - written)
+            raise
+
+
+def encoded(record: dict[str, Any]) -> bytes:
+    """As JSON. An odd field is shown, never raised."""
+    try:
+        return _ENCODER.encode(record)
+    except (TypeError, ValueError, OverflowError):
+        return _ENCODER.encode({name: _plain(value) for name, value in record.items()})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):  # half of a surrogate pair may be in it
+        return value.encode(errors="backslashreplace").decode()
+    return value if isinstance(value, float | bool) else repr(value)

@@ -1,0 +1,44 @@
+"""Step metrics and samples for Weights & Biases (the `wandb` extra)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from millrace.core.events import Event
+from millrace.observe.sinks.extras import refuse_uninstalled
+from millrace.observe.sinks.scalars import scalars_of
+
+_COLUMNS = ["trajectory_id", "row_id", "prompt", "completion", "reward", "num_tokens", "finish"]
+
+
+class WandbSink:
+    """Logs to `project`; the run is named after its directory, and goes on when that resumes.
+
+    Raises:
+        ConfigError: wandb is not installed.
+    """
+
+    def __init__(self, project: str, directory: Path, config: Mapping[str, Any]) -> None:
+        refuse_uninstalled("wandb", project)
+        import wandb
+
+        self._wandb, name = wandb, directory.resolve().name
+        self._run = wandb.init(
+            project=project, name=name, id=name, resume="allow", dir=str(directory), config=dict(config)
+        )
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "evaluated":  # later than steps, and W&B takes no step twice: its own axis
+            scalars = scalars_of(event.kind, event.fields)
+            self._run.log(scalars | {"evaluation/version": event.fields["version"]})
+        elif scalars := scalars_of(event.kind, event.fields):
+            self._run.log(scalars, step=event.fields["version"])
+        elif event.kind == "sample":
+            row = [event.fields[name] for name in _COLUMNS]
+            table = self._wandb.Table(columns=_COLUMNS, data=[row])
+            self._run.log({f"samples/{event.fields['place']}": table}, step=event.fields["version"])
+
+    def close(self) -> None:
+        self._run.finish()

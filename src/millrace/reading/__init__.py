@@ -1,5 +1,0 @@
-"""What a run has recorded, for commands and pages. A run itself never reads it."""
-
-from millrace.reading.reader import LedgerReader
-
-__all__ = ["LedgerReader"]

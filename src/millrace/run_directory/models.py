@@ -1,0 +1,88 @@
+"""Models out of a run: of its end, or of any checkpoint that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from millrace.core import model_version
+from millrace.core.errors import DataError
+from millrace.run_directory.run_directory import RunDirectory
+
+CHECKPOINT = "manifest.json"
+"""A file that a checkpoint has and a model directory has not."""
+
+
+def export(run: RunDirectory, version: int, out: Path, *, adapter: bool = False) -> None:
+    """Write the model of a checkpoint as a Hugging Face directory, like the one that a run ends with.
+
+    `adapter`: of a run that trains one, it alone, as peft reads it.
+
+    Raises: DataError: there is no such checkpoint, or it is damaged; `out` holds something else; the run
+    trains no adapter.
+    """
+    kept = run.versions()
+    if version not in kept:
+        there = f"it keeps {', '.join(map(str, kept))}" if kept else "it keeps none yet"
+        raise DataError(
+            f"{run.path} has no checkpoint of version {version}: {there}.\n"
+            "  `checkpoints.every` and `checkpoints.keep` say which are kept"
+        )
+    _write(run, run.checkpoint(version), out, adapter=adapter)
+
+
+def newest(path: Path) -> Path:
+    """Of a run the model of its end, or its newest checkpoint where that is newer. Other paths as they are.
+
+    Raises: DataError: a run that has neither.
+    """
+    run = RunDirectory(path.resolve())
+    if not run.ledger.is_file():
+        return path
+    saved = max(run.versions(), default=-1)
+    if (run.model / "config.json").is_file() and model_version.read(run.model) >= saved:
+        return run.model
+    if saved < 0:
+        raise DataError(
+            f"{path} has no model yet: its first checkpoint comes after `checkpoints.every` steps"
+        )
+    return run.checkpoint(saved)
+
+
+def origin(path: Path) -> tuple[RunDirectory, int] | None:
+    """The run and the version of a model or a checkpoint; None: it is of no run, or does not say."""
+    path = path.resolve()
+    run = next((run for run in map(RunDirectory, path.parents[:2]) if run.ledger.is_file()), None)
+    is_checkpoint = (path / CHECKPOINT).is_file() and path.name[1:].isdigit()
+    version = int(path.name[1:]) if is_checkpoint else model_version.read(path)
+    return None if run is None or version < 0 else (run, version)
+
+
+@contextmanager
+def model_directory(path: Path) -> Iterator[Path]:
+    """The Hugging Face directory of a model, of a checkpoint, or of a run (its `newest`).
+
+    Of a checkpoint it is made for the time of the block.
+
+    Raises: DataError: a run without a checkpoint, or a damaged one.
+    """
+    path = newest(path)
+    if not (path / CHECKPOINT).is_file():
+        yield path
+        return
+    with TemporaryDirectory(prefix="millrace-") as scratch:
+        _write(RunDirectory(path.resolve().parents[1]), path, Path(scratch) / "model")
+        yield Path(scratch) / "model"
+
+
+def _write(run: RunDirectory, checkpoint: Path, out: Path, *, adapter: bool = False) -> None:
+    from millrace.trainer.files.export import export_adapter, export_checkpoint
+
+    config = run.read_config()
+    if adapter and config.adapter.rank is None:
+        raise DataError(f"{run.path} trains all weights (`adapter.rank` is none): it has no adapter to write")
+    write, model = export_adapter if adapter else export_checkpoint, config.model
+    write(checkpoint, out, model_path=model.path, dtype=model.dtype, adapter=config.adapter)
+    model_version.write(out, int(checkpoint.name[1:]))

@@ -1,0 +1,59 @@
+"""The first file that a worker runs whose place names a Python of its own.
+
+That Python needs msgspec, and what the worker's class imports; nothing else of ours. `millrace` is the
+controller's own, from this very directory, so that both ends of the wire agree. Everything else comes from
+the interpreter and from PYTHONPATH, as for any program that this interpreter runs.
+
+Processes that the worker's class starts with `multiprocessing` get the same package.
+
+Run by `runtime.local.forkserver` as `PYTHON spawned.py FD NAME EPOCH SILENCE_S`, with FD the worker's socket
+and SILENCE_S 0 for none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import sys
+from pathlib import Path
+
+PYTHON_MIN = (3, 11)
+
+
+def main() -> None:
+    fd, name, epoch, silence_s_max = sys.argv[1:]
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # this directory: its modules would hide others of the same names
+    _carry_package(Path(__file__).resolve().parents[2])
+    from millrace.runtime import process
+
+    process.set_title(name)
+    process.leave_signals()
+    process.fork_ordinary_processes()
+    try:
+        if sys.version_info < PYTHON_MIN:
+            raise ImportError(f"this is Python {sys.version.split()[0]}, and Millrace needs 3.11 or newer")
+        from millrace.runtime.local import worker
+    except ImportError as error:
+        sys.stderr.write(f"{sys.executable} cannot run the worker {name}: {error}\n")
+        raise SystemExit(process.UNSUITABLE_PYTHON) from error
+    with process.ending_at_once():
+        worker.main(socket.socket(fileno=int(fd)), name, int(epoch), float(silence_s_max) or None)
+
+
+def _carry_package(directory: Path) -> None:
+    """Have `import millrace` mean the package in `directory`, whatever this interpreter has installed."""
+    places = [str(directory)]
+    spec = importlib.util.spec_from_file_location(
+        directory.name, directory / "__init__.py", submodule_search_locations=places
+    )
+    assert spec is not None and spec.loader is not None, directory
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[directory.name] = package
+    spec.loader.exec_module(package)
+
+
+if __name__ == "__main__":
+    main()
+elif __name__ == "__mp_main__":  # a process that `multiprocessing` spawns from the worker
+    _carry_package(Path(__file__).resolve().parents[2])

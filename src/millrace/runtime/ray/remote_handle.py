@@ -1,0 +1,334 @@
+"""The controller's side of one worker on Ray; see `ray_actor` for the other.
+
+Death is told by Ray, which fails the call `live` that never returns. A worker that was killed, and of which
+Ray tells nothing (its host is cut off), counts as dead after `KILL_S`. Its lease runs out there, and its
+epoch is not commanded again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import re
+import signal
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from millrace.core.errors import DataError, MillraceError, RemoteError
+from millrace.runtime import process
+from millrace.runtime.ray.actor import Setup
+from millrace.runtime.ray.blocking_calls import aside
+from millrace.runtime.ray.cluster import Cluster
+from millrace.runtime.ray.messages import Answer, Inbox, packed, unpacked
+from millrace.runtime.ray.places import Node
+from millrace.runtime.seam import CREDIT_STEP, PING, died, late, where
+
+KILL_S = 5.0
+"""After a kill Ray has this long to tell the death."""
+
+STRAY_S = 1.0
+"""A worker that lives on for this long after Ray was asked to kill it cannot run: a signal kills it."""
+
+
+class RayHandle:
+    """One incarnation of one worker; see `core.protocols.Handle`. `node` is the id of the Ray node that it
+    is on, `address` where that is."""
+
+    def __init__(self, name: str, epoch: int, cluster: Cluster, namespace: str, node: Node) -> None:
+        self.name, self.epoch, self.node, self.address = name, epoch, node.node_id, node.address
+        self._namespace = namespace
+        self.pid: int | None = None
+        self.suspended = False
+        self._loop = asyncio.get_running_loop()
+        self.dead: asyncio.Future[str] = self._loop.create_future()
+        self._cluster = cluster
+        self._actor: Any = None
+        self._pidfd = -1
+        self._killed, self._unavailable = False, ""
+        self._ids = itertools.count(1)
+        self._waiting: set[asyncio.Future[Any]] = set()
+        self._inboxes: dict[int, Inbox] = {}
+
+    # ------------------------------------------------------------ commands
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        if method == PING:
+            return await self._ping(timeout_s)
+        return await self._answer(
+            method, "call", self.epoch, method, self._pickled(method, args), timeout_s=timeout_s
+        )
+
+    async def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
+        stream, inbox = next(self._ids), Inbox()
+        pickled = self._pickled(method, args)
+        self._inboxes[stream] = inbox
+        complete = False
+        try:
+            await self._answer(method, "open", self.epoch, stream, method, pickled, timeout_s=None)
+            self._pull(stream, inbox, method)
+            for num_taken in itertools.count(1):
+                found = await inbox.get()
+                if found is None:
+                    complete = True
+                    return
+                item, error = found
+                if error is not None:
+                    raise error
+                if num_taken % CREDIT_STEP == 0:
+                    self._submit("grant", stream, CREDIT_STEP)
+                yield item
+        finally:
+            del self._inboxes[stream]
+            if not complete:
+                self._submit("close", stream)
+
+    def dump_stacks(self) -> None:
+        """Have it write the stacks of its threads into its log."""
+        self._submit("dump_stacks")
+
+    def kill(self) -> None:
+        """By Ray; by a signal if that does not end it, where its host can be reached."""
+        if self._killed or self.dead.done():
+            return
+        self._killed = True
+        if self._pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        if self._actor is not None:
+            aside(self._cluster.kill, self._actor)
+        self._loop.call_later(STRAY_S, self._kill_stray)
+        self._loop.call_later(KILL_S, self._report_death, "killed; its host has not confirmed it")
+
+    # ------------------------------------------------------------ the runtime's part
+
+    async def start(self, setup: Setup) -> None:
+        """Make the actor and have its process become `setup`. Raises: WorkerDied."""
+        making = aside(self._cluster.make_actor, self._namespace, self.name, self.epoch, self.node)
+        await asyncio.wait({making, self.dead}, return_when=asyncio.FIRST_COMPLETED)
+        self._refuse_dead("its start")
+        self._actor = making.result()
+        self._then(self._actor.live.remote(), self._lived)
+        self._actor.lease.remote()
+        self._actor.look_at_log.remote()
+        self.pid = await self._asked("its start", self._actor.begin.remote(setup), None)
+        if self.node == self._cluster.here:
+            with suppress(ProcessLookupError):
+                self._pidfd = os.pidfd_open(self.pid)
+        if self._killed:
+            self._killed = False
+            self.kill()
+
+    def lost(self, cause: str) -> None:
+        """Nobody can reach it any more, and its lease ends it."""
+        self._killed = True
+        self._report_death(cause)
+
+    async def rendezvous(self, address: str) -> str:
+        """Where the ranks of its gang meet, if it is rank 0. On several nodes that is a port of `address`."""
+        return str(await self._asked("its start", self._actor.rendezvous.remote(address), None))
+
+    async def construct(
+        self, target: str, kwargs: Mapping[str, Any], variables: Mapping[str, str], answer_s: float | None
+    ) -> None:
+        """Make the worker's object, however long that takes as long as the worker answers pings within
+        `answer_s` (None: it is not asked). Raises: as `call`."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._watch(answer_s), name=f"{self.name}.construct")
+                pickled = self._pickled(target, dict(kwargs))
+                await self._answer(
+                    target, "construct", self.epoch, target, dict(variables), pickled, timeout_s=None
+                )
+                watch.cancel()
+                await asyncio.wait([watch])  # see `GangHandle.start`: what fails now must fail in the group
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _watch(self, answer_s: float | None) -> None:
+        while answer_s is not None:
+            await self.call(PING, timeout_s=answer_s)
+            await asyncio.sleep(answer_s / 3)
+
+    async def end(self) -> None:
+        """Kill it and wait until it counts as dead."""
+        if self._actor is None:
+            self._report_death("never started")
+        self.kill()
+        await asyncio.wait([self.dead], timeout=2 * KILL_S)
+
+    # ------------------------------------------------------------ messages
+
+    async def _ping(self, timeout_s: float) -> Any:
+        try:
+            vitals = await self._answer(PING, "ping", self.epoch, timeout_s=timeout_s)
+        except TimeoutError:
+            self._look_whether_suspended()
+            raise
+        self.suspended = False
+        return vitals
+
+    async def _answer(self, told: str, command: str, *args: Any, timeout_s: float | None) -> Any:
+        """Raises: what the worker raised; WorkerDied; DeadlineExceeded."""
+        self._refuse_dead(told)
+        answer: Answer = await self._asked(told, getattr(self._actor, command).remote(*args), timeout_s)
+        value, error = self._outcome(told, answer)
+        await self._items_before(answer)
+        if error is not None:
+            raise error
+        return value
+
+    async def _asked(self, told: str, ref: Any, timeout_s: float | None) -> Any:
+        """What `ref` becomes."""
+        self._refuse_dead(told)
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        self._waiting.add(answer)
+
+        def deliver(value: Any, error: BaseException | None) -> None:
+            if not answer.done():
+                answer.set_result(value) if error is None else answer.set_exception(error)
+
+        self._then(ref, deliver)
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                return await answer
+        except TimeoutError:
+            if limit.expired() and timeout_s is not None:
+                raise late(self.name, self.epoch, told, timeout_s) from None
+            raise
+        except MillraceError:
+            raise
+        except self._cluster.actor_errors as error:
+            self._lived(None, error)
+            cause = await asyncio.shield(self.dead)
+            raise died(self.name, self.epoch, told, cause) from None
+        except _Dead as error:
+            raise died(self.name, self.epoch, told, str(error)) from None
+        except Exception as error:
+            raise RemoteError(
+                f"{where(self.name, self.epoch, told)}: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            self._waiting.discard(answer)
+
+    async def _items_before(self, answer: Answer) -> None:
+        """Wait until the items that were yielded before `answer` have been put where their consumers look."""
+        for stream, num_items in answer.before.items():
+            if inbox := self._inboxes.get(stream):
+                arrived: asyncio.Future[None] = self._loop.create_future()
+                inbox.after(num_items, partial(_set, arrived))
+                await arrived
+        if answer.before:
+            await asyncio.sleep(0)  # items that came in this same turn of the loop: their consumers run first
+
+    def _pull(self, stream: int, inbox: Inbox, method: str) -> None:
+        """Fetch until the stream is complete or the worker dead, also what nobody wants any more."""
+
+        def put(fetched: tuple[list[Answer], bool] | None, error: BaseException | None) -> None:
+            if fetched is None:
+                if isinstance(error, self._cluster.actor_errors):
+                    self._lived(None, error)
+                else:
+                    inbox.put(None, RemoteError(f"{where(self.name, self.epoch, method)}: {error!r}"))
+                return
+            answers, complete = fetched
+            for answer in answers:
+                inbox.put(*self._outcome(method, answer))
+            if complete:
+                inbox.end()
+            elif not self.dead.done():
+                self._pull(stream, inbox, method)
+
+        self._then(self._actor.pull.remote(stream), put)
+
+    def _submit(self, command: str, *args: Any) -> None:
+        """A command whose answer nobody waits for."""
+        if self._actor is not None and not self.dead.done():
+            getattr(self._actor, command).remote(*args)
+
+    def _then(self, ref: Any, then: Callable[[Any, BaseException | None], None]) -> None:
+        """Call `then` on the loop, with what `ref` became."""
+
+        def done(future: Any) -> None:
+            error = future.exception()
+            value = None if error is not None else future.result()
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(then, value, error)
+
+        ref.future().add_done_callback(done)
+
+    def _pickled(self, told: str, value: Any) -> bytes:
+        try:
+            return packed(value)
+        except Exception as error:
+            place = where(self.name, self.epoch, told)
+            raise DataError(
+                f"{place}: arguments cannot be pickled: {type(error).__name__}: {error}"
+            ) from error
+
+    def _outcome(self, told: str, answer: Answer) -> tuple[Any, BaseException | None]:
+        """The value, or the error."""
+        try:
+            value = unpacked(answer.payload)
+        except Exception as error:
+            place = where(self.name, self.epoch, told)
+            return None, RemoteError(f"{place}: cannot unpickle what it sent: {error!r}")
+        return (value, None) if answer.ok else (None, value)
+
+    # ------------------------------------------------------------ the end
+
+    def _refuse_dead(self, told: str) -> None:
+        if self.dead.done():
+            raise died(self.name, self.epoch, told, self.dead.result())
+
+    def _lived(self, _: Any, error: BaseException | None) -> None:
+        if isinstance(error, self._cluster.unavailable):
+            if not self._killed:
+                self._unavailable = f"{_cause(str(error))}; "
+            self.kill()  # cut off, maybe for a moment only; it may have lost commands
+            return
+        self._report_death("killed" if self._killed else _cause(str(error)))
+
+    def _report_death(self, cause: str) -> None:
+        if self.dead.done():
+            return
+        cause = self._unavailable + cause
+        self.dead.set_result(cause)
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        for answer in self._waiting:
+            if not answer.done():
+                answer.set_exception(_Dead(cause))
+        for inbox in self._inboxes.values():
+            inbox.put(None, died(self.name, self.epoch, "a stream", cause))
+            inbox.end()
+
+    def _kill_stray(self) -> None:
+        if not self.dead.done() and self.pid is not None:
+            aside(self._cluster.signal, self.node, self.pid, signal.SIGKILL)
+
+    def _look_whether_suspended(self) -> None:
+        if self.pid is None:
+            return
+        if self.node == self._cluster.here:
+            self.suspended = process.stopped(self.pid)
+
+
+class _Dead(Exception):
+    """This incarnation is gone."""
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _cause(told: str) -> str:
+    """Ray's words, without its advice."""
+    found = re.search(
+        r"The actor (?:is dead because|died because|never ran -) (.*?)(?: Some common causes|\n|$)", told
+    )
+    return f"Ray: {found[1] if found else told.splitlines()[0]}"

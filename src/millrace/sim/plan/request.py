@@ -1,0 +1,52 @@
+"""What `millrace plan` is asked: a model, devices, lengths and a staleness budget."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from millrace.config.tables.section import Section
+from millrace.sim.config import LengthsSection, LogNormalLengths, WorkloadSection
+from millrace.sim.costs.transport import Transport
+
+
+class PlanBatch(Section):
+    prompts: tuple[int, ...] = (512,)
+    """Groups per optimizer step. The planner chooses one of these numbers."""
+    group_size: int = Field(default=16, ge=2)
+    """Trajectories per group."""
+
+
+class Search(Section):
+    simulations: int = Field(default=10, ge=1)
+    """Most simulated runs. Each takes seconds to a minute."""
+    steps: int = Field(default=9, ge=3)
+    """Optimizer steps of each simulated run. The first third is warm-up."""
+    replicas_max: int = Field(default=16, ge=1)
+    """A plan of more replicas is simulated with this many, everything else in proportion."""
+    dtypes: tuple[Literal["bf16", "fp8"], ...] = ("bf16",)
+    """Number formats of generation. `fp8` halves the bytes that a decode step reads, and widens the
+    log-prob gap."""
+    transports: tuple[Transport, ...] = ("relay",)
+    """Ways of the weights to the replicas. The planner compares them if there are several."""
+
+
+class PlanConfig(Section):
+    """A question to the planner."""
+
+    model: str
+    """A name of `sim/costs/models.py`, or a directory with a Hugging Face `config.json`."""
+    devices: dict[str, int]
+    """How many devices of each kind, as `H800 = 64`. The names are those of `sim/costs/hardware.py`."""
+    staleness_max: int = Field(default=4, ge=0)
+    """Staleness bound, in versions. 0 asks for synchronous training."""
+    batch: PlanBatch = PlanBatch()
+    lengths: LengthsSection = LogNormalLengths()
+    workload: WorkloadSection = WorkloadSection()
+    search: Search = Search()
+    base: str | None = None
+    """A training configuration with your model, task and reward. The planner replaces the keys that it chose.
+    `"none"`: the written configuration names a model directory and a file of rows for you to replace."""
+    seed: int = 0
+    """Seed of the simulations."""

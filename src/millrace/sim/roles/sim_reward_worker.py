@@ -1,0 +1,80 @@
+"""A simulated environment: prompts and scores as pure functions of their ids."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+
+from millrace.core.completion.columns import token_array
+from millrace.core.errors import OutOfMemory
+from millrace.core.types import Abstain, BadPrompt, Failed, Prompt, Score, Scored, ScoreRequest
+from millrace.sim.costs.interface import CostModel, Costs
+from millrace.sim.costs.workload import Workload
+from millrace.sim.virtual.faults import pace
+from millrace.sim.virtual.seeded import uniform
+
+
+class SimEnvironment:
+    """Holds no state, so any instance answers for any group.
+
+    It scores one completion at a time. With `parallel` it simulates a pool of sandboxes that begin all
+    requests of a call at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        costs: CostModel = Costs(),
+        workload: Workload = Workload(),
+        parallel: bool = False,
+    ) -> None:
+        self._seed, self._costs, self._workload = seed, costs, workload
+        self._parallel = parallel
+
+    async def prompts(self, group_ids: list[int]) -> list[Prompt | BadPrompt]:
+        await asyncio.sleep(self._costs.prompts_s * pace.get()())
+        return [self._prompt(group_id) for group_id in group_ids]
+
+    async def row_ids(self, group_ids: list[int]) -> list[str]:
+        return [f"row-{group_id}" for group_id in group_ids]
+
+    async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score]]:
+        spent_s = 0.0
+        for request in requests:
+            takes_s = -self._costs.score_s * math.log(
+                uniform(self._seed, "score latency", request.trajectory_id)
+            )
+            wait_s = max(0.0, takes_s - spent_s) if self._parallel else takes_s
+            if wait_s:
+                await asyncio.sleep(wait_s * pace.get()())
+            spent_s += wait_s
+            await self._misbehave(request)
+            yield request.trajectory_id, self._score(request)
+
+    async def _misbehave(self, request: ScoreRequest) -> None:
+        """Whatever this worker was asked to score after it waits, or is scored by another."""
+        u, workload = uniform(self._seed, "misbehave", request.trajectory_id), self._workload
+        if u < workload.held_fraction:
+            await asyncio.Event().wait()
+        if u < workload.held_fraction + workload.starved_fraction:
+            raise OutOfMemory("simulated: the reward raised MemoryError")
+
+    def _prompt(self, group_id: int) -> Prompt | BadPrompt:
+        row_id = f"row-{group_id}"
+        if uniform(self._seed, "bad prompt", group_id) < self._workload.bad_prompt_fraction:
+            return BadPrompt(group_id, row_id, "simulated: the row is broken")
+        length = self._workload.prompt_length(self._seed, group_id)
+        return Prompt(group_id, row_id, token_array(range(length)), text=row_id)
+
+    def _score(self, request: ScoreRequest) -> Score:
+        """Pure in (seed, trajectory id)."""
+        workload, u = self._workload, uniform(self._seed, "outcome", request.trajectory_id)
+        if u < workload.failed_fraction:
+            return Failed("simulated: the reward raised")
+        if u < workload.failed_fraction + workload.abstained_fraction:
+            return Abstain()
+        right = uniform(self._seed, "reward", request.trajectory_id) < workload.reward_mean
+        value = 1.0 if right else 0.0
+        return Scored(value, {"length": float(len(request.tokens))}, answer=f"{value:g}")

@@ -1,0 +1,215 @@
+"""Adapters: thin matrices beside frozen weights. They alone are trained, saved and published.
+
+Replicas compute with the matrix that `low_rank.adapted` makes, rounded as published. So does the trainer: its
+log-probs are those of the policy that sampled. The whole matrix is made when it is needed and not kept. No
+gradient of it is made: those of the thin matrices come from the layer's input and its output's gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+from xxhash import xxh3_64_intdigest
+
+from millrace.algorithms.low_rank import BASE, DOWN, KINDS, adapted, lengths, row_lengths
+from millrace.config.tables.training import Adapter
+from millrace.core.digest import XXH3, NamedBuffer, digest_buffers
+from millrace.trainer.model import named_weights
+from millrace.trainer.ranks.blocks import Part, copy_into, parts
+from millrace.trainer.ranks.mesh import local
+
+
+class AdaptedLinear(torch.nn.Linear):
+    """A linear layer with a frozen weight and an adapter. `switched_on`: the adapter is used. `published`:
+    what the whole matrix is rounded to."""
+
+    def __init__(self, linear: torch.nn.Linear, config: Adapter, published: torch.dtype) -> None:
+        torch.nn.Module.__init__(self)
+        rank, scale, weight = config.rank, config.scale, linear.weight
+        assert rank is not None and scale is not None
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = weight, linear.bias
+        self.scale, self.published, self.switched_on = scale, published, True
+        self.lora_A = torch.nn.Parameter(weight.new_zeros(rank, self.in_features))
+        self.lora_B = torch.nn.Parameter(weight.new_zeros(self.out_features, rank))
+        dora = config.kind == "dora"
+        self.lora_longer = torch.nn.Parameter(weight.new_zeros(self.out_features)) if dora else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.switched_on:
+            return super().forward(x)
+        cast_to = torch.is_autocast_enabled(x.device.type)
+        computing = torch.get_autocast_dtype(x.device.type) if cast_to else x.dtype
+        return cast(torch.Tensor, _Product.apply(x, *self._tensors(), self.bias, self, computing))
+
+    @torch.no_grad()
+    def whole(self) -> torch.Tensor:
+        """The weight with its adapter, as replicas make it, before it is rounded. With several ranks a
+        collective call."""
+        tensors = (None if t is None else _gathered(t) for t in self._tensors())
+        held = (None if t is None else t.to(self.published).to(t.dtype) for t in tensors)
+        return cast(torch.Tensor, adapted(*held, scale=self.scale))
+
+    def _tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        return self.weight, self.lora_A, self.lora_B, self.lora_longer
+
+
+class _Product(torch.autograd.Function):
+    """y = x W'^T + bias. With G the gradient of y, and c what rows were stretched by (1 without `longer`):
+
+        dx = G W'    dB = scale (c G)^T (x A^T)    dA = scale (c G B)^T x    dlonger = sum_T G x W'^T / length
+
+    As in DoRA, section 4.3, no gradient goes through the length that a row has before it is stretched.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        down: torch.Tensor,
+        up: torch.Tensor,
+        longer: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        layer: AdaptedLinear,
+        computing: torch.dtype,
+    ) -> torch.Tensor:
+        ctx.layer, ctx.computing = layer, computing
+        with torch.autocast(x.device.type, enabled=False):
+            whole = _rounded(ctx, weight, down, up, longer)
+            product = F.linear(x.to(computing), whole)
+            ctx.save_for_backward(x, weight, down, up, longer, None if longer is None else product)
+            return product if bias is None else product + bias.to(computing)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, down, up, longer, product = ctx.saved_tensors
+        (grad,), grad_x, of_longer, scale = grads, None, None, ctx.layer.scale
+        if ctx.needs_input_grad[0]:
+            grad_x = (grad @ _rounded(ctx, weight, down, up, longer)).to(x.dtype)
+        grad_TO, x_TI = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1]).to(grad.dtype)
+        if longer is not None:
+            length_O = lengths(weight, longer)
+            of_longer = (grad_TO * product.reshape(grad_TO.shape)).sum(0, dtype=longer.dtype) / length_O
+            stretch_O = length_O / row_lengths(adapted(weight, down, up, None, scale=scale))
+            grad_TO = grad_TO * stretch_O.to(grad.dtype)
+        of_up = scale * (grad_TO.T @ (x_TI @ down.to(grad.dtype).T)).to(up.dtype)
+        of_down = scale * ((grad_TO @ up.to(grad.dtype)).T @ x_TI).to(down.dtype)
+        return grad_x, None, of_down, of_up, of_longer, None, None, None
+
+
+def _rounded(ctx: Any, *tensors: torch.Tensor | None) -> torch.Tensor:
+    """The whole matrix as replicas compute with it."""
+    whole: torch.Tensor = adapted(*tensors, scale=ctx.layer.scale)
+    if ctx.layer.published != torch.float32:
+        whole = whole.to(ctx.layer.published)
+    return whole.to(ctx.computing)
+
+
+def adapt(model: PreTrainedModel, config: Adapter, *, published: torch.dtype, seed: int) -> None:
+    """Give `model` an adapter, and freeze everything else. See `insert` and `begin`."""
+    insert(model, config, published)
+    begin(model, published, seed)
+
+
+def insert(model: PreTrainedModel, config: Adapter, published: torch.dtype) -> None:
+    """The layers, with no numbers yet: the model may have no memory either.
+
+    Raises: ConfigError: see `Adapter.layers`.
+    """
+    matrices = [name for name, weight in named_weights(model).items() if weight.ndim > 1]
+    model.requires_grad_(False)
+    for name in config.layers(name.removesuffix(".weight") for name in matrices):
+        linear = cast(torch.nn.Linear, model.get_submodule(name))
+        model.set_submodule(name, AdaptedLinear(linear, config, published))
+
+
+def begin(model: PreTrainedModel, published: torch.dtype, seed: int) -> None:
+    """The numbers of version 0. Frozen weights are rounded to `published`, as replicas have them. A is drawn
+    as peft draws it, from `seed` and the layer's name; B is 0. So this is the model itself."""
+    for name, parameter in model.named_parameters():
+        held = local(parameter)
+        parameter.requires_grad_(_end(name) in KINDS)
+        held.copy_(held.to(published) if _end(name) not in KINDS else torch.zeros_like(held))
+    for name, layer in adapted_layers(model).items():
+        bound = 1 / math.sqrt(layer.in_features)  # kaiming_uniform_ with a = sqrt(5)
+        generator = torch.Generator().manual_seed(xxh3_64_intdigest(f"{seed} {name}".encode()) >> 1)
+        drawn = torch.empty(layer.lora_A.shape).uniform_(-bound, bound, generator=generator)
+        copy_into(parts({DOWN: layer.lora_A}, copies=True), {DOWN: drawn})
+
+
+def _end(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def adapted_layers(model: torch.nn.Module) -> dict[str, AdaptedLinear]:
+    """By name. Empty: all weights are trained."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, AdaptedLinear)}
+
+
+@contextmanager
+def switched_off(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, `model` computes without its adapter: as the model that it began as."""
+    layers = adapted_layers(model).values()
+    for layer in layers:
+        layer.switched_on = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.switched_on = True
+
+
+def base_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Every weight but the adapter's."""
+    adapters = trained_weights(model) if adapted_layers(model) else {}
+    return {name: weight for name, weight in named_weights(model).items() if name not in adapters}
+
+
+def whole_parts(model: PreTrainedModel) -> Iterator[list[Part]]:
+    """The model with its adapter as one, one weight at a time."""
+    layers = adapted_layers(model)
+    for name, weight in base_weights(model).items():
+        layer = layers.get(name.removesuffix(".weight"))
+        yield parts({name: weight if layer is None else layer.whole()})
+
+
+def trained_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """What the optimizer changes, under its names: every weight, or the adapter's."""
+    weights, trained = named_weights(model), dict(model.named_parameters())
+    if not adapted_layers(model):
+        return weights
+    return {name: weight for name, weight in weights.items() if trained[name].requires_grad}
+
+
+def published_weights(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """What a version is: every weight, or the adapter's and the digest of its base. With several ranks a
+    collective call."""
+    weights = trained_weights(model)
+    if not adapted_layers(model):
+        return weights
+    base = dict(sorted(base_weights(model).items()))
+    digits = [float(int(digit, 16)) for digit in digest_of(base, dtype)]
+    return {**weights, BASE: torch.tensor(digits, device=model.device)}
+
+
+def digest_of(weights: Mapping[str, torch.Tensor], dtype: torch.dtype, kind: str = XXH3) -> str:
+    """Of whole tensors in their order, as `dtype`. With several ranks a collective call."""
+
+    def as_buffer(name: str) -> NamedBuffer:
+        held = _gathered(weights[name]).to("cpu", dtype).contiguous()
+        data = held.view(-1).view(torch.uint8).numpy()
+        return NamedBuffer(name, str(dtype).removeprefix("torch."), tuple(held.shape), data)
+
+    return digest_buffers(map(as_buffer, weights), kind)
+
+
+def _gathered(tensor: Any) -> torch.Tensor:
+    whole: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole.detach()

@@ -1,0 +1,200 @@
+"""Trees of tokens packed into rows: what several sequences begin with is forwarded once.
+
+A tree is a prompt and its completions. Its sequences are laid out in lexicographic order, and each adds
+only what it does not share with the one before it, at the positions where it goes on from there: a
+radix tree, because no earlier sequence shares more. A token's log-prob is read from the hidden state of
+its predecessor, so what follows the last trained token is not forwarded at all. Pure numpy: knows no model.
+
+Shape suffixes: T = tokens of a row, P = tokens that a stretch looks back at, N = trained tokens of a row.
+Tokens may come as lists or as arrays; they are laid out as arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.core.errors import DataError
+from millrace.trainer.batch.token_masks import TokenChoices
+
+Tokens = Sequence[int] | NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One completion. `first_index` is the index of its first token in the batch's flat arrays, which
+    hold every completion token, trained or not."""
+
+    tokens: Tokens
+    mask: NDArray[np.bool_]
+    first_index: int
+
+    @property
+    def num_forwarded(self) -> int:
+        """Tokens that some trained token looks back at, beside the prompt."""
+        trained = np.flatnonzero(self.mask)
+        return int(trained[-1]) if trained.size else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    prompt: Tokens
+    branches: Sequence[Branch]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretch:
+    """Tokens [start, start + length) of a row: causal among themselves, and each sees all of the row's
+    tokens `prefix_P`, which stand before them in their sequence."""
+
+    start: int
+    length: int
+    prefix_P: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Sequences of one tree that go into the same row. `shared[i]` tokens of sequence i, prompt
+    included, are also those of sequence i - 1."""
+
+    prompt: Tokens
+    branches: list[Branch]
+    shared: list[int]
+
+    @property
+    def num_forwarded(self) -> int:
+        own = (branch.num_forwarded + len(self.prompt) for branch in self.branches)
+        return sum(own) - sum(self.shared)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One micro-batch. Trained token k is `targets_N[k]`, predicted from row position `sources_N[k]`, and
+    is token `flat_N[k]` of the batch. `choices_N`: what could have come there; None: every token."""
+
+    tokens_T: NDArray[np.int64]
+    positions_T: NDArray[np.int64]
+    stretches: tuple[Stretch, ...]
+    sources_N: NDArray[np.int64]
+    targets_N: NDArray[np.int64]
+    flat_N: NDArray[np.int64]
+    choices_N: TokenChoices | None = None
+
+
+def pack(trees: Sequence[Tree], token_budget: int) -> list[Row]:
+    """Pack trees into rows of at most `token_budget` forwarded tokens.
+
+    A tree over the budget is split over several rows, its prompt repeated in each. A single sequence
+    over the budget gets a row of its own: it cannot be split, and refusing it would lose it. Branches
+    without a trained token are left out.
+
+    Raises:
+        DataError: a tree without a prompt token, or a mask of another length than its tokens.
+    """
+    pieces = [piece for tree in trees for piece in _split(tree, token_budget)]
+    pieces.sort(key=lambda piece: -piece.num_forwarded)  # first fit decreasing; stable, so deterministic
+    bins: list[list[_Piece]] = []
+    room: list[int] = []
+    for piece in pieces:
+        size = piece.num_forwarded
+        slot = next((i for i, left in enumerate(room) if size <= left), None)
+        if slot is None:
+            bins.append([piece])
+            room.append(token_budget - size)
+        else:
+            bins[slot].append(piece)
+            room[slot] -= size
+    return [_lay_out(group) for group in bins]
+
+
+def padded(row: Row, multiple: int) -> Row:
+    """With tokens that nobody looks at behind the row, up to a multiple of tokens."""
+    tokens = len(row.tokens_T)
+    missing = -tokens % multiple
+    if not missing:
+        return row
+    nothing_T = np.zeros(missing, np.int64)
+    return replace(
+        row,
+        tokens_T=np.concatenate([row.tokens_T, nothing_T]),
+        positions_T=np.concatenate([row.positions_T, np.arange(missing)]),
+        stretches=(*row.stretches, Stretch(tokens, missing, nothing_T[:0])),
+    )
+
+
+def _split(tree: Tree, token_budget: int) -> list[_Piece]:
+    if not len(tree.prompt):
+        raise DataError("a prompt to train on has no token: the first completion token has no predecessor")
+    pieces: list[_Piece] = []
+    before: Tokens = ()
+    room = 0
+    for forwarded, branch in _in_order(tree):
+        shared = len(tree.prompt) + _num_common(before, forwarded)
+        if not pieces or len(tree.prompt) + len(forwarded) - shared > room:
+            pieces.append(_Piece(tree.prompt, [], []))
+            room, shared = token_budget, 0
+        pieces[-1].branches.append(branch)
+        pieces[-1].shared.append(shared)
+        room -= len(tree.prompt) + len(forwarded) - shared
+        before = forwarded
+    return pieces
+
+
+def _in_order(tree: Tree) -> list[tuple[Tokens, Branch]]:
+    """Branches with something to train on and their forwarded tokens, in lexicographic order."""
+    kept = []
+    for branch in tree.branches:
+        if len(branch.mask) != len(branch.tokens):
+            raise DataError(f"a mask has {len(branch.mask)} entries for {len(branch.tokens)} tokens")
+        if branch.mask.any():
+            kept.append((branch.tokens[: branch.num_forwarded], branch))
+    return sorted(kept, key=lambda pair: (_sortable(pair[0]), pair[1].first_index))
+
+
+def _sortable(tokens: Tokens) -> bytes:
+    """Bytes in the order of the tokens: ids are not negative."""
+    return np.asarray(tokens, dtype=">i4").tobytes()
+
+
+def _num_common(one: Tokens, other: Tokens) -> int:
+    """Length of the common prefix."""
+    shortest = min(len(one), len(other))
+    differ = np.flatnonzero(np.asarray(one[:shortest]) != np.asarray(other[:shortest]))
+    return int(differ[0]) if differ.size else shortest
+
+
+def _lay_out(pieces: Sequence[_Piece]) -> Row:
+    tokens: list[NDArray[np.int64]] = []
+    num_tokens = 0
+    positions: list[NDArray[np.int64]] = []
+    stretches: list[Stretch] = []
+    sources: list[NDArray[np.int64]] = []
+    targets: list[NDArray[np.int64]] = []
+    flat: list[NDArray[np.int64]] = []
+    for piece in pieces:
+        path_T = np.empty(0, np.int64)  # where in the row the tokens of the sequence lie
+        for branch, shared in zip(piece.branches, piece.shared, strict=True):
+            completion = np.asarray(branch.tokens, dtype=np.int64)
+            sequence = np.concatenate([piece.prompt, completion[: branch.num_forwarded]]).astype(np.int64)
+            start, num_tokens = num_tokens, num_tokens + len(sequence) - shared
+            tokens.append(sequence[shared:])
+            positions.append(np.arange(shared, len(sequence)))
+            path_T = np.concatenate([path_T[:shared], np.arange(start, num_tokens)])
+            if num_tokens > start:
+                stretches.append(Stretch(start, num_tokens - start, path_T[:shared]))
+            trained = np.flatnonzero(branch.mask)
+            sources.append(path_T[len(piece.prompt) + trained - 1])
+            targets.append(completion[trained])
+            flat.append(branch.first_index + trained)
+    return Row(
+        tokens_T=np.concatenate(tokens),
+        positions_T=np.concatenate(positions),
+        stretches=tuple(stretches),
+        sources_N=np.concatenate(sources),
+        targets_N=np.concatenate(targets),
+        flat_N=np.concatenate(flat),
+    )

@@ -1,0 +1,284 @@
+"""A training checkpoint: a directory that is there completely or not at all.
+
+`manifest.json` holds the version and the size and digest of every other file, so that a damaged checkpoint is
+refused, not trained from. Who held which block is not recorded: any number of ranks may go on from it.
+
+    v00000012/
+      manifest.json
+      model.safetensors      float32 master weights; where there is an adapter, its own alone
+      optimizer.safetensors  `{state}/{parameter}` per tensor; the critic, where there is one
+      rng.safetensors        torch's generators; those of rank 1 as `cpu.1`
+
+Files of more than 4 GB are divided, as Hugging Face does it: model-00001-of-00002.safetensors.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import torch
+import xxhash
+
+from millrace.core.errors import DataError, boundary
+from millrace.core.types import CheckpointInfo
+from millrace.trainer.adapters.adapted_linear import trained_weights
+from millrace.trainer.files.directories import atomic_directory
+from millrace.trainer.files.tensor_files import TensorFile, file_names, fill, lay_out, make, open_tensors
+from millrace.trainer.model import not_finite, rounded_weights
+from millrace.trainer.optimizer.adamw import put_together, taken_apart
+from millrace.trainer.publish.overlapped import Beside
+from millrace.trainer.ranks.blocks import Part, copy_into, parts
+from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, all_or_none
+from millrace.trainer.trainer import PolicyTrainer
+from millrace.trainer.value_head import OWN
+
+FORMAT = 1
+KINDS = ("model", "optimizer", "rng")
+READ_BYTES = 1 << 22
+_EARLIER = (
+    "  Delete this directory, then `millrace train --resume`: the run goes back to the checkpoint before it "
+    "(or to the start) and does the steps since then again"
+)
+
+
+class _File(msgspec.Struct, frozen=True):
+    num_bytes: int
+    digest: str  # XXH3-128
+
+
+class _Manifest(msgspec.Struct, frozen=True):
+    format: int
+    version: int
+    files: dict[str, _File]
+
+
+class Saver:
+    """Saves everything that the next step of a trainer depends on, while that step is computed.
+
+    Weights and optimizer are written from where they lie: until the next update nobody changes them, but for
+    weights that a step computes with as rounded, of which copies are taken. So a checkpoint takes hardly any
+    memory, and only an update that comes before the last byte is written waits.
+    Source: DataStates-LLM, arXiv:2406.10707 (lazy copies); ours go to the page cache, not to a buffer.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> None:
+        self._beside = Beside[CheckpointInfo](optimizer, ranks, "checkpoint")
+        self._copies: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+
+    def begin(self, trainer: PolicyTrainer, directory: str | Path, began_s: float | None = None) -> None:
+        """Save the present state of `trainer` as `directory`/v{version:08d}. It may go on at once.
+
+        `began_s`: since when the trainer waits for this, by `time.perf_counter`; None: since now.
+        """
+        began_s = began_s or time.perf_counter()
+        self.wait()
+        target = Path(directory) / _name(trainer.version)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # the thread has a stream of its own
+        files, blocks = _state(trainer, self._beside.ranks)
+        blocks = self._without_rounded(trainer, blocks)
+        self._beside.begin(partial(self._save, trainer.version, target, files, blocks, began_s), began_s)
+
+    def _without_rounded(self, trainer: PolicyTrainer, blocks: list[Part]) -> list[Part]:
+        settings, unchanging = trainer.settings, list[Part]()
+        rounded = rounded_weights(trainer.model, published=settings.published, computing=settings.dtype)
+        for part in blocks:
+            if part.name in rounded:
+                key = part.name, part.start
+                if key not in self._copies:
+                    self._copies[key] = torch.empty_like(part.block, device="cpu")
+                part = replace(part, block=self._copies[key].copy_(part.block))
+            unchanging.append(part)
+        return unchanging
+
+    def wait(self) -> None:
+        """Until none is under way, however it ended."""
+        self._beside.wait()
+
+    def saved(self) -> CheckpointInfo:
+        """Wait for the checkpoint that was begun last.
+
+        Raises: StorageError, and whatever else kept it from being written, here or on another rank.
+        """
+        return self._beside.result()
+
+    def _save(
+        self, version: int, target: Path, files: list[TensorFile], blocks: list[Part], began_s: float
+    ) -> CheckpointInfo:
+        ranks = self._beside.ranks
+        with atomic_directory(target, marker="manifest.json", ranks=ranks) as path:
+            with all_or_none(ranks):
+                if ranks.rank == 0:
+                    make(path, files)
+            with all_or_none(ranks):
+                fill(path, files, blocks)
+            stall_s = self._beside.release()
+            own = [path / file.name for file in files[ranks.rank :: ranks.world]]
+            shared = agreed(ranks, lambda: {file.name: _describe(file) for file in own})
+            described = {name: file for part in shared for name, file in part.items()}
+            if ranks.rank == 0:
+                manifest = _Manifest(FORMAT, version, dict(sorted(described.items())))
+                (path / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+        return CheckpointInfo(version, str(target), time.perf_counter() - began_s, stall_s)
+
+
+def load_checkpoint(trainer: PolicyTrainer, path: str | Path, ranks: Ranks = ALONE) -> None:
+    """Restore weights, optimizer, version and generators into `trainer`, whoever held which block before.
+    All `ranks` of the trainer do it together.
+
+    Raises:
+        DataError: it is incomplete or damaged, holds a weight that is not finite, or belongs to another
+            model; `trainer` is untouched unless the tensors themselves disagree.
+    """
+    path = Path(path)
+    version, files = verified(path, ranks)
+    with boundary("trainer", f"load the checkpoint {path}", DataError):
+        saved = {kind: open_tensors(files[kind]) for kind in KINDS}
+        weights = trained_weights(trainer.model)
+        refuse_another_model(weights, saved["model"], path)
+        copy_into(parts(weights, copies=True), saved["model"])
+        _restore_optimizer(trainer, saved["optimizer"])
+        _restore_generators(saved["rng"], ranks)
+    if broken := not_finite(trained_weights(trainer.model), ranks):
+        raise DataError(f"{path} holds weights that are not finite: {broken[:5]}.\n{_EARLIER}")
+    trainer.version = version
+
+
+def prune_checkpoints(
+    directory: str | Path, *, newest: int, keep: int, spared: Collection[int] = ()
+) -> list[Path]:
+    """Remove all but the last `keep` checkpoints up to version `newest`, and those of the versions `spared`.
+    Returns what was removed.
+
+    At least two stay: the newest may not be in the ledger yet, which then resumes from the one before.
+    """
+    there = (
+        path for path in Path(directory).glob(f"v{'[0-9]' * 8}") if path.is_dir() and not path.is_symlink()
+    )
+    saved = sorted(path for path in there if int(path.name[1:]) <= newest)
+    removed = [path for path in saved[: -max(keep, 2)] if int(path.name[1:]) not in spared]
+    for path in removed:
+        shutil.rmtree(path)
+    return removed
+
+
+def _name(version: int) -> str:
+    return f"v{version:08d}"
+
+
+def _describe(file: Path) -> _File:
+    digest = xxhash.xxh3_128()
+    with file.open("rb") as stream:
+        while chunk := stream.read(READ_BYTES):
+            digest.update(chunk)
+    return _File(file.stat().st_size, digest.hexdigest())
+
+
+def verified(path: Path, ranks: Ranks = ALONE) -> tuple[int, dict[str, list[Path]]]:
+    """The version of a checkpoint, and its files of each kind. Every rank looks at a share of the files.
+
+    Raises: DataError: it is incomplete or damaged.
+    """
+    manifest = _read_manifest(path)
+    names = sorted(manifest.files)
+    with all_or_none(ranks):
+        for name in names[ranks.rank :: ranks.world]:
+            file, expected = path / name, manifest.files[name]
+            found = _describe(file) if file.is_file() else None
+            if found != expected:
+                raise DataError(f"{file} is damaged: expected {expected}, found {found}.\n{_EARLIER}")
+    return manifest.version, {kind: [path / n for n in names if n.startswith(kind)] for kind in KINDS}
+
+
+def _read_manifest(path: Path) -> _Manifest:
+    try:
+        manifest = msgspec.json.decode((path / "manifest.json").read_bytes(), type=_Manifest)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path} is not a complete checkpoint: its manifest.json: {error}\n{_EARLIER}"
+        ) from error
+    if manifest.format != FORMAT:
+        raise DataError(f"{path} has checkpoint format {manifest.format}, this trainer reads {FORMAT}")
+    named = set(manifest.files)
+    due = {name for kind in KINDS for name in file_names(kind, sum(n.startswith(kind) for n in named))}
+    if path.name != _name(manifest.version) or named != due:
+        raise DataError(
+            f"{path} is damaged: its manifest.json is of version {manifest.version} and of the files "
+            f"{sorted(named)}, not {sorted(due)}.\n{_EARLIER}"
+        )
+    return manifest
+
+
+def refuse_another_model(
+    model: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], path: Path
+) -> None:
+    """Raises: DataError: what is saved in `path` are not exactly the tensors of `model`."""
+    wrong = sorted(saved.keys() ^ model.keys())
+    wrong += sorted(n for n in saved.keys() & model.keys() if saved[n].shape != model[n].shape)
+    if wrong:
+        raise DataError(f"{path} is of another model: tensors {wrong[:5]} are missing, left over or reshaped")
+
+
+def _state(trainer: PolicyTrainer, ranks: Ranks) -> tuple[list[TensorFile], list[Part]]:
+    """The files of a checkpoint, and the blocks that this rank writes."""
+    model, optimizer = trained_weights(trainer.model), _optimizer_tensors(trainer)
+    generators = _generators()
+    of_all = {_of_rank(n, rank): state for rank in range(ranks.world) for n, state in generators.items()}
+    files = [*lay_out("model", model), *lay_out("optimizer", optimizer), *lay_out("rng", of_all)]
+    own = [Part(_of_rank(n, ranks.rank), tuple(s.shape), (0,), s) for n, s in generators.items()]
+    return files, [*parts(model), *parts(optimizer), *own]
+
+
+def _optimizer_tensors(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
+    """Also all of the critic, which no replica gets."""
+    return _moments(trainer) | ({} if trainer.value_head is None else trainer.value_head.tensors())
+
+
+def _moments(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
+    return {
+        f"{key}/{name}": value
+        for name, parameter in trainer.model.named_parameters()
+        if parameter.requires_grad
+        for key, value in sorted(taken_apart(trainer.optimizer.state[parameter]).items())
+    }
+
+
+def _restore_optimizer(trainer: PolicyTrainer, tensors: Mapping[str, torch.Tensor]) -> None:
+    parameters = dict(trainer.model.named_parameters())
+    trainer.optimizer.state.clear()
+    of_critic = {name: tensor for name, tensor in tensors.items() if f"/{OWN}" in name}
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in of_critic}
+    if trainer.value_head is not None:
+        trainer.value_head.restore(of_critic)
+    for key_and_name, saved in tensors.items():
+        key, name = key_and_name.split("/", 1)
+        of = parameters[name]
+        like = of if saved.shape == of.shape else torch.empty(saved.shape, device=of.device)
+        trainer.optimizer.state[of][key] = torch.zeros_like(like, dtype=saved.dtype, requires_grad=False)
+    copy_into(parts(_moments(trainer), copies=True), tensors)
+    for state in trainer.optimizer.state.values():
+        put_together(state)
+
+
+def _generators() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _restore_generators(saved: Mapping[str, torch.Tensor], ranks: Ranks) -> None:
+    """A rank that was not there before has those of the first."""
+    for name, restore in (("cpu", torch.set_rng_state), ("cuda", torch.cuda.set_rng_state)):
+        if name in saved and (name == "cpu" or torch.cuda.is_available()):
+            restore(saved.get(_of_rank(name, ranks.rank), saved[name]).clone())
+
+
+def _of_rank(name: str, rank: int) -> str:
+    return f"{name}.{rank}" if rank else name

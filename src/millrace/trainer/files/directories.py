@@ -1,0 +1,89 @@
+"""Directories that are there completely or not at all, whoever dies while their files are written.
+
+Filled under another name by all ranks of a trainer, synced to disk, then renamed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from millrace.core.errors import DataError, writing
+from millrace.trainer.ranks.mesh import ALONE, Ranks, all_or_none
+
+
+@contextmanager
+def atomic_directory(target: Path, *, marker: str, ranks: Ranks = ALONE) -> Iterator[Path]:
+    """A directory to fill that appears as `target`, on disk, when the block ends without an error.
+
+    All of `ranks` fill it, and it appears when all have ended, or not at all. It replaces an older one of its
+    kind, which holds the file `marker`.
+
+    Raises:
+        DataError: `target` holds something else, which is left alone.
+        StorageError: the disk is full, read-only or failing, here or of another rank. Then, as with any
+            other error of a rank, an older `target` is left as it was.
+    """
+    building, first = target.with_name(f".{target.name}.building"), ranks.rank == 0
+    try:
+        with all_or_none(ranks), writing(target):
+            if first:
+                _refuse_another_kind(target, marker)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(building, ignore_errors=True)
+                building.mkdir()
+        with all_or_none(ranks), writing(target):
+            yield building
+            for file in building.iterdir():
+                _sync(file)
+        with all_or_none(ranks), writing(target):
+            if first:
+                _put_in_place(building, target)
+    finally:
+        if first:
+            shutil.rmtree(building, ignore_errors=True)
+
+
+def _refuse_another_kind(target: Path, marker: str) -> None:
+    if target.exists() and not (target / marker).is_file() and any(target.iterdir()):
+        raise DataError(f"{target} will not be overwritten: it holds files but no {marker}. Choose another")
+
+
+def _put_in_place(building: Path, target: Path) -> None:
+    _sync(building)
+    replaced = target.with_name(f".{target.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if target.exists():
+        target.rename(replaced)
+    building.rename(target)
+    _sync(target.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sweep(directory: str | Path) -> list[Path]:
+    """Put right what a process left that died while it filled or replaced a directory in `directory`.
+
+    What was half filled is removed. What was set aside for a new one that never came is put back. Returns
+    the paths found. Call it only where no other process writes there.
+    """
+    found = sorted(p for end in ("building", "replaced") for p in Path(directory).glob(f".*.{end}"))
+    for path in found:
+        target = path.with_name(path.name[1 : -len(path.suffix)])
+        if path.is_symlink() or not path.is_dir():
+            continue
+        if path.suffix == ".replaced" and not target.exists():
+            path.rename(target)
+        else:
+            shutil.rmtree(path)
+    return found

@@ -1,0 +1,150 @@
+"""A model as a Hugging Face directory, written from blocks: no process holds the weights for that."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from millrace.config.tables.training import Adapter
+from millrace.core.errors import DataError
+from millrace.trainer.adapters.adapted_linear import (
+    adapt,
+    adapted_layers,
+    base_weights,
+    trained_weights,
+    whole_parts,
+)
+from millrace.trainer.adapters.peft_format import CONFIG as ADAPTER_CONFIG
+from millrace.trainer.adapters.peft_format import peft_config, peft_tensors
+from millrace.trainer.files.checkpoint import refuse_another_model, verified
+from millrace.trainer.files.directories import atomic_directory
+from millrace.trainer.files.tensor_files import Pieces, fill, index, lay_out, make, open_tensors
+from millrace.trainer.files.tokens import read_tokenizer
+from millrace.trainer.model import load_model, named_weights
+from millrace.trainer.ranks.blocks import Part, copy_into, parts
+from millrace.trainer.ranks.mesh import ALONE, Ranks, all_or_none
+
+NO_ADAPTER = Adapter()
+
+
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: Mapping[str, bytes],
+    directory: Path,
+    dtype: torch.dtype,
+    ranks: Ranks = ALONE,
+) -> None:
+    """Write config, weights in `dtype` and a tokenizer's files into `directory`: a rank its own blocks. An
+    adapter becomes part of the weights."""
+    blocks = whole_parts(model) if adapted_layers(model) else [parts(named_weights(model))]
+    _write(model, blocks, tokenizer, directory, dtype=dtype, ranks=ranks)
+
+
+def export_checkpoint(
+    checkpoint: Path, out: Path, *, model_path: str, dtype: str, adapter: Adapter = NO_ADAPTER
+) -> None:
+    """`model_path`: what the run started from. `dtype`: of the written weights. `adapter`: what was trained.
+
+    Raises: DataError: the checkpoint is damaged, or of another model; `out` holds something else.
+    """
+    if adapter.rank is not None:
+        adapted = _adapted(checkpoint, model_path=model_path, dtype=dtype, adapter=adapter)
+        with atomic_directory(out, marker="config.json") as directory:
+            save_model(adapted, read_tokenizer(model_path), directory, getattr(torch, dtype))
+        return
+    _, files = verified(checkpoint)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path))
+    saved, tokenizer = open_tensors(files["model"]), read_tokenizer(model_path)
+    refuse_another_model(named_weights(model), saved, checkpoint)
+    with atomic_directory(out, marker="config.json") as directory:
+        _write(model, [parts(saved)], tokenizer, directory, dtype=getattr(torch, dtype))
+
+
+def export_adapter(checkpoint: Path, out: Path, *, model_path: str, dtype: str, adapter: Adapter) -> None:
+    """The adapter alone, as peft reads it. Raises: as `export_checkpoint`."""
+    model = _adapted(checkpoint, model_path=model_path, dtype=dtype, adapter=adapter)
+    with atomic_directory(out, marker=ADAPTER_CONFIG) as directory:
+        save_file(peft_tensors(model, getattr(torch, dtype)), directory / "adapter_model.safetensors")
+        told = peft_config(model, adapter, model_path)
+        (directory / ADAPTER_CONFIG).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+
+
+def _adapted(checkpoint: Path, *, model_path: str, dtype: str, adapter: Adapter) -> PreTrainedModel:
+    _, files = verified(checkpoint)
+    saved = open_tensors(files["model"])
+    model = load_model(model_path, torch.device("cpu"))
+    adapt(model, adapter, published=getattr(torch, dtype), seed=0)
+    weights = trained_weights(model)
+    refuse_another_model(weights, saved, checkpoint)
+    copy_into(parts(weights, copies=True), saved)
+    return model
+
+
+def _write(
+    model: PreTrainedModel,
+    blocks: Iterable[Collection[Part]],
+    tokenizer: Mapping[str, bytes],
+    directory: Path,
+    *,
+    dtype: torch.dtype,
+    ranks: Ranks = ALONE,
+) -> None:
+    weights = base_weights(model)
+    files = lay_out("model", weights, dtype, _pieces(model, weights))
+    with all_or_none(ranks):
+        if ranks.rank == 0:
+            _describe(model, dtype, directory)
+            for name, content in tokenizer.items():
+                (directory / name).write_bytes(content)
+            if len(files) > 1:
+                (directory / "model.safetensors.index.json").write_bytes(index(files))
+            make(directory, files)
+    for some in blocks:
+        fill(directory, files, some)
+
+
+def _describe(model: PreTrainedModel, dtype: torch.dtype, directory: Path) -> None:
+    """What `transformers` needs beside the weights."""
+    config = copy.deepcopy(model.config)
+    config.dtype, config.architectures = dtype, [type(model).__name__.removeprefix("FSDP")]
+    config.save_pretrained(directory)
+    if model.can_generate():
+        model.generation_config.save_pretrained(directory)
+
+
+def _pieces(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> dict[str, Pieces]:
+    """What files call the weights that transformers fuses: of experts, each has matrices of its own there.
+
+    transformers takes apart tensors that hold the numbers of their own rows, and so shows where pieces lie.
+
+    Raises: DataError: a piece does not lie in one stretch of one weight.
+    """
+    if all(weight.ndim < 3 for weight in weights.values()):
+        return {}
+    from transformers.core_model_loading import revert_weight_conversion
+
+    first, rows = {}, {}
+    num_rows = 0
+    for name, weight in weights.items():
+        *outer, _ = weight.shape
+        rows[name] = torch.arange(num_rows, num_rows + math.prod(outer)).reshape(*outer, 1)
+        first[num_rows], num_rows = name, num_rows + math.prod(outer)
+    found: dict[str, Pieces] = {}
+    apart = revert_weight_conversion(model, rows)
+    for piece, numbers in sorted(apart.items(), key=lambda item: int(item[1].flatten()[0])):
+        begin = int(numbers.flatten()[0])
+        name = first[max(row for row in first if row <= begin)]
+        if not torch.equal(numbers.flatten(), torch.arange(begin, begin + numbers.numel())):
+            raise DataError(
+                f"`{piece}` is not one stretch of `{name}`: {model.config.model_type} models are not exported"
+            )
+        found.setdefault(name, []).append((piece, (*numbers.shape[:-1], weights[name].shape[-1])))
+    return found

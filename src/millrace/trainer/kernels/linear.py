@@ -1,0 +1,59 @@
+"""Linear layers whose products, also of the backward pass, are `devices.matmul`.
+
+Shape suffixes: T = tokens, I = inputs, O = outputs.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from millrace.devices.matmul import by_onednn, product
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight_OI)
+        y_TO = product(x.reshape(-1, x.shape[-1]), weight_OI.t())
+        if bias_O is not None:
+            y_TO += bias_O
+        return y_TO.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight_OI = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        grad_TO = grads[0].reshape(-1, len(weight_OI))
+        return (
+            product(grad_TO, weight_OI).view_as(x) if of_x else None,
+            _weight_gradient(grad_TO, x.reshape(-1, x.shape[-1])) if of_weight else None,
+            grad_TO.sum(0) if of_bias else None,
+        )
+
+
+def _weight_gradient(grad_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
+    """oneDNN is up to 1.4 times faster with fewer rows than columns."""
+    if grad_TO.shape[1] > x_TI.shape[1]:
+        return product(x_TI.t(), grad_TO).t()
+    return product(grad_TO.t(), x_TI)
+
+
+def quicken(model: torch.nn.Module) -> None:
+    """Where oneDNN is faster, the linear layers of `model` compute with it. Layers of adapters do not."""
+    if by_onednn():
+        for module in model.modules():
+            if type(module) is torch.nn.Linear:
+                module.forward = partial(_forward, module)  # type: ignore[method-assign]
+
+
+def _forward(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    if x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+        return F.linear(x, layer.weight, layer.bias)
+    found: torch.Tensor = _Linear.apply(x, layer.weight, layer.bias)
+    return found

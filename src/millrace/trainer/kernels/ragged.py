@@ -1,0 +1,88 @@
+"""Attention over a packed row in one call without padding: torch's variable-length attention, on GPUs.
+
+Each stretch attends to a list of keys of its own, which are gathered: those of its prefix, then its own. The
+kernel's mask is aligned at the end of the keys, so a query sees all of the prefix and all before it. A
+prefix that several stretches share is gathered for each of them, and the gather sums its gradients.
+
+Shape suffixes: T = tokens of the row, R = stretches, K = keys of all stretches, H = heads, D = head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import embedding
+
+from millrace.devices.gpu import has_flash, on
+from millrace.trainer.batch.packing import Stretch
+
+# From torch 2.12 on it must be told that several query heads share a key head.
+GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """`query_ends` and `key_ends`, (R + 1,) int32, begin with 0. `keys_K` is None where no stretch has a
+    prefix: then the keys are the row."""
+
+    query_ends: torch.Tensor
+    key_ends: torch.Tensor
+    keys_K: torch.Tensor | None
+    longest_query: int
+    longest_key: int
+
+
+def serves(device: torch.device, dtype: torch.dtype, config: Any) -> bool:
+    """Whether the kernel computes what `config` (a Hugging Face model's) wants: without capped scores."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return not getattr(config, "attn_logit_softcapping", None) and has_flash(device, dtype, head_dim)
+
+
+def arrange(stretches: Sequence[Stretch], device: torch.device) -> Ragged:
+    """Arrange the stretches of a row, which cover it in their order."""
+    lengths = [stretch.length for stretch in stretches]
+    seen = [len(stretch.prefix_P) + stretch.length for stretch in stretches]
+    own = [np.arange(stretch.start, stretch.start + stretch.length) for stretch in stretches]
+    keys = [part for stretch, mine in zip(stretches, own, strict=True) for part in (stretch.prefix_P, mine)]
+    return Ragged(
+        query_ends=on(device, np.cumsum([0, *lengths]).astype(np.int32)),
+        key_ends=on(device, np.cumsum([0, *seen]).astype(np.int32)),
+        keys_K=on(device, np.concatenate(keys)) if sum(seen) > sum(lengths) else None,
+        longest_query=max(lengths),
+        longest_key=max(seen),
+    )
+
+
+def attend_ragged(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    row: Ragged,
+    *,
+    scaling: float,
+    window: int | None,
+) -> torch.Tensor:
+    """Shapes as `attention.packed_attention`. `window`: tokens that a query sees, itself included."""
+    query_T, key_K, value_K = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
+    if row.keys_K is not None:
+        # `embedding`, because its backward sums repeats in a fixed order.
+        key_K, value_K = (
+            embedding(row.keys_K, x.flatten(1)).unflatten(1, x.shape[1:]) for x in (key_K, value_K)
+        )
+    out = varlen_attn(
+        query_T,
+        key_K,
+        value_K,
+        *(row.query_ends, row.key_ends, row.longest_query, row.longest_key),
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),
+        **GROUPED,
+    )
+    assert isinstance(out, torch.Tensor)  # nothing beside was asked for
+    return out[None]

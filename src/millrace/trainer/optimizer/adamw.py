@@ -1,0 +1,61 @@
+"""AdamW with moments in float32 or in 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from millrace.config.tables.training import Optimizer
+from millrace.core.errors import ConfigError, boundary
+
+INNER = ("codes", "scale")  # of an 8-bit moment: its numbers, and what each block of 256 is scaled by
+
+
+def make_adamw(parameters: Iterable[torch.nn.Parameter], config: Optimizer) -> torch.optim.Optimizer:
+    """Raises: ConfigError: `optimizer.states` needs torchao, which cannot be imported.
+
+    Source:
+        8-bit moments: arXiv:2110.02861. Tensors of less than 4096 numbers keep float32.
+    """
+    held: list[Any] = list(parameters)
+    options: dict[str, Any] = config.model_dump(include={"lr", "betas", "eps", "weight_decay"})
+    groups = _groups(held) if config.weight_decay else held
+    if config.states == "float32":
+        return torch.optim.AdamW(groups, **options, fused=True)
+    with boundary("trainer", '`optimizer.states` ("8bit"): import torchao', ConfigError):
+        from torchao.optim import AdamW8bit
+    optimizer: torch.optim.Optimizer = AdamW8bit(groups, **options)
+    if not held[0].is_cuda:  # to compile it for a CPU takes minutes
+        optimizer.step = torch.compiler.set_stance("force_eager")(optimizer.step)  # type: ignore[method-assign]
+    return optimizer
+
+
+def _groups(parameters: list[Any]) -> list[dict[str, Any]]:
+    """Norms and biases have no weight decay: it would pull scales to 0, and they are few."""
+    decayed = [parameter for parameter in parameters if parameter.ndim > 1]
+    others = [parameter for parameter in parameters if parameter.ndim <= 1]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def taken_apart(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """A parameter's state as plain tensors: an 8-bit moment as two."""
+    plain: dict[str, torch.Tensor] = {}
+    for key, value in state.items():
+        inner = {f"{key}.{i}": getattr(value, i) for i in INNER if hasattr(value, i)}
+        plain |= inner or {key: value}
+    return plain
+
+
+def put_together(state: dict[str, Any]) -> None:
+    """The inverse of `taken_apart`, in place."""
+    for key in [key for key in state if key.endswith(f".{INNER[0]}")]:
+        from torchao.optim.subclass_8bit import OptimState8bit
+
+        moment = key.rpartition(".")[0]
+        codes, scale = (state.pop(f"{moment}.{i}") for i in INNER)
+        signed = moment == "exp_avg"
+        levels = OptimState8bit.zeros((256,), signed, device=codes.device).qmap
+        state[moment] = OptimState8bit(codes, scale, levels, signed, dtype=torch.float32)

@@ -1,0 +1,60 @@
+"""Which optimizer updates which parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from millrace.config.tables.training import Optimizer
+from millrace.core.errors import ConfigError
+from millrace.trainer.optimizer.adamw import make_adamw
+
+
+def make_optimizer(model: PreTrainedModel, config: Optimizer) -> torch.optim.Optimizer:
+    """AdamW, or Muon for the matrices of the layers with AdamW for the rest.
+
+    Raises: ConfigError: this torch has no Muon, or the weights are divided among ranks.
+    Source:
+        Muon, as torch computes it, with the size of its updates fitted to AdamW's (arXiv:2502.16982), so that
+        one learning rate serves both.
+    """
+    if config.rule == "adamw":
+        return make_adamw((p for p in model.parameters() if p.requires_grad), config)
+    if not hasattr(torch.optim, "Muon"):
+        raise ConfigError(
+            f'`optimizer.rule` ("muon"): torch {torch.__version__} has no torch.optim.Muon.\n'
+            '  Set it to "adamw", or install torch 2.9 or later'
+        )
+    matrices: list[Any] = []
+    rest: list[Any] = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        (matrices if ".layers." in name and parameter.ndim == 2 else rest).append(parameter)
+    if any(hasattr(matrix, "placements") for matrix in matrices):
+        raise ConfigError(
+            '`optimizer.rule` ("muon") needs whole matrices, and the trainer\'s ranks hold parts of them.\n'
+            '  Set it to "adamw", or the trainer to one rank without `trainer.offload`'
+        )
+    muon = torch.optim.Muon(
+        matrices, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    return Together(muon, *([make_adamw(rest, config)] if rest else []))
+
+
+class Together(torch.optim.Optimizer):
+    """Several optimizers as one: one table of states, one list of groups, one step."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        super().__init__([p for each in optimizers for g in each.param_groups for p in g["params"]], {})
+        self._optimizers = optimizers
+        self.param_groups = [group for each in optimizers for group in each.param_groups]
+        for each in optimizers:
+            each.state = self.state
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        for each in self._optimizers:
+            each.step()

@@ -1,0 +1,66 @@
+"""Work that reads a trainer's weights while its next step is computed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
+from typing import Generic, TypeVar
+
+import torch
+
+from millrace.trainer.ranks.mesh import Ranks
+
+T = TypeVar("T")
+
+
+class Beside(Generic[T]):
+    """One piece of such work at a time, in a thread, with a group of `ranks` for it alone.
+
+    Until the next update nobody changes the weights. So only an update waits that comes before `release`.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, ranks: Ranks, name: str) -> None:
+        self.ranks = ranks.apart()
+        self._thread = ThreadPoolExecutor(1, name)
+        self._work: Future[T] | None = None
+        self._read = Event()
+        self._read.set()
+        self._waits_since_s: float | None = None
+        self._stall_s = 0.0
+        optimizer.register_step_pre_hook(lambda *_: self._await_read())
+
+    def begin(self, work: Callable[[], T], began_s: float) -> None:
+        """Once what was begun before has ended. `began_s`: since when the trainer waits for this, by
+        `time.perf_counter`."""
+        self.wait()
+        self._read.clear()
+        self._waits_since_s, self._stall_s = None, time.perf_counter() - began_s
+        self._work = self._thread.submit(self._do, work)
+
+    def release(self) -> float:
+        """By the work: it reads no weights any more. Returns how long the trainer has waited for it."""
+        if not self._read.is_set() and self._waits_since_s is not None:
+            self._stall_s += time.perf_counter() - self._waits_since_s
+        self._read.set()
+        return self._stall_s
+
+    def wait(self) -> bool:
+        """Until nothing is under way. Whether the last work was done, and did not fail."""
+        return self._work is not None and self._work.exception() is None
+
+    def result(self) -> T:
+        """Wait for what was begun last. Raises what it raised."""
+        assert self._work is not None, "nothing was begun"
+        return self._work.result()
+
+    def _do(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        finally:
+            self.release()
+
+    def _await_read(self) -> None:
+        self._waits_since_s = time.perf_counter()
+        self._read.wait()

@@ -1,0 +1,90 @@
+"""Which blocks of the weights this process holds and answers for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import Any
+
+import torch
+from torch import distributed
+
+from millrace.core.errors import WeightsError
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A block of a weight that this process holds, and answers for: no other process writes it."""
+
+    name: str  # in the Hugging Face state dict
+    shape: tuple[int, ...]  # of the whole weight
+    start: tuple[int, ...]  # where the block begins in it
+    block: torch.Tensor  # a plain tensor: the local values
+
+
+def parts(weights: Mapping[str, torch.Tensor], *, copies: bool = False) -> list[Part]:
+    """The blocks of `weights` that this process answers for. All processes' blocks together are the weights.
+
+    A plain tensor is whole on every rank: the first rank answers. Of a DTensor a rank holds a block, or
+    several where its rows or columns are not adjacent. Of ranks with equal blocks, the first along the mesh
+    answers.
+    Nothing is copied, and no process waits for another. `copies`: also what another rank answers for.
+    """
+    found = []
+    for name, weight in weights.items():
+        if hasattr(weight, "placements"):
+            found += _local_parts(name, weight, copies)
+        elif copies or _first_rank():
+            found.append(Part(name, tuple(weight.shape), (0,) * weight.ndim, weight.detach()))
+    return [part for part in found if part.block.numel()]
+
+
+def _first_rank() -> bool:
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+
+
+def _local_parts(name: str, weight: Any, copies: bool) -> list[Part]:
+    """One part for each combination of runs of adjacent indices, along every dimension.
+
+    Raises: WeightsError: the rank's values are a summand of the weight, or their shape is not as placed.
+    """
+    shape, mesh = tuple(weight.shape), weight.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or not (copies or 0 in mesh.mesh):
+        return []  # this rank is not in the mesh, or the mesh is one of several equal ones: the first answers
+    held = [torch.arange(size) for size in shape]  # per dimension: which indices are here
+    for place, index, count in zip(weight.placements, coordinate, mesh.shape, strict=True):
+        if place.is_partial():
+            raise WeightsError(f"`{name}` is placed as {place}: a sum over ranks cannot be taken apart")
+        if place.is_replicate():
+            if index and not copies:
+                return []
+            continue
+        line = held[place.dim].view([-1 if dim == place.dim else 1 for dim in range(len(shape))])
+        chunks, _ = place._split_tensor(line, count, with_padding=False, contiguous=False)
+        held[place.dim] = chunks[index].reshape(-1)
+    local = weight.detach().to_local()
+    if tuple(local.shape) != tuple(map(len, held)) and local.numel():
+        raise WeightsError(f"`{name}` is placed as {weight.placements}, yet here it has {tuple(local.shape)}")
+    return [
+        Part(name, shape, tuple(start for start, _ in runs), local[tuple(where for _, where in runs)])
+        for runs in product(*map(_runs, held))
+    ]
+
+
+def _runs(indices: torch.Tensor) -> list[tuple[int, slice]]:
+    """Adjacent indices together: (the first of them, where they are in `indices`)."""
+    if not len(indices):
+        return []
+    cuts = [0, *(torch.nonzero(indices.diff() != 1).flatten() + 1).tolist(), len(indices)]
+    return [(int(indices[a]), slice(a, b)) for a, b in pairwise(cuts)]
+
+
+def copy_into(parts: Iterable[Part], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Fill the blocks of `parts` from whole tensors, wherever the blocks begin and end."""
+    with torch.no_grad():
+        for part in parts:
+            sizes = zip(part.start, part.block.shape, strict=True)
+            where = tuple(slice(start, start + size) for start, size in sizes)
+            part.block.copy_(tensors[part.name][where])

@@ -1,0 +1,208 @@
+"""A model whose weights are divided among ranks: no process ever holds all of them.
+
+Two ways at once, over `Ranks.weights_mesh`. "weights": each rank holds a part of every tensor, and those of
+a layer are put together while it computes (FSDP2). Gradients are summed: what a token counts for is settled
+for the whole batch. "tensor": each rank computes with its block of every matrix, by the plan that
+transformers has for the family. Of a mixture of experts each rank has some of the experts, whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from transformers import PreTrainedModel
+from transformers.distributed import DistributedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from millrace.core.errors import DataError
+from millrace.trainer.ranks.exchange import joined, same, total
+from millrace.trainer.ranks.mesh import Ranks
+
+# As transformers names them.
+COLUMNS, ROWS, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"
+JOINED, SPLIT = (
+    "colwise_gather_output",
+    "rowwise_split_input",
+)  # fused matrices: what is between them is whole
+EXPERTS = "moe_tp_experts"
+OF_EXPERTS = {EXPERTS, "packed_colwise"}  # the plan of one expert's matrices, which are not divided here
+VOCABULARY = "embedding_rowwise"  # divided here whether a plan says so or not
+
+Forward = Callable[..., tuple[torch.Tensor, ...]]
+Insert = Callable[[PreTrainedModel], None]
+
+
+def load_divided(
+    path: str, config: Any, ranks: Ranks, forward: Forward, insert: Insert | None, **options: Any
+) -> Any:
+    """What `from_pretrained` returns. Of every tensor in the files, only what this rank holds is read.
+    `insert` gives the model more layers, before it is divided.
+
+    Raises: DataError: the model cannot be divided so.
+    """
+    _refuse(config, ranks)
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+
+    def divide_empty(model: PreTrainedModel, *unused: Any) -> PreTrainedModel:
+        if insert is not None:
+            insert(model)
+        return divide(model, ranks, forward)
+
+    names = {"maybe_distribute_model": staticmethod(divide_empty), "__module__": kind.__module__}
+    dividing: Any = type(kind.__name__, (kind,), names)
+    whole = DistributedConfig(tp_size=1, fsdp_size=1, pp_size=1)
+    loaded = dividing.from_pretrained(path, distributed_config=whole, **options)
+    del loaded[0].config.distributed_config  # transformers would save it
+    return loaded
+
+
+def _refuse(config: Any, ranks: Ranks) -> None:
+    apart = ranks.tensor * ranks.sequence
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        if getattr(config, key) % apart:
+            raise DataError(
+                f"`trainer.tensor` ({ranks.tensor}) times `trainer.sequence` ({ranks.sequence}) must divide "
+                f"the model's `{key}` ({getattr(config, key)}).\n  Use `trainer.shard` for the other ranks"
+            )
+    styles = set((config.base_model_tp_plan or {}).values())
+    strange = styles - {COLUMNS, ROWS, PARTIAL, JOINED, SPLIT, VOCABULARY} - OF_EXPERTS
+    if ranks.tensor > 1 and (strange or not styles):
+        raise DataError(
+            f"`trainer.tensor` ({ranks.tensor}): {config.model_type} models are not divided in that way "
+            f"({', '.join(sorted(strange)) or 'they have no plan'}).\n  Use `trainer.shard`"
+        )
+    for style, key in ((JOINED, "intermediate_size"), (EXPERTS, "num_experts")):
+        if style in styles and getattr(config, key) % ranks.tensor:
+            raise DataError(
+                f"`trainer.tensor` ({ranks.tensor}) must divide the model's `{key}` "
+                f"({getattr(config, key)}).\n  Use `trainer.shard` for the other ranks"
+            )
+
+
+def divide(model: PreTrainedModel, ranks: Ranks, forward: Forward) -> PreTrainedModel:
+    """Divide `model`, which has no memory yet (device meta) or the same weights on every rank. `forward`, a
+    function of the model, becomes its method `pair_logprobs`: weights are read inside only."""
+    mesh = ranks.weights_mesh
+    assert mesh is not None
+    model.tie_weights()
+    if (group := ranks.group("tensor")) is not None:
+        _divide_matrices(model, mesh["tensor"], group)
+    if mesh["weights"].size() > 1 or ranks.offload:
+        pinned = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+        where = pinned if ranks.offload else OffloadPolicy()
+        for module in (*model.base_model.layers, model):
+            fully_shard(module, mesh=mesh["weights"], offload_policy=where)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+    model.ranks, model.pair_logprobs = ranks, partial(forward, model)
+    register_fsdp_forward_method(model, "pair_logprobs")
+    return model
+
+
+def _divide_matrices(model: PreTrainedModel, mesh: Any, group: ProcessGroup) -> None:
+    plan = {f"{model.base_model_prefix}.{name}": s for name, s in model.config.base_model_tp_plan.items()}
+    placed: dict[torch.nn.Parameter, torch.nn.Parameter] = {}  # tied weights stay one
+    vocabulary = model.get_input_embeddings(), model.get_output_embeddings()
+    for name, module in model.named_modules():
+        style = COLUMNS if module in vocabulary else plan.get(re.sub(r"\d+", "*", name), "")
+        for key, weight in module.named_parameters(recurse=False, remove_duplicate=False):
+            if weight not in placed:
+                block = distribute_tensor(weight, mesh, [_placement(style, key)], src_data_rank=None)
+                placed[weight] = torch.nn.Parameter(block)
+            module.register_parameter(key, placed[weight])
+        if module is vocabulary[0]:
+            module.forward = _looked_up(module, mesh, group)
+        elif style == EXPERTS:
+            module.forward = _chosen(module, mesh, group)
+        elif module is not vocabulary[1] and module._parameters:
+            module.forward = _multiplied(module, style, group)
+
+
+def _placement(style: str, key: str) -> Placement:
+    if style in (COLUMNS, JOINED, EXPERTS):
+        return Shard(0)
+    return Shard(1) if style in (ROWS, SPLIT) and key == "weight" else Replicate()
+
+
+def _multiplied(module: torch.nn.Module, style: str, group: ProcessGroup) -> Callable[..., torch.Tensor]:
+    """The module's `forward` with this rank's block of its weights."""
+    whole = module.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        held: dict[str, Any] = dict(module._parameters)
+        blocks = {key: weight.to_local() for key, weight in held.items() if weight is not None}
+        if style == PARTIAL:  # each rank's heads give a part of its gradient
+            blocks = {key: same(block, group) for key, block in blocks.items()}
+        by_rows = style in (ROWS, SPLIT)
+        bias = blocks.pop("bias", None) if by_rows else None
+        if style in (COLUMNS, JOINED):
+            x = same(x, group)
+        elif style == SPLIT:
+            x = x.chunk(group.size(), dim=-1)[group.rank()]
+        module._parameters.update(dict.fromkeys(held) | blocks)
+        try:
+            out = whole(x)
+        finally:
+            module._parameters.update(held)
+        if style == JOINED:
+            return joined(out, group)
+        out = total(out, group) if by_rows else out
+        return out if bias is None else out + bias
+
+    return forward
+
+
+def _chosen(module: Any, mesh: Any, group: ProcessGroup) -> Callable[..., torch.Tensor]:
+    """The `forward` of experts of which this rank holds some. What others hold is number `count`."""
+    whole = module.forward
+    module.num_experts //= mesh.size()
+    module._is_expert_parallel = True  # transformers: `num_experts` means none
+    count, first = module.num_experts, mesh.get_local_rank() * module.num_experts
+
+    def forward(x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        held: dict[str, Any] = dict(module._parameters)
+        module._parameters.update({key: weight.to_local() for key, weight in held.items()})
+        outside = (chosen < first) | (chosen >= first + count)
+        try:
+            out = whole(
+                same(x, group),
+                (chosen - first).masked_fill(outside, count),
+                same(shares, group).masked_fill(outside, 0.0),
+            )
+        finally:
+            module._parameters.update(held)
+        return total(out, group)
+
+    return forward
+
+
+def _looked_up(module: Any, mesh: Any, group: ProcessGroup) -> Callable[..., torch.Tensor]:
+    """The `forward` of an embedding of which this rank holds some tokens; of the others it gives zeros."""
+    num_tokens = module.weight.shape[0]
+    first = mesh.get_local_rank() * -(-num_tokens // mesh.size())
+    looked_up = _multiplied(module, "", group)
+    padding = module.padding_idx
+    block = range(first, min(first + -(-num_tokens // mesh.size()), num_tokens))
+    module.padding_idx = padding - first if padding in block else None
+
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        outside = (ids < block.start) | (ids >= block.stop)
+        found = looked_up((ids - first).masked_fill(outside, 0))
+        return total(found.masked_fill(outside[..., None], 0.0), group)
+
+    return forward

@@ -1,0 +1,257 @@
+"""The processes of one trainer, and this one among them. One process alone starts no group."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+
+from millrace.core.errors import MillraceError, StorageError, WorkerError, boundary
+from millrace.trainer.ranks.network_interface import interface_to
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+T = TypeVar("T")
+Fault = tuple[type[MillraceError], str]
+
+M_MMAP_THRESHOLD = -3  # of glibc
+GIVEN_BACK = M_MMAP_THRESHOLD, 1 << 20
+"""Tensors from this size on get pages of their own. Whole weights come and go with every layer, and would
+leave a heap full of holes."""
+COLLECTIVE_TIMEOUT_S = 1800.0  # the longest that ranks of one step lie apart; a dead rank is seen at once
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """`shard`: ranks among which weights and rows are divided; `sequence`: tokens of a row;
+    `tensor`: every matrix and the vocabulary. Neighbours in rank share a tensor group."""
+
+    shard: int = 1
+    tensor: int = 1
+    sequence: int = 1
+    rank: int = 0
+    hosts: int = 1  # equally many ranks are on each, neighbours together
+    offload: bool = False  # weights lie on the host while a GPU computes; one process is then a mesh of one
+    talks_in: Any = None  # a group of torch.distributed; None: the one of all
+
+    @property
+    def world(self) -> int:
+        return self.shard * self.tensor * self.sequence
+
+    @property
+    def alone(self) -> bool:
+        """This process holds whole weights where it computes, and starts no group."""
+        return self.world == 1 and not self.offload
+
+    @property
+    def whole_products(self) -> bool:
+        """This process multiplies whole rows with whole matrices."""
+        return self.tensor == self.sequence == 1
+
+    @property
+    def tensor_index(self) -> int:
+        """Which block of matrices this rank computes. Ranks that differ in it alone see the same tokens."""
+        return self.rank % self.tensor
+
+    @property
+    def sequence_index(self) -> int:
+        return self.rank // self.tensor % self.sequence
+
+    @property
+    def shard_index(self) -> int:
+        return self.rank // (self.tensor * self.sequence)
+
+    @property
+    def host(self) -> int:
+        """The number of this rank's host."""
+        return self.rank * self.hosts // self.world
+
+    @property
+    def leader(self) -> int:
+        """The first rank of this one's host."""
+        return self.host * self.world // self.hosts
+
+    def join(self, rendezvous: str | None, device: torch.device, network: str = "") -> None:
+        """Meet the other ranks at `rendezvous` (`file://` or `tcp://`; None: there are none). Ranks talk by
+        gloo about what lies on the CPU, by NCCL about what lies on a GPU, and where they are on several hosts
+        over the `network` of that address. Nothing is done where this process is alone.
+
+        Raises: WorkerError: the others do not come, or are not as many.
+        """
+        if self.alone:
+            return
+        from torch import distributed
+
+        cuda = device.type == "cuda"
+        if rendezvous is None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody is to reach it
+        elif network and "GLOO_SOCKET_IFNAME" not in os.environ:
+            os.environ["GLOO_SOCKET_IFNAME"] = interface = interface_to(network)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+        if cuda:
+            torch.cuda.set_device(device)
+        else:
+            ctypes.CDLL(None).mallopt(*GIVEN_BACK)
+        with boundary("trainer", f"rank {self.rank} of {self.world}: meet at {rendezvous}", WorkerError):
+            store = _store(rendezvous, self.rank, self.world)
+            distributed.init_process_group(
+                "cpu:gloo,cuda:nccl" if cuda else "gloo",
+                init_method=None if store else rendezvous,
+                store=store,
+                rank=self.rank,
+                world_size=self.world,
+                timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+            )
+        _ = self.mesh, self.weights_mesh  # every rank makes their groups now
+
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """Dimensions "shard", "sequence", "tensor". None: this process is alone."""
+        names = "shard", "sequence", "tensor"
+        return _mesh((self.shard, self.sequence, self.tensor), names) if not self.alone else None
+
+    @property
+    def weights_mesh(self) -> DeviceMesh | None:
+        """Dimensions "weights" and "tensor": how weights are divided. Ranks that share a row's tokens hold
+        different weights."""
+        shape = self.shard * self.sequence, self.tensor
+        return _mesh(shape, ("weights", "tensor")) if not self.alone else None
+
+    def group(self, name: str) -> ProcessGroup | None:
+        """This rank's neighbours in a dimension of `mesh`. None: it has none."""
+        mesh = self.mesh
+        return None if mesh is None or mesh[name].size() == 1 else mesh.get_group(name)
+
+    def gather(self, value: T) -> list[T]:
+        """The small value of every rank, in order of ranks. A collective call: every rank makes it."""
+        if self.world == 1:
+            return [value]
+        from torch import distributed
+
+        values: list[Any] = [None] * self.world
+        distributed.all_gather_object(values, value, group=self.talks_in)
+        return values
+
+    def tell(self, value: T) -> T:
+        """The first rank's small value. That rank waits for nobody. A collective call."""
+        if self.world == 1:
+            return value
+        from torch import distributed
+
+        values = [value]
+        distributed.broadcast_object_list(values, src=0, group=self.talks_in, device=torch.device("cpu"))
+        return values[0]
+
+    def apart(self) -> Ranks:
+        """The same ranks in a group of their own, for a thread: two threads that use one group abort the job.
+        A collective call."""
+        if self.world == 1:
+            return self
+        from torch import distributed
+
+        return replace(self, talks_in=distributed.new_group(backend="gloo"))
+
+
+ALONE = Ranks()
+
+
+@contextmanager
+def all_or_none(ranks: Ranks) -> Iterator[None]:
+    """What fails on one rank fails on all, as the error that it is: none waits for one that has given up.
+
+    A collective call: every rank makes it.
+    """
+    mine: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        mine = error
+    _settle(ranks.gather(_fault(ranks, mine)), mine)
+
+
+def agreed(ranks: Ranks, work: Callable[[], T]) -> list[T]:
+    """What `work` answers on every rank: small values. Fails, and is called, as `all_or_none`."""
+    answer: T | None = None
+    mine: Exception | None = None
+    try:
+        answer = work()
+    except Exception as error:
+        mine = error
+    told = ranks.gather((answer, _fault(ranks, mine)))
+    _settle([fault for _, fault in told], mine)
+    return [cast(T, answer) for answer, _ in told]
+
+
+def first_alone(ranks: Ranks, work: Callable[[], T]) -> T:
+    """What `work` answers on the first rank, which alone calls it. Fails as `all_or_none`."""
+    answer: T | None = None
+    mine: Exception | None = None
+    try:
+        answer = work() if ranks.rank == 0 else None
+    except Exception as error:
+        mine = error
+    told, fault = ranks.tell((answer, _fault(ranks, mine)))
+    _settle([fault], mine)
+    return cast(T, told)
+
+
+def _fault(ranks: Ranks, error: Exception | None) -> Fault | None:
+    if error is None:
+        return None
+    if isinstance(error, MillraceError):
+        return type(error), str(error)
+    kind = StorageError if isinstance(error, OSError) else WorkerError
+    return kind, f"rank {ranks.rank}: {type(error).__name__}: {error}"
+
+
+def _settle(faults: Iterable[Fault | None], mine: Exception | None) -> None:
+    if mine is not None:
+        raise mine
+    for kind, text in filter(None, faults):
+        raise kind(text)
+
+
+def _store(rendezvous: str | None, rank: int, world: int) -> Any:
+    """Where ranks meet that share no file. Rank 0 listens already, at its host's address alone: at the
+    descriptor MILLRACE_LISTENS. None: at a file."""
+    from torch import distributed
+
+    if rendezvous is None:
+        return distributed.HashStore()
+    if not rendezvous.startswith("tcp://"):
+        return None
+    host, _, port = rendezvous.removeprefix("tcp://").rpartition(":")
+    listens = int(os.environ["MILLRACE_LISTENS"]) if rank == 0 else None
+    return distributed.TCPStore(
+        host,
+        int(port),
+        world,
+        is_master=rank == 0,
+        timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+        master_listen_fd=listens,
+    )
+
+
+@cache
+def _mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+
+    device_type = "cuda" if "nccl" in distributed.get_backend_config() else "cpu"
+    return init_device_mesh(device_type, shape, mesh_dim_names=names)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor, without its history: all of a plain one, a block of a divided one.
+    It shares the tensor's memory."""
+    tensor = tensor.detach()
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

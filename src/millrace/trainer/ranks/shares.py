@@ -1,0 +1,77 @@
+"""Which of a batch's rows, and which of their tokens, a rank trains on. Every rank packs the same rows, so
+nobody needs to be told. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from millrace.trainer.batch.packing import Row, Stretch
+from millrace.trainer.ranks.mesh import Ranks
+
+
+def own_rows(rows: Sequence[Row], ranks: Ranks) -> list[Row]:
+    """This rank's rows, as many as every other rank's. A rank that is short of one runs a row that trains
+    nothing, because every rank takes part in every exchange."""
+    if ranks.world == 1:
+        return list(rows)
+    shares = balanced([len(row.tokens_T) for row in rows], ranks.shard)
+    own = [rows[index] for index in shares[ranks.shard_index]]
+    own += [_idle(rows[0])] * (max(map(len, shares)) - len(own))
+    return [part(row, ranks.sequence_index, ranks.sequence) for row in own]
+
+
+def balanced(sizes: Sequence[int], num_shares: int) -> list[list[int]]:
+    """Indices of rows for each share. Rows of like size come at the same time, because ranks wait for one
+    another after each row. Of these, the longest goes where the fewest tokens are.
+
+    Degenerate:
+        Fewer rows than shares: the last shares are empty.
+    """
+    shares: list[list[int]] = [[] for _ in range(num_shares)]
+    tokens = [0] * num_shares
+    order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+    for begin in range(0, len(order), num_shares):
+        emptiest = sorted(range(num_shares), key=lambda share: tokens[share])
+        for index, share in zip(order[begin : begin + num_shares], emptiest, strict=False):
+            shares[share].append(index)
+            tokens[share] += sizes[index]
+    return shares
+
+
+def part(row: Row, index: int, count: int) -> Row:
+    """Tokens of `row` that rank `index` of `count` computes. Parts are equal: the last is padded. Sources are
+    counted from the part's begin; stretches are those of the whole row, for attention."""
+    if count == 1:
+        return row
+    length = -(-len(row.tokens_T) // count)
+    padding = length * count - len(row.tokens_T)
+    own = slice(index * length, (index + 1) * length)
+    trained = np.flatnonzero((row.sources_N >= own.start) & (row.sources_N < own.stop))
+    stretches = row.stretches
+    if padding:
+        stretches += (Stretch(len(row.tokens_T), padding, np.empty(0, np.int64)),)
+    return Row(
+        tokens_T=np.pad(row.tokens_T, (0, padding))[own],
+        positions_T=np.pad(row.positions_T, (0, padding))[own],
+        stretches=stretches,
+        sources_N=row.sources_N[trained] - own.start,
+        targets_N=row.targets_N[trained],
+        flat_N=row.flat_N[trained],
+    )
+
+
+def _idle(row: Row) -> Row:
+    """A token that trains nothing."""
+    nothing = np.empty(0, np.int64)
+    return replace(
+        row,
+        tokens_T=row.tokens_T[:1],
+        positions_T=row.positions_T[:1],
+        stretches=(Stretch(0, 1, nothing),),
+        sources_N=nothing,
+        targets_N=nothing,
+        flat_N=nothing,
+    )

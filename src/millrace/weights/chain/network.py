@@ -1,0 +1,246 @@
+"""A relay's side of the network: it serves the versions that it has, and fetches those that it is told to.
+
+All of it runs in a thread with a loop of its own. So what is sent and received waits for no call of the role,
+and a role that is busy is not silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+
+import msgspec
+
+from millrace.core.errors import WeightsError, leaves
+from millrace.weights.chain.fetching import Order, fetch
+from millrace.weights.chain.holding import Holding
+from millrace.weights.chain.nixl.link import NIXL, Agent
+from millrace.weights.chain.sending import answer
+from millrace.weights.chain.wire import Ask, Deadlines, Identity, Link, accepted, listening
+from millrace.weights.layout import Memory
+from millrace.weights.versions import Versions
+
+LOG = logging.getLogger(__name__)
+LINKS_MAX = 64
+"""Relays of the run that are served at the same time; who comes later waits until one ends."""
+UNPROVED_MAX = 64
+"""Connections that have not proved the secret yet; who comes later takes the place of the oldest."""
+THREAD_S = 10.0
+"""For the thread to begin, and to end: it is a daemon, so a process does not wait for it."""
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """A version that is readable now. `digest`: of whole tensors; `source`: the address of the last relay.
+    `decoded_bytes`: what came, as it is here; `encodings`: chunks of each kind."""
+
+    digest: str
+    source: str = ""
+    received_bytes: int = 0
+    decoded_bytes: int = 0
+    encodings: dict[str, int] = {}
+
+
+class Network:
+    """Listens, serves and fetches from its making until `close`.
+
+    Attributes:
+        address  where it listens: HOST:PORT
+    """
+
+    def __init__(
+        self, name: str, memory: Memory, *, address: str, secret: str, deadlines: Deadlines, transport: str
+    ) -> None:
+        self._name, self._slot_bytes = name, memory.slot_bytes
+        self._deadlines = deadlines
+        self._agent = Agent(name, memory) if transport == NIXL else None
+        try:
+            self._listener, self.address = listening(address)
+        except OSError as error:
+            raise WeightsError(
+                f"relay `{name}` cannot listen on {address} ({error.strerror or error}): this must be an "
+                "address of its own host"
+            ) from error
+        self._own = Identity(self.address, secret)
+        self._unproved: dict[socket.socket, None] = {}  # the oldest first
+        self._strangers = 0
+        self._fetches: dict[tuple[int, str], asyncio.Task[None]] = {}
+        self._memory = memory
+        self._rates: dict[str, float] = {}
+        ready: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._run(ready)), name="relay network", daemon=True
+        )
+        self._thread.start()
+        ready.result(THREAD_S)
+
+    async def fetch(self, version: int, digest: str, sources: Sequence[str]) -> Fetched:
+        """Get a version and make it readable. One at a time, in the order of the calls.
+
+        A later call for the same version takes over from the present one, whose caller is told.
+        Raises: as `fetching.fetch`.
+        """
+        future: Future[Fetched] = Future()
+        future.set_running_or_notify_cancel()
+        self._loop.call_soon_threadsafe(self._start, (version, digest), list(sources), future)
+        return await asyncio.wrap_future(future)
+
+    def staged(self) -> None:
+        """Another version is whole: tell who waits for it."""
+        self._loop.call_soon_threadsafe(self._versions.news.fire)
+
+    def close(self) -> None:
+        """End every link. Idempotent."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join(THREAD_S)
+
+    async def _run(self, ready: Future[None]) -> None:
+        """Consumes connections and orders to fetch; ends with `close`."""
+        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        self._versions, self._turn = Versions(self._memory), asyncio.Lock()
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            accepting = tasks.create_task(self._accept())
+            ready.set_result(None)
+            await self._closing.wait()
+            accepting.cancel()
+            for task in self._fetches.values():
+                task.cancel()
+        self._listener.close()
+
+    async def _accept(self) -> None:
+        room = asyncio.Semaphore(LINKS_MAX)
+        async with asyncio.TaskGroup() as links:
+            while True:
+                connection, peer = await self._accepted()
+                if len(self._unproved) == UNPROVED_MAX:
+                    self._turn_out(next(iter(self._unproved)))
+                self._unproved[connection] = None
+                links.create_task(self._serve(connection, f"{peer[0]}:{peer[1]}", room))
+                await asyncio.sleep(0)  # those that are here go on, however many come
+
+    def _turn_out(self, connection: socket.socket) -> None:
+        """Its task sees the connection end."""
+        del self._unproved[connection]
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+    async def _accepted(self) -> tuple[socket.socket, tuple[str, int]]:
+        while True:
+            try:
+                connection, peer = await self._loop.sock_accept(self._listener)
+                return connection, (peer[0], peer[1])
+            except OSError:  # who called is gone already, or no file descriptor is left for now
+                await asyncio.sleep(self._deadlines.heartbeat_s)
+
+    async def _serve(self, connection: socket.socket, peer: str, room: asyncio.Semaphore) -> None:
+        """One request. Whatever goes wrong, who asked has heard of it, or sees the connection end."""
+        proved = False
+        try:
+            async with accepted(connection, peer, self._own, self._deadlines) as link:
+                proved = True
+                self._unproved.pop(connection, None)
+                async with room:
+                    await self._answer(link)
+        except WeightsError as error:
+            if proved:
+                LOG.warning("relay `%s`: %s", self._name, error)
+            else:
+                self._count_stranger(error)
+        except Exception:
+            LOG.exception("relay `%s`: serving %s", self._name, peer)
+        finally:
+            self._unproved.pop(connection, None)
+
+    def _count_stranger(self, error: WeightsError) -> None:
+        """Each time that they are twice as many there is a line."""
+        self._strangers += 1
+        if self._strangers.bit_count() == 1:
+            LOG.warning(
+                "relay `%s`: %d connections did not prove the secret of the run. The last one: %s",
+                self._name,
+                self._strangers,
+                error,
+            )
+
+    async def _answer(self, link: Link) -> None:
+        if self._agent is None:
+            return await answer(link, self._versions, self._deadlines, self._rates)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                moving = tasks.create_task(self._agent.progress())
+                await answer(link, self._versions, self._deadlines, self._rates, self._agent.metadata)
+                moving.cancel()
+        except BaseExceptionGroup as group:
+            raise next(leaves(group)) from None
+
+    def _start(self, key: tuple[int, str], sources: Sequence[str], future: Future[Fetched]) -> None:
+        if key in self._fetches:
+            self._fetches[key].cancel()
+        self._fetches[key] = task = self._tasks.create_task(self._fetch(key, sources, future))
+        task.add_done_callback(lambda _: self._forget(key, task))
+
+    def _forget(self, key: tuple[int, str], task: asyncio.Task[None]) -> None:
+        if self._fetches.get(key) is task:
+            del self._fetches[key]
+
+    async def _fetch(self, key: tuple[int, str], sources: Sequence[str], future: Future[Fetched]) -> None:
+        """Its caller hears of every possible end."""
+        try:
+            async with self._turn:
+                future.set_result(await self._fetched(*key, sources))
+        except asyncio.CancelledError:
+            future.set_exception(
+                WeightsError(
+                    f"relay `{self._name}` stopped to fetch version {key[0]}: another order took over, "
+                    "or the relay closes"
+                )
+            )
+        except Exception as error:
+            future.set_exception(error)
+
+    async def _fetched(self, version: int, digest: str, sources: Sequence[str]) -> Fetched:
+        versions = self._versions
+        order = Order(
+            Ask(version, digest, versions.present(), pulls=self._agent is not None),
+            self._slot_bytes,
+            lambda manifest: versions.begin(version, manifest, digest),
+            lambda base, holding: versions.base([base], holding),
+            self._own,
+            self._deadlines,
+            self._agent,
+        )
+        ours = versions.find(version, digest)
+        try:
+            with _pinned(ours):
+                holding, source = await fetch(order, sources, ours)
+                whole = holding.finish()
+        except BaseException:
+            versions.ended(version, digest, "no source of it is left")
+            raise
+        return Fetched(
+            whole,
+            source,
+            holding.received_bytes,
+            holding.decoded_bytes,
+            dict(holding.encodings),
+        )
+
+
+@contextmanager
+def _pinned(holding: Holding | None) -> Iterator[None]:
+    """What ranks of this host wrote is completed before they take its slot again, if there is another."""
+    if holding is None or not holding.writers:
+        yield
+        return
+    pinned = holding.memory.records["pinned"]
+    pinned[holding.slot] = holding.sequence
+    try:
+        yield
+    finally:
+        pinned[holding.slot] = 0

@@ -1,0 +1,320 @@
+"""Chunks through NIXL (`weights.transport = "nixl"`): who asks pulls them out of the memory of who has them.
+
+The link of `wire` stays the control channel. It carries the proofs, the manifest, deltas, and announcements.
+Only the bytes of raw chunks go another way:
+
+    source     Found, with the metadata of its NIXL agent
+    source     Chunk(address, seal) for each chunk as soon as it is here; Waiting, Unknown as over TCP
+    receiver   Waiting, while it pulls what was announced
+    receiver   Taken, when all is here, or when what it pulled does not fit its seal
+    source     Seal(None), if it did not fit: the version was overwritten; Seal: it was not
+
+The source registers its slots once. A pull goes into a buffer of the receiver, not into its slot. NIXL cannot
+take back a pull that was begun, so one that is given up may still write, at any time. Its buffer is kept
+apart until the pull has ended, and the slot is never touched by it. What fits its seal is copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial, reduce
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from millrace.core.errors import (
+    ConfigError,
+    DigestMismatchError,
+    TornVersionError,
+    WeightsError,
+    boundary,
+)
+from millrace.weights.chain.holding import CHUNK_BYTES_MAX, Holding
+from millrace.weights.chain.wire import Chunk, Link, Seal, Taken, Unknown, Waiting, as_bytes
+from millrace.weights.layout import Bytes, Memory
+
+NIXL = "nixl"
+BACKEND = "UCX"
+AHEAD = 4  # pulls at the same time
+LOST_MAX = 4 * AHEAD  # buffers of pulls that were given up and have not ended
+LOOK_S = 0.0005  # NIXL wakes nobody
+DONE, UNDER_WAY = "DONE", "PROC"
+
+Pull = Callable[[Bytes, int, Callable[[Bytes], None]], Awaitable[None]]
+"""Get what lies at an address of the source, in the strides of a place here. It is lent to the function."""
+
+
+def refuse_without_nixl() -> None:
+    """Raises: ConfigError: it is not installed."""
+    if find_spec("nixl") is None:
+        raise ConfigError(
+            '`weights.transport` ("nixl") needs nixl, which is not installed here.\n'
+            "  Install it (pip install 'millrace[nixl]'), or leave the key at tcp"
+        )
+
+
+def make_agent(name: str) -> Any:
+    """An agent of NIXL. Raises: ConfigError: it is not installed, or does not work here."""
+    refuse_without_nixl()
+    with boundary(f"relay `{name}`", '`weights.transport` ("nixl"): make an agent of NIXL', ConfigError):
+        from nixl._api import nixl_agent, nixl_agent_config
+
+        if "NIXL_LOG_LEVEL" not in os.environ:
+            logging.getLogger("nixl").setLevel(logging.WARNING)
+        unique = f"{name}-{os.getpid()}-{secrets.token_hex(4)}"
+        # Its thread would poll without a pause, and take a core for as long as the relay lives.
+        agent = nixl_agent(unique, nixl_agent_config(enable_prog_thread=False, backends=[BACKEND]))
+        if BACKEND not in agent.backends:
+            raise RuntimeError(f"its backend {BACKEND} is missing, it has {agent.get_plugin_list()}")
+        return agent
+
+
+class Agent:
+    """A relay's end of NIXL, used by one thread at a time.
+
+    Attributes: metadata: what other relays need to pull from the slots of this one
+    Raises: ConfigError: there is no NIXL, or the slots cannot be registered.
+    """
+
+    def __init__(self, name: str, memory: Memory) -> None:
+        self._nixl = make_agent(name)
+        self._sources = dict[bytes, str]()  # names by metadata: present, and those of pulls given up
+        self._free, self._lost = list[Bytes](), list[tuple[str, Any, Bytes]]()
+        with boundary(f"relay `{name}`", '`weights.transport` ("nixl"): register its slots', ConfigError):
+            memory.pin(self._register)
+            self.metadata: bytes = self._nixl.get_agent_metadata()  # of the slots, not of the buffers
+
+    @contextmanager
+    def source(self, metadata: bytes, peer: str, within_s: float) -> Iterator[Pull]:
+        """How to pull from another relay, for as long.
+
+        Raises: WeightsError, also of each pull: NIXL fails, or a pull has not ended `within_s`.
+        """
+        with boundary(f"the relay at {peer}", "meet it through NIXL", WeightsError):
+            name = self._sources.get(metadata) or self._nixl.add_remote_agent(metadata)
+        self._sources[metadata] = name
+
+        async def pull(place: Bytes, address: int, keep: Callable[[Bytes], None]) -> None:
+            with boundary(f"the relay at {peer}", "pull from it through NIXL", WeightsError):
+                await self._pull(name, (place, address), within_s, keep)
+
+        try:
+            yield pull
+        finally:
+            self._settle()
+            for known, other in list(self._sources.items()):
+                if other not in {of for of, _, _ in self._lost}:
+                    del self._sources[known]
+                    with suppress(Exception):  # it may be gone already
+                        self._nixl.remove_remote_agent(other)
+
+    async def progress(self) -> None:
+        """What others pull from here moves while this runs: NIXL does nothing unless it is called. Without
+        RDMA that is all bytes, with it only the beginning. Ends when it is cancelled."""
+        while True:
+            self._nixl.get_new_notifs()
+            await asyncio.sleep(LOOK_S)
+
+    async def _pull(
+        self, source: str, what: tuple[Bytes, int], within_s: float, keep: Callable[[Bytes], None]
+    ) -> None:
+        now, buffer = asyncio.get_running_loop().time, self._take()
+        until_s, handle, state = now() + within_s, None, UNDER_WAY
+        try:
+            handle = self._begin(source, *what, buffer)
+            state = self._nixl.transfer(handle)
+            while state == UNDER_WAY:
+                if now() > until_s:
+                    raise TimeoutError(f"it has not ended within {within_s:g} s")
+                await asyncio.sleep(LOOK_S)
+                state = self._state(handle)
+            if state != DONE:
+                raise ConnectionError(state)
+            keep(buffer[: what[0].size])
+        finally:
+            if handle is not None and state == UNDER_WAY:
+                self._lost.append((source, handle, buffer))
+            else:
+                self._free.append(buffer)
+
+    def _begin(self, source: str, place: Bytes, address: int, buffer: Bytes) -> Any:
+        there = _spans(place, address)
+        here = there.copy()
+        here[:, 0] = buffer.ctypes.data + np.arange(len(here), dtype=np.uint64) * there[0, 1]
+        descs = [self._nixl.get_xfer_descs(each, "DRAM") for each in (here, there)]
+        return self._nixl.initialize_xfer("READ", *descs, source)
+
+    def _state(self, handle: Any) -> str:
+        try:
+            return str(self._nixl.check_xfer_state(handle))
+        except Exception as error:  # whatever NIXL calls it: the pull has ended
+            return f"{type(error).__name__}: {error}"
+
+    def _settle(self) -> None:
+        """Take back the buffers of pulls that have ended. That can be asked while their source is known."""
+        lost, self._lost = self._lost, []
+        for source, handle, buffer in lost:
+            if self._state(handle) == UNDER_WAY:
+                self._lost.append((source, handle, buffer))
+            else:
+                self._free.append(buffer)
+
+    def _take(self) -> Bytes:
+        """A buffer that nothing writes into. Raises: WeightsError: pulls that were given up have too many."""
+        self._settle()
+        if not self._free:
+            if len(self._lost) >= LOST_MAX:
+                raise WeightsError(f"{LOST_MAX} pulls through NIXL never ended here: restart this relay")
+            self._free.append(np.zeros(CHUNK_BYTES_MAX, np.uint8))
+            self._register(self._free[-1])
+        return self._free.pop()
+
+    def _register(self, data: Bytes) -> Callable[[], None]:
+        descs = self._nixl.register_memory([(data.ctypes.data, data.size, 0, "")], "DRAM")
+        return lambda: self._nixl.deregister_memory(descs)
+
+
+class Pulls:
+    """What a source announces, pulled `AHEAD` at a time. What fits its seal is copied to its place.
+
+    Args:
+        pull: from this source.
+        tasks: owner of the pulls.
+        arrived: told of each chunk that is in its place: index, seal.
+    Attributes:
+        coming: (chunks,) bool: it is here, or announced
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        holding: Holding,
+        pull: Pull,
+        *,
+        tasks: asyncio.TaskGroup,
+        arrived: Callable[[int, int], None],
+    ) -> None:
+        self._link, self._holding, self._pull, self._arrived = link, holding, pull, arrived
+        self._queue = asyncio.Queue[Chunk | None]()  # at most all chunks
+        self._wrong, self._announced = list[int](), 0
+        self._under_way, self._began_s, self._busy_s, self._pulled_bytes = 0, 0.0, 0.0, 0
+        self.coming = holding.here.copy()
+        self._workers = [tasks.create_task(self._work()) for _ in range(AHEAD)]
+
+    def begin(self, chunk: Chunk) -> None:
+        self.coming[chunk.index] = True
+        self._announced += 1
+        self._queue.put_nowait(chunk)
+
+    async def end(self, heartbeat_s: float) -> None:
+        """Until all that was announced is here. The source is told.
+
+        Raises: TornVersionError, DigestMismatchError: something does not fit its seal.
+        """
+        for _ in self._workers:
+            self._queue.put_nowait(None)
+        while (await asyncio.wait(self._workers, timeout=heartbeat_s))[1]:
+            await self._link.send(Waiting())
+        taken = Taken(bool(self._wrong), self._pulled_bytes / self._busy_s if self._busy_s else 0.0)
+        if self._wrong:
+            await self._link.send(taken)
+            await self._judge(self._wrong[0])
+        elif self._announced:
+            with suppress(WeightsError):  # who is gone now has given all
+                await self._link.send(taken)
+
+    async def _work(self) -> None:
+        """Consumes what is announced; ends with a None. After a wrong chunk no more is pulled."""
+        now = asyncio.get_running_loop().time
+        while (chunk := await self._queue.get()) is not None:
+            if self._wrong:
+                continue
+            if not self._under_way:
+                self._began_s = now()
+            self._under_way += 1
+            place = self._holding.chunks[chunk.index]
+            await self._pull(place, chunk.address, partial(self._keep, chunk))
+            self._under_way -= 1
+            if not self._under_way:
+                self._busy_s += now() - self._began_s
+
+    def _keep(self, chunk: Chunk, data: Bytes) -> None:
+        self._holding.hold()
+        if xxhash.xxh3_64_intdigest(as_bytes(data)) != chunk.seal:
+            self._wrong.append(chunk.index)
+            return
+        place = self._holding.chunks[chunk.index]
+        place[...] = data.reshape(place.shape)
+        self._pulled_bytes += place.size
+        self._holding.received_bytes += place.size
+        self._holding.decoded_bytes += place.size
+        self._holding.encodings[NIXL] += 1
+        self._arrived(chunk.index, chunk.seal)
+
+    async def _judge(self, index: int) -> None:
+        match await self._link.receive():
+            case Seal(None):
+                raise TornVersionError(
+                    f"the relay at {self._link.peer} has overwritten version {self._holding.version}"
+                )
+            case _:
+                raise DigestMismatchError(
+                    f"{self._holding.chunk_name(index)} of version {self._holding.version} was changed on "
+                    f"its way from {self._link.peer}"
+                )
+
+
+async def announce(link: Link, holding: Holding, index: int) -> bool:
+    """As a source: this chunk can be pulled. False: it was overwritten, and who asked is told.
+
+    Its seal is the one that it came with. A seal that is taken here is of whole bytes: the slot is looked at
+    afterwards.
+    """
+    place = holding.chunks[index]
+    seal = holding.seals.get(index)
+    if seal is None:
+        seal = xxhash.xxh3_64_intdigest(as_bytes(np.ascontiguousarray(place)))
+    if not holding.intact:
+        await link.send(Unknown(f"weights version {holding.version} was overwritten here"))
+        return False
+    holding.seals[index] = seal
+    await link.send(Chunk(index, NIXL, place.size, place.ctypes.data, seal))
+    return True
+
+
+async def until_taken(link: Link, holding: Holding) -> float:
+    """As a source: who asked has all that was announced. Returns the bytes/s of its pulls.
+
+    Raises: WeightsError: it is gone, or silent.
+    """
+    while True:
+        match await link.receive():
+            case Waiting():
+                continue
+            case Taken(wrong, bytes_s):
+                if wrong:
+                    await link.send(Seal(0 if holding.intact else None))
+                return bytes_s
+            case other:
+                raise WeightsError(f"the relay at {link.peer} does not keep the protocol: it says {other}")
+
+
+def _spans(place: Bytes, address: int) -> NDArray[np.uint64]:
+    """(runs, 3): address, bytes and device of each run of bytes that lie together."""
+    if place.flags.c_contiguous:
+        return np.array([(address, place.size, 0)], np.uint64)
+    steps = [
+        np.arange(size) * stride for size, stride in zip(place.shape[:-1], place.strides[:-1], strict=True)
+    ]
+    starts = reduce(np.add.outer, steps).ravel()
+    spans = np.zeros((starts.size, 3), np.uint64)
+    spans[:, 0], spans[:, 1] = address + starts, place.shape[-1]
+    return spans
