@@ -43,7 +43,7 @@ class Lost:
         fields = event.fields
         if event.kind == "worker_started" and fields["address"] != self.address:
             self._started.add(fields["name"])
-            if fields["role"] == "environment":
+            if fields["role"] == "reward worker":
                 self.waiting.pop(fields["name"], None)
         elif event.kind == "pulled" and fields["replica"] in self._started:
             self.waiting.pop(fields["replica"], None)

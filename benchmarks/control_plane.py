@@ -20,7 +20,7 @@ flush_p99_ms              CPU time of one flush
 longest_ms, longest       CPU time of the longest callback of the loop, which nothing interrupts; its name
 ledger_bytes_per_token    of the file at the end, live trajectories included
 peak_mb                   resident memory of the controller's process
-shares                    of CPU time, by task. `LiveScorers._keep` is all that is done for scores: to ask for
+shares                    of CPU time, by task. `LiveRewardWorkers._keep` is all work for scores: ask for
                           each, to wait within its deadline, to settle its group, to log it
 """
 
@@ -91,8 +91,8 @@ def fleet(rate: float, median: float, relay_slots: int) -> Fleet:
             WorkerSpec("replica", f"replica-{i}", "players:PlayedReplica", {"index": i / REPLICAS, **each})
             for i in range(REPLICAS)
         ),
-        environments=tuple(
-            WorkerSpec("environment", f"environment-{i}", "players:PlayedEnvironment", played)
+        reward_workers=tuple(
+            WorkerSpec("reward worker", f"reward-worker-{i}", "players:PlayedEnvironment", played)
             for i in range(ENVIRONMENTS)
         ),
     )

@@ -40,7 +40,7 @@ from transformers import AutoModelForCausalLM
 
 from millrace.trainer.model import named_weights
 from millrace.trainer.publish.publisher import PublishBuffers
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_writer
 
 KINDS = ("own", "vllm", "continuous", "generate")
@@ -56,7 +56,7 @@ class Published:
     def __init__(self, directory: str) -> None:
         model = AutoModelForCausalLM.from_pretrained(directory)
         self._buffers = PublishBuffers(named_weights(model), torch.float32)
-        self._relay, self._next = Relay("relay", slots=3), 0
+        self._relay, self._next = RelayWorker("relay", slots=3), 0
         self.endpoint = asyncio.run(self._relay.open(self._buffers.weights_bytes))
         self._writer = open_writer(self.endpoint)
 

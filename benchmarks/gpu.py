@@ -51,7 +51,7 @@ from millrace.trainer.batch.packing import pack
 from millrace.trainer.model import named_weights, recompute_layers
 from millrace.trainer.publish.publisher import buffers_of
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
@@ -368,7 +368,7 @@ def weights_part(sizes: Sizes, note: Callable[[Figures], None]) -> None:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     buffers = buffers_of(named_weights(model), torch.bfloat16)
     engine = random_engine(config, sizes, slots=min(32, max(sizes.counts)))
-    relay = Relay("relay", slots=2)
+    relay = RelayWorker("relay", slots=2)
     endpoint = asyncio.run(relay.open(buffers.weights_bytes))
     writer, reader = open_writer(endpoint), open_reader(endpoint)
     engine.submit(works(sizes, min(32, max(sizes.counts)), 0, 5_000))

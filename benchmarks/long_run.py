@@ -28,7 +28,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 def sample(run: ChildRun) -> dict[str, float]:
     """Resident MB and open files of every process, and bytes on disk."""
     numbers: dict[str, float] = {}
-    for role in ("controller", "forkserver", "trainer", "relay", "replica", "environment"):
+    for role in ("controller", "forkserver", "trainer", "relay", "replica", "reward worker"):
         for name, pid in run.pids(role).items():
             numbers[f"{name} resident MB"] = (
                 int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / MB

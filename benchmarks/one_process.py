@@ -28,7 +28,7 @@ from millrace.core.types import (
 )
 from millrace.engines.own.load import load_engine
 from millrace.engines.own.torch_engine import TorchEngine
-from millrace.environments.reward_worker import EnvironmentWorker
+from millrace.environments.reward_worker import TaskRewardWorker
 from millrace.evaluation.evaluate import HELD_OUT_SEED, held_out_config
 from millrace.trainer.model import load_model, named_weights
 from millrace.trainer.publish.publisher import PublishBuffers
@@ -57,7 +57,7 @@ class OneProcess:
 
     async def _run(self, held_out: int, samples: int) -> tuple[list[dict[str, Any]], float]:
         config, told = self._config, list[dict[str, Any]]()
-        environment = EnvironmentWorker(config.model_dump(), limit_memory=False)
+        environment = TaskRewardWorker(config.model_dump(), limit_memory=False)
         shape = config.batch
         for step in range(config.steps):
             self._keep()
@@ -70,7 +70,7 @@ class OneProcess:
         self._serve(self._versions[-1], config.steps)
         other = held_out_config(config, None, seed=0, data_seed=HELD_OUT_SEED)
         groups = await self._groups(
-            EnvironmentWorker(other.model_dump(), limit_memory=False), range(held_out), samples
+            TaskRewardWorker(other.model_dump(), limit_memory=False), range(held_out), samples
         )
         rewards = [sequence.reward for group in groups for sequence in group.sequences]
         return told, sum(rewards) / len(rewards)
@@ -83,9 +83,7 @@ class OneProcess:
             buffer.data[:] = torch.frombuffer(bytearray(weights[buffer.name]), dtype=torch.uint8).numpy()
         self._engine.swap(version)
 
-    async def _groups(
-        self, environment: EnvironmentWorker, ids: Sequence[int], size: int
-    ) -> list[TrainGroup]:
+    async def _groups(self, environment: TaskRewardWorker, ids: Sequence[int], size: int) -> list[TrainGroup]:
         prompts = [prompt for prompt in await environment.prompts(list(ids)) if isinstance(prompt, Prompt)]
         done = self._generate(prompts, size)
         requests = [

@@ -22,14 +22,14 @@ import numpy as np
 from common import median, parser_of, report, sized, table
 
 from millrace.core.digest import NamedBuffer
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 
 SHARES = (1e-4, 1e-3, 1e-2, 0.1)
 
 
 def measure(num_bytes: int, share: float, rounds: int) -> dict[str, float]:
-    relay = Relay("relay", 2, versions=64)
+    relay = RelayWorker("relay", 2, versions=64)
     endpoint = asyncio.run(relay.open(num_bytes))
     writer, reader, past = open_writer(endpoint), open_reader(endpoint), relay._past
     assert past is not None

@@ -28,7 +28,7 @@ import numpy as np
 from common import parser_of, report, say, sized, table
 
 from millrace.core.types import Endpoint
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 
 TENSORS, WIDTH = 200, 1024
 DEADLINE_S = 300.0
@@ -92,7 +92,7 @@ def now() -> Any:
 
 def measure(world: int, dim: int, megabytes: int, rounds: int) -> dict[str, float]:
     rows = megabytes * 10**6 // (TENSORS * WIDTH * 2) // 8 * 8
-    relay, context, pipes = Relay("relay", 3), multiprocessing.get_context("spawn"), []
+    relay, context, pipes = RelayWorker("relay", 3), multiprocessing.get_context("spawn"), []
     endpoint = asyncio.run(relay.open(TENSORS * rows * WIDTH * 2))
     with tempfile.TemporaryDirectory() as place:
         for rank in range(world):
@@ -109,7 +109,7 @@ def measure(world: int, dim: int, megabytes: int, rounds: int) -> dict[str, floa
     return {"share_mb": share / 1e6, **least, **over}
 
 
-def one_round(relay: Relay, version: int, pipes: list[Connection]) -> dict[str, float]:
+def one_round(relay: RelayWorker, version: int, pipes: list[Connection]) -> dict[str, float]:
     for pipe in pipes:
         pipe.send(version)
     answers = [answer(pipe) for pipe in pipes]

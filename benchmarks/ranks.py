@@ -112,7 +112,7 @@ def one_rank(config: dict[str, Any], directory: Path, kept: Path, endpoint: str)
 
 
 def compare(ranks: int) -> dict[str, Any]:
-    from millrace.weights.relay import Relay
+    from millrace.weights.relay import RelayWorker
 
     rows: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as place:
@@ -121,7 +121,7 @@ def compare(ranks: int) -> dict[str, Any]:
             say(f"{count} ranks")
             config = configuration(Path(place), "plain", count)
             _, parameters = said(config)
-            relay = Relay("relay", slots=2)
+            relay = RelayWorker("relay", slots=2)
             endpoint = asyncio.run(relay.open(4 * parameters + SLOT_SPARE))
             kept = str(Path(place) / "gradient.safetensors")
             told = run_ranks(__file__, config, count, kept, msgspec.json.encode(endpoint).decode())

@@ -13,7 +13,7 @@ from typing import Any
 from players import seat
 
 from millrace.core.placement import HERE, Place
-from millrace.runtime.ray.actor import Hosted, Setup
+from millrace.runtime.ray.actor import ActorSetup, Hosted
 from millrace.runtime.ray.cluster import LOCAL, connect
 from millrace.runtime.ray.remote_handle import RayHandle
 
@@ -27,7 +27,7 @@ class RayTroupe:
         path = (str(Path(__file__).parent), *filter(None, sys.path))
         os.environ["PYTHONPATH"] = os.pathsep.join(path)  # of the cluster that starts now
         self._cluster = connect(LOCAL)
-        self._setup = Setup({}, None, path, os.getcwd(), silence_s_max)
+        self._setup = ActorSetup({}, None, path, os.getcwd(), silence_s_max)
         import ray
 
         stage = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=CALLS_MAX)(_Stage)

@@ -33,7 +33,7 @@ from tiny_run import FOR_EVER, tiny_run
 from millrace.chaos.attack import Attack
 from millrace.chaos.child_run import ChildRun
 
-ROLES = {"replica": "replica", "relay": "relay", "reward": "environment", "trainer": "trainer"}
+ROLES = {"replica": "replica", "relay": "relay", "reward": "reward worker", "trainer": "trainer"}
 KILL_EVERY_S = sized(20.0, 2.0)
 REPLICAS = 2
 TIMEOUT_S = 120.0

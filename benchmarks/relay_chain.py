@@ -30,7 +30,7 @@ from contextlib import contextmanager
 import numpy as np
 from common import ROOT, median, parser_of, report, require, say, sized, table
 
-from millrace.core.digest import NamedBuffer, Piece, tensor_digest
+from millrace.core.digest import BlockDigest, NamedBuffer, tensor_digest
 from millrace.weights.manifest import make_manifest
 from millrace.weights.ring import RingWriter, open_writer
 
@@ -82,7 +82,7 @@ class Trainer:
         self.version, self._model = self.version + 1, self._model + 1
         tensors = self._models[self._model % MODELS]
         manifest = make_manifest(tensors)
-        pieces = [(t.name, Piece((0,), tuple(t.shape), tensor_digest(t.data))) for t in tensors]
+        pieces = [(t.name, BlockDigest((0,), tuple(t.shape), tensor_digest(t.data))) for t in tensors]
         for first, writer in enumerate((self._writer, others)):
             filling = writer.begin(self.version, manifest)
             writer.fill(filling, manifest, tensors[first::2])

@@ -18,7 +18,7 @@ from loop_vs_trl import SCRIPTS, Bench, tokens_per_s
 from loop_vs_trl import Step as PeerStep
 from peers.start import TASKS
 
-from millrace.core.fairness import Lengths, fairness, next_correlation, windows
+from millrace.core.fairness import LengthMoments, fairness, next_correlation, windows
 
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t, two-sided 95 %, by degrees of freedom from 1 on."""
@@ -87,8 +87,8 @@ class Kept:
         return sum(found) / len(found)
 
     @property
-    def _windows(self) -> list[Sequence[Lengths]]:
-        lengths = [Lengths(*step["lengths"]) for step in self.steps]
+    def _windows(self) -> list[Sequence[LengthMoments]]:
+        lengths = [LengthMoments(*step["lengths"]) for step in self.steps]
         return windows(lengths) or [lengths]
 
 

@@ -78,11 +78,11 @@ class Served:
         from millrace.engines.vllm.start import open_engine
         from millrace.rollout.protocol import EngineOptions
         from millrace.trainer.publish.publisher import PublishBuffers
-        from millrace.weights.relay import Relay
+        from millrace.weights.relay import RelayWorker
         from millrace.weights.ring import open_reader, open_writer
 
         options = EngineOptions(model_path=directory, device="cpu", slots=2, dtype=dtype)
-        self.engine, self._relay, self._next = open_engine(options), Relay("relay", slots=2), 0
+        self.engine, self._relay, self._next = open_engine(options), RelayWorker("relay", slots=2), 0
         self._dtype, self._buffers = dtype, PublishBuffers
         slot_bytes = self._filled(dict(model.named_parameters())).weights_bytes
         endpoint = asyncio.run(self._relay.open(slot_bytes))

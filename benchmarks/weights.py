@@ -29,7 +29,7 @@ from common import median, parser_of, report, say, sized, table
 from millrace.core.digest import NamedBuffer, digest_blocks, digest_buffers
 from millrace.core.types import Endpoint
 from millrace.weights.manifest import make_manifest
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import RingWriter, open_reader, open_writer
 
 TENSORS = 200
@@ -96,7 +96,7 @@ def answer(pipe: Connection) -> Seconds:
 class Trainer:
     """The writing side: a model, and a private copy of it to compare with."""
 
-    def __init__(self, relay: Relay, writer: RingWriter, megabytes: int) -> None:
+    def __init__(self, relay: RelayWorker, writer: RingWriter, megabytes: int) -> None:
         self._relay, self._writer = relay, writer
         self._tensors, self._target = make_model(megabytes), make_model(megabytes)
         self.version = 0
@@ -130,7 +130,7 @@ def one_round(trainer: Trainer, pipes: Sequence[Connection]) -> Seconds:
 
 def measure(megabytes: int, counts: Sequence[int], rounds: int) -> dict[int, Seconds]:
     """Medians by number of replicas, rounds interleaved, after every slot was filled once."""
-    relay = Relay("relay", 3)
+    relay = RelayWorker("relay", 3)
     endpoint = asyncio.run(relay.open(megabytes * 10**6))
     trainer = Trainer(relay, open_writer(endpoint), megabytes)
     taken: dict[int, list[Seconds]] = {count: [] for count in counts}

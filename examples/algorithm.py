@@ -37,8 +37,8 @@ def cispo_objective(xp, logprobs: TokenLogprobs, advantages_N):
     return -weight_N * advantages_N * logprobs.current_N
 
 
-# 2. The algorithm: `advantages` maps a `Group` (rewards, lengths, which are truncated) to its advantages;
-#    `normalize` says what a token counts for ("token": every token of the batch the same).
+# 2. The algorithm: `advantages` maps a `ComparedGroup` (rewards, lengths, which are truncated) to its
+#    advantages; `normalize` says what a token counts for ("token": every token of the batch the same).
 CISPO = Algorithm(
     advantages=leave_one_out_advantages,
     objective=cispo_objective,

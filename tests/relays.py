@@ -13,7 +13,7 @@ import msgspec
 
 from millrace.core import errors
 from millrace.core.types import Endpoint, Staged
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 
 SECRET = "MILLRACE_TEST_SECRET"
 
@@ -68,7 +68,7 @@ def serve(address: str, slots: int, transport: str) -> None:
     """The process: commands on stdin, until it ends."""
     from cables import believed  # beside this script
 
-    relay = Relay("relay", slots, address=address, secret=os.environ[SECRET], transport=transport)
+    relay = RelayWorker("relay", slots, address=address, secret=os.environ[SECRET], transport=transport)
 
     async def obey() -> None:
         while line := await asyncio.to_thread(sys.stdin.readline):

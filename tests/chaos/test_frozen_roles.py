@@ -22,7 +22,7 @@ class Freezer:
         if event.kind == "worker_started":
             self._pids[event.fields["name"]] = event.fields["pid"]
         for name, moment in (
-            ("environment-0", event.kind == "worker_started"),  # before its first prompts
+            ("reward-worker-0", event.kind == "worker_started"),  # before its first prompts
             ("trainer", self._seen["scored"] == 16),  # its first batch is complete: in its step
             ("relay", event.kind == "published" and event.fields["version"] == 2),  # before it stages
             ("replica-0", event.kind == "staged" and event.fields["version"] == 3),  # before it pulls
@@ -36,7 +36,7 @@ def test_a_worker_frozen_at_its_work_is_replaced(start, undisturbed, warm, tmp_p
     freezer = Freezer()
     monkeypatch.setattr(controller, "QUIET_S", 0.2)
     run = train(start, tmp_path / "run", "supervision.heartbeat_timeout_s=2", sinks=(freezer,))
-    assert sorted(freezer.frozen) == ["environment-0", "relay", "replica-0", "trainer"]
+    assert sorted(freezer.frozen) == ["reward-worker-0", "relay", "replica-0", "trainer"]
     assert {e.fields["name"] for e in events(run, "worker_died")} >= set(freezer.frozen)
     assert summary(run)["accounting"]["trained"] == 64
     assert weights(run) == weights(undisturbed)

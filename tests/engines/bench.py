@@ -35,7 +35,7 @@ from millrace.trainer.attention import NAME
 from millrace.trainer.batch.packing import Branch, Tree, pack
 from millrace.trainer.model import named_weights, row_logprobs
 from millrace.trainer.publish.publisher import PublishBuffers
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 
 VOCAB, END = 128, 1
@@ -134,7 +134,7 @@ class Bench:
         self.engine = self.open_engine(kind)
         self.models: dict[int, PreTrainedModel] = {}
         self.digests: dict[int, str] = {}
-        self.relay, buffers = Relay("relay", slots=3), self._buffers(make_model(model, 0))
+        self.relay, buffers = RelayWorker("relay", slots=3), self._buffers(make_model(model, 0))
         self.endpoint = asyncio.run(self.relay.open(buffers.weights_bytes))
         self._writer, self.reader = open_writer(self.endpoint), open_reader(self.endpoint)
         self._ids, self.played = itertools.count(), dict[int, Played]()

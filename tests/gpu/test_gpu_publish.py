@@ -19,7 +19,7 @@ from millrace.devices.device_digest import BAND, tensor_digests
 from millrace.devices.pinned import as_tensor, copied_from, pinned
 from millrace.engines.own.torch_engine import TorchEngine
 from millrace.trainer.publish.device_buffers import DeviceBuffers
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 
 pytestmark = pytest.mark.gpu
@@ -28,7 +28,7 @@ SIZES = [0, 1, 7, 8, 1000, BLOCK_BYTES - 1, BLOCK_BYTES, 3 * BLOCK_BYTES + 5, (B
 
 @pytest.fixture
 def endpoint():
-    endpoint = asyncio.run(Relay("relay", 2).open(1 << 22))
+    endpoint = asyncio.run(RelayWorker("relay", 2).open(1 << 22))
     yield endpoint
     os.close(int(endpoint.path.rsplit("/", 1)[1]))
 
@@ -103,7 +103,7 @@ def test_a_version_goes_from_gpu_to_gpu(gpu, monkeypatch):
             parameter.copy_(parameter.bfloat16())
     weights = {name: parameter.detach().to(gpu) for name, parameter in model.named_parameters()}
     buffers = DeviceBuffers(weights, torch.bfloat16, gpu)
-    relay = Relay("relay", 2)
+    relay = RelayWorker("relay", 2)
     endpoint = asyncio.run(relay.open(buffers.weights_bytes))
     writer, reader = open_writer(endpoint), open_reader(endpoint)
     filling = writer.begin(1, buffers.manifest)

@@ -176,7 +176,7 @@ def test_processes_that_a_reward_starts_end_with_the_run(hostile):
 
 def test_what_a_reward_prints_is_in_its_workers_log_alone_which_is_private(hostile):
     directory = hostile[0]
-    logs = list(directory.logs.glob("environment-0.*.log"))
+    logs = list(directory.logs.glob("reward-worker-0.*.log"))
     seen("reward-prints", "\n".join(log.read_text() for log in logs))
     told = [
         path for path in directory.path.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()

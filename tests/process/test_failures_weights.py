@@ -32,7 +32,7 @@ from millrace.sim import roles
 from millrace.sim.explore.worlds import small_config
 from millrace.sim.simulation import Scenario, simulate
 from millrace.trainer.role import TorchTrainer
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 
 HONEST_WRITER, HONEST_READER = "millrace.weights.ring:open_writer", "millrace.weights.ring:open_reader"
 ON_THE_WAY = {
@@ -81,7 +81,7 @@ async def two_versions(
         adapter_scale=loaded.adapter.scale,
     )
     replica = EngineReplica("replica-0", "own", options, report_interval_s=0.05, open_reader=reader)
-    relay = Relay("relay", 3)
+    relay = RelayWorker("relay", 3)
     state = await trainer.load(None)
     endpoint = await relay.open(state.slot_bytes)
     served = []

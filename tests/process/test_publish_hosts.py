@@ -15,7 +15,7 @@ from millrace.core.digest import digest_buffers
 from millrace.core.types import Endpoint, Published, Staged
 from millrace.trainer.publish.publisher import PublishBuffers, Publisher, buffers_of
 from millrace.trainer.ranks.mesh import Ranks
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -67,7 +67,7 @@ class Trainer:
 
 class Host:
     def __init__(self) -> None:
-        self.relay = Relay("relay", 3, address="127.0.0.1", secret="of this test")
+        self.relay = RelayWorker("relay", 3, address="127.0.0.1", secret="of this test")
         slot_bytes = PublishBuffers(model().state_dict(), torch.bfloat16).weights_bytes
         self.endpoint: Endpoint = asyncio.run(self.relay.open(slot_bytes))
 

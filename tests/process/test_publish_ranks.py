@@ -20,7 +20,7 @@ from millrace.trainer.publish import device_buffers, publisher
 from millrace.trainer.publish.publisher import PublishBuffers, Publisher, buffers_of
 from millrace.trainer.ranks.blocks import parts
 from millrace.trainer.ranks.mesh import Ranks
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -99,7 +99,7 @@ def as_bytes(weights: dict[str, torch.Tensor]) -> list[NamedBuffer]:
 @pytest.fixture(scope="module", params=[XXH3, MULTILINEAR])
 def published(tmp_path_factory, request):
     """What the four ranks say, and what the relay and a replica say of the same versions."""
-    relay = Relay("relay", 3)
+    relay = RelayWorker("relay", 3)
     slot_bytes = PublishBuffers(model().state_dict(), torch.bfloat16).weights_bytes
     endpoint = asyncio.run(relay.open(slot_bytes))
     rendezvous, pipes = f"file://{tmp_path_factory.mktemp('ranks') / 'meet'}", []

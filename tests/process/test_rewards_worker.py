@@ -17,7 +17,7 @@ from millrace.runtime.local.handle import LocalHandle
 from millrace.runtime.local.local_runtime import LocalRuntime
 
 pytestmark = pytest.mark.usefixtures("warm")
-TARGET = "millrace.environments.reward_worker:EnvironmentWorker"
+TARGET = "millrace.environments.reward_worker:TaskRewardWorker"
 CODE = """
 import os, re, time
 
@@ -71,7 +71,7 @@ def requests(config: dict[str, Any], *completions: str) -> list[ScoreRequest]:
 async def environment(config: dict[str, Any], tmp_path: Any) -> AsyncIterator[LocalHandle]:
     runtime = LocalRuntime(log_dir=tmp_path)
     try:
-        yield await runtime.spawn("environment", TARGET, {"config": config})
+        yield await runtime.spawn("reward worker", TARGET, {"config": config})
     finally:
         await runtime.close()
 

@@ -41,7 +41,7 @@ def test_a_reward_worker_starts_when_completions_wait_and_ends_when_none_do(star
     def watch(event: Event) -> None:
         if event.kind == "reward_workers":
             changes.append(event)
-        elif event.kind == "worker_started" and event.fields["name"] == "environment-1":
+        elif event.kind == "worker_started" and event.fields["name"] == "reward-worker-1":
             second.append(event.fields["pid"])
         elif event.kind == "step" and changes and changes[-1].fields["workers"] == 1 and ended(second):
             stop.set()

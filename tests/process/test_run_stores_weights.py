@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.runs import events, train
 
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 from millrace.weights.store.directory import Directory
 
 
@@ -21,7 +21,7 @@ def test_a_run_stores_versions_that_a_cold_relay_reads(start: Path, warm: None, 
     assert max(stored) in entries and entries.keys() <= staged.keys(), "old versions are removed"
     assert (tmp_path / "weights" / "owner").read_text().startswith("run-")
     newest = max(entries)
-    cold = Relay("cold", 2)
+    cold = RelayWorker("cold", 2)
     asyncio.run(cold.open(entries[newest].num_bytes))
     got = asyncio.run(cold.fetch(newest, staged[newest], [url]))
     assert (got.digest, got.held) == (staged[newest], [newest])

@@ -50,7 +50,7 @@ def _second_step(event):
         ("replica", _given_work),
         ("trainer", _second_step),
         ("relay", _second_step),
-        ("environment", lambda event: event.kind == "scored"),
+        ("reward worker", lambda event: event.kind == "scored"),
     ],
 )
 def test_a_killed_worker_changes_nothing_about_the_result(role, when, start, undisturbed, tmp_path):

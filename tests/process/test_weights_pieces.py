@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millrace.core.digest import Filling, NamedBuffer, Piece, TensorSpec, digest_blocks, digest_buffers
+from millrace.core.digest import BlockDigest, Filling, NamedBuffer, TensorSpec, digest_blocks, digest_buffers
 from millrace.core.errors import DigestMismatchError, TornVersionError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint
 from millrace.weights.manifest import exact, make_manifest
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import RingWriter, open_reader, open_writer
 
 DEADLINE_S = 120.0
@@ -150,7 +150,7 @@ def gang(endpoint: Endpoint, world: int) -> Iterator[Gang]:
 
 class Host:
     def __init__(self) -> None:
-        self.relay = Relay("relay", 3)
+        self.relay = RelayWorker("relay", 3)
         self.endpoint = asyncio.run(self.relay.open(1 << 14))
         self.reader = open_reader(self.endpoint)
 
@@ -233,7 +233,7 @@ def test_blocks_that_are_not_exactly_the_weights_are_no_version(host, fault):
 
 def test_a_piece_that_begins_before_its_tensor_is_no_part_of_it():
     def cut(start: int, size: int) -> bool:
-        return exact(TensorSpec("rows", "float32", (4,), 0, 16, (Piece((start,), (size,), ""),)))
+        return exact(TensorSpec("rows", "float32", (4,), 0, 16, (BlockDigest((start,), (size,), ""),)))
 
     assert cut(0, 4) and not cut(-1, 5) and not cut(0, 5)
 
@@ -273,7 +273,7 @@ def anonymous_bytes() -> int:
 
 
 def test_a_rank_writes_without_memory_of_its_own(host):
-    relay = Relay("relay", 2)
+    relay = RelayWorker("relay", 2)
     endpoint = asyncio.run(relay.open(64 << 20))
     writer, world, pipes = open_writer(endpoint), 4, []
     filling = writer.begin(1, BIG)

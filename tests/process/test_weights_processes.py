@@ -17,7 +17,7 @@ import pytest
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import WeightsError
 from millrace.core.types import Endpoint
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 
 SLOT_BYTES = 1 << 20
@@ -25,10 +25,10 @@ SLOT_BYTES = 1 << 20
 RELAY = """
     import asyncio, sys
     import msgspec
-    from millrace.weights.relay import Relay
+    from millrace.weights.relay import RelayWorker
 
     async def serve():
-        relay = Relay("relay", 3)
+        relay = RelayWorker("relay", 3)
         print(msgspec.json.encode(await relay.open(int(sys.argv[1]))).decode(), flush=True)
         for line in sys.stdin:
             version, digest = line.split()
@@ -135,7 +135,7 @@ def test_a_mapped_reader_reads_on_after_the_relay_was_killed_and_nothing_is_left
 
 
 def test_a_writer_killed_at_any_moment_leaves_the_last_staged_version_readable():
-    relay = Relay("relay", 3)
+    relay = RelayWorker("relay", 3)
     endpoint = asyncio.run(relay.open(SLOT_BYTES))
     writer = open_writer(endpoint)
     writer.write(1, weights(7))

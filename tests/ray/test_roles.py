@@ -35,7 +35,7 @@ def test_every_worker_is_on_a_node_whose_label_allows_it(start: Path, tmp_path: 
         where.setdefault(event.fields["role"], set()).add(event.fields["address"])
     assert where == {
         "trainer": {trainers},
-        "environment": {trainers},
+        "reward worker": {trainers},
         "replica": {rollouts},
         "relay": {trainers, rollouts},
     }

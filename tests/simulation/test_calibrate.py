@@ -10,7 +10,7 @@ from millrace.config.schema import Config
 from millrace.config.tables.generation import Rollout, SamplingConfig
 from millrace.config.tables.operation import Checkpoints
 from millrace.config.tables.schedules import AReaL, Synchronous
-from millrace.config.tables.task import GymReward, GymTask
+from millrace.config.tables.task import GymRewardSection, GymTaskSection
 from millrace.config.tables.training import BatchShape, Model
 from millrace.core.errors import DataError
 from millrace.core.events import Event
@@ -37,8 +37,8 @@ def config(schedule=AReaL(eta=2)):
     return Config(
         steps=14,
         model=Model(path="simulated"),
-        task=GymTask(name="chain_sum"),
-        reward=GymReward(),
+        task=GymTaskSection(name="chain_sum"),
+        reward=GymRewardSection(),
         batch=BatchShape(prompts=4, group_size=4),
         sampling=SamplingConfig(max_tokens=96),
         schedule=schedule,

@@ -197,7 +197,7 @@ def test_whatever_dies_every_due_version_is_told_and_the_last_one_is_evaluated(s
     """The explorer's worlds, in which evaluators and their reward workers die too."""
     world = random_world(seed)
     config = world.config.model_copy(update={"evaluations": (evaluation(), evaluation(name="b", every=3))})
-    deaths = (Failures("evaluator", 3.0), Failures("environment-b", 3.0))
+    deaths = (Failures("evaluator", 3.0), Failures("reward-worker-b", 3.0))
     faults = replace(world.faults, corruption=Corruption(), failures=(*world.faults.failures, *deaths))
     scenario = replace(world, config=config, faults=faults)
     watched = Watched(scenario)
@@ -208,7 +208,7 @@ def test_whatever_dies_every_due_version_is_told_and_the_last_one_is_evaluated(s
         assert watched.of(name)[config.steps] == ""
 
 
-@pytest.mark.parametrize("name", ["evaluator", "environment-held-out"])
+@pytest.mark.parametrize("name", ["evaluator", "reward-worker-held-out"])
 @pytest.mark.parametrize("kind", [WorkerDied, ConfigError, RemoteError])
 def test_training_goes_on_without_evaluations_that_cannot_be_made(
     name: str, kind: type[MillraceError], monkeypatch: pytest.MonkeyPatch

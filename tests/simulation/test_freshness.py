@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from millrace.config.tables.schedules import AReaL, Laminar, Synchronous
-from millrace.core.fairness import BATCHES, BATCHES_MIN, Lengths, fairness, next_correlation
+from millrace.core.fairness import BATCHES, BATCHES_MIN, LengthMoments, fairness, next_correlation
 from millrace.sim.explore.worlds import small_config
 from millrace.sim.report.compare import compare
 from millrace.sim.simulation import Observer, Scenario, simulate
@@ -33,7 +33,7 @@ class Seen(Observer):
 def test_the_figures_of_a_step_are_those_of_the_batches_before_it(schedule):
     seen = Seen()
     simulate(Scenario(small_config(schedule, steps=STEPS)), seen)
-    lengths = [Lengths(**step["lengths"]) for step in seen.steps]
+    lengths = [LengthMoments(**step["lengths"]) for step in seen.steps]
     for index, step in enumerate(seen.steps):
         last = lengths[max(0, index + 1 - BATCHES) : index + 1]
         told = step["window"]

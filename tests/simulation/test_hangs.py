@@ -21,7 +21,7 @@ STUCK = 1e9
 LIMIT_S = 600.0
 
 
-@pytest.mark.parametrize("worker", ["trainer", "relay", "replica-0", "environment-0"])
+@pytest.mark.parametrize("worker", ["trainer", "relay", "replica-0", "reward-worker-0"])
 def test_a_stuck_worker_is_replaced_within_thirty_seconds(worker):
     supervision = Supervision(step_timeout_s=LIMIT_S, stall_s=1000.0)
     config = small_config(Synchronous(), steps=30, supervision=supervision)
@@ -31,7 +31,7 @@ def test_a_stuck_worker_is_replaced_within_thirty_seconds(worker):
     assert {event.fields["name"] for event in deaths} <= {worker}
     assert all(event.time_s < 5.0 + 30.0 for event in deaths)
     accounting = outcome.accounting  # a reward that hangs costs its trajectory, nothing else does
-    assert accounting.trained == accounting.admitted - (worker == "environment-0")
+    assert accounting.trained == accounting.admitted - (worker == "reward-worker-0")
 
 
 @pytest.mark.parametrize(("worker", "call"), [("trainer", "load"), ("relay", "stage"), ("replica-0", "pull")])

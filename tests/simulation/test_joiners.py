@@ -47,8 +47,8 @@ MOMENTS = [
     ("relay-host-1", "start"),
     ("relay-host-1", "open"),
     ("relay-host-1", "fetch"),
-    ("environment-1", "start"),
-    ("environment-1", "score"),
+    ("reward-worker-1", "start"),
+    ("reward-worker-1", "score"),
 ]
 
 
@@ -125,14 +125,14 @@ def test_no_joiner_ends_a_run(
 
 
 def test_a_wrong_setting_ends_a_run_at_its_start_at_once(raising: Any) -> None:
-    for name, moment in (("replica-0", "start"), ("relay", "open"), ("environment-0", "start")):
+    for name, moment in (("replica-0", "start"), ("relay", "open"), ("reward-worker-0", "start")):
         raising(name, moment, ConfigError("no CUDA here"))
         with pytest.raises(ConfigError, match="no CUDA here"):
             run(replicas=2, time_max_s=5.0)
 
 
 @pytest.mark.parametrize("kind", [ConfigError, errors.DataError, errors.StorageError, ValueError])
-@pytest.mark.parametrize("name", ["replica-1", "environment-0", "relay-host-1"])
+@pytest.mark.parametrize("name", ["replica-1", "reward-worker-0", "relay-host-1"])
 def test_one_of_several_that_cannot_start_again_is_given_up(
     kind: type[Exception], name: str, raising: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from millrace.config.tables.generation import Rollout
 from millrace.config.tables.schedules import FunctionSchedule
 from millrace.config.tables.training import BatchShape
-from millrace.core.fairness import Lengths, fairness
+from millrace.core.fairness import LengthMoments, fairness
 from millrace.sim.costs.interface import Costs
 from millrace.sim.explore.worlds import small_config
 from millrace.sim.simulation import Observer, Scenario, simulate
@@ -58,7 +58,7 @@ def test_rounds_of_two_batches_have_the_same_staleness_in_either_order(function,
 
 def test_first_ready_is_unfair_and_in_order_is_not():
     fair, unfair = (
-        fairness([Lengths(**step["lengths"]) for step in steps(name, 2, SLOW_REPLICA, steps=200)])
+        fairness([LengthMoments(**step["lengths"]) for step in steps(name, 2, SLOW_REPLICA, steps=200)])
         for name in ("in_order", "first_ready")
     )
     assert 0.7 < fair < 1.3 < unfair

@@ -9,10 +9,10 @@ import pytest
 
 from millrace import sim
 from millrace.config.tables.schedules import Millrace
-from millrace.config.tables.task import GymReward
-from millrace.controller.fleet.live_reward_workers import ScorersNeeded
+from millrace.config.tables.task import GymRewardSection
+from millrace.controller.fleet.live_reward_workers import RewardWorkersNeeded
 from millrace.controller.pulse import Waits
-from millrace.controller.reward_pool import EnvironmentPool
+from millrace.controller.reward_pool import RewardPool
 from millrace.controller.supervisor import PlannedRestart, RestartPolicy, Supervisor, WorkerSpec
 from millrace.core import clock
 from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, WorkerDied, alone
@@ -26,7 +26,7 @@ from millrace.sim.simulation import Scenario, simulate
 
 
 class Dies:
-    name = "environment-0"
+    name = "reward-worker-0"
 
     async def call(self, method, group_ids, *, timeout_s):
         await asyncio.sleep(1.0)
@@ -34,7 +34,7 @@ class Dies:
 
 
 class Serves:
-    name = "environment-1"
+    name = "reward-worker-1"
 
     async def call(self, method, group_ids, *, timeout_s):
         return [Prompt(group_id, "row", [1], "text") for group_id in group_ids]
@@ -43,7 +43,7 @@ class Serves:
 def test_prompts_that_a_dying_worker_was_asked_for_come_from_another_at_once():
     async def main():
         news = Pulse()
-        pool = EnvironmentPool(news, Waits(), lambda *score: None, next_group_id=0, prefetch=4, timeout_s=9.0)
+        pool = RewardPool(news, Waits(), lambda *score: None, next_group_id=0, prefetch=4, timeout_s=9.0)
         async with asyncio.TaskGroup() as group:
             dying = group.create_task(_until_dead(pool))
             await asyncio.sleep(0.1)
@@ -124,7 +124,7 @@ async def _serve(host, pool, until):
     )
     supervisor = Supervisor(host, Events(clock.now, clock.wall), policy, Waits(), lambda *heard: None)
     async with asyncio.TaskGroup() as group:
-        spec = WorkerSpec("environment", "environment-0", "a:B")
+        spec = WorkerSpec("reward worker", "reward-worker-0", "a:B")
         keeper = group.create_task(supervisor.keep(spec, pool.session, pool.is_scoring))
         while not until():  # noqa: ASYNC110 - virtual time
             await asyncio.sleep(1.0)
@@ -165,9 +165,7 @@ def _prompts(trouble, wanted=40):
 
 
 def _pool(on_score, *, prefetch):
-    return EnvironmentPool(
-        Pulse(), Waits(), on_score, next_group_id=0, prefetch=prefetch, timeout_s=TIMEOUT_S
-    )
+    return RewardPool(Pulse(), Waits(), on_score, next_group_id=0, prefetch=prefetch, timeout_s=TIMEOUT_S)
 
 
 async def _for_ever():
@@ -250,7 +248,7 @@ def test_rows_that_all_cost_their_workers_end_the_run_with_the_reason():
 
 
 def scored(workers, workers_max, *, steps=12, score_s=0.6):
-    reward = GymReward(workers=workers, workers_max=workers_max)
+    reward = GymRewardSection(workers=workers, workers_max=workers_max)
     config = small_config(Millrace(), steps=steps, reward=reward)
     scenario = Scenario(config, costs=Costs(step_base_s=0.05, score_s=score_s))
     return simulate(scenario, Invariants(scenario))
@@ -260,7 +258,7 @@ def test_a_long_queue_gets_more_reward_workers_and_the_run_is_as_fast_as_with_al
     grown, few, many = scored(1, 8), scored(1, None), scored(8, None)
     changes = [(event["before"], event["workers"]) for event in grown.of("reward_workers")]
     assert changes[0][0] == 1 and max(after for _, after in changes) > 3
-    started = {event["name"] for event in grown.of("worker_started") if event["role"] == "environment"}
+    started = {event["name"] for event in grown.of("worker_started") if event["role"] == "reward worker"}
     assert len(started) == max(after for _, after in changes)
     assert grown.wall_s < few.wall_s / 2 and grown.wall_s < 1.3 * many.wall_s
     assert not few.of("reward_workers") and not many.of("reward_workers")
@@ -280,7 +278,7 @@ def looks(needed, *rows):
 
 
 def test_reward_workers_become_more_at_once_and_fewer_after_a_while():
-    needed = ScorersNeeded(2, 9)
+    needed = RewardWorkersNeeded(2, 9)
     assert looks(needed, (0, 0, 0), (1, 2, 6), (2, 5, 100), (3, 9, 0)) == [2, 5, 9, 9]
     assert looks(needed, (10, 1, 0), (20, 4, 0), (31, 3, 0)) == [9, 9, 9], "not for long enough"
     assert looks(needed, (33, 1, 0), (62, 3, 0), (64, 1, 0)) == [9, 9, 3], "the most since the last look back"

@@ -33,7 +33,7 @@ from millrace.core.types import (
     Work,
 )
 from millrace.sim.roles.batching import BatchingEngine
-from millrace.sim.roles.sim_reward_worker import SimEnvironment
+from millrace.sim.roles.sim_reward_worker import SimRewardWorker
 from millrace.sim.virtual.sim_runtime import SimRuntime
 
 ROLES = "millrace.sim.roles"
@@ -442,7 +442,7 @@ def test_prompts_and_scores_are_pure_functions_of_their_ids() -> None:
     requests = [ScoreRequest(tid, 0, [1, 2], Finish.STOP) for tid in range(400)]
 
     async def answers(order: int) -> tuple[list[Any], list[Any]]:
-        environment = SimEnvironment(seed=3, workload=workload)
+        environment = SimRewardWorker(seed=3, workload=workload)
         prompts = await environment.prompts(list(range(400))[::order])
         scores = [pair async for pair in environment.score(requests[::order])]
         assert [tid for tid, _ in scores] == [r.trajectory_id for r in requests[::order]]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from millrace.algorithms import build
 from millrace.algorithms.advantages import group_advantages, leave_one_out_advantages, whitened
-from millrace.algorithms.group import Group
+from millrace.algorithms.group import ComparedGroup
 from millrace.algorithms.overlong import overlong_penalty
 from millrace.algorithms.selection import selected
 from millrace.config.tables.algorithms import DAPO, GFPO, RAFT
@@ -20,18 +20,18 @@ REWARDS = st.lists(st.floats(-100, 100), min_size=2, max_size=16)
 
 def test_centred_rewards_worked_by_hand():
     # mean (2 + 0 + 1) / 3 = 1
-    assert group_advantages(Group.of([2, 0, 1]), scale="none").tolist() == [1.0, -1.0, 0.0]
+    assert group_advantages(ComparedGroup.of([2, 0, 1]), scale="none").tolist() == [1.0, -1.0, 0.0]
 
 
 def test_scaled_rewards_worked_by_hand():
     # mean 1/2, population standard deviation 1/2
     np.testing.assert_allclose(
-        group_advantages(Group.of([1, 0, 0, 1]), scale="std"), [1, -1, -1, 1], rtol=1e-5
+        group_advantages(ComparedGroup.of([1, 0, 0, 1]), scale="std"), [1, -1, -1, 1], rtol=1e-5
     )
     # mean 1, deviations (3, -1, -1, -1), standard deviation sqrt(12 / 4)
     root = math.sqrt(3)
     np.testing.assert_allclose(
-        group_advantages(Group.of([4, 0, 0, 0]), scale="std"),
+        group_advantages(ComparedGroup.of([4, 0, 0, 0]), scale="std"),
         [root, -1 / root, -1 / root, -1 / root],
         rtol=1e-5,
     )
@@ -39,7 +39,7 @@ def test_scaled_rewards_worked_by_hand():
 
 def test_leaving_one_out_worked_by_hand():
     # others' means: 0, 1/2, 1/2
-    np.testing.assert_allclose(leave_one_out_advantages(Group.of([1, 0, 0])), [1, -0.5, -0.5])
+    np.testing.assert_allclose(leave_one_out_advantages(ComparedGroup.of([1, 0, 0])), [1, -0.5, -0.5])
 
 
 @pytest.mark.parametrize("baseline", ["group", "others"])
@@ -47,23 +47,23 @@ def test_leaving_one_out_worked_by_hand():
 def test_a_group_of_equal_rewards_teaches_nothing(scale, baseline):
     """Not even a rounding error: the mean of three rewards of 0.1 is more than 0.1."""
     for size in (3, 7):
-        found = group_advantages(Group.of([0.1] * size), scale=scale, baseline=baseline)
+        found = group_advantages(ComparedGroup.of([0.1] * size), scale=scale, baseline=baseline)
         assert found.tolist() == [0.0] * size
 
 
 @given(REWARDS)
 def test_advantages_sum_to_zero(rewards):
     for scale in ("std", "none"):
-        assert abs(group_advantages(Group.of(rewards), scale=scale).sum()) < 1e-6
-    assert abs(leave_one_out_advantages(Group.of(rewards)).sum()) < 1e-6
+        assert abs(group_advantages(ComparedGroup.of(rewards), scale=scale).sum()) < 1e-6
+    assert abs(leave_one_out_advantages(ComparedGroup.of(rewards)).sum()) < 1e-6
 
 
 @given(REWARDS, st.floats(-10, 10))
 def test_a_constant_added_to_every_reward_changes_nothing(rewards, constant):
     shifted = [reward + constant for reward in rewards]
     np.testing.assert_allclose(
-        group_advantages(Group.of(rewards), scale="none"),
-        group_advantages(Group.of(shifted), scale="none"),
+        group_advantages(ComparedGroup.of(rewards), scale="none"),
+        group_advantages(ComparedGroup.of(shifted), scale="none"),
         atol=1e-9,
     )
 
@@ -71,12 +71,12 @@ def test_a_constant_added_to_every_reward_changes_nothing(rewards, constant):
 @pytest.mark.parametrize("rewards", [[1.0], [], [1.0, math.nan], [1.0, math.inf]])
 def test_a_group_that_cannot_be_compared_is_refused(rewards):
     with pytest.raises(DataError):
-        Group.of(rewards)
+        ComparedGroup.of(rewards)
 
 
 def test_a_group_counts_tokens_and_turns():
     masks = [[True, True, False, False, True], [False, True], [False]]
-    group = Group.of([1.0, 0.0, 0.5], masks, [True, False, False])
+    group = ComparedGroup.of([1.0, 0.0, 0.5], masks, [True, False, False])
     assert group.lengths_G.tolist() == [5, 2, 1]
     assert group.trained_G.tolist() == [3, 1, 0]
     assert group.turns_G.tolist() == [2, 1, 0]
@@ -84,18 +84,22 @@ def test_a_group_counts_tokens_and_turns():
 
 
 def of_lengths(rewards, lengths, max_tokens=0):
-    return Group.of(rewards, [[True] * length for length in lengths], max_tokens=max_tokens)
+    return ComparedGroup.of(rewards, [[True] * length for length in lengths], max_tokens=max_tokens)
 
 
 def test_rewards_over_their_mean_worked_by_hand():
     # one of four is right: (1 - 1/4) / (1/4) = 3, and -1 for the others
-    found = group_advantages(Group.of([1, 0, 0, 0]), scale="mean")
+    found = group_advantages(ComparedGroup.of([1, 0, 0, 0]), scale="mean")
     np.testing.assert_allclose(found, [3, -1, -1, -1], rtol=1e-5)
-    assert group_advantages(Group.of([0, 0]), scale="mean").tolist() == [0, 0]
+    assert group_advantages(ComparedGroup.of([0, 0]), scale="mean").tolist() == [0, 0]
 
 
 def test_without_a_baseline_an_advantage_is_the_reward():
-    assert group_advantages(Group.of([2, 0, -1]), scale="none", baseline="none").tolist() == [2, 0, -1]
+    assert group_advantages(ComparedGroup.of([2, 0, -1]), scale="none", baseline="none").tolist() == [
+        2,
+        0,
+        -1,
+    ]
 
 
 def test_tokens_of_a_batch_are_whitened_together():
@@ -119,10 +123,10 @@ def test_what_is_left_out_is_no_part_of_the_baseline_and_is_not_trained():
 
 
 def test_only_what_was_rewarded_is_imitated():
-    group, algorithm = Group.of([1.0, 0.0, -1.0]), build(RAFT())
+    group, algorithm = ComparedGroup.of([1.0, 0.0, -1.0]), build(RAFT())
     assert algorithm.trained(group).tolist() == [True, False, False]
     assert algorithm.advantages(group).tolist() == [1.0, 0.0, 0.0]
-    assert algorithm.advantages(Group.of([0.0, 0.0])).tolist() == [0.0, 0.0]
+    assert algorithm.advantages(ComparedGroup.of([0.0, 0.0])).tolist() == [0.0, 0.0]
 
 
 def test_overlong_completions_are_punished_as_they_near_the_budget():

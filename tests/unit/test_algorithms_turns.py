@@ -13,7 +13,7 @@ from trainer_doubles import make_trainer
 
 from millrace.algorithms import build
 from millrace.algorithms.advantages import group_advantages
-from millrace.algorithms.group import Group, turns_of
+from millrace.algorithms.group import ComparedGroup, turns_of
 from millrace.algorithms.turns import turn_advantages
 from millrace.config.tables.algorithms import GRPO, MTGRPO, PPO
 from millrace.core.types import Batch
@@ -24,7 +24,7 @@ NAN = float("nan")
 
 def advantages_of(rewards, masks, turn_rewards, discount=1.0, scale="none"):
     told = [np.array(one, float) for one in turn_rewards]
-    group = Group.of(rewards, masks, turn_rewards=told)
+    group = ComparedGroup.of(rewards, masks, turn_rewards=told)
     found = turn_advantages(group, scale=scale, baseline="group", discount=discount)
     return [one.tolist() for one in found]
 
@@ -57,7 +57,7 @@ def test_turns_are_compared_with_the_same_turn_of_those_that_have_it():
 )
 def test_without_rewards_of_turns_it_is_grpo(members):
     rewards, masks = zip(*members, strict=True)
-    group = Group.of(rewards, masks)
+    group = ComparedGroup.of(rewards, masks)
     due_G = group_advantages(group, scale="std")
     found = turn_advantages(group, scale="std", baseline="group", discount=1.0)
     for advantages, due, mask in zip(found, due_G, masks, strict=True):

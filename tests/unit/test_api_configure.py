@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import millrace
-from millrace.api.configure import Parts, Prepared, prepare
+from millrace.api.configure import Parts, PreparedConfig, prepare
 from millrace.api.train import OWN_KEYWORDS
 from millrace.cli import app
 from millrace.config.carried import load_carried
@@ -23,7 +23,9 @@ def backwards(completion: str, answer: str) -> float:
     return float(completion == answer)
 
 
-def prepared(config: Any = MODEL, *, reward: Any = backwards, rows: Any = ROWS, **keywords: Any) -> Prepared:
+def prepared(
+    config: Any = MODEL, *, reward: Any = backwards, rows: Any = ROWS, **keywords: Any
+) -> PreparedConfig:
     named = {name: keywords.pop(name, None) for name in ("algorithm", "schedule")}
     return prepare(config, Parts(reward, rows, **named), keywords, OWN_KEYWORDS)
 

@@ -11,7 +11,7 @@ from millrace.checks.preflight import preflight
 from millrace.config.freeze import dump, recorded, restore
 from millrace.config.load import load
 from millrace.config.schema import Config
-from millrace.config.tables.task import FileTask, GymTask
+from millrace.config.tables.task import FileTaskSection, GymTaskSection
 from millrace.core.errors import ConfigError, DataError
 from millrace.run_directory.content_digests import content_digests, refuse_other_content
 from millrace.run_directory.resume import check_resume
@@ -30,7 +30,7 @@ def test_without_a_task_of_its_own_an_evaluation_has_other_rows_of_the_gym_task(
     config = loaded(tmp_path, GYM + '[[evaluations]]\nname = "held-out"\npatience = "none"\n')
     (one,) = config.evaluations
     task = config.of_evaluation(one).task
-    assert isinstance(task, GymTask) and isinstance(config.task, GymTask)
+    assert isinstance(task, GymTaskSection) and isinstance(config.task, GymTaskSection)
     assert task.data_seed == config.task.data_seed + 1
     assert config.of_evaluation(one).reward == config.reward
 
@@ -39,7 +39,7 @@ def test_paths_are_relative_to_the_file_and_the_record_gives_all_of_it_back(tmp_
     text = FILE + '[[evaluations]]\nname = "b"\ntask = { kind = "file", path = "b.jsonl" }\nreward = "math"\n'
     config = loaded(tmp_path, text)
     task = config.evaluations[0].task
-    assert isinstance(task, FileTask) and task.path == str(tmp_path / "b.jsonl")
+    assert isinstance(task, FileTaskSection) and task.path == str(tmp_path / "b.jsonl")
     assert config.evaluations[0].reward is not None and config.evaluations[0].reward.kind == "math"
     assert restore(recorded(config), tmp_path / "config.json") == config
 

@@ -10,7 +10,7 @@ from millrace.config.freeze import config_digest, dump, restore
 from millrace.config.load import load, load_as, parse_value
 from millrace.config.schema import Config
 from millrace.config.tables.schedules import AReaL, Laminar, Millrace, Synchronous
-from millrace.config.tables.task import FileTask, FunctionReward
+from millrace.config.tables.task import FileTaskSection, FunctionRewardSection
 from millrace.core.errors import ConfigError
 from millrace.sft.sft_config import SupervisedConfig
 
@@ -110,8 +110,8 @@ def test_paths_are_relative_to_the_file_that_writes_them(tmp_path: Path) -> None
     (tmp_path / "sub").mkdir()
     config = load(write(tmp_path / "sub", text))
     assert config.model.path == str(tmp_path / "sub" / "model")
-    assert config.task == FileTask(path=str(tmp_path / "data" / "rows.jsonl"))
-    assert config.reward == FunctionReward(path=f"{tmp_path}/sub/score.py:reward")
+    assert config.task == FileTaskSection(path=str(tmp_path / "data" / "rows.jsonl"))
+    assert config.reward == FunctionRewardSection(path=f"{tmp_path}/sub/score.py:reward")
 
 
 def test_paths_of_the_command_line_are_relative_to_the_working_directory(

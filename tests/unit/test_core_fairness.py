@@ -13,7 +13,7 @@ from millrace.core.fairness import (
     BATCHES,
     BATCHES_MIN,
     Figures,
-    Lengths,
+    LengthMoments,
     Window,
     fairness,
     next_correlation,
@@ -22,7 +22,7 @@ from millrace.core.fairness import (
 
 
 def batches(*lengths):
-    return [Lengths.of(batch) for batch in lengths]
+    return [LengthMoments.of(batch) for batch in lengths]
 
 
 def test_fairness_has_the_value_worked_by_hand():
@@ -52,7 +52,7 @@ def test_the_mean_over_every_way_to_make_batches_is_exactly_one(sizes):
 def test_random_batches_have_fairness_one_within_its_standard_error():
     rng, found, correlations = random.Random(5), [], []
     for _ in range(400):
-        drawn = [Lengths.of([rng.lognormvariate(5, 1) for _ in range(8)]) for _ in range(BATCHES)]
+        drawn = [LengthMoments.of([rng.lognormvariate(5, 1) for _ in range(8)]) for _ in range(BATCHES)]
         found.append(fairness(drawn))
         correlations.append(next_correlation(drawn))
     assert abs(fmean(found) - 1) < 3 * stdev(found) / sqrt(400)
@@ -65,7 +65,7 @@ def test_batches_that_alternate_are_unfair_and_neighbours_are_opposed():
     rng, drawn = random.Random(7), []
     for _ in range(200):
         two = sorted(rng.lognormvariate(5, 1) for _ in range(16))
-        drawn += [Lengths.of(two[:8]), Lengths.of(two[8:])]
+        drawn += [LengthMoments.of(two[:8]), LengthMoments.of(two[8:])]
     assert fairness(drawn) > 2
     assert next_correlation(drawn) < -0.6
 
@@ -85,9 +85,9 @@ def test_too_few_batches_and_equal_lengths_have_no_figures():
 def test_a_window_has_figures_from_the_least_number_of_batches_on():
     window = Window()
     for version in range(1, BATCHES_MIN):
-        window.add(version, Lengths.of([version, 2 * version]), {1: 3})
+        window.add(version, LengthMoments.of([version, 2 * version]), {1: 3})
     assert window.figures() == Figures(BATCHES_MIN - 1)
-    window.add(BATCHES_MIN, Lengths.of([1, 2]), {0: 3})
+    window.add(BATCHES_MIN, LengthMoments.of([1, 2]), {0: 3})
     figures = window.figures()
     assert figures.batches == BATCHES_MIN and figures.fairness is not None and figures.next is not None
     assert figures.staleness_mean == pytest.approx((BATCHES_MIN - 1) / BATCHES_MIN)
@@ -96,7 +96,7 @@ def test_a_window_has_figures_from_the_least_number_of_batches_on():
 def test_a_window_forgets_old_batches_and_counts_a_replayed_one_once():
     window, last = Window(), []
     for version in range(1, 3 * BATCHES):
-        lengths = Lengths.of([version % 7, version % 5 + 3])
+        lengths = LengthMoments.of([version % 7, version % 5 + 3])
         for _ in range(2):
             window.add(version, lengths, {version % 3: 10})
         last.append(lengths)
@@ -115,7 +115,7 @@ def test_windows_are_whole_and_end_with_the_last_batch():
 
 def test_lengths_that_drift_are_fair_window_by_window_and_not_as_one():
     rng = random.Random(11)
-    drawn = [Lengths.of([rng.gauss(30 + 0.05 * i, 10) for _ in range(8)]) for i in range(10 * BATCHES)]
+    drawn = [LengthMoments.of([rng.gauss(30 + 0.05 * i, 10) for _ in range(8)]) for i in range(10 * BATCHES)]
     assert fmean(fairness(part) for part in windows(drawn)) == pytest.approx(1, abs=0.2)
     assert fairness(drawn) > 2
 

@@ -17,8 +17,8 @@ from millrace.trainer.model import named_weights
 from millrace.trainer.publish import device_buffers, publisher
 from millrace.trainer.publish.device_buffers import DeviceBuffers
 from millrace.trainer.publish.publisher import PublishBuffers, Publisher, buffers_of
-from millrace.trainer.ranks.blocks import Part
-from millrace.weights.relay import Relay
+from millrace.trainer.ranks.blocks import OwnedBlock
+from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ def runtime(monkeypatch):
 
 class Host:
     def __init__(self, num_bytes: int) -> None:
-        self.relay = Relay("relay", 2)
+        self.relay = RelayWorker("relay", 2)
         self.endpoint = asyncio.run(self.relay.open(num_bytes))
         self.writer, self.reader = open_writer(self.endpoint), open_reader(self.endpoint)
 
@@ -102,7 +102,7 @@ def test_blocks_of_rows_and_of_columns_go_to_their_places(host, monkeypatch):
                 for c in (slice(0, columns), slice(columns, None)):
                     block = weight[r, c]
                     if block.numel():
-                        yield Part(name, tuple(weight.shape), (r.start, c.start), block)
+                        yield OwnedBlock(name, tuple(weight.shape), (r.start, c.start), block)
 
     monkeypatch.setattr(device_buffers, "parts", lambda weights: list(divided(weights)))
     buffers = DeviceBuffers(whole, torch.bfloat16, CPU)

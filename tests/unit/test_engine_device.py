@@ -11,13 +11,13 @@ import pytest
 import torch
 from engine_models import make_engine, make_model, make_work, prompt_of, run
 
-from millrace.core.digest import MULTILINEAR, NamedBuffer, Piece, digest_buffers, kind_of
+from millrace.core.digest import MULTILINEAR, BlockDigest, NamedBuffer, digest_buffers, kind_of
 from millrace.core.errors import TornVersionError, WeightsError
 from millrace.core.types import Sampling, Staged
 from millrace.devices.device_digest import tensor_digests
 from millrace.engines.own.torch_engine import TorchEngine
 from millrace.weights.manifest import make_manifest
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 
 MODELS = [make_model("qwen3 tied", seed) for seed in range(2)]
@@ -27,7 +27,7 @@ class Host:
     """A relay, and a trainer that digests on its device."""
 
     def __init__(self) -> None:
-        self.relay = Relay("relay", 2)
+        self.relay = RelayWorker("relay", 2)
         num_bytes = sum(4 * p.numel() for p in MODELS[0].parameters())
         self.endpoint = asyncio.run(self.relay.open(num_bytes))
         self.writer, self.reader = open_writer(self.endpoint), open_reader(self.endpoint)
@@ -44,7 +44,8 @@ class Host:
             np.copyto(place, block.data)
         digests = tensor_digests(named.values())
         pieces = [
-            (b.name, Piece((0,) * len(b.shape), b.shape, d)) for b, d in zip(blocks, digests, strict=True)
+            (b.name, BlockDigest((0,) * len(b.shape), b.shape, d))
+            for b, d in zip(blocks, digests, strict=True)
         ]
         return self.writer.end(filling, manifest, pieces)
 

@@ -11,7 +11,7 @@ import torch
 
 from millrace.core.types import Sampling
 from millrace.engines.own.edits import Edits
-from millrace.engines.own.sampler import Sampler
+from millrace.engines.own.sampler import TokenSampler
 from millrace.rollout.noise import Noise
 
 
@@ -26,11 +26,11 @@ def sample(
     return tokens, logprobs
 
 
-def sampler(samplings: Sequence[Sampling], vocab: int) -> Sampler:
+def sampler(samplings: Sequence[Sampling], vocab: int) -> TokenSampler:
     """Of sequences with the prompt [0] and the completion [1, 1, 2]."""
     cpu = torch.device("cpu")
     edits = Edits(samplings, [([0], [1, 1, 2])] * len(samplings), vocab=vocab, device=cpu)
-    return Sampler(samplings, cpu, edits if any(sampling.edits for sampling in samplings) else None)
+    return TokenSampler(samplings, cpu, edits if any(sampling.edits for sampling in samplings) else None)
 
 
 def draw(logits: list[float], sampling: Sampling, count: int = 4000) -> tuple[torch.Tensor, torch.Tensor]:

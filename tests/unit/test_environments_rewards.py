@@ -166,8 +166,8 @@ def test_a_path_that_leads_nowhere_is_refused(path):
 
 
 def test_the_example_gives_its_own_references_full_marks_and_one_row_no_opinion():
-    task = make_task(table.FileTask(path=str(EXAMPLES / "reward.jsonl")), None)
-    own = make_reward(table.FunctionReward(path=f"{EXAMPLES / 'reward.py'}:reward"), task)
+    task = make_task(table.FileTaskSection(path=str(EXAMPLES / "reward.jsonl")), None)
+    own = make_reward(table.FunctionRewardSection(path=f"{EXAMPLES / 'reward.py'}:reward"), task)
     rows = [task.columns(row) for row in range(task.rows)]
     values = [own(row["answer"], row["answer"], row) for row in rows]
     assert [value["reward"] for value in values if value] == [1.0] * (task.rows - 1)
@@ -204,21 +204,21 @@ def test_a_pattern_that_extracts_nothing_is_refused(pattern):
 
 
 def test_the_gym_scorer_gives_1_for_its_own_answer_and_small_credit_becomes_0():
-    task = make_task(table.GymTask(name="chain_sum", size=10), None)
+    task = make_task(table.GymTaskSection(name="chain_sum", size=10), None)
     columns = task.columns(3)
     verbose = f"{columns['answer']} is my answer, and I am sure of it"
-    reward = GymReward(table.GymReward(), task)
+    reward = GymReward(table.GymRewardSection(), task)
     assert reward(f" {columns['answer']}\n", None, columns) == 1.0
     assert reward(verbose, None, columns) == 0.0
-    assert 0 < GymReward(table.GymReward(threshold=0.0), task)(verbose, None, columns) < 0.5
-    assert GymReward(table.GymReward(extract=r"(\d+) is my"), task)("nothing", None, columns) == 0.0
+    assert 0 < GymReward(table.GymRewardSection(threshold=0.0), task)(verbose, None, columns) < 0.5
+    assert GymReward(table.GymRewardSection(extract=r"(\d+) is my"), task)("nothing", None, columns) == 0.0
 
 
 def test_the_gym_scorer_needs_a_gym_task(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "x", "answer": "y"}\n')
-    task = make_task(table.FileTask(path=str(tmp_path / "rows.jsonl")), None)
+    task = make_task(table.FileTaskSection(path=str(tmp_path / "rows.jsonl")), None)
     with pytest.raises(ConfigError, match='"gym"'):
-        make_reward(table.GymReward(), task)
+        make_reward(table.GymRewardSection(), task)
 
 
 # ---------------------------------------------------------------- math
@@ -251,7 +251,7 @@ PATTERN = r"#### (.+)"
 )
 def test_the_reference_is_found_in_a_worked_solution_as_gsm8k_has_them(completion, expected):
     assert MathReward(PATTERN)(completion, SOLVED, {}) == expected
-    config = table.MathReward(extract_answer=PATTERN)
+    config = table.MathRewardSection(extract_answer=PATTERN)
     assert make_reward(config, None)(completion, SOLVED, {}) == expected
     assert ExactReward(None, PATTERN)("1,072\n", SOLVED, {}) == 1.0
 

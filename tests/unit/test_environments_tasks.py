@@ -22,11 +22,11 @@ def tokenizer(tmp_path_factory):
 
 
 def file_task(path, tokenizer=None, **fields):
-    return make_task(table.FileTask(path=str(path), **fields), tokenizer)
+    return make_task(table.FileTaskSection(path=str(path), **fields), tokenizer)
 
 
 def gym_task(name="chain_sum", **fields):
-    return make_task(table.GymTask(name=name, **fields), None)
+    return make_task(table.GymTaskSection(name=name, **fields), None)
 
 
 def write_lines(path, *lines):

@@ -9,7 +9,7 @@ import pytest
 from millrace.core.errors import ConfigError, DataError, OutOfMemory, RewardError
 from millrace.core.types import Abstain, BadPrompt, Failed, Finish, Prompt, Scored, ScoreRequest
 from millrace.environments import reward_worker
-from millrace.environments.reward_worker import EnvironmentWorker
+from millrace.environments.reward_worker import TaskRewardWorker
 from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
 
 
@@ -36,7 +36,7 @@ class Setup:
             "task": {"kind": "file", "path": str(rows)},
             "reward": reward,
         }
-        self.worker = EnvironmentWorker(config | sections, limit_memory=False)
+        self.worker = TaskRewardWorker(config | sections, limit_memory=False)
 
     def prompts(self, *group_ids):
         return asyncio.run(self.worker.prompts(list(group_ids)))

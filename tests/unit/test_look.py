@@ -25,7 +25,7 @@ from millrace.look.overview import Overview, who_waits
 from millrace.look.record.runs import find_runs, run_line
 from millrace.look.record.steps import Axis, Steps, curve
 from millrace.look.record.story import Story
-from millrace.look.record.tokens import Piece, Shown, choose, search
+from millrace.look.record.tokens import Shown, TokenText, choose, search
 from millrace.look.report import BYTES_MAX, write_report
 from millrace.look.site import Site
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
@@ -239,7 +239,7 @@ def test_a_last_step_that_makes_no_sense_is_told_in_the_line_of_its_run(tmp_path
 
 
 def test_what_a_page_would_obey_or_hide_is_visible() -> None:
-    pieces = tuple(Piece(text, -0.1, 0) for text in ("\x1b[2J", "\u202e", "<b>", "\u200b"))
+    pieces = tuple(TokenText(text, -0.1, 0) for text in ("\x1b[2J", "\u202e", "<b>", "\u200b"))
     html = sample(Shown(1, 1, "r", "ready", "\u2066", "", None, {}, 1, None, "", "\U000e0041\r", pieces, 0))
     assert "\u241b[2J" in html and "&lt;b&gt;" in html and "\u240d" in html
     assert html.count("\ufffd") == 4
@@ -248,7 +248,7 @@ def test_what_a_page_would_obey_or_hide_is_visible() -> None:
 
 @pytest.mark.parametrize(("logprob", "shade"), [(0.0, "p0"), (-1.2, "p2"), (-inf, "p8"), (nan, "p8")])
 def test_a_token_of_any_logprob_has_a_shade(logprob: float, shade: str) -> None:
-    shown = Shown(1, 1, "r", "ready", "", "", None, {}, 1, None, "", "", (Piece("a", logprob, 0),), 0)
+    shown = Shown(1, 1, "r", "ready", "", "", None, {}, 1, None, "", "", (TokenText("a", logprob, 0),), 0)
     assert f'class="{shade} v0"' in sample(shown)
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from millrace.core.digest import (
     MULTILINEAR,
     XXH3,
+    BlockDigest,
     NamedBuffer,
-    Piece,
     TensorSpec,
     block_digest,
     digest_buffers,
@@ -194,7 +194,7 @@ def test_a_digest_names_its_kind():
         assert kind_of(one) == kind_of(version) == kind
         assert version == version_digest([("a", "uint8", (100,), one)], kind)
         for pieces in ([(0, 100)], [(0, 60), (60, 40)]):
-            parts = [Piece((a,), (n,), tensor_digest(data[a : a + n], kind)) for a, n in pieces]
+            parts = [BlockDigest((a,), (n,), tensor_digest(data[a : a + n], kind)) for a, n in pieces]
             spec = TensorSpec("a", "uint8", (100,), 0, 100, tuple(parts))
             assert kind_of(spec.digest) == kind_of(published_digest([spec])) == kind
             assert (published_digest([spec]) == version) == (len(pieces) == 1)

@@ -45,7 +45,7 @@ def test_one_host_is_placed_as_by_itself() -> None:
         alone = assign(config_for(2), host("a", gpus), needs)
         layout = lay_out(config_for(2), [host("a", gpus)], needs)
         assert layout.main == alone and layout.replicas == alone.replicas
-        assert layout.environments == (HERE,) * 3
+        assert layout.reward_workers == (HERE,) * 3
         assert tables(layout) == table(alone)
 
 
@@ -54,7 +54,7 @@ def test_the_trainer_is_packed_and_replicas_are_spread_over_what_it_leaves() -> 
     assert (layout.main.trainer.host, layout.main.trainer.devices) == ("a", (0, 1))
     assert replicas_by_host(layout) == {"a": 1, "b": 2, "c": 2}
     assert relays(layout) == ["a", "b", "c"]
-    assert [place.host for place in layout.environments] == ["localhost", "b", "c"]
+    assert [place.host for place in layout.reward_workers] == ["localhost", "b", "c"]
     for name in "bc":
         assert [place.devices for place in layout.replicas if place.host == name] == [(0,), (1,)]
 
@@ -118,7 +118,7 @@ def test_without_gpus_the_second_of_two_replicas_is_on_the_other_host() -> None:
     layout = lay_out(config_for(2), list(split(host("a", cores=2), 2, "127.0.0.1")), ON_CPU)
     assert layout.main.trainer.host == "a"
     assert replicas_by_host(layout) == {"a": 1, "host-1": 1}
-    assert {place.host for place in layout.environments} == {"localhost", "host-1"}
+    assert {place.host for place in layout.reward_workers} == {"localhost", "host-1"}
 
 
 def test_logical_hosts_divide_what_the_machine_has() -> None:
@@ -176,14 +176,14 @@ def test_every_host_takes_what_its_roles_allow() -> None:
     layout = lay_out(config_for(4), hosts, ON_CPU)
     assert layout.main.trainer.host == "b" and relays(layout) == ["b", "c", "d"]
     assert replicas_by_host(layout) == {"c": 2, "d": 2}
-    assert {place.host for place in layout.environments} == {"d"}
+    assert {place.host for place in layout.reward_workers} == {"d"}
     assert [host.name for host in layout.spare] == ["a"]
     assert added(config_for(4), layout.spare[0], layout.main) is None
 
 
 def test_the_controllers_host_can_be_left_to_the_controller() -> None:
     layout = lay_out(config_for(2), [host("a", 2, roles=("none",)), host("b", 2)], ON_GPU)
-    assert relays(layout) == ["b"] and {place.host for place in layout.environments} == {"b"}
+    assert relays(layout) == ["b"] and {place.host for place in layout.reward_workers} == {"b"}
     assert layout.main.trainer.devices == (0,)
 
 

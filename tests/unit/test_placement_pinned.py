@@ -12,7 +12,7 @@ import torch
 
 from millrace.core.digest import NamedBuffer
 from millrace.devices import pinned
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 
 
@@ -23,7 +23,7 @@ def runtime(monkeypatch):
 
 @pytest.fixture
 def endpoint():
-    endpoint = asyncio.run(Relay("relay", 3).open(5000))
+    endpoint = asyncio.run(RelayWorker("relay", 3).open(5000))
     yield endpoint
     os.close(int(endpoint.path.rsplit("/", 1)[1]))
 

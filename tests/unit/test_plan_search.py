@@ -17,7 +17,7 @@ from millrace.sim.plan import ranking
 from millrace.sim.plan.layouts import Demand, layouts
 from millrace.sim.plan.request import PlanConfig
 from millrace.sim.plan.search import Candidate, Simulated, search, simulated_config
-from millrace.sim.report.measure import Result, Sample, Span, Timeline
+from millrace.sim.report.measure import ReplicaSample, Result, TimedWork, Timeline
 from millrace.sim.report.timeline import timeline_lines
 
 DEMAND = Demand(samples=256, prompt_tokens=512, completion_tokens=1000, longest=4096)
@@ -140,8 +140,8 @@ def test_one_more_device_helps_only_where_it_is_short():
 
 def test_a_timeline_shows_steps_waits_and_busy_replicas():
     timeline = Timeline(
-        samples={"replica-0": [Sample(t + 0.5, 0, 1, 1.0 if t < 5 else 0.0, 0.1) for t in range(10)]},
-        trainer=[Span(0, 4, "step", 1), Span(6, 10, "step", 2)],
+        samples={"replica-0": [ReplicaSample(t + 0.5, 0, 1, 1.0 if t < 5 else 0.0, 0.1) for t in range(10)]},
+        trainer=[TimedWork(0, 4, "step", 1), TimedWork(6, 10, "step", 2)],
     )
     lines = dict(timeline_lines(timeline, width=10))
     assert lines["trainer"] == "████··████"

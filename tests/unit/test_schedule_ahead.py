@@ -2,7 +2,7 @@
 
 import pytest
 
-from millrace.controller.state.measured import FILLING, MEMORY, Measured
+from millrace.controller.state.measured import FILLING, MEMORY, RunAverages
 from millrace.schedule import GroupView, ReplicaView, View
 from millrace.schedule.ahead import AHEAD_MAX, RESERVE, Ahead
 from millrace.schedule.take import FirstReady, InOrder
@@ -93,7 +93,7 @@ def test_data_that_is_younger_than_wanted_lets_admission_go_on(bound, staleness,
 
 
 def test_measurements_forget():
-    measured = Measured()
+    measured = RunAverages()
     assert measured.group_steps == 1.0 and measured.staleness is None
     measured.step_took(2.0)
     measured.group_took(10.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.controller.evaluation.due import Waiting, best, due, rest_s, since_best
+from millrace.controller.evaluation.due import DueVersions, best, due, rest_s, since_best
 
 
 def test_the_start_model_each_k_steps_and_the_last_version_are_due() -> None:
@@ -14,7 +14,7 @@ def test_the_start_model_each_k_steps_and_the_last_version_are_due() -> None:
 
 
 def test_a_newer_version_takes_the_place_of_one_that_waits() -> None:
-    waiting = Waiting()
+    waiting = DueVersions()
     assert waiting.add("a", 4) is None
     assert waiting.add("b", 4) is None
     assert waiting.add("a", 8) == 4
@@ -22,14 +22,14 @@ def test_a_newer_version_takes_the_place_of_one_that_waits() -> None:
 
 
 def test_what_leaves_the_relay_first_goes_first() -> None:
-    waiting = Waiting({"a": 8, "b": 4, "c": 9})
+    waiting = DueVersions({"a": 8, "b": 4, "c": 9})
     assert waiting.next(held=(4, 8)) == ("b", 4)
     assert waiting.next(held=(8,)) == ("a", 8)
     assert waiting.next(held=()) is None
 
 
 def test_what_no_relay_has_is_gone_once_a_newer_one_is_there() -> None:
-    waiting = Waiting({"a": 8, "b": 4})
+    waiting = DueVersions({"a": 8, "b": 4})
     assert waiting.gone(reachable=()) == []  # a relay that is just restarted
     assert waiting.gone(reachable=(3,)) == []  # its version is not there yet
     assert waiting.gone(reachable=(7, 8)) == [("b", 4)]

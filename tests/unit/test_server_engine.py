@@ -246,7 +246,9 @@ def test_a_stream_that_breaks_after_its_end_is_no_failure(
     serve(engine, 1)
     engine.submit([work(1, max_tokens=3)])
     until(engine, lambda told: any(part.finish for part in told))
-    monkeypatch.setattr(engine._streams, "take", lambda *_, **__: [streams_module.Part(0, error="cut")])
+    monkeypatch.setattr(
+        engine._streams, "take", lambda *_, **__: [streams_module.StreamedTokens(0, error="cut")]
+    )
     engine.submit([work(2)])
     engine._take_in(engine._streams.take())
 

@@ -12,7 +12,7 @@ from millrace.checks.first_try import try_first, warnings
 from millrace.cli import app
 from millrace.config.freeze import dump
 from millrace.config.schema import Config
-from millrace.config.tables.task import FunctionTask
+from millrace.config.tables.task import FunctionTaskSection
 from millrace.core.errors import DataError, MillraceError, RewardError
 from millrace.core.types import BadPrompt, Prompt, Scored
 from millrace.environments import first_look as looked
@@ -191,7 +191,7 @@ def test_a_row_that_costs_its_worker_is_told_and_skipped_and_a_second_is_refused
     own = tmp_path / "own.py"
     task = {"kind": "function", "path": f"{own}:rows"}
     config = config_for(model, tmp_path, ROWS, KILLER.format(killers=killers), batch={"prompts": 2})
-    config = config.model_copy(update={"task": FunctionTask.model_validate(task)})
+    config = config.model_copy(update={"task": FunctionTaskSection.model_validate(task)})
     if says:
         with pytest.raises(DataError, match=says):
             try_first(config)

@@ -111,7 +111,9 @@ def test_relays_of_several_hosts_get_an_address_and_one_secret_that_no_configura
         assert set(fleet.hosts.values()) <= {"played", "host-1"}
     secrets = {relay.kwargs["secret"] for fleet in fleets for relay in fleet.relays}
     assert len(secrets) == 2, "each session has its own"
-    assert not any(secret in repr(spec.kwargs["config"]) for secret in secrets for spec in fleet.environments)
+    assert not any(
+        secret in repr(spec.kwargs["config"]) for secret in secrets for spec in fleet.reward_workers
+    )
 
 
 def test_a_runtime_that_is_not_there_is_refused_by_its_name(

@@ -10,7 +10,7 @@ from ledger_records import ready_group, step_of
 from observe_events import step
 
 from millrace.compose.memory_events import MemoryTeller
-from millrace.compose.sampler import Sampler, open_decoder, spread
+from millrace.compose.sampler import TrajectorySampler, open_decoder, spread
 from millrace.core.events import Event, Events
 from millrace.core.types import Group, Trajectory
 from millrace.environments.tokenizer import make_character_tokenizer
@@ -43,7 +43,7 @@ def test_of_every_nth_step_the_best_and_the_worst_of_a_group_are_told(tmp_path: 
     for group in groups:
         group.members[1].reward = 0.25
     ledger = ledger_of(tmp_path / "ledger.sqlite", *groups)
-    sampler = Sampler(told.events, ledger, lambda tokens: f"{len(tokens)} tokens", every=3)
+    sampler = TrajectorySampler(told.events, ledger, lambda tokens: f"{len(tokens)} tokens", every=3)
     for version in range(1, 5):
         sampler(step(1.0, version))
     sampler(step(2.0, 3, replayed=True))
@@ -62,7 +62,7 @@ def test_what_fails_in_a_sample_is_one_warning(tmp_path: Path) -> None:
     def decode(tokens) -> str:
         raise ValueError("no such token")
 
-    sampler = Sampler(told.events, ledger, decode, every=1)
+    sampler = TrajectorySampler(told.events, ledger, decode, every=1)
     for version in (1, 2):
         sampler(step(1.0, version))
     ledger.close()

@@ -171,7 +171,7 @@ def test_what_cannot_be_written_is_told_once_and_leaves_nothing_behind(run):
 
     fleet = Grown(may_end=taken)
     with Running(run, fleet) as running:
-        scaling._write(run.scale_ask, scaling.Ask("token", 3))
+        scaling._write(run.scale_ask, scaling.ScalingRequest("token", 3))
         while fleet.looks < 20:
             time.sleep(0.001)
     assert [event.kind for event in running.warned] == ["warned"]
@@ -185,14 +185,14 @@ def test_what_cannot_be_written_is_told_once_and_leaves_nothing_behind(run):
 def test_an_ask_that_is_none_is_refused_in_words(run, content):
     run.scale_ask.write_bytes(content)
     with pytest.raises(DataError, match="is damaged"):
-        scaling._read(run.scale_ask, scaling.Ask)
+        scaling._read(run.scale_ask, scaling.ScalingRequest)
 
 
 def test_a_link_in_the_place_of_a_file_is_not_followed(run, tmp_path):
     (tmp_path / "elsewhere").write_text("{}")
     run.scale_ask.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DataError, match="cannot be read"):
-        scaling._read(run.scale_ask, scaling.Ask)
+        scaling._read(run.scale_ask, scaling.ScalingRequest)
 
 
 def standing(run, replicas, over):

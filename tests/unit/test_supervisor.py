@@ -163,7 +163,7 @@ def test_a_worker_that_is_lost_as_its_session_ends_is_made_anew_and_cancels_noth
     assert asyncio.run(run()) == (2, 0)
 
 
-@pytest.mark.parametrize("role", ["trainer", "reference", "replica", "relay", "environment"])
+@pytest.mark.parametrize("role", ["trainer", "reference", "replica", "relay", "reward worker"])
 def test_an_error_of_its_own_is_not_tried_again_by_who_has_the_run_itself(role):
     error = ConfigError("no CUDA any more")
     error.raised_in = f"{role}: start"

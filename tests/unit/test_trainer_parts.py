@@ -13,13 +13,13 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from millrace.core.errors import WeightsError
-from millrace.trainer.ranks.blocks import Part, parts
+from millrace.trainer.ranks.blocks import OwnedBlock, parts
 
 SHARD, TENSOR = 2, 2
 WORLD = SHARD * TENSOR
 
 
-def on_every_rank(work: Callable[[], list[Part]]) -> list[list[Part]]:
+def on_every_rank(work: Callable[[], list[OwnedBlock]]) -> list[list[OwnedBlock]]:
     """`work` as each rank of a group does it that exchanges nothing."""
     found = []
     for rank in range(WORLD):
@@ -35,7 +35,7 @@ def mesh():
     return init_device_mesh("cpu", (SHARD, TENSOR), mesh_dim_names=("shard", "tensor"))
 
 
-def together(found: list[list[Part]], whole: torch.Tensor) -> torch.Tensor:
+def together(found: list[list[OwnedBlock]], whole: torch.Tensor) -> torch.Tensor:
     """The weight that the parts make. Each value must come from exactly one part."""
     made, times = torch.zeros_like(whole), torch.zeros(whole.shape, dtype=torch.int64)
     for part in (part for of_rank in found for part in of_rank):
@@ -93,11 +93,11 @@ def test_the_first_rank_answers_for_plain_tensors() -> None:
 def test_a_process_alone_answers_for_everything() -> None:
     whole = counted(2, 3)
     (part,) = parts({"w": whole})
-    assert part == Part("w", (2, 3), (0, 0), part.block) and part.block.data_ptr() == whole.data_ptr()
+    assert part == OwnedBlock("w", (2, 3), (0, 0), part.block) and part.block.data_ptr() == whole.data_ptr()
 
 
 def test_a_sum_over_ranks_is_refused() -> None:
-    def here() -> list[Part]:
+    def here() -> list[OwnedBlock]:
         placed = distribute_tensor(counted(4), mesh(), [Replicate(), Replicate()], src_data_rank=None)
         return parts({"w": type(placed).from_local(placed.to_local(), mesh(), [Replicate(), Partial()])})
 

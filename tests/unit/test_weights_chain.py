@@ -19,9 +19,9 @@ from tests.cables import wire
 
 from millrace.core.digest import (
     MULTILINEAR,
+    BlockDigest,
     NamedBuffer,
     NamedPiece,
-    Piece,
     digest_buffers,
     tensor_digest,
 )
@@ -29,15 +29,15 @@ from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersio
 from millrace.core.types import Staged
 from millrace.weights.chain import holding
 from millrace.weights.chain.holding import Holding
-from millrace.weights.chain.wire import Deadlines, Link
+from millrace.weights.chain.wire import Link, LinkDeadlines
 from millrace.weights.manifest import make_manifest
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 
 SECRET = "of this run"
 DEADLINE_S = 30.0
-DEADLINES = Deadlines(connect_s=20.0, stall_s=20.0, begin_s=1.0, wait_s=20.0)
-HASTY = Deadlines(connect_s=20.0, stall_s=0.3, begin_s=0.1, wait_s=0.5, heartbeat_s=0.05)
+DEADLINES = LinkDeadlines(connect_s=20.0, stall_s=20.0, begin_s=1.0, wait_s=20.0)
+HASTY = LinkDeadlines(connect_s=20.0, stall_s=0.3, begin_s=0.1, wait_s=0.5, heartbeat_s=0.05)
 CHUNK_BYTES = 1000
 SHAPES = {"embed": (40, 60), "norm": (7,), "head": (30, 50), "scale": (), "none": (0, 3)}
 SLOT_BYTES = 1 << 16
@@ -63,7 +63,7 @@ class Host:
 
     def __init__(self, name: str, *, slots: int = 3, secret: str = SECRET, **options) -> None:
         options = {"deadlines": DEADLINES} | options
-        self.relay = Relay(name, slots, address="127.0.0.1", secret=secret, **options)
+        self.relay = RelayWorker(name, slots, address="127.0.0.1", secret=secret, **options)
         self.endpoint = asyncio.run(self.relay.open(SLOT_BYTES))
         self.reader = open_reader(self.endpoint)
         self.writer = open_writer(self.endpoint)
@@ -273,7 +273,7 @@ def test_the_secret_of_another_run_is_refused_in_words_and_nothing_is_sent():
 
 def test_a_relay_with_an_address_needs_a_secret():
     with pytest.raises(ConfigError, match="needs the secret"):
-        Relay("relay", 2, address="127.0.0.1")
+        RelayWorker("relay", 2, address="127.0.0.1")
 
 
 def test_a_version_that_is_readable_is_not_asked_for_again():
@@ -320,7 +320,7 @@ def test_a_version_that_was_digested_on_a_gpu_is_checked_by_the_same_hash_on_eve
             shape = (tensor.shape[0] // len(rows), *tensor.shape[1:]) if tensor.shape else ()
             start = (index * shape[0], *[0] * len(shape[1:])) if shape else ()
             blocks.append(NamedBuffer(tensor.name, "float32", shape, data, start))
-            pieces.append((tensor.name, Piece(start, shape, tensor_digest(data, MULTILINEAR))))
+            pieces.append((tensor.name, BlockDigest(start, shape, tensor_digest(data, MULTILINEAR))))
     with hosts("a", "b") as (a, b):
         manifest = make_manifest(tensors)
         filling = a.writer.begin(1, manifest)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_weights_chain import DEADLINE_S, Host, hosts, until, wire
 
-from millrace.core.digest import NamedBuffer, NamedPiece, Piece, digest_buffers, tensor_digest
+from millrace.core.digest import BlockDigest, NamedBuffer, NamedPiece, digest_buffers, tensor_digest
 from millrace.core.errors import DigestMismatchError, UnknownVersionError, WeightsError
 from millrace.core.types import Staged
 from millrace.weights.chain import holding
@@ -63,7 +63,7 @@ def halves(tensors: Sequence[NamedBuffer]) -> Iterator[Block]:
 
 def pieces(blocks: Sequence[Block], head: int) -> list[NamedPiece]:
     return [
-        (b.name, Piece(b.start or (0,) * len(b.shape), tuple(b.shape), tensor_digest(b.data)))
+        (b.name, BlockDigest(b.start or (0,) * len(b.shape), tuple(b.shape), tensor_digest(b.data)))
         for b, owner in blocks
         if owner == head
     ]

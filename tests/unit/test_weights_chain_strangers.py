@@ -19,10 +19,10 @@ from millrace.weights.chain.wire import (
     MAGIC,
     REFUSED,
     Chunk,
-    Found,
+    ChunkChecksum,
     Link,
-    Seal,
     Unknown,
+    VersionOffer,
     Waiting,
     _proof,
 )
@@ -71,7 +71,9 @@ def test_who_is_no_relay_of_this_run_gets_no_further_than_its_greeting(says, mes
         assert len(heard) < 100 and SECRET.encode() not in heard
 
 
-@pytest.mark.parametrize("says", [Found(b"junk"), Seal(1), Chunk(0, "raw", 1), Unknown("gone"), Waiting()])
+@pytest.mark.parametrize(
+    "says", [VersionOffer(b"junk"), ChunkChecksum(1), Chunk(0, "raw", 1), Unknown("gone"), Waiting()]
+)
 def test_a_relay_that_does_not_keep_the_protocol_is_named_and_left(says):
     async def answer(link: Link, *_: object) -> None:
         await link.receive()

@@ -17,10 +17,10 @@ from millrace.core.errors import ConfigError, UnknownVersionError, WeightsError
 from millrace.core.types import Stored
 from millrace.weights import relay
 from millrace.weights.layout import Memory, attach
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 from millrace.weights.store.directory import Directory
-from millrace.weights.store.restore_paths import Entry, Way, needless, shortest
+from millrace.weights.store.restore_paths import StoredVersion, Way, needless, shortest
 from millrace.weights.store.restoring import restore, wholes
 
 SIZES = {"embed": ("bfloat16", 700_001), "norm": ("float32", 33), "head": ("bfloat16", 400_000)}
@@ -54,7 +54,7 @@ DIGESTS = [digest_buffers(buffers(tensors)) for tensors in VERSIONS]
 
 class Host:
     def __init__(self, slots: int = 3, **options: str) -> None:
-        self.relay = Relay("relay", slots, **options)
+        self.relay = RelayWorker("relay", slots, **options)
         self.endpoint = asyncio.run(self.relay.open(SLOT_BYTES))
         self.memory: Memory = attach(self.endpoint, writable=True)
         self.writer, self.reader = open_writer(self.endpoint), open_reader(self.endpoint)
@@ -222,8 +222,10 @@ def test_a_directory_that_cannot_be_used_is_an_error_that_names_it(tmp_path):
         host.store(Directory(f"file://{tmp_path}/run"), 0)
 
 
-def entry(version: int, *, anchor: bool = False, base: int = -1, size: int = 10) -> Entry:
-    return Entry(version, f"d{version}", 100, b"", anchor, base, f"d{base}", [size] if base >= 0 else [])
+def entry(version: int, *, anchor: bool = False, base: int = -1, size: int = 10) -> StoredVersion:
+    return StoredVersion(
+        version, f"d{version}", 100, b"", anchor, base, f"d{base}", [size] if base >= 0 else []
+    )
 
 
 ENTRIES = {
@@ -259,7 +261,7 @@ def test_what_the_kept_versions_are_reached_from_stays():
     assert needless({}, 3) == []
 
 
-def asked(relay: Relay, version: int) -> Stored:
+def asked(relay: RelayWorker, version: int) -> Stored:
     """What the relay says once it has stored the version."""
     deadline_s = time.monotonic() + 30
     while (last := asyncio.run(relay.store(version, DIGESTS[version]))).version != version:
@@ -306,7 +308,7 @@ def test_an_error_of_any_kind_is_told_and_the_next_version_is_stored(tmp_path, m
 
 def test_a_directory_is_read_when_no_relay_answers(directory):
     filled(directory, 2)
-    cold = Relay("cold", 3, address="127.0.0.1", secret="of the run")
+    cold = RelayWorker("cold", 3, address="127.0.0.1", secret="of the run")
     asyncio.run(cold.open(SLOT_BYTES))
     try:
         got = asyncio.run(cold.fetch(2, DIGESTS[2], ["127.0.0.1:9", directory.url]))

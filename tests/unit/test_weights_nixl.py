@@ -18,14 +18,14 @@ from test_weights_chain import (
     wire,
 )
 
-from millrace.core.digest import NamedPiece, Piece, digest_buffers, tensor_digest
+from millrace.core.digest import BlockDigest, NamedPiece, digest_buffers, tensor_digest
 from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError
 from millrace.weights.chain.nixl import link
 from millrace.weights.chain.nixl.double import AgentDouble
 from millrace.weights.chain.nixl.trial import pull_some
 from millrace.weights.layout import Bytes
 from millrace.weights.manifest import make_manifest
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 
 PULLED = {"transport": "nixl"}
 CHUNKS = 18  # of the model
@@ -74,7 +74,7 @@ def test_rows_that_lie_apart_are_pulled_to_where_they_belong():
     pieces = list[NamedPiece]()
     for start in (0, columns // 2):
         block = np.ascontiguousarray(whole[:, 4 * start :][:, : 2 * columns])
-        pieces.append(("embed", Piece((0, start), (rows, columns // 2), tensor_digest(block))))
+        pieces.append(("embed", BlockDigest((0, start), (rows, columns // 2), tensor_digest(block))))
     with hosts("a", "b", **PULLED) as (a, b):
         manifest = make_manifest([tensor])
         filling = a.writer.begin(1, manifest)
@@ -204,7 +204,7 @@ def test_a_relay_whose_pulls_never_end_says_that_it_must_be_restarted(agents):
 def test_a_relay_without_nixl_says_what_to_install(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(link, "find_spec", lambda name: None)
-    relay = Relay("relay", 2, address="127.0.0.1", secret="secret", **PULLED)
+    relay = RelayWorker("relay", 2, address="127.0.0.1", secret="secret", **PULLED)
     with pytest.raises(ConfigError, match=r"(?s)needs nixl, which is not installed here.*millrace\[nixl\]"):
         asyncio.run(relay.open(1000))
 
@@ -218,5 +218,5 @@ def test_bytes_are_pulled_before_a_run_and_others_than_were_sent_are_refused(age
 
 
 def test_a_relay_of_a_single_host_needs_no_nixl(agents):
-    asyncio.run(Relay("relay", 2, **PULLED).open(1000))
+    asyncio.run(RelayWorker("relay", 2, **PULLED).open(1000))
     assert not agents

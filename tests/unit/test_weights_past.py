@@ -16,11 +16,11 @@ from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import UnknownVersionError
 from millrace.core.types import Staged
 from millrace.weights.layout import Memory
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 from millrace.weights.slots import take_slot
 from millrace.weights.store import history
-from millrace.weights.store.history import Past
+from millrace.weights.store.history import OlderVersions
 
 NUM = 400_003
 SLOT_BYTES = 2 * NUM + 4
@@ -48,12 +48,12 @@ def changed(data: np.ndarray, share: float, seed: int) -> np.ndarray:
 
 class Host:
     def __init__(self, slots: int, versions: int) -> None:
-        self.relay = Relay("relay", slots, versions=versions)
+        self.relay = RelayWorker("relay", slots, versions=versions)
         self.endpoint = asyncio.run(self.relay.open(SLOT_BYTES))
         self.writer, self.reader = open_writer(self.endpoint), open_reader(self.endpoint)
 
     @property
-    def past(self) -> Past:
+    def past(self) -> OlderVersions:
         assert self.relay._past is not None
         return self.relay._past
 

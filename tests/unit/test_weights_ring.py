@@ -23,7 +23,7 @@ from millrace.core.errors import (
 from millrace.core.types import Endpoint, Staged
 from millrace.weights import ring
 from millrace.weights.manifest import make_manifest
-from millrace.weights.relay import Relay
+from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import RingReader, RingWriter, open_reader, open_writer
 
 SLOT_BYTES = 8192
@@ -49,7 +49,7 @@ class Host:
     """A relay with its writer and one reader."""
 
     def __init__(self, slots: int = 3, slot_bytes: int = SLOT_BYTES) -> None:
-        self.relay = Relay("relay", slots)
+        self.relay = RelayWorker("relay", slots)
         self.endpoint: Endpoint = asyncio.run(self.relay.open(slot_bytes))
         self.writer: RingWriter = open_writer(self.endpoint)
         self.reader: RingReader = open_reader(self.endpoint)
@@ -330,4 +330,4 @@ def test_an_endpoint_that_is_not_a_ring_is_refused(host, tmp_path, kind):
 
 def test_one_slot_is_refused():
     with pytest.raises(ConfigError, match=r"weights.slots` \(1\)"):
-        Relay("relay", 1)
+        RelayWorker("relay", 1)

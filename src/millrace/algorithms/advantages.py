@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.algorithms.group import Group
+from millrace.algorithms.group import ComparedGroup
 
 EPS = 1e-6  # keeps a group of equal rewards at zero instead of 0 / 0
 
@@ -18,7 +18,7 @@ Scale = Literal["std", "mean", "none"]
 Baseline = Literal["group", "others", "none"]
 
 
-def group_advantages(group: Group, *, scale: Scale, baseline: Baseline = "group") -> NDArray[Any]:
+def group_advantages(group: ComparedGroup, *, scale: Scale, baseline: Baseline = "group") -> NDArray[Any]:
     """Compare rewards within one group.
 
         A_i = (r_i - b_i) / d
@@ -54,7 +54,7 @@ def group_advantages(group: Group, *, scale: Scale, baseline: Baseline = "group"
             return centered
 
 
-def leave_one_out_advantages(group: Group) -> NDArray[Any]:
+def leave_one_out_advantages(group: ComparedGroup) -> NDArray[Any]:
     """Compare each trajectory with the mean of the others: RLOO, arXiv:2402.14740, equation 8."""
     return group_advantages(group, scale="none", baseline="others")
 

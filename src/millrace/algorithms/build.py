@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from millrace.algorithms.advantages import group_advantages, whitened
 from millrace.algorithms.critic import Critic, value_loss
 from millrace.algorithms.gae import value_advantages
-from millrace.algorithms.group import Group
+from millrace.algorithms.group import ComparedGroup
 from millrace.algorithms.kl import kl
 from millrace.algorithms.objective import policy_gradient
 from millrace.algorithms.overlong import overlong_penalty
@@ -36,7 +36,7 @@ WeightOf = Literal["token", "product", "mean"]
 class Algorithm:
     """What a trainer needs to know. Masking, weighting, packing and reduction are the trainer's.
 
-    advantages       a `Group` -> (G,) advantages, or for each trajectory one for each of its tokens
+    advantages       a `ComparedGroup` -> (G,) advantages, or for each trajectory one for each of its tokens
     objective        (xp, TokenLogprobs, advantages_N) -> (N,) loss of each token. Tokens are combined by
                      `TokenLogprobs.sequences` alone: a micro-batch may hold any of them
     normalize        the weight of a token: see `millrace.trainer.batch.reduction`
@@ -46,7 +46,7 @@ class Algorithm:
     weight_of        that weight, of each token: its own ratio, or that of its sequence, as the product or
                      the geometric mean of its ratios
     needs_reference  the objective looks at `reference_N`, or there is a `penalty`
-    trained          a `Group` -> (G,) which of its trajectories are trained; None: all. The others are
+    trained          a `ComparedGroup` -> (G,) which trajectories are trained; None: all. The others are
                      masked, and count nowhere but in the group that `advantages` is given. Both see the same
                      rewards: less the `penalty`, where there is one
     whole_batch      (N,) advantages of all trained tokens of a batch -> (N,) those that are used
@@ -56,17 +56,17 @@ class Algorithm:
                      trajectory. It costs a forward pass
     proximal         where a batch gets several optimizer steps: "recompute", a forward pass at its beginning
                      finds `proximal_N`; "interpolate", it lies between `behavior_N` and `fixed_N`
-    critic           `Group.values` are those of this critic, by a forward pass before the first gradient
+    critic           `ComparedGroup.values` are this critic's, by a forward pass before the first gradient
     """
 
-    advantages: Callable[[Group], Advantages]
+    advantages: Callable[[ComparedGroup], Advantages]
     objective: Callable[..., Any]
     normalize: Normalize = "token"
     gain: Callable[..., Any] | None = None
     weight_cap: float | None = None
     weight_of: WeightOf = "token"
     needs_reference: bool = False
-    trained: Callable[[Group], NDArray[np.bool_]] | None = None
+    trained: Callable[[ComparedGroup], NDArray[np.bool_]] | None = None
     whole_batch: Callable[[NDArray[Any]], NDArray[Any]] | None = None
     kept: Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], NDArray[Any]] | None = None
     penalty: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]] | None = None
@@ -128,7 +128,7 @@ def _has_proximal(config: PolicyGradient) -> bool:
     return config.anchor == "proximal" or config.correction is not None or config.teacher is not None
 
 
-def _advantages(group: Group, config: PolicyGradient) -> Advantages:
+def _advantages(group: ComparedGroup, config: PolicyGradient) -> Advantages:
     """Of the trajectories that `select` leaves; 0 of the others."""
     if config.baseline == "value":
         shaped = group.minus(overlong_penalty(group, fraction=config.overlong))
@@ -149,7 +149,7 @@ def _advantages(group: Group, config: PolicyGradient) -> Advantages:
     return [next(of_kept) if kept else np.zeros(1) for kept in kept_G]
 
 
-def _trained(group: Group, config: PolicyGradient) -> NDArray[np.bool_]:
+def _trained(group: ComparedGroup, config: PolicyGradient) -> NDArray[np.bool_]:
     kept_G = selected(group, select=config.select, keep=config.keep)
     return kept_G & ~group.truncated_G if config.truncated == "mask" else kept_G
 

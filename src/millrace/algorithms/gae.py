@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.algorithms.group import Group
+from millrace.algorithms.group import ComparedGroup
 from millrace.core.errors import DataError
 
 
-def value_advantages(group: Group, *, discount: float, gae_lambda: float) -> list[NDArray[Any]]:
+def value_advantages(group: ComparedGroup, *, discount: float, gae_lambda: float) -> list[NDArray[Any]]:
     """Compare each token with what the critic expected before it.
 
         A_t = sum over k >= 0 of (discount gae_lambda)^k delta_(t + k)

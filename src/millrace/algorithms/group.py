@@ -13,7 +13,7 @@ from millrace.core.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ComparedGroup:
     """Trajectories of one prompt, compared with each other. Plain numpy, in order of the batch.
 
     rewards_G    one return per trajectory, unitless
@@ -46,7 +46,7 @@ class Group:
         max_tokens: int = 0,
         values: Sequence[NDArray[np.float64]] | None = None,
         turn_rewards: Sequence[NDArray[np.float64]] | None = None,
-    ) -> Group:
+    ) -> ComparedGroup:
         """`masks`: of each completion, which tokens are trained; None: one trained token each.
 
         Raises: DataError: rewards that are not one finite number per trajectory.
@@ -60,7 +60,7 @@ class Group:
             raise DataError(f"rewards of a group must be finite, got {rewards_G.tolist()}")
         every = [np.asarray(mask, dtype=bool) for mask in masks or [[True]] * rewards_G.size]
         turn_of = [turns_of(mask) for mask in every]
-        return Group(
+        return ComparedGroup(
             rewards_G,
             lengths_G=np.asarray([mask.size for mask in every]),
             trained_G=np.asarray([mask.sum() for mask in every]),
@@ -72,9 +72,9 @@ class Group:
             turn_rewards=turn_rewards,
         )
 
-    def part(self, kept_G: NDArray[np.bool_]) -> Group:
+    def part(self, kept_G: NDArray[np.bool_]) -> ComparedGroup:
         """The group without some of its trajectories."""
-        return Group(
+        return ComparedGroup(
             self.rewards_G[kept_G],
             self.lengths_G[kept_G],
             self.trained_G[kept_G],
@@ -86,7 +86,7 @@ class Group:
             self.turn_rewards and list(compress(self.turn_rewards, kept_G)),
         )
 
-    def minus(self, penalty_G: NDArray[np.float64]) -> Group:
+    def minus(self, penalty_G: NDArray[np.float64]) -> ComparedGroup:
         """The group with something taken off its rewards."""
         return replace(self, rewards_G=self.rewards_G - penalty_G)
 

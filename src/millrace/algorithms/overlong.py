@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.algorithms.group import Group
+from millrace.algorithms.group import ComparedGroup
 
 
-def overlong_penalty(group: Group, *, fraction: float) -> NDArray[Any]:
+def overlong_penalty(group: ComparedGroup, *, fraction: float) -> NDArray[Any]:
     """What is taken off a reward.
 
         c = fraction * max_tokens;   penalty = clip((length - (max_tokens - c)) / c, 0, 1)

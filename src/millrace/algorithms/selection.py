@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.algorithms.group import Group
+from millrace.algorithms.group import ComparedGroup
 
 
-def selected(group: Group, *, select: str, keep: int | None) -> NDArray[np.bool_]:
+def selected(group: ComparedGroup, *, select: str, keep: int | None) -> NDArray[np.bool_]:
     """
         all        every one
         shortest   the `keep` with the fewest tokens

@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.algorithms.advantages import Baseline, Scale, group_advantages
-from millrace.algorithms.group import Group
+from millrace.algorithms.group import ComparedGroup
 
 
-def turn_advantages(group: Group, *, scale: Scale, baseline: Baseline, discount: float) -> list[NDArray[Any]]:
+def turn_advantages(
+    group: ComparedGroup, *, scale: Scale, baseline: Baseline, discount: float
+) -> list[NDArray[Any]]:
     """Compare each turn with the same turn of the others, and with what came after it.
 
         A_k = sum over l >= k of discount^(l - k) I_l  +  discount^(K - k) O
@@ -48,7 +50,7 @@ def turn_advantages(group: Group, *, scale: Scale, baseline: Baseline, discount:
     return found
 
 
-def _table(group: Group) -> NDArray[np.float64]:
+def _table(group: ComparedGroup) -> NDArray[np.float64]:
     """Rewards of turns, (G, most turns); NaN: none."""
     told_GK = np.full((group.rewards_G.size, max(group.turns_G.max(), 1)), np.nan)
     for told_K, rewards in zip(told_GK, group.turn_rewards or (), strict=False):

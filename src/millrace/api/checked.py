@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from millrace.api.configure import Prepared
+from millrace.api.configure import PreparedConfig
 from millrace.api.helper_process import ask
 from millrace.api.messages import say, warn
 from millrace.checks.preflight import preflight
@@ -13,7 +13,7 @@ from millrace.config.inert import inert
 from millrace.run_directory.run_directory import RunDirectory
 
 
-def check(prepared: Prepared, run_path: Path) -> None:
+def check(prepared: PreparedConfig, run_path: Path) -> None:
     """Warn of what is doubtful. Raises: ConfigError, DataError, RewardError: the run could not begin."""
     for warning in preflight(prepared.config, run_path):
         warn(warning)

@@ -36,7 +36,7 @@ class Parts:
 
 
 @dataclass
-class Prepared:
+class PreparedConfig:
     """A configuration, and the files that it names relative to the run's directory."""
 
     config: Config
@@ -53,7 +53,9 @@ def configure(schema: type[S], config: ConfigLike, keywords: Mapping[str, Any], 
     return combine(schema, _base(schema, config), read_mapping(schema, keywords, "keyword"))
 
 
-def prepare(config: ConfigLike, parts: Parts, keywords: Mapping[str, Any], own: Iterable[str]) -> Prepared:
+def prepare(
+    config: ConfigLike, parts: Parts, keywords: Mapping[str, Any], own: Iterable[str]
+) -> PreparedConfig:
     """A run's configuration, with functions pickled and rows as JSON, in memory.
 
     Raises: ConfigError, DataError, RewardError: before anything is written or started.
@@ -79,7 +81,7 @@ def prepare(config: ConfigLike, parts: Parts, keywords: Mapping[str, Any], own: 
     checked = validate(Config, tree, base.origins | above.origins)
     if parts.reward in objects.values() and rows is not None:
         accepted(getattr(parts.reward, "__qualname__", "reward"), parts.reward, rows[0])
-    return Prepared(checked, files)
+    return PreparedConfig(checked, files)
 
 
 def _base(schema: type[Section], config: ConfigLike) -> Source:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from millrace.api.configure import ConfigLike, Parts, Prepared, configure, prepare
+from millrace.api.configure import ConfigLike, Parts, PreparedConfig, configure, prepare
 from millrace.api.helper_process import ask
 from millrace.api.records import Records
 from millrace.api.run import Run
@@ -117,7 +117,7 @@ def plan(config: ConfigLike = None, **keywords: Any) -> dict[str, Any]:
     return dict(ask("plan", {"config": dump(question), "base": base}))
 
 
-def _placed(prepared: Prepared, scratch: Path) -> str:
+def _placed(prepared: PreparedConfig, scratch: Path) -> str:
     """A directory with a configuration and what it carries, only this user's."""
     directory = RunDirectory(scratch.resolve())
     prepared.place(directory.path)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.api.checked import check
-from millrace.api.configure import Prepared
+from millrace.api.configure import PreparedConfig
 from millrace.api.follow import lines
 from millrace.api.helper_process import Asked
 from millrace.api.messages import say
@@ -186,7 +186,7 @@ class Run:
         old = self.config
         config = combine(Config, Source(dump(old), {}), read_mapping(Config, keywords, "keyword"))
         check_resume(old, config)
-        check(Prepared(config), self.path)
+        check(PreparedConfig(config), self.path)
         if from_version is None and is_finished(self._directory, config.steps):
             return self
         self._directory.write_config(config)

@@ -28,7 +28,7 @@ to be published; what starts is about to replay or to serve."""
 MOMENT_S_MAX = 0.5  # for the event; then at any moment
 NEAR_S = 0.05
 
-WEIGHTS = {"replica": 5, "trainer": 3, "relay": 3, "environment": 3, "forkserver": 1, "controller": 2}
+WEIGHTS = {"replica": 5, "trainer": 3, "relay": 3, "reward worker": 3, "forkserver": 1, "controller": 2}
 ACTS = {"kill": 6, "pause": 2, "freeze": 2}
 """kill: SIGKILL. pause: SIGSTOP, and SIGCONT within two seconds. freeze: SIGSTOP for good; whoever
 supervises the process must notice (a frozen controller has nobody, so it is paused)."""
@@ -76,7 +76,7 @@ class Attack:
                 return fetched or event.kind == "staged"
             case "trainer":
                 return event.kind == "published"
-            case "environment":
+            case "reward worker":
                 return event.kind == "worker_started"
             case _:
                 return event.kind == "pulled"

@@ -21,7 +21,7 @@ from millrace.runtime import process
 
 MARK = "MILLRACE_CHAOS_RUN"
 END_TIMEOUT_S = 15.0
-ROLES = ("replica", "relay", "environment", "trainer", "forkserver", "controller")
+ROLES = ("replica", "relay", "reward worker", "trainer", "forkserver", "controller")
 
 
 class ChildRun:

@@ -16,7 +16,7 @@ from millrace.chaos.attack import POLL_S, QUIET_S_MAX
 from millrace.chaos.child_run import ChildRun
 from millrace.chaos.tampering import KINDS, StoppedRun, tree_digest
 from millrace.config.load import load
-from millrace.config.tables.task import FileTask
+from millrace.config.tables.task import FileTaskSection
 from millrace.core.errors import DeadlineExceeded, MillraceError
 from millrace.observe.check import Check
 
@@ -64,7 +64,7 @@ class Sessions:
         config = load(self.config_file, list(self.overrides))
         shutil.copytree(config.model.path, self.root / "model")
         self._own = [*self.overrides, f"model.path={self.root / 'model'}"]
-        if isinstance(config.task, FileTask):
+        if isinstance(config.task, FileTaskSection):
             shutil.copy(config.task.path, self.root / f"rows{Path(config.task.path).suffix}")
             self._own.append(f"task.path={self.root / f'rows{Path(config.task.path).suffix}'}")
         self._config = load(self.config_file, self._own)
@@ -136,7 +136,7 @@ class Sessions:
         outside = self.root / f"{number:03d}-outside"
         outside.mkdir()
         (outside / "kept").write_text("not of this run")
-        rows = Path(self._config.task.path) if isinstance(self._config.task, FileTask) else None
+        rows = Path(self._config.task.path) if isinstance(self._config.task, FileTaskSection) else None
         return StoppedRun(run.directory, self.root / "model", rows, outside)
 
 

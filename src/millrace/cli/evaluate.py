@@ -17,7 +17,7 @@ from rich.table import Table
 
 from millrace.cli.options import AsJson, ConfigFile, Overrides
 from millrace.config.load import load
-from millrace.config.tables.task import FileTask, GymTask
+from millrace.config.tables.task import FileTaskSection, GymTaskSection
 from millrace.estimates.evaluation import Evaluation
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
 from millrace.evaluation.kept import keep_if_of_a_run
@@ -60,10 +60,10 @@ def command(
     else:
         console = Terminal(soft_wrap=True)
         console.print(_table(result))
-        if not isinstance(config.task, GymTask) and not _names_rows(overrides or ()):
+        if not isinstance(config.task, GymTaskSection) and not _names_rows(overrides or ()):
             console.print(
                 "These are rows that training draws from. For held-out ones: "
-                f"--set task.path={'OTHER_FILE' if isinstance(config.task, FileTask) else 'OTHER_FUNCTION'}"
+                f"--set task.path=OTHER_{'FILE' if isinstance(config.task, FileTaskSection) else 'FUNCTION'}"
             )
 
 

@@ -22,7 +22,7 @@ from millrace.config.tables.section import Section
 from millrace.observe.terminal import Terminal
 from millrace.sim.config import SimulatedConfig
 from millrace.sim.explore.verdicts import Exploration, Verdict, explore
-from millrace.sim.report.compare import OF_BATCHES, QUANTITIES, Comparison, Progress, Tell
+from millrace.sim.report.compare import OF_BATCHES, QUANTITIES, Comparison, ComparisonProgress, Tell
 from millrace.sim.report.verdict import verdict
 
 console = Terminal(soft_wrap=True)
@@ -85,7 +85,7 @@ def _progress(as_json: bool) -> Iterator[Tell]:
     with Bar(*WATCHED, console=console, transient=True, disable=not shown) as bar:
         task = bar.add_task("simulating", total=1.0)
 
-        def tell(progress: Progress) -> None:
+        def tell(progress: ComparisonProgress) -> None:
             if shown:
                 bar.update(task, completed=progress.share, description=told(progress))
             elif not as_json and progress.version == progress.steps:
@@ -94,7 +94,7 @@ def _progress(as_json: bool) -> Iterator[Tell]:
         yield tell
 
 
-def told(progress: Progress) -> str:
+def told(progress: ComparisonProgress) -> str:
     """Which run, how far it is, and in what virtual time."""
     events = f", {progress.num_events:,} events" if progress.num_events else ""
     return (

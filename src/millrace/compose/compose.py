@@ -21,7 +21,7 @@ from millrace.compose import run_hosts
 from millrace.compose.examine import count_rewards, evidence_of
 from millrace.compose.joining import Joining
 from millrace.compose.memory_events import MemoryTeller
-from millrace.compose.sampler import Sampler, open_decoder
+from millrace.compose.sampler import TrajectorySampler, open_decoder
 from millrace.compose.scaling import obey, with_standing
 from millrace.config.freeze import config_digest, recorded
 from millrace.config.schema import Config
@@ -156,10 +156,10 @@ async def _attended(controller: Controller, **beside: Coroutine[Any, Any, None])
         raise alone(failures) from None
 
 
-def _samplers(config: Config, ledger: SqliteLedger, events: Events) -> Iterator[Sampler]:
+def _samplers(config: Config, ledger: SqliteLedger, events: Events) -> Iterator[TrajectorySampler]:
     every = config.observe.samples_every
     if every is not None and (decode := open_decoder(config.model.path)) is not None:
-        yield Sampler(events, ledger, decode, every)
+        yield TrajectorySampler(events, ledger, decode, every)
 
 
 def _go_back(run: RunDirectory, ledger: SqliteLedger, events: Events, version: int) -> None:
@@ -231,15 +231,15 @@ def fleet(config: Config, run: RunDirectory, owner: str = "") -> Fleet:
             spec(f"replica-{i}", its_place, server)
             for i, (its_place, server) in enumerate(zip(layout.replicas, servers, strict=True))
         ),
-        environments=tuple(
+        reward_workers=tuple(
             WorkerSpec(
-                "environment",
-                f"environment-{i}",
-                "millrace.environments.reward_worker:EnvironmentWorker",
+                "reward worker",
+                f"reward-worker-{i}",
+                "millrace.environments.reward_worker:TaskRewardWorker",
                 {"config": plain},
                 its_place,
             )
-            for i, its_place in enumerate(layout.environments)
+            for i, its_place in enumerate(layout.reward_workers)
         ),
         join=joining.join,
         relay=joining.relay,
@@ -247,7 +247,7 @@ def fleet(config: Config, run: RunDirectory, owner: str = "") -> Fleet:
         evaluator=dataclasses.replace(spec("evaluator", aside[0]), role="evaluator")
         if config.evaluations
         else None,
-        judges=tuple(judges(config, layout)),
+        evaluation_reward_workers=tuple(evaluation_reward_workers(config, layout)),
         reference=_reference(plain, placed, aside[-1]) if config.reference_apart else None,
     )
 
@@ -278,15 +278,15 @@ def _reference(config: dict[str, Any], placed: Placement, its_place: Place) -> W
     return WorkerSpec("reference", "reference", target, kwargs, replace(its_place, python=None))
 
 
-def judges(config: Config, layout: Layout) -> Iterator[WorkerSpec]:
+def evaluation_reward_workers(config: Config, layout: Layout) -> Iterator[WorkerSpec]:
     """The reward worker of each evaluation."""
     for evaluation in config.evaluations:
         kwargs = {"config": recorded(config.of_evaluation(evaluation)), "answers": evaluation.samples > 1}
         name, target = (
-            f"environment-{evaluation.name}",
-            "millrace.environments.reward_worker:EnvironmentWorker",
+            f"reward-worker-{evaluation.name}",
+            "millrace.environments.reward_worker:TaskRewardWorker",
         )
-        yield WorkerSpec("environment", name, target, kwargs, layout.environments[0])
+        yield WorkerSpec("reward worker", name, target, kwargs, layout.reward_workers[0])
 
 
 def _relay(config: Config, layout: Layout, secret: str, owner: str, placed: Placement) -> WorkerSpec:
@@ -300,7 +300,7 @@ def _relay(config: Config, layout: Layout, secret: str, owner: str, placed: Plac
         kwargs |= {"directory": weights.directory, "anchor_every": weights.anchor_every, "owner": owner}
     if placed.host.address:
         kwargs |= {"address": placed.host.address, "secret": secret, "transport": weights.transport}
-    return WorkerSpec("relay", name, "millrace.weights.relay:Relay", kwargs, placed.relay)
+    return WorkerSpec("relay", name, "millrace.weights.relay:RelayWorker", kwargs, placed.relay)
 
 
 def engine_options(config: Config, run: RunDirectory, placed: Placement) -> EngineOptions:

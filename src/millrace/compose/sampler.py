@@ -21,7 +21,7 @@ class Record(Protocol):
     def group(self, group_id: int) -> Group: ...
 
 
-class Sampler:
+class TrajectorySampler:
     """A sink. After the first step of a session, and after every `every`-th, it emits the best, the middle
     and the worst trajectory of one group of the batch. It reads that group from the ledger: milliseconds.
 

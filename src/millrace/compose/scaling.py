@@ -23,7 +23,7 @@ import msgspec
 
 from millrace.config.schema import Config
 from millrace.controller.controller import Controller
-from millrace.controller.fleet.live_replicas import LiveFleet
+from millrace.controller.fleet.live_replicas import LiveReplicas
 from millrace.core.errors import (
     ConfigError,
     DataError,
@@ -46,7 +46,7 @@ T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0, le=REPLICAS_MAX)]
 
 
-class Ask(msgspec.Struct, frozen=True):
+class ScalingRequest(msgspec.Struct, frozen=True):
     """`token` tells asks apart."""
 
     token: str
@@ -101,9 +101,9 @@ async def obey(run: RunDirectory, controller: Controller, events: Events, told: 
                 run.scale_ask.unlink(missing_ok=True)
 
 
-async def _look(run: RunDirectory, fleet: LiveFleet, told: Standing) -> Standing:
+async def _look(run: RunDirectory, fleet: LiveReplicas, told: Standing) -> Standing:
     """What is told now."""
-    ask = _read(run.scale_ask, Ask)
+    ask = _read(run.scale_ask, ScalingRequest)
     if ask is not None and ask.token != told.token:
         refusal = await _scaled(fleet, ask)
         told = msgspec.structs.replace(told, token=ask.token, refusal=refusal, settled=False)
@@ -121,7 +121,7 @@ async def _look(run: RunDirectory, fleet: LiveFleet, told: Standing) -> Standing
     return now
 
 
-async def _scaled(fleet: LiveFleet, ask: Ask) -> str:
+async def _scaled(fleet: LiveReplicas, ask: ScalingRequest) -> str:
     """Why not; empty: it is being done."""
     try:
         await fleet.look()
@@ -154,16 +154,16 @@ def scale(
             f"{run.path} is not running: only a running run can be scaled.\n"
             "  To go on with another number: `--resume` with `--set rollout.replicas=N`"
         )
-    ask = Ask(token_hex(8), replicas)
+    ask = ScalingRequest(token_hex(8), replicas)
     _write(run.scale_ask, ask)
     try:
         _follow(run, ask, timeout_s, tell)
     finally:
-        if _read(run.scale_ask, Ask) == ask:
+        if _read(run.scale_ask, ScalingRequest) == ask:
             run.scale_ask.unlink(missing_ok=True)
 
 
-def _follow(run: RunDirectory, ask: Ask, timeout_s: float, tell: Callable[[str], None]) -> None:
+def _follow(run: RunDirectory, ask: ScalingRequest, timeout_s: float, tell: Callable[[str], None]) -> None:
     began_s, said, heard = time.monotonic(), "", False
     while True:
         time.sleep(LOOK_S)
@@ -176,7 +176,7 @@ def _follow(run: RunDirectory, ask: Ask, timeout_s: float, tell: Callable[[str],
             if line != said:
                 tell(line)
             said = line
-        elif heard or ((other := _read(run.scale_ask, Ask)) is not None and other != ask):
+        elif heard or ((other := _read(run.scale_ask, ScalingRequest)) is not None and other != ask):
             raise WorkerError(f"{run.path}: somebody else asked for another number meanwhile")
         if not run.is_held():
             raise WorkerError(f"{run.path} ended before it had {ask.replicas} replicas")
@@ -214,7 +214,7 @@ def _read(path: Path, kind: type[T]) -> T | None:
             raise DataError(f"{path} is damaged: {error}\n  Remove it, and ask again") from None
 
 
-def _write(path: Path, value: Ask | Standing) -> None:
+def _write(path: Path, value: ScalingRequest | Standing) -> None:
     """Atomically, readable by its owner only. Raises: StorageError."""
     partial = path.with_name(f"{path.name}.{token_hex(4)}.partial")
     with writing(path, "Make room, or see who may write there"):

@@ -26,8 +26,8 @@ from millrace.config.tables.schedules import (
     Synchronous,
 )
 from millrace.config.tables.section import Count, Section, Seed
-from millrace.config.tables.task import GymTask, Reward, Task
-from millrace.config.tables.training import Adapter, BatchShape, Model, Optimizer, Trainer
+from millrace.config.tables.task import GymTaskSection, Reward, Task
+from millrace.config.tables.training import Adapter, BatchShape, Model, Optimizer, TrainerSection
 
 
 class Config(Section):
@@ -49,7 +49,7 @@ class Config(Section):
     algorithm: Algorithm = GRPO()
     optimizer: Optimizer = Optimizer()
     adapter: Adapter = Adapter()
-    trainer: Trainer = Trainer()
+    trainer: TrainerSection = TrainerSection()
     schedule: Schedule = Millrace()
     rollout: Rollout = Rollout()
     weights: Weights = Weights()
@@ -100,7 +100,7 @@ class Config(Section):
     def of_evaluation(self, evaluation: EvaluationSection) -> Config:
         """The configuration that an evaluation's prompts and rewards are made with."""
         task = evaluation.task or self.task
-        if evaluation.task is None and isinstance(task, GymTask):
+        if evaluation.task is None and isinstance(task, GymTaskSection):
             task = task.model_copy(update={"data_seed": task.data_seed + 1})
         return self.model_copy(
             update={"task": task, "reward": evaluation.reward or self.reward, "evaluations": ()}
@@ -121,7 +121,7 @@ class Config(Section):
         return self
 
     def _check_evaluation(self, evaluation: EvaluationSection, which: str) -> None:
-        if evaluation.task is None and not isinstance(self.task, GymTask):
+        if evaluation.task is None and not isinstance(self.task, GymTaskSection):
             raise ValueError(
                 f"{which} needs a `task` of its own: the rows of `task` are trained on.\n"
                 '  Name a file that training does not read: task = { kind = "file", path = "..." }'

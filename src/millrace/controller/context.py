@@ -12,7 +12,7 @@ from millrace.controller.fleet.fleet import Fleet
 from millrace.controller.pace import Pace
 from millrace.controller.patience import Patience
 from millrace.controller.pulse import Waits
-from millrace.controller.reward_pool import EnvironmentPool
+from millrace.controller.reward_pool import RewardPool
 from millrace.controller.state.lineage import Lineage
 from millrace.controller.state.orders import Abort, Mailbox, Submit
 from millrace.controller.state.relays import Relays
@@ -73,7 +73,7 @@ class RunContext:
         last = ledger.steps_after(recovered.version - 1)
         reached = max((group_id for step in last for group_id in step.group_ids), default=-1)
         self.state.resume(recovered.version, reached, recovered.quarantined)
-        self.pool = EnvironmentPool(
+        self.pool = RewardPool(
             self.pulse,
             self.waits,
             self._scored,

@@ -1,15 +1,15 @@
 """A run: its workers, its loops and its end.
 
-decide       on any news: the schedule's decisions and safeguards     decide.py
-replica      one per replica: its reports in, its orders out          replica_session.py, live_fleet.py
-environment  one per reward worker: prompts and scores                environment_pool.py, live_scorers.py
-trainer      replay, then take, step, commit, publish, checkpoint; ends the run   trainer_session.py
-evaluator    one, with reward workers of its own, if the run has evaluations  evaluator_session.py
-reference    one, if the trainer has no copy of the start weights  reference_session.py
-relay        one per host: stages what the trainer published, or gets it from another relay
-             relay_session.py, live_relays.py
-flush        hands what changed to the ledger
-watch        ends a run that makes no progress and says who waits for whom
+decide         on any news: the schedule's decisions and safeguards     decide.py
+replica        one a replica: its reports in, its orders out     replica_session.py, fleet/live_replicas.py
+reward worker  one a reward worker: prompts and scores     reward_pool.py, fleet/live_reward_workers.py
+trainer        replay, then take, step, commit, publish, checkpoint; ends the run     trainer_session.py
+evaluator      one, with reward workers of its own, if the run has evaluations     evaluation/
+reference      one, if the trainer has no copy of the start weights     reference_session.py
+relay          one a host: stages what the trainer published, or gets it from another relay
+               fleet/relay_session.py, fleet/live_relays.py
+flush          hands what changed to the ledger
+watch          ends a run that makes no progress and says who waits for whom
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from millrace.controller.decide import Decisions
 from millrace.controller.evaluation.evaluator_session import EvaluatorSession
 from millrace.controller.fault import may_go
 from millrace.controller.fleet.fleet import Fleet
-from millrace.controller.fleet.live_replicas import LiveFleet
-from millrace.controller.fleet.live_reward_workers import LiveScorers
+from millrace.controller.fleet.live_replicas import LiveReplicas
+from millrace.controller.fleet.live_reward_workers import LiveRewardWorkers
 from millrace.controller.pace import PACE, Pace
 from millrace.controller.reference_session import ReferenceSession
 from millrace.controller.state.run_state import RunState
@@ -91,10 +91,10 @@ class Controller:
         self._trainer = TrainerSession(
             self._run, checkpoints=checkpoints, export=export, reference=self._reference
         )
-        scorers = fleet.environments
-        least = config.reward.workers if config.reward.workers_max else len(scorers)
-        self._scorers = LiveScorers(self._run, scorers, self._supervisor, least=least)
-        self.replicas = LiveFleet(self._run, fleet, self._supervisor, self._trainer.slot_bytes)
+        reward_workers = fleet.reward_workers
+        least = config.reward.workers if config.reward.workers_max else len(reward_workers)
+        self._reward_workers = LiveRewardWorkers(self._run, reward_workers, self._supervisor, least=least)
+        self.replicas = LiveReplicas(self._run, fleet, self._supervisor, self._trainer.slot_bytes)
 
     @property
     def restarts(self) -> int:
@@ -145,7 +145,7 @@ class Controller:
     async def _run_loops(self) -> None:
         async with asyncio.TaskGroup() as group:
             self.replicas.relays.begin(group)
-            self._scorers.begin(group)
+            self._reward_workers.begin(group)
             self.replicas.begin(group)
             loops = list[asyncio.Task[None]]()
             self._evaluate(group, loops)
@@ -159,7 +159,7 @@ class Controller:
             ]
             await self._supervisor.keep(self._fleet.trainer, self._trainer.run)
             self.replicas.end()
-            self._scorers.end()
+            self._reward_workers.end()
             for loop in loops:
                 loop.cancel()
 
@@ -173,9 +173,11 @@ class Controller:
         session, names = EvaluatorSession(run, spec.place.host), list(run.evaluations.sections)
         evaluator = self._keep_evaluating(spec, session.run, session, names)
         loops.append(group.create_task(evaluator, name=spec.name))
-        for judge, pool, name in zip(self._fleet.judges, session.pools, names, strict=True):
-            judging = self._keep_evaluating(judge, pool.session, session, [name], pool.is_scoring)
-            loops.append(group.create_task(judging, name=judge.name))
+        for worker, pool, name in zip(
+            self._fleet.evaluation_reward_workers, session.pools, names, strict=True
+        ):
+            scoring = self._keep_evaluating(worker, pool.session, session, [name], pool.is_scoring)
+            loops.append(group.create_task(scoring, name=worker.name))
 
     async def _keep_evaluating(
         self,

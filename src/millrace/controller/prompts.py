@@ -99,5 +99,5 @@ class PromptStream:
         if self._killers >= KILLERS_MAX:
             raise DataError(
                 f"{self._killers} rows in a row cost their reward workers; the last, {row_id}: {told}\n"
-                "  Look at the data set. The worker's own words are in the run's logs/environment-*.log."
+                "  Look at the data set. The worker's own words are in the run's logs/reward-worker-*.log."
             )

@@ -30,7 +30,7 @@ GRACE_S = 2.0  # beyond the deadline, which the worker keeps itself unless its r
 NEWEST = 1 / SCORE_BATCH  # weight of the newest score in their mean time
 
 
-class EnvironmentPool:
+class RewardPool:
     """Consumes score requests and prompt demand. Produces `on_score(trajectory_id, score)`, and a buffer of
     prompts in the order of their group ids. Fires `pulse` when either has news. A worker's session that is
     woken waits `look_s` before it looks for work."""

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from millrace.core.fairness import Lengths, Window
+from millrace.core.fairness import LengthMoments, Window
 from millrace.core.types import Batch, StepResult
 
 
@@ -62,6 +62,6 @@ def mean_staleness(batch: Batch) -> float:
     return sum(s * n for s, n in histogram.items()) / max(sum(histogram.values()), 1)
 
 
-def group_lengths(batch: Batch) -> Lengths:
+def group_lengths(batch: Batch) -> LengthMoments:
     """The mean number of tokens of each group's completions, as one batch has them."""
-    return Lengths.of([fmean(len(s.columns) for s in group.sequences) for group in batch.groups])
+    return LengthMoments.of([fmean(len(s.columns) for s in group.sequences) for group in batch.groups])

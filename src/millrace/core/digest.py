@@ -29,7 +29,7 @@ XXH3, MULTILINEAR = "", "ml-"
 BAND_BYTES = 1 << 18  # of a block that is not contiguous: they stay in the cache
 
 
-class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
+class BlockDigest(msgspec.Struct, frozen=True, omit_defaults=True):
     """A block of a tensor, as one process published it."""
 
     start: tuple[int, ...]
@@ -38,7 +38,7 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
     absent: bool = False  # from this slot, so far: a process on another host wrote it
 
 
-NamedPiece = tuple[str, Piece]  # with the tensor's name
+NamedPiece = tuple[str, BlockDigest]  # with the tensor's name
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
-    pieces: tuple[Piece, ...] = ()  # in a slot that is written: together they are the tensor
+    pieces: tuple[BlockDigest, ...] = ()  # in a slot that is written: together they are the tensor
 
     @property
     def digest(self) -> str:
@@ -117,7 +117,8 @@ def digest_buffers(buffers: Iterable[NamedBuffer], kind: str = XXH3) -> str:
 def digest_blocks(blocks: Iterable[NamedBuffer]) -> list[NamedPiece]:
     """The pieces that these are."""
     return [
-        (b.name, Piece(b.start or (0,) * len(b.shape), tuple(b.shape), tensor_digest(b.data))) for b in blocks
+        (b.name, BlockDigest(b.start or (0,) * len(b.shape), tuple(b.shape), tensor_digest(b.data)))
+        for b in blocks
     ]
 
 

@@ -29,7 +29,7 @@ EVEN = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthMoments:
     """The lengths of one batch's groups: how many, their mean and their (population) standard deviation."""
 
     groups: int
@@ -37,7 +37,7 @@ class Lengths:
     std: float
 
     @classmethod
-    def of(cls, lengths: Sequence[float]) -> Lengths:
+    def of(cls, lengths: Sequence[float]) -> LengthMoments:
         """Raises StatisticsError: there is none."""
         return cls(len(lengths), fmean(lengths), pstdev(lengths))
 
@@ -55,7 +55,7 @@ class Figures:
     next: float | None = None
 
 
-def fairness(batches: Sequence[Lengths]) -> float | None:
+def fairness(batches: Sequence[LengthMoments]) -> float | None:
     """The variance of lengths between batches, over what random batches of the same groups would have.
 
         fairness = [sum_b n_b (m_b - m)^2 / (B - 1)]  /  [sum_g (x_g - m)^2 / (N - 1)]
@@ -82,7 +82,7 @@ def fairness(batches: Sequence[Lengths]) -> float | None:
     return between / (len(batches) - 1) / variance
 
 
-def next_correlation(batches: Sequence[Lengths]) -> float | None:
+def next_correlation(batches: Sequence[LengthMoments]) -> float | None:
     """Pearson's correlation of the mean lengths of neighbouring batches: -1 where short and long alternate.
 
     Random batches give -1 / B on average. None: fewer than three batches, or equal means.
@@ -98,7 +98,7 @@ def next_correlation(batches: Sequence[Lengths]) -> float | None:
     return product / sqrt(squares)
 
 
-def windows(batches: Sequence[Lengths]) -> list[Sequence[Lengths]]:
+def windows(batches: Sequence[LengthMoments]) -> list[Sequence[LengthMoments]]:
     """Whole windows of `BATCHES`, the last one first. The mean of their figures tells of a long run: as one
     window, its lengths drift with what is learned, and that would count as unfair."""
     return [batches[end - BATCHES : end] for end in range(len(batches), BATCHES - 1, -BATCHES)]
@@ -112,11 +112,11 @@ class Window:
     """
 
     def __init__(self, batches: int = BATCHES) -> None:
-        self._lengths = deque[Lengths](maxlen=batches)
+        self._lengths = deque[LengthMoments](maxlen=batches)
         self._staleness = deque[tuple[int, int]](maxlen=batches)  # tokens, and the sum of their staleness
         self._version = -1
 
-    def add(self, version: int, lengths: Lengths, staleness: Mapping[int, int]) -> None:
+    def add(self, version: int, lengths: LengthMoments, staleness: Mapping[int, int]) -> None:
         """The batch that made `version`; `staleness` counts its trained tokens by staleness."""
         if version <= self._version:
             return

@@ -187,7 +187,7 @@ class Relay(Protocol):
         one ended: ask again."""
 
 
-class Environment(Protocol):
+class RewardWorker(Protocol):
     """Turns group ids into prompts and completions into scores. Any worker can serve any group."""
 
     async def prompts(self, group_ids: list[int]) -> list[Prompt | BadPrompt]:

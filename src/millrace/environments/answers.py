@@ -18,11 +18,11 @@ LONGEST = 80
 def make_answer(config: table.Reward) -> Callable[[str], str]:
     """The answer in a completion; empty: there is none. Of a function's reward it is the whole completion."""
     match config:
-        case table.MathReward():
+        case table.MathRewardSection():
             return _mathematics()
-        case table.GymReward() | table.ExactReward():
+        case table.GymRewardSection() | table.ExactRewardSection():
             extract = Extract(config.extract)
-        case table.FunctionReward():
+        case table.FunctionRewardSection():
             extract = Extract(None)
     return lambda completion: shortened(extract(completion) or "")
 

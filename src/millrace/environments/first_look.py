@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 
 from millrace.core.types import BadPrompt, Prompt
-from millrace.environments.reward_worker import EnvironmentWorker
+from millrace.environments.reward_worker import TaskRewardWorker
 from millrace.environments.rows import find_column
 from millrace.environments.scores import encodable
 from millrace.environments.tasks import PROBED_ROWS
@@ -26,7 +26,7 @@ class TriedCompletion(msgspec.Struct, frozen=True):
     tokens: list[int]
 
 
-class FirstLook(EnvironmentWorker):
+class FirstLook(TaskRewardWorker):
     """Role `millrace.environments.first_look:FirstLook`: the worker of a run, asked before the run."""
 
     async def probed(self, first: int, found: bool) -> AsyncIterator[Prompt | BadPrompt]:

@@ -1,4 +1,4 @@
-"""The environment role: prompts for group ids, and scores for completions."""
+"""The reward worker: prompts for group ids, and scores for completions."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Inputs = tuple[str, Row] | Failed | OutOfMemory
 """A completion's text and its row's columns, or why they cannot be had."""
 
 
-class EnvironmentWorker:
-    """Role `millrace.environments.reward_worker:EnvironmentWorker` (a core.protocols.Environment).
+class TaskRewardWorker:
+    """Role `millrace.environments.reward_worker:TaskRewardWorker` (a core.protocols.RewardWorker).
 
     It keeps no state: every answer is a function of the configuration and the request. So any worker can
     serve any group, and a new worker can replace one that was killed. Rows and tokens are made in one thread

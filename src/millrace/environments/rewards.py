@@ -34,15 +34,15 @@ def make_reward(config: table.Reward, task: Task) -> Reward:
         ConfigError: it does not fit the task. RewardError: the user's function cannot be loaded.
     """
     match config:
-        case table.GymReward():
+        case table.GymRewardSection():
             if not isinstance(task, GymTask):
                 raise ConfigError('`reward.kind` "gym" needs `task.kind` "gym"')
             return GymReward(config, task)
-        case table.MathReward():
+        case table.MathRewardSection():
             return MathReward(config.extract_answer)
-        case table.ExactReward():
+        case table.ExactRewardSection():
             return ExactReward(config.extract, config.extract_answer)
-        case table.FunctionReward():
+        case table.FunctionRewardSection():
             return FunctionReward(config.path, first_usable(task))
 
 
@@ -55,7 +55,7 @@ class GymReward:
     file: str | None = None
     is_async, needs_thread = False, True
 
-    def __init__(self, config: table.GymReward, task: GymTask) -> None:
+    def __init__(self, config: table.GymRewardSection, task: GymTask) -> None:
         self.name = f"the scorer of {type(task.dataset).__name__}"
         self._score, self._threshold = task.dataset.score_answer, config.threshold
         self._extract = Extract(config.extract)
@@ -78,7 +78,7 @@ class ExactReward:
     file: str | None = None
 
     def __init__(self, extract: str | None, extract_answer: str | None = None) -> None:
-        self._extract, self._reference = Extract(extract), Reference(self.name, extract_answer)
+        self._extract, self._reference = Extract(extract), ExpectedAnswer(self.name, extract_answer)
 
     def __call__(self, completion: str, answer: Any, columns: Row) -> float:
         return float(self._extract(completion) == self._reference(answer))
@@ -98,7 +98,7 @@ class MathReward:
         import math_verify  # before the process's memory is limited, and before the first deadline
 
         self._parse, self._verify = math_verify.parse, math_verify.verify
-        self._reference = Reference(self.name, extract_answer)
+        self._reference = ExpectedAnswer(self.name, extract_answer)
         # It would warn, once per process, that its limits are off.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
@@ -133,7 +133,7 @@ class Extract:
         return matches[-1].strip() if matches else None
 
 
-class Reference:
+class ExpectedAnswer:
     """What a completion is compared with: the row's answer, or what a pattern finds in it."""
 
     def __init__(self, reward: str, pattern: str | None) -> None:

@@ -44,7 +44,7 @@ def make_task(config: table.Task, tokenizer: Any) -> Task:
         raise ConfigError(
             "`task.chat` is true, but the model's tokenizer has no chat template: set it to false"
         )
-    kind: Any = GymTask if isinstance(config, table.GymTask) else RowsTask
+    kind: Any = GymTask if isinstance(config, table.GymTaskSection) else RowsTask
     task: Task = kind(config, tokenizer)
     first_usable(task)
     return task
@@ -60,7 +60,7 @@ class GymTask:
 
     answer: str | None = "answer"
 
-    def __init__(self, config: table.GymTask, tokenizer: Any) -> None:
+    def __init__(self, config: table.GymTaskSection, tokenizer: Any) -> None:
         self.rows = config.size
         self._config, self._tokenizer = config, tokenizer
         seed = config.data_seed * 2_654_435_769 % 2**31
@@ -91,9 +91,9 @@ class RowsTask:
     """Rows of a file, or of a user's function. A broken row raises when it is asked for, with its place;
     the others are used."""
 
-    def __init__(self, config: table.FileTask | table.FunctionTask, tokenizer: Any) -> None:
+    def __init__(self, config: table.FileTaskSection | table.FunctionTaskSection, tokenizer: Any) -> None:
         self._config, self._tokenizer = config, tokenizer
-        is_file = isinstance(config, table.FileTask)
+        is_file = isinstance(config, table.FileTaskSection)
         self._rows = open_rows(config.path) if is_file else FunctionRows(config.path)
         self.rows, self.answer = len(self._rows), config.answer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from millrace.config.schema import Config
-from millrace.config.tables.task import GymTask
+from millrace.config.tables.task import GymTaskSection
 from millrace.core.completion.columns import token_array
 from millrace.core.types import Finish, Prompt, Sampling, ScoreRequest
 from millrace.estimates.evaluation import Attempt, Evaluation, summarize
@@ -22,7 +22,7 @@ HELD_OUT_SEED = 2
 def held_out_config(config: Config, model: Path | None, *, seed: int, data_seed: int) -> Config:
     """The same task on other rows, where the task can make other rows, and another model."""
     task = config.task
-    if isinstance(task, GymTask):
+    if isinstance(task, GymTaskSection):
         task = task.model_copy(update={"data_seed": data_seed})
     chosen = config.model if model is None else config.model.model_copy(update={"path": str(model.resolve())})
     return config.model_copy(update={"task": task, "seed": seed, "model": chosen})

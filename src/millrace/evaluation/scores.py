@@ -18,7 +18,7 @@ from millrace.core.protocols import Handle, Runtime
 from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
 from millrace.runtime.local.local_runtime import LocalRuntime
 
-TARGET = "millrace.environments.reward_worker:EnvironmentWorker"
+TARGET = "millrace.environments.reward_worker:TaskRewardWorker"
 GRACE_S = 2.0  # beyond the deadline, which the worker keeps itself unless its reward holds the interpreter
 
 
@@ -104,4 +104,4 @@ async def start_worker(
     runtime: Runtime, config: Config, target: str = TARGET, *, answers: bool = False
 ) -> Handle:
     kwargs = {"config": recorded(config)} | ({"answers": True} if answers else {})
-    return await runtime.spawn("environment", target, kwargs, timeout_s=config.supervision.spawn_timeout_s)
+    return await runtime.spawn("reward worker", target, kwargs, timeout_s=config.supervision.spawn_timeout_s)

@@ -27,7 +27,7 @@ AGAIN = '<meta http-equiv="refresh" content="5">'
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class PageContent:
     """HTML with plots in it, and the script that draws them. `again`: the page loads itself again soon."""
 
     html: str
@@ -35,10 +35,10 @@ class Drawn:
     again: bool = False
 
 
-def charts(sections: Sequence[Section], *, whole: Sequence[str] = ()) -> Drawn:
+def charts(sections: Sequence[Section], *, whole: Sequence[str] = ()) -> PageContent:
     """Plots in a grid. Those whose heading is in `whole` take a row each."""
     if not sections:
-        return Drawn("")
+        return PageContent("")
     together = Document()
     with together.models.freeze():  # models are collected once, not again for each plot
         for _, _, plot in sections:
@@ -49,7 +49,7 @@ def charts(sections: Sequence[Section], *, whole: Sequence[str] = ()) -> Drawn:
         f"{f'<p>{safe(explanation)}</p>' if explanation else ''}{division}</section>"
         for (heading, explanation, _), division in zip(sections, divisions, strict=True)
     )
-    return Drawn(f'<div class="charts">{"".join(cards)}</div>', script)
+    return PageContent(f'<div class="charts">{"".join(cards)}</div>', script)
 
 
 def place(part: str, html: str) -> str:
@@ -57,7 +57,7 @@ def place(part: str, html: str) -> str:
     return f'<div id="{escape(part)}">{html}</div>'
 
 
-def whole_file(title: str, bodies: Sequence[Drawn]) -> str:
+def whole_file(title: str, bodies: Sequence[PageContent]) -> str:
     """One HTML document that loads nothing from anywhere."""
     library = Resources(mode="inline", components=["bokeh"]).render()
     scripts = "".join(f"<script>{body.script}</script>" for body in bodies)

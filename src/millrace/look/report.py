@@ -48,7 +48,7 @@ def report(runs: Sequence[Overview]) -> str:
     return page.whole_file(title, bodies)
 
 
-def _compared(runs: Sequence[Overview]) -> page.Drawn:
+def _compared(runs: Sequence[Overview]) -> page.PageContent:
     drawn = page.charts(
         compared({run.name: run.steps for run in runs}, Axis.STEP, max(2, POINTS // len(runs)))
     )
@@ -57,17 +57,17 @@ def _compared(runs: Sequence[Overview]) -> page.Drawn:
     for run in runs[1:]:
         table = fragments.differences(diff(first.config, run.config), (first.name, run.name))
         html += f"<h2>Configuration: {fragments.safe(first.name)} and {fragments.safe(run.name)}</h2>{table}"
-    return page.Drawn(html, drawn.script)
+    return page.PageContent(html, drawn.script)
 
 
-def _run(run: Overview, points: int) -> page.Drawn:
+def _run(run: Overview, points: int) -> page.PageContent:
     drawn = page.charts(run.plots(run.data(Axis.STEP, points), Axis.STEP), whole=WHOLE)
     told = run.parts()
     html = (
         f"<h1>{fragments.safe(run.name)}</h1>{told['facts']}{told['told']}{told['findings']}{drawn.html}"
         f"<h2>Troubles</h2>{told['troubles']}{_samples(run)}<h2>Configuration</h2>{run.configuration()}"
     )
-    return page.Drawn(html, drawn.script)
+    return page.PageContent(html, drawn.script)
 
 
 def _samples(run: Overview) -> str:

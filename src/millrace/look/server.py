@@ -90,7 +90,7 @@ class _Page(_Guarded):
     async def get(self, _: str, view: str | None = None, name: str | None = None) -> None:
         query = {key: self.get_query_arguments(key) for key in self.request.query_arguments}
         site = self._site
-        asked: dict[str | None, Callable[[], page.Drawn]] = {
+        asked: dict[str | None, Callable[[], page.PageContent]] = {
             None: lambda: site.runs(query),
             "run": lambda: site.run(name or "", query),
             "samples": lambda: site.samples(name or "", query),
@@ -106,11 +106,11 @@ class _Page(_Guarded):
         else:
             raise HTTPError(404)
 
-    async def _document(self, ask: Callable[[], page.Drawn], title: str, live: str) -> str:
+    async def _document(self, ask: Callable[[], page.PageContent], title: str, live: str) -> str:
         try:
             drawn = await self._ask(ask)
         except (MillraceError, OSError, TimeoutError) as error:
-            drawn = page.Drawn(trouble(error), again=not live)  # a live page asks again itself
+            drawn = page.PageContent(trouble(error), again=not live)  # a live page asks again itself
         base = f"/{self._token}/scripts/"
         head = f'<script src="{base}bokeh.js"></script>' if drawn.script else ""
         head += page.AGAIN if drawn.again else ""

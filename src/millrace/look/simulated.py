@@ -8,7 +8,7 @@ from statistics import fmean
 from millrace.look import page
 from millrace.look.drawing import figures, fragments
 from millrace.look.overview import LANES
-from millrace.look.record.activity import Activity, Span, row_order
+from millrace.look.record.activity import Activity, TimelineBar, row_order
 from millrace.look.record.steps import Curve
 from millrace.sim.costs.cluster import ClusterCosts
 from millrace.sim.report.compare import Comparison, Interval
@@ -60,7 +60,7 @@ def simulated(
     said = "".join(f"<p>{fragments.quoted(sentence)}</p>" for sentence in verdict(compared))
     head = f"<h1>{fragments.safe(title)}</h1><p>{fragments.safe(_about(base))}</p>"
     body = f"{head}{fragments.facts(_facts(base, compared))}{said}{fragments.table(HEAD, rows)}{drawn.html}"
-    return page.whole_file(title, [page.Drawn(body, drawn.script)])
+    return page.whole_file(title, [page.PageContent(body, drawn.script)])
 
 
 def _about(base: Scenario) -> str:
@@ -147,7 +147,7 @@ def _timelines(compared: Sequence[Comparison]) -> Iterator[page.Section]:
         yield f"Timeline of {one.name}", told, figures.lanes(f"lanes {one.name}", data, rows, end)
 
 
-def _spans(timeline: Timeline, rows: Sequence[str], spans_max: int) -> list[Span]:
+def _spans(timeline: Timeline, rows: Sequence[str], spans_max: int) -> list[TimelineBar]:
     activity = Activity(spans_max)
     for name in rows[1:]:
         start_s = 0.0
@@ -157,7 +157,7 @@ def _spans(timeline: Timeline, rows: Sequence[str], spans_max: int) -> list[Span
     done = [("trainer", span) for span in timeline.trainer]
     done += [(name, span) for name, span in timeline.pulls if name in rows]
     return list(activity.spans) + [
-        Span(name, s.what, s.start_s / 60, s.end_s / 60, f"{s.what} {s.version}") for name, s in done
+        TimelineBar(name, s.what, s.start_s / 60, s.end_s / 60, f"{s.what} {s.version}") for name, s in done
     ]
 
 

@@ -37,7 +37,7 @@ Query = Mapping[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PageResponse:
     """`told` is JSON for the page's script; who asks before `until_s` gets it again."""
 
     told: dict[str, Any]
@@ -54,11 +54,11 @@ class Site:
     def __init__(self, root: Path, base: str) -> None:
         self._root, self._base = root, base
         self._kept: dict[str, Overview] = {}
-        self._answers: dict[tuple[str, Axis], Answer] = {}
+        self._answers: dict[tuple[str, Axis], PageResponse] = {}
 
     # ------------------------------------------------------------ pages
 
-    def runs(self, query: Query) -> page.Drawn:
+    def runs(self, query: Query) -> page.PageContent:
         """The newest, or as many as the query says."""
         found = find_runs(self._root)
         shown = _number(query, "num") or RUNS_MAX
@@ -67,9 +67,9 @@ class Site:
         further = fragments.link(f"{self._base}?num={len(found)}", "Show all")
         more = f"<p>{left_out:,} more, started earlier: {further}</p>" if left_out else ""
         table = fragments.runs(self._base, lines)
-        return page.Drawn(f"<h1>Runs in {fragments.safe(str(self._root))}</h1>{table}{more}")
+        return page.PageContent(f"<h1>Runs in {fragments.safe(str(self._root))}</h1>{table}{more}")
 
-    def run(self, name: str, query: Query) -> page.Drawn:
+    def run(self, name: str, query: Query) -> page.PageContent:
         """Curves, findings and the timeline; the page goes on by itself with `data`."""
         by, run = _axis(query), self._run(name)
         run.update(FIRST_READ_S)
@@ -79,7 +79,7 @@ class Site:
             f"{self._head(name, 'run')}{told['facts']}{told['told']}{told['findings']}"
             f"{self._axes(f'run/{quote(name)}?', by)}{drawn.html}<h2>Troubles</h2>{told['troubles']}"
         )
-        return page.Drawn(html, drawn.script)
+        return page.PageContent(html, drawn.script)
 
     def data(self, name: str, query: Query) -> dict[str, Any]:
         """The newest of a run's page, and after how many seconds to ask again."""
@@ -91,12 +91,12 @@ class Site:
             run.update()
             told = {"parts": run.parts(), "sources": run.data(by)}
             rest_s = max(REFRESH_S, REST * (time.thread_time() - began_s)) if was_whole else CATCH_UP_S
-            kept = Answer(told | {"next_s": rest_s}, time.monotonic() + 0.9 * rest_s)
+            kept = PageResponse(told | {"next_s": rest_s}, time.monotonic() + 0.9 * rest_s)
             others = [(key, answer) for key, answer in self._answers.items() if key != (name, by)]
             self._answers = {(name, by): kept} | dict(others[: KEPT_MAX - 1])
         return kept.told
 
-    def samples(self, name: str, query: Query) -> page.Drawn:
+    def samples(self, name: str, query: Query) -> page.PageContent:
         """Trajectories: a choice of them, or those with a text."""
         run, text = self._run(name), _one(query, "text")
         choice = _choice(query)
@@ -117,19 +117,19 @@ class Site:
             shown = choose(run.run, run.tokenizer, choice, num)
             more = fragments.link(f"{address}?choice={choice}&num={2 * num}", "Show more")
             found = fragments.samples(shown) + (f"<p>{more}</p>" if len(shown) == num < SHOWN_MAX else "")
-        return page.Drawn(f"{self._head(name, 'samples')}<nav>{' '.join(links)}</nav>{form}{found}")
+        return page.PageContent(f"{self._head(name, 'samples')}<nav>{' '.join(links)}</nav>{form}{found}")
 
-    def config(self, name: str, query: Query) -> page.Drawn:
+    def config(self, name: str, query: Query) -> page.PageContent:
         run = self._run(name)
         run.config = run.run.read_config()
-        return page.Drawn(self._head(name, "config") + run.configuration())
+        return page.PageContent(self._head(name, "config") + run.configuration())
 
-    def compare(self, query: Query) -> page.Drawn:
+    def compare(self, query: Query) -> page.PageContent:
         """Curves of several runs over one axis, figures, and keys that differ from the first run's."""
         asked, by = query.get("run", []), _axis(query)
         names = asked[:COMPARED_MAX]
         if not names:
-            return page.Drawn("<h1>Compare</h1>" + fragments.notice("Choose runs in the list of runs."))
+            return page.PageContent("<h1>Compare</h1>" + fragments.notice("Choose runs in the list of runs."))
         runs = [self._run(name) for name in names]
         for run in runs:
             run.update()
@@ -144,7 +144,7 @@ class Site:
         for run in runs[1:]:
             table = fragments.differences(diff(runs[0].config, run.config), (names[0], run.name))
             html += f"<h2>Configuration: {fragments.safe(run.name)}</h2>{table}"
-        return page.Drawn(html, drawn.script, again=not all(run.is_whole for run in runs))
+        return page.PageContent(html, drawn.script, again=not all(run.is_whole for run in runs))
 
     def home(self) -> str:
         """A way back, for the head of every page."""

@@ -31,7 +31,7 @@ class Layout:
     placements: tuple[Placement, ...]
     trainer: Place
     replicas: tuple[Place, ...]
-    environments: tuple[Place, ...]
+    reward_workers: tuple[Place, ...]
     spare: tuple[Host, ...] = ()
 
     @property
@@ -73,7 +73,7 @@ def lay_out(config: Config, hosts: Sequence[Host], needs: Needs) -> Layout:
         placements=tuple(placements),
         trainer=_together(placements[: len(mains)]),
         replicas=tuple(next(left[index]) for index in chosen),
-        environments=tuple(HERE if host is hosts[0] else Place(host=host.name) for host in workers),
+        reward_workers=tuple(HERE if host is hosts[0] else Place(host=host.name) for host in workers),
         spare=tuple(host for index, host in enumerate(hosts) if index not in used),
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from millrace.config.schema import Config
-from millrace.config.tables.training import Adapter, Trainer
+from millrace.config.tables.training import Adapter, TrainerSection
 from millrace.core.errors import ConfigError, DataError, boundary
 from millrace.core.supported import GEMMA
 from millrace.placement.activation_memory import Momentary, Shape, estimate
@@ -201,7 +201,7 @@ def kv_token_bytes(model: dict[str, Any], size: int, parts: int = 1) -> int:
     return 2 * shape.layers * max(1, shape.kv_heads // parts) * shape.head_dim * size
 
 
-def _check_ranks(shape: Shape, trainer: Trainer) -> None:
+def _check_ranks(shape: Shape, trainer: TrainerSection) -> None:
     """Raises: ConfigError. Every rank has whole heads, in each of its layers."""
     _check_division(shape, trainer.tensor, "`trainer.tensor`")
     each = trainer.tensor * trainer.sequence

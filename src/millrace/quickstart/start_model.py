@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 
 from millrace.config.schema import Config
-from millrace.config.tables.task import GymTask
+from millrace.config.tables.task import GymTaskSection
 
 NUM_DEMONSTRATIONS = 20_000
 DEMONSTRATION_SEED = 7
@@ -93,7 +93,7 @@ def _demonstrations(config: Config) -> list[tuple[str, str]]:
     import reasoning_gym
 
     task = config.task
-    assert isinstance(task, GymTask)
+    assert isinstance(task, GymTaskSection)
     rng = random.Random(DEMONSTRATION_SEED)
     rows = reasoning_gym.create_dataset(
         task.name, size=NUM_DEMONSTRATIONS, seed=DEMONSTRATION_SEED, **task.options

@@ -8,7 +8,7 @@ from pathlib import Path
 from millrace.config.schema import Config
 from millrace.config.tables.generation import Rollout, SamplingConfig
 from millrace.config.tables.operation import Checkpoints, Supervision
-from millrace.config.tables.task import ExactReward, GymTask
+from millrace.config.tables.task import ExactRewardSection, GymTaskSection
 from millrace.config.tables.training import Model
 from millrace.controller.pace import Pace
 from millrace.core.errors import ConfigError
@@ -156,8 +156,8 @@ def run_config(config: SimulatedConfig, quantum: int) -> Config:
         steps=config.steps,
         seed=config.seed,
         model=Model(path="simulated"),
-        task=GymTask(name="simulated"),
-        reward=ExactReward(workers=4, timeout_s=PATIENCE_S),
+        task=GymTaskSection(name="simulated"),
+        reward=ExactRewardSection(workers=4, timeout_s=PATIENCE_S),
         batch=config.batch,
         sampling=SamplingConfig(max_tokens=max_units),
         schedule=config.schedule,

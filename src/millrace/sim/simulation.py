@@ -284,13 +284,13 @@ def _fleet(scenario: Scenario, world: World, replicas: int) -> Fleet:
         trainer=spec("trainer", "trainer", "SimTrainer", {"world": world, "costs": costs}),
         relays=tuple(map(relay, hosts)),
         replicas=tuple(replica_on(f"replica-{i}", hosts[i % len(hosts)]) for i in range(replicas)),
-        environments=tuple(
-            spec("environment", f"environment-{i}", "SimEnvironment", environment)
+        reward_workers=tuple(
+            spec("reward worker", f"reward-worker-{i}", "SimEnvironment", environment)
             for i in range(config.reward.most_workers)
         ),
         evaluator=spec("evaluator", "evaluator", "SimReplica", replica) if config.evaluations else None,
-        judges=tuple(
-            spec("environment", f"environment-{one.name}", "SimEnvironment", environment)
+        evaluation_reward_workers=tuple(
+            spec("reward worker", f"reward-worker-{one.name}", "SimEnvironment", environment)
             for one in config.evaluations
         ),
         join=lambda names, there: [

@@ -67,7 +67,7 @@ class Gradient:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedBatch:
     """A batch, and the rows of each of its parts: all rows, and those of this rank. `told`: log-probs at the
     batch's beginning are known of every token."""
 
@@ -195,7 +195,7 @@ class PolicyTrainer:
         prepared = self._prepared(batch, 1)
         return self._accumulate(prepared, 0, 0.0, None) if prepared.rows else Gradient(0.0, 0, 0)
 
-    def _prepared(self, batch: Batch, minibatches: int) -> Prepared:
+    def _prepared(self, batch: Batch, minibatches: int) -> PreparedBatch:
         """Everything that is settled for the whole batch before the first gradient."""
         settings, algorithm = self.settings, self.algorithm
         lay_out = partial(flatten, batch, algorithm, max_tokens=settings.max_tokens, minibatches=minibatches)
@@ -221,7 +221,7 @@ class PolicyTrainer:
             flat.reference_C[:], flat.proximal_C[:] = reference_C, proximal_C
             if algorithm.kept is not None:
                 weigh(flat, algorithm.kept)
-        return Prepared(flat, rows, own, told)
+        return PreparedBatch(flat, rows, own, told)
 
     def _packed(self, flat: FlatBatch) -> tuple[list[list[Row]], list[list[Row]]]:
         """Of each part all rows, and those of this rank."""
@@ -247,7 +247,7 @@ class PolicyTrainer:
 
     def _accumulate(
         self,
-        prepared: Prepared,
+        prepared: PreparedBatch,
         part: int,
         progress: float,
         statistics: TokenStatistics | None,

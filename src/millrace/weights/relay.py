@@ -19,18 +19,18 @@ from millrace.core.errors import (
 )
 from millrace.core.types import Endpoint, Staged, Stored
 from millrace.weights.chain.network import Fetched, Network
-from millrace.weights.chain.wire import DEADLINES, Deadlines
+from millrace.weights.chain.wire import DEADLINES, LinkDeadlines
 from millrace.weights.layout import Memory, create
 from millrace.weights.manifest import check_sequence, digest_slot, read_manifest
 from millrace.weights.slots import confirm
 from millrace.weights.store.directory import Directory
-from millrace.weights.store.history import Past
+from millrace.weights.store.history import OlderVersions
 from millrace.weights.store.restoring import restore
 from millrace.weights.store.storing import Storer
 
 
-class Relay:
-    """Role `millrace.weights.relay:Relay` (a core.protocols.Relay).
+class RelayWorker:
+    """Role `millrace.weights.relay:RelayWorker` (a core.protocols.Relay).
 
     Args:
         name: shown in errors.
@@ -53,7 +53,7 @@ class Relay:
         address: str = "",
         secret: str = "",
         transport: str = "tcp",
-        deadlines: Deadlines = DEADLINES,
+        deadlines: LinkDeadlines = DEADLINES,
         directory: str | None = None,
         anchor_every: int = 20,
         owner: str = "",
@@ -70,7 +70,7 @@ class Relay:
         self._storer: Storer | None = None
         self._fd = -1
         self._memory: Memory | None = None
-        self._past: Past | None = None
+        self._past: OlderVersions | None = None
         self._network: Network | None = None
 
     async def open(self, slot_bytes: int) -> Endpoint:
@@ -232,7 +232,9 @@ class Relay:
             ) from error
         memory.fill()
         if self._versions > self._slots:
-            self._past = Past(memory, self._fd, bytes_max=slot_bytes // 2, versions_max=self._versions - 1)
+            self._past = OlderVersions(
+                memory, self._fd, bytes_max=slot_bytes // 2, versions_max=self._versions - 1
+            )
         if self._address:
             self._network = Network(
                 self._name,

@@ -12,10 +12,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from millrace.core.digest import (
+    BlockDigest,
     Filling,
     NamedBuffer,
     NamedPiece,
-    Piece,
     TensorSpec,
     digest_blocks,
     published_digest,
@@ -125,7 +125,7 @@ class RingWriter:
         Returns: the version digest of all pieces.
         Raises: WeightsError: they are not exactly the tensors of `manifest`. TornVersionError: as `fill`.
         """
-        pieces = dict[str, list[Piece]]()
+        pieces = dict[str, list[BlockDigest]]()
         for name, piece in chain(written, ((n, replace(p, absent=True)) for n, p in elsewhere)):
             pieces.setdefault(name, []).append(piece)
         whole = [replace(spec, pieces=tuple(pieces.get(spec.name, ()))) for spec in manifest]

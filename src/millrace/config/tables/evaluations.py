@@ -8,13 +8,13 @@ from pydantic import Field
 
 from millrace.config.tables.section import Count, Seconds, Section
 from millrace.config.tables.task import (
-    ExactReward,
-    FileTask,
-    FunctionReward,
-    FunctionTask,
-    GymReward,
-    GymTask,
-    MathReward,
+    ExactRewardSection,
+    FileTaskSection,
+    FunctionRewardSection,
+    FunctionTaskSection,
+    GymRewardSection,
+    GymTaskSection,
+    MathRewardSection,
 )
 
 NAME = r"^[a-z0-9][a-z0-9_-]{0,39}$"
@@ -30,10 +30,12 @@ class EvaluationSection(Section):
     """Number of prompts, each row once. All rows where the task has fewer."""
     samples: int = Field(default=4, ge=0, le=32)
     """Sampled completions of each prompt, beside a greedy one, by `[sampling]`. 0: greedy only."""
-    task: GymTask | FileTask | FunctionTask | None = Field(default=None, discriminator="kind")
+    task: GymTaskSection | FileTaskSection | FunctionTaskSection | None = Field(
+        default=None, discriminator="kind"
+    )
     """As `[task]`: where its prompts come from. `"none"`: other rows of the training's gym task. Any other
     task must be named, because its rows are trained on."""
-    reward: GymReward | MathReward | ExactReward | FunctionReward | None = Field(
+    reward: GymRewardSection | MathRewardSection | ExactRewardSection | FunctionRewardSection | None = Field(
         default=None, discriminator="kind"
     )
     """As `[reward]`. `"none"`: the training's."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from millrace.config.tables.section import Count, Seconds, Section, Seed
 
 
-class GymTask(Section):
+class GymTaskSection(Section):
     kind: Literal["gym"] = "gym"
     name: str
     """A reasoning-gym data set, for example `chain_sum`."""
@@ -25,7 +25,7 @@ class GymTask(Section):
     """Render `template` as a user message through the tokenizer's chat template."""
 
 
-class FileTask(Section):
+class FileTaskSection(Section):
     kind: Literal["file"] = "file"
     path: str
     """A .jsonl, .json, .csv, .tsv or .parquet file, or a data set directory."""
@@ -40,7 +40,7 @@ class FileTask(Section):
     rendered without this key."""
 
 
-class FunctionTask(Section):
+class FunctionTaskSection(Section):
     kind: Literal["function"] = "function"
     path: str
     """`package.module:name` or `file.py:name`: a function without arguments. The function returns a sequence
@@ -55,7 +55,7 @@ class FunctionTask(Section):
     """As in `file`."""
 
 
-Task = Annotated[GymTask | FileTask | FunctionTask, Field(discriminator="kind")]
+Task = Annotated[GymTaskSection | FileTaskSection | FunctionTaskSection, Field(discriminator="kind")]
 
 
 class RewardLimits(Section):
@@ -73,7 +73,7 @@ class RewardLimits(Section):
         return max(self.workers, self.workers_max or 0)
 
 
-class GymReward(RewardLimits):
+class GymRewardSection(RewardLimits):
     kind: Literal["gym"] = "gym"
     """The scorer of the gym task's own data set."""
     extract: str | None = None
@@ -83,7 +83,7 @@ class GymReward(RewardLimits):
     """A score below the threshold becomes 0, because some scorers give small credit for anything."""
 
 
-class MathReward(RewardLimits):
+class MathRewardSection(RewardLimits):
     kind: Literal["math"] = "math"
     """math-verify compares the completion with the answer column."""
     extract_answer: str | None = None
@@ -91,7 +91,7 @@ class MathReward(RewardLimits):
     `"none"`: the reference is the whole column."""
 
 
-class ExactReward(RewardLimits):
+class ExactRewardSection(RewardLimits):
     kind: Literal["exact"] = "exact"
     extract: str | None = None
     """As in `gym`."""
@@ -99,10 +99,13 @@ class ExactReward(RewardLimits):
     """As in `math`."""
 
 
-class FunctionReward(RewardLimits):
+class FunctionRewardSection(RewardLimits):
     kind: Literal["function"] = "function"
     path: str
     """`package.module:name` or `file.py:name`: `def reward(completion, answer, **columns)`."""
 
 
-Reward = Annotated[GymReward | MathReward | ExactReward | FunctionReward, Field(discriminator="kind")]
+Reward = Annotated[
+    GymRewardSection | MathRewardSection | ExactRewardSection | FunctionRewardSection,
+    Field(discriminator="kind"),
+]

@@ -59,7 +59,7 @@ class Adapter(Section):
         return [name for name in names if name.rpartition(".")[2] in wanted]
 
 
-class Trainer(Section):
+class TrainerSection(Section):
     shard: int = Field(default=1, ge=1, le=4096)
     """Ranks among which weights, optimizer and the rows of a batch are divided (FSDP). A rank is a process
     with a device of its own. The trainer has `shard` x `tensor` x `sequence` of them. They change rounding,
@@ -86,7 +86,7 @@ class Trainer(Section):
         return self.ranks // self.hosts
 
     @model_validator(mode="after")
-    def _divides(self) -> Trainer:
+    def _divides(self) -> TrainerSection:
         if self.ranks % self.hosts:
             raise ValueError(
                 f"`trainer.hosts` ({self.hosts}) must divide the trainer's {self.ranks} ranks: "

@@ -24,7 +24,7 @@ def due(every: int, first: int, newest: int, *, last: int) -> list[int]:
 
 
 @dataclass(slots=True)
-class Waiting:
+class DueVersions:
     """What is due and not begun: of each evaluation one version."""
 
     wanted: dict[str, int] = field(default_factory=dict)

@@ -30,7 +30,7 @@ from millrace.estimates.evaluation import Attempt, figure, summarize
 
 
 @dataclass(slots=True)
-class Completion:
+class PromptAttempt:
     """One attempt at one prompt, while it is generated and scored. `attempt` 0 is greedy."""
 
     index: int
@@ -77,13 +77,13 @@ class Underway:
     section: EvaluationSection
     version: int
     began_s: float
-    completions: list[Completion]
+    completions: list[PromptAttempt]
 
     @property
-    def unscored(self) -> list[Completion]:
+    def unscored(self) -> list[PromptAttempt]:
         return [one for one in self.completions if one.score is None]
 
-    def score_request(self, one: Completion) -> ScoreRequest:
+    def score_request(self, one: PromptAttempt) -> ScoreRequest:
         """Another version's have other numbers, so a late reward of it finds nobody."""
         assert one.finish is not None, one
         number = self.version * len(self.completions) + one.index
@@ -114,7 +114,7 @@ class Evaluations:
 
     def __init__(self, config: Config, recorded: Iterable[EvaluationRecord], version: int) -> None:
         self.sections = {section.name: section for section in config.evaluations}
-        self.waiting = due.Waiting()
+        self.waiting = due.DueVersions()
         self.underway: Underway | None = None
         self.forgone: dict[str, str] = {}  # evaluations that cannot be made any more, and why
         self.finishing = False  # training is over, and the run waits for the last ones
@@ -155,7 +155,7 @@ class Evaluations:
         section = self.sections[name]
         each = 1 + section.samples
         completions = [
-            Completion(at * each + attempt, at, prompt, attempt)
+            PromptAttempt(at * each + attempt, at, prompt, attempt)
             for at, prompt in enumerate(prompts)
             for attempt in range(each)
         ]

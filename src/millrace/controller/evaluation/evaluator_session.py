@@ -23,9 +23,9 @@ from msgspec.structs import replace
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.controller.context import RunContext
 from millrace.controller.evaluation.due import GONE, rest_s
-from millrace.controller.evaluation.evaluation_state import Completion, Underway
+from millrace.controller.evaluation.evaluation_state import PromptAttempt, Underway
 from millrace.controller.pulse import Waits
-from millrace.controller.reward_pool import EnvironmentPool
+from millrace.controller.reward_pool import RewardPool
 from millrace.core import clock
 from millrace.core.errors import (
     DataError,
@@ -53,10 +53,10 @@ NAME = "evaluator"
 
 
 @dataclass(slots=True)
-class _Judges:
+class _Scoring:
     """Of one evaluation: its reward workers' pool, and its prompts once they are fetched."""
 
-    pool: EnvironmentPool
+    pool: RewardPool
     prompts: list[Prompt] | None = None
 
 
@@ -69,16 +69,16 @@ class EvaluatorSession:
         self._news = Pulse()
         self._call = run.patience.call
         self._lease = 0
-        self._judges = {s.name: _Judges(self._pool(s)) for s in self._state.sections.values()}
+        self._scoring = {s.name: _Scoring(self._pool(s)) for s in self._state.sections.values()}
 
     @property
-    def pools(self) -> list[EnvironmentPool]:
-        return [judges.pool for judges in self._judges.values()]
+    def pools(self) -> list[RewardPool]:
+        return [scoring.pool for scoring in self._scoring.values()]
 
-    def _pool(self, section: EvaluationSection) -> EnvironmentPool:
+    def _pool(self, section: EvaluationSection) -> RewardPool:
         reward = section.reward or self._run.config.reward
         scored = partial(self._scored, section)
-        return EnvironmentPool(
+        return RewardPool(
             self._news, Waits(), scored, next_group_id=0, prefetch=1, timeout_s=reward.timeout_s
         )
 
@@ -133,12 +133,12 @@ class EvaluatorSession:
 
     async def _prompts(self, name: str) -> list[Prompt]:
         """Its first usable prompts, each row once; none where it is forgone."""
-        judges, section = self._judges[name], self._state.sections[name]
-        if judges.prompts is not None:
-            return judges.prompts
+        scoring, section = self._scoring[name], self._state.sections[name]
+        if scoring.prompts is not None:
+            return scoring.prompts
         found, rows = list[Prompt](), set[str]()
         while len(found) < section.prompts:
-            prompt = judges.pool.next_prompt()
+            prompt = scoring.pool.next_prompt()
             if name in self._state.forgone:
                 return []
             if prompt is None:
@@ -151,7 +151,7 @@ class EvaluatorSession:
                 found.append(prompt)
         if not found:
             raise DataError(f"evaluation {name}: none of its rows can be a prompt, of {len(rows)}")
-        judges.prompts = found
+        scoring.prompts = found
         return found
 
     # ------------------------------------------------------------ one evaluation
@@ -228,7 +228,7 @@ class EvaluatorSession:
         handle: Handle,
         reports: AsyncGenerator[Report, None],
         under: Underway,
-        burst: list[Completion],
+        burst: list[PromptAttempt],
     ) -> None:
         self._lease += 1
         for one in burst:
@@ -239,7 +239,7 @@ class EvaluatorSession:
             for part in (await self._next(reports)).progress:
                 if (found := left.get(part.trajectory_id)) is not None and found.take(part):
                     del left[found.index]
-                    self._judges[under.section.name].pool.request(under.score_request(found))
+                    self._scoring[under.section.name].pool.request(under.score_request(found))
             self._heard()
 
     async def _next(self, reports: AsyncGenerator[Report, None]) -> Report:
@@ -255,7 +255,7 @@ class EvaluatorSession:
                 raise
             raise DeadlineExceeded(f"{NAME}: no report for {timeout_s:g} s") from None
 
-    def _work(self, under: Underway, one: Completion) -> Work:
+    def _work(self, under: Underway, one: PromptAttempt) -> Work:
         """The noise is that of (evaluation, prompt, attempt): the same for every version."""
         config, name = self._run.config, under.section.name
         sampling = replace(Sampling(**dict(config.sampling)), logprobs=0, choices=False)

@@ -30,18 +30,18 @@ class Fleet:
     """The workers of a run. `relays`: one for each host that has a rank of the trainer or a replica. `join`
     makes replicas beside the first ones, `relay` the relay of a host that one of them is on. `look` finds out
     which hosts there are by now, for the next `join`. Raises: MillraceError. `evaluator`: a replica that is
-    set aside. `judges`: of each evaluation its reward worker, in their order. `reference`: a worker that
+    set aside. `evaluation_reward_workers`: one for each evaluation, in their order. `reference`: a worker that
     has the start weights, where the trainer has no copy."""
 
     trainer: WorkerSpec
     relays: tuple[WorkerSpec, ...]
     replicas: tuple[WorkerSpec, ...]
-    environments: tuple[WorkerSpec, ...]
+    reward_workers: tuple[WorkerSpec, ...]
     join: Join = no_room
     relay: Callable[[str], WorkerSpec] = no_host
     look: Callable[[], Awaitable[None]] = no_news
     evaluator: WorkerSpec | None = None
-    judges: tuple[WorkerSpec, ...] = ()
+    evaluation_reward_workers: tuple[WorkerSpec, ...] = ()
     reference: WorkerSpec | None = None
 
     @property

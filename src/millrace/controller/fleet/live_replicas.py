@@ -38,7 +38,7 @@ def to_leave(replicas: Iterable[ReplicaRecord], num: int) -> list[str]:
     return [record.name for _, record in ranked[: max(0, num)]]
 
 
-class LiveFleet:
+class LiveReplicas:
     """`wanted` replicas there shall be. Everything here is synchronous but `look`, and the coroutines of the
     replicas."""
 

@@ -24,7 +24,7 @@ QUIET_S = 30.0
 LOOK_S = 0.5
 
 
-class ScorersNeeded:
+class RewardWorkersNeeded:
     """The decision. Pure: it is told the time."""
 
     def __init__(self, least: int, most: int) -> None:
@@ -41,7 +41,7 @@ class ScorersNeeded:
         return self.num
 
 
-class LiveScorers:
+class LiveRewardWorkers:
     """`specs` are of all that there may be, the first `least` of them from the start."""
 
     def __init__(
@@ -50,7 +50,7 @@ class LiveScorers:
         self._run, self._specs, self._supervisor = run, list(specs), supervisor
         self._least = min(least, len(specs))
         self._first = frozenset(spec.name for spec in specs[: self._least])
-        self._needed = ScorersNeeded(self._least, len(specs))
+        self._needed = RewardWorkersNeeded(self._least, len(specs))
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def begin(self, group: asyncio.TaskGroup) -> None:

@@ -28,7 +28,7 @@ class Mean:
         self.value = before + (value - before) / self._count
 
 
-class Measured:
+class RunAverages:
     """Seconds of groups from their start until they are ready, and of the trainer from one batch until it
     could take the next; the staleness of trained tokens, in versions."""
 

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from millrace.controller.state.groups import GroupRecord
-from millrace.controller.state.measured import Measured
+from millrace.controller.state.measured import RunAverages
 from millrace.controller.state.replicas import Replicas
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import DataError
@@ -55,7 +55,7 @@ class Trajectories:
     def __init__(self, numbers: RunNumbers, replicas: Replicas) -> None:
         self.numbers, self.replicas = numbers, replicas
         self.groups: dict[int, GroupRecord] = {}
-        self.measured = Measured()
+        self.measured = RunAverages()
         self.trajectories: dict[int, Trajectory] = {}
         self.queued: dict[int, Trajectory] = {}  # admitted, on no replica
         self.dirty: dict[int, Trajectory] = {}

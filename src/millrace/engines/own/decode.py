@@ -15,7 +15,7 @@ from millrace.engines.own.accelerated.native import NativeRows
 from millrace.engines.own.attention import DecodeAttention
 from millrace.engines.own.cache import KVCache
 from millrace.engines.own.edits import Edits
-from millrace.engines.own.sampler import Drawn, Sampler
+from millrace.engines.own.sampler import SampledTokens, TokenSampler
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.noise import Noise
 
@@ -64,12 +64,12 @@ class DecodeBatch:
         if any(sampling.edits for sampling in samplings):
             sequences = [(c.work.prompt, c.tokens[len(c.work.prompt) :]) for c in self.continuations]
             edits = Edits(samplings, sequences, vocab=vocab, device=device)
-        self._sampler = Sampler(samplings, device, edits)
+        self._sampler = TokenSampler(samplings, device, edits)
         noise = Noise([work.seed for work in works], [work.trajectory_id for work in works])
         lengths = [continuation.completion_length for continuation in self.continuations]
         self._uniforms = torch.from_numpy(noise.uniforms(lengths, self._steps_left).T).to(device)
 
-    def sample(self, logits: Tensor) -> Drawn:
+    def sample(self, logits: Tensor) -> SampledTokens:
         """The next token of each continuation. `logits`: of the ready slots."""
         return self._sampler(logits, self._uniforms[-self._steps_left])
 

@@ -25,7 +25,7 @@ WHOLE, PART = 16_384, 128
 BELOW_ONE = 1 - 2.0**-52
 
 
-class Drawn(NamedTuple):
+class SampledTokens(NamedTuple):
     """One token a row.
 
     tokens, logprobs  (N,), of the distribution really sampled from
@@ -39,7 +39,7 @@ class Drawn(NamedTuple):
     choices: list[bytes | None]
 
 
-class Sampler:
+class TokenSampler:
     """Samples rows as `samplings` say. What does not change from step to step is settled once.
 
     `edits`: of the same rows, if any of them wants some.
@@ -60,7 +60,7 @@ class Sampler:
         self._truncation = _Truncation([samplings[i] for i in cut], device)
         self._num_likely = max(sampling.logprobs for sampling in samplings)
 
-    def __call__(self, logits_NV: Tensor, uniforms_N: Tensor) -> Drawn:
+    def __call__(self, logits_NV: Tensor, uniforms_N: Tensor) -> SampledTokens:
         """Greedy rows (temperature 0) take the largest logit (the first of equals) and record its log-prob
         at temperature 1 without truncation. Min-p keeps tokens at least that fraction as probable as the
         first, top-k exactly k tokens, and top-p the fewest whose probabilities reach p; among equal logits
@@ -82,7 +82,7 @@ class Sampler:
         if self._edits is not None:
             self._edits.note(tokens_N)
         logprobs_N = logprobs_NV.gather(1, tokens_N[:, None])[:, 0]
-        return Drawn(tokens_N, logprobs_N, self._likely(logprobs_NV), self._choices(logits_NV))
+        return SampledTokens(tokens_N, logprobs_N, self._likely(logprobs_NV), self._choices(logits_NV))
 
     def _likely(self, logprobs_NV: Tensor) -> list[Row | None]:
         if not self._num_likely:

@@ -25,7 +25,7 @@ from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
 from millrace.engines.server.client import NOT_FINITE, Server
 from millrace.engines.server.handover import Handover
-from millrace.engines.server.streams import Part, Streams, Token
+from millrace.engines.server.streams import StreamedTokens, Streams, Token
 from millrace.engines.vllm.proof import Proof
 from millrace.engines.vllm.sampling_params import asked_of_vllm
 from millrace.rollout.continuation import Continuation
@@ -173,7 +173,7 @@ class ServerEngine(Queues):
                 },
             )
 
-    def _take_in(self, parts: Iterable[Part], *, paused: bool = False) -> None:
+    def _take_in(self, parts: Iterable[StreamedTokens], *, paused: bool = False) -> None:
         for part in parts:
             self._check_label(part)
             continuation = self._running.get(part.key)
@@ -208,7 +208,7 @@ class ServerEngine(Queues):
         continuation.append(token.token_id, token.logprob, self.version)
         self._generated += 1
 
-    def _check_label(self, part: Part) -> None:
+    def _check_label(self, part: StreamedTokens) -> None:
         others = [span.version for span in part.spans or () if span.version != self._label]
         if others:
             self.version = -1

@@ -35,7 +35,7 @@ class _Logprobs(msgspec.Struct):
     content: list[Token] | None = None
 
 
-class Span(msgspec.Struct):
+class TokenRange(msgspec.Struct):
     """Tokens `start` to `end` of a request, and the label of the weights that sampled them."""
 
     version: str
@@ -46,7 +46,7 @@ class Span(msgspec.Struct):
 class _Choice(msgspec.Struct):
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
-    weight_versions: list[Span] | None = None
+    weight_versions: list[TokenRange] | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -54,20 +54,20 @@ class _Chunk(msgspec.Struct):
     error: Any = None
 
 
-class Part(msgspec.Struct, frozen=True):
+class StreamedTokens(msgspec.Struct, frozen=True):
     """Something that has arrived of request `key`. `error`: in words, and nothing more comes."""
 
     key: int
     tokens: list[Token] = []
     finish_reason: str | None = None
-    spans: list[Span] | None = None
+    spans: list[TokenRange] | None = None
     error: str | None = None
 
 
 class Streams:
     def __init__(self, url: str) -> None:
         self._url = url
-        self._arrived: SimpleQueue[Part] = SimpleQueue()
+        self._arrived: SimpleQueue[StreamedTokens] = SimpleQueue()
         self._decoder = msgspec.json.Decoder(_Chunk)
         self._ready = Event()
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -82,9 +82,9 @@ class Streams:
         """`key` must be new, or ended."""
         self._loop.call_soon_threadsafe(self._start, key, request)
 
-    def take(self, keys: Collection[int] = (), *, wait_s: float = 0.0) -> list[Part]:
+    def take(self, keys: Collection[int] = (), *, wait_s: float = 0.0) -> list[StreamedTokens]:
         """All that has arrived, once something of each of `keys` has, but at the latest after `wait_s`."""
-        parts: list[Part] = []
+        parts: list[StreamedTokens] = []
         missing, until_s = set(keys), time.monotonic() + wait_s
         with suppress(Empty):
             while missing:
@@ -157,7 +157,7 @@ class Streams:
             if not finished:
                 raise ValueError("its stream ended, and the request had not")
         except Exception as error:
-            self._arrived.put(Part(key, error=f"{type(error).__name__}: {error}"))
+            self._arrived.put(StreamedTokens(key, error=f"{type(error).__name__}: {error}"))
 
     def _note(self, key: int, data: str) -> bool:
         """Whether it is the last. Raises: ValueError: it tells of an error; MsgspecError: it is no chunk."""
@@ -166,5 +166,5 @@ class Streams:
             raise ValueError(str(chunk.error)[:TOLD_MAX])
         for choice in chunk.choices:
             tokens = (choice.logprobs and choice.logprobs.content) or []
-            self._arrived.put(Part(key, tokens, choice.finish_reason, choice.weight_versions))
+            self._arrived.put(StreamedTokens(key, tokens, choice.finish_reason, choice.weight_versions))
         return any(choice.finish_reason is not None for choice in chunk.choices)

@@ -21,7 +21,7 @@ _TOLD_S = 5.0
 SHARED = Path("/dev/shm")
 
 
-class Ranks:
+class EngineRanks:
     """Of vLLM's `executor`. Where vLLM computes in this process, none: then nothing here does anything."""
 
     def __init__(self, executor: Any) -> None:

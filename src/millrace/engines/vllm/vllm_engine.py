@@ -33,7 +33,7 @@ from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
 from millrace.engines.vllm.loading import load_version
 from millrace.engines.vllm.proof import Proof
-from millrace.engines.vllm.ranks import Ranks
+from millrace.engines.vllm.ranks import EngineRanks
 from millrace.engines.vllm.sampling_params import asked_of_vllm
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
@@ -65,7 +65,7 @@ class VllmEngine(Queues):
         cache = llm.vllm_config.cache_config
         self._capacity = cache.num_gpu_blocks * cache.block_size
         core = llm.engine_core.engine_core
-        self._scheduler, self._ranks = core.scheduler, Ranks(core.model_executor)
+        self._scheduler, self._ranks = core.scheduler, EngineRanks(core.model_executor)
 
     # ------------------------------------------------------------ work
 

@@ -19,7 +19,7 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
-from millrace.look.record.activity import Span
+from millrace.look.record.activity import TimelineBar
 from millrace.look.record.steps import Curve
 
 COLORS = ("#3a86d1", "#e08a00", "#8a6fd1", "#2fa5b5", "#a5714a", "#9a9a1e")
@@ -95,7 +95,7 @@ def curves(
     return plot
 
 
-def lanes_data(spans: Iterable[Span]) -> Data:
+def lanes_data(spans: Iterable[TimelineBar]) -> Data:
     """A bar for each span. Work lies in the middle of a row, weights on their way in a thin line below."""
     told = list(spans)
     return {
@@ -219,7 +219,7 @@ def _style_legend(plot: figure, labels: list[str], *, shown: bool) -> None:
     plot.add_layout(legend, "above")
 
 
-def _offset(span: Span) -> float:
+def _offset(span: TimelineBar) -> float:
     return -0.4 if span.kind in ("pulled", "staged", "fetched", "published") else 0.0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from millrace.look.record.runs import RunLine
-from millrace.look.record.tokens import Piece, Shown
+from millrace.look.record.tokens import Shown, TokenText
 from millrace.observe.doctor.finding import Finding
 from millrace.observe.terminal import harmless
 from millrace.run_directory.resume import ABSENT, Change
@@ -155,7 +155,7 @@ def sample(one: Shown) -> str:
     )
 
 
-def _token(piece: Piece) -> str:
+def _token(piece: TokenText) -> str:
     level = int(max(0, min(LEVELS, -piece.logprob / NATS_PER_LEVEL)))  # the last one for NaN too
     title = f"{piece.logprob:.3f} nats, version {piece.version}"
     color = f"p{level} v{piece.version % VERSION_COLORS}"

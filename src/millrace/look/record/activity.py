@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Span:
+class TimelineBar:
     """Something that took time, in minutes since the first event; `share` of it was work. `kind` is that of
     the event that told of it."""
 
@@ -23,8 +23,8 @@ class Activity:
     """How busy replicas were, in quarters: the newest spans. Neighbours that look alike are one."""
 
     def __init__(self, spans_max: int) -> None:
-        self.spans: deque[Span] = deque(maxlen=spans_max)
-        self._newest: dict[str, Span] = {}
+        self.spans: deque[TimelineBar] = deque(maxlen=spans_max)
+        self._newest: dict[str, TimelineBar] = {}
 
     def add(self, replica: str, start: float, end: float, share: float) -> None:
         share = round(4 * share) / 4
@@ -32,7 +32,7 @@ class Activity:
         if last is not None and last.share == share and last.end == start:
             last.end = end
             return
-        self._newest[replica] = Span(replica, "report", start, end, f"decodes {share:.0%}", share)
+        self._newest[replica] = TimelineBar(replica, "report", start, end, f"decodes {share:.0%}", share)
         self.spans.append(self._newest[replica])
 
 

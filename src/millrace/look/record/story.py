@@ -11,7 +11,7 @@ from millrace.compose.examine import evidence_of
 from millrace.config.schema import Config
 from millrace.core.errors import DataError, boundary
 from millrace.core.events import Event
-from millrace.look.record.activity import Activity, Span
+from millrace.look.record.activity import Activity, TimelineBar
 from millrace.observe.sinks.jsonl import event_of
 from millrace.observe.sinks.log_files import SLICE_BYTES, Tail
 from millrace.observe.summary import Summary
@@ -57,7 +57,7 @@ class Story:
         self._summary, self.evidence = Summary(), evidence_of(self._config)
         self._load: dict[str, tuple[float, float, float]] = {}  # replica -> minute, busy and idle seconds
         self._start_s: float | None = None
-        self.spans: deque[Span] = deque(maxlen=SPANS_MAX)
+        self.spans: deque[TimelineBar] = deque(maxlen=SPANS_MAX)
         self.activity = Activity(SPANS_MAX)
         self.evaluations: dict[tuple[str, int], dict[str, Any]] = {}  # the newest event of each
         self.troubles: deque[Trouble] = deque(maxlen=TROUBLES_MAX)
@@ -109,7 +109,7 @@ class Story:
         for row, record in records_of(event, minute * 60e6):
             if record["ph"] == "X":
                 start = record["ts"] / 60e6
-                self.spans.append(Span(row, event.kind, max(0.0, start), minute, record["name"]))
+                self.spans.append(TimelineBar(row, event.kind, max(0.0, start), minute, record["name"]))
         if event.kind in ("evaluated", "evaluation_skipped"):
             self.evaluations[event.fields["name"], event.fields["version"]] = event.fields
         if event.kind == "rewound":

@@ -22,7 +22,7 @@ _JOINED_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TokenText:
     """Some text: one token, or the few that make one character. `logprob` is their least."""
 
     text: str
@@ -46,12 +46,12 @@ class Shown:
     trained: int | None
     replica: str
     prompt: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TokenText, ...]
     tokens_left_out: int
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TokenPage:
     """What a search gave. It looked at `looked_at` trajectories, down to `before`; None: at all of them."""
 
     shown: list[Shown]
@@ -69,25 +69,25 @@ def choose(
         return [shown_of(sample, tokenizer, tokens_max) for sample in reader.samples(choice, num)]
 
 
-def search(run: RunDirectory, tokenizer: Any, text: str, num: int, before: int | None = None) -> Found:
+def search(run: RunDirectory, tokenizer: Any, text: str, num: int, before: int | None = None) -> TokenPage:
     """Trajectories with `text` in prompt or completion, the newest first. It ends with `num` of them,
     or after `LOOK_S`. Another search goes on `before` the last one that was looked at."""
     found: list[Shown] = []
     looked, wanted, until_s = 0, text.casefold(), time.monotonic() + LOOK_S
     if not run.ledger.exists():
-        return Found(found, looked, None)
+        return TokenPage(found, looked, None)
     with _reader(run) as reader:
         while len(found) < num and time.monotonic() < until_s:
             page = reader.samples_before(before, _PAGE)
             if not page:
-                return Found(found, looked, None)
+                return TokenPage(found, looked, None)
             for sample in page:
                 looked, before = looked + 1, sample.trajectory.trajectory_id
                 if any(wanted in told.casefold() for told in _texts(sample, tokenizer)):
                     found.append(shown_of(sample, tokenizer))
                 if len(found) == num:
                     break
-    return Found(found, looked, before)
+    return TokenPage(found, looked, before)
 
 
 def shown_of(sample: Sample, tokenizer: Any, tokens_max: int = TOKENS_MAX) -> Shown:
@@ -121,7 +121,7 @@ def _texts(sample: Sample, tokenizer: Any) -> Iterator[str]:
         yield tokenizer.decode(sample.trajectory.columns.tokens.tolist())
 
 
-def _pieces(one: Trajectory, tokenizer: Any, tokens_max: int) -> Iterator[Piece]:
+def _pieces(one: Trajectory, tokenizer: Any, tokens_max: int) -> Iterator[TokenText]:
     columns = one.columns[:tokens_max]
     versions = chain.from_iterable(repeat(version, count) for version, count in columns.runs)
     joined: list[int] = []
@@ -132,7 +132,7 @@ def _pieces(one: Trajectory, tokenizer: Any, tokens_max: int) -> Iterator[Piece]
         text = tokenizer.decode(joined) if tokenizer is not None else f"[{token}]"
         if text.endswith(_BROKEN) and len(joined) < _JOINED_MAX:
             continue
-        yield Piece(text, least, version)
+        yield TokenText(text, least, version)
         joined, least = [], 0.0
     if joined:
-        yield Piece(tokenizer.decode(joined), least, version)
+        yield TokenText(tokenizer.decode(joined), least, version)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import sqrt
 from statistics import fmean
 
-from millrace.core.fairness import BAND, BATCHES, Lengths, fairness, next_correlation, windows
+from millrace.core.fairness import BAND, BATCHES, LengthMoments, fairness, next_correlation, windows
 from millrace.observe.doctor import keys
 from millrace.observe.doctor.evidence import BatchTold, Evidence
 from millrace.observe.doctor.finding import Finding
@@ -81,7 +81,7 @@ def _batches(evidence: Evidence) -> list[BatchTold]:
     return [step.batch for step in evidence.steps if step.batch is not None]
 
 
-def _spread(batches: Sequence[Lengths]) -> float:
+def _spread(batches: Sequence[LengthMoments]) -> float:
     """The standard deviation of group lengths over their mean."""
     num = sum(batch.groups for batch in batches)
     mean = sum(batch.groups * batch.mean for batch in batches) / num
@@ -89,7 +89,7 @@ def _spread(batches: Sequence[Lengths]) -> float:
     return sqrt(squares / num) / mean if mean else 0.0
 
 
-def _drifts(batches: Sequence[Lengths]) -> bool:
+def _drifts(batches: Sequence[LengthMoments]) -> bool:
     correlation = next_correlation(batches)
     return correlation is not None and correlation > DRIFT
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
-from millrace.observe.doctor.evidence import Evidence, Measured
+from millrace.observe.doctor.evidence import Accuracy, Evidence
 from millrace.observe.doctor.finding import Finding
 
 TOLD_MIN = 4  # fewer say nothing
@@ -26,7 +26,7 @@ def evaluations_skipped(evidence: Evidence) -> Finding | None:
     return Finding("evaluations-skipped", tuple(told), _SKIPPED) if told else None
 
 
-def _fallen(evidence: Evidence, name: str, series: dict[int, Measured]) -> Iterator[str]:
+def _fallen(evidence: Evidence, name: str, series: dict[int, Accuracy]) -> Iterator[str]:
     """The newest interval lies below that of the best version, and training got better since then."""
     if not series:
         return

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.core.events import Event
-from millrace.core.fairness import Lengths
+from millrace.core.fairness import LengthMoments
 from millrace.observe.hosts import Hosts
 
 Gap = tuple[
@@ -19,7 +19,7 @@ Gap = tuple[
 class BatchTold:
     """What a step told of its batch. `groups_ready` waited for a later step when this one ended."""
 
-    lengths: Lengths
+    lengths: LengthMoments
     staleness_mean: float
     groups_ready: int
     step_s: float
@@ -46,7 +46,7 @@ class SwapSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Accuracy:
     """The greedy accuracy of a version in an evaluation, with its interval of 95 %."""
 
     greedy: float
@@ -73,7 +73,7 @@ class Evidence:
     pulls: list[SwapSeen] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)  # of scored trajectories
     failures: Counter[str] = field(default_factory=Counter)  # reasons of failed rewards
-    evaluated: dict[str, dict[int, Measured]] = field(default_factory=dict)  # by name and version
+    evaluated: dict[str, dict[int, Accuracy]] = field(default_factory=dict)  # by name and version
     skipped: Counter[str] = field(default_factory=Counter)  # evaluations of each name
     hosts: Hosts = field(default_factory=Hosts)
     told: dict[str, int] = field(default_factory=dict)  # faults, and when each was told
@@ -100,7 +100,7 @@ class Evidence:
                 self._count(fields["outcome"], fields["reason"])
             case "evaluated" if (told := fields["metrics"])["greedy_accuracy"] is not None:
                 low, high = told["intervals"]["greedy_accuracy"]
-                measured = Measured(told["greedy_accuracy"], low, high)
+                measured = Accuracy(told["greedy_accuracy"], low, high)
                 self.evaluated.setdefault(fields["name"], {})[fields["version"]] = measured
             case "evaluation_skipped":
                 self.skipped[fields["name"]] += 1
@@ -144,4 +144,4 @@ def _batch(fields: dict[str, Any]) -> BatchTold | None:
     if "lengths" not in fields:
         return None
     names = "staleness_mean", "groups_ready", "step_s", "wait_s", "replayed"
-    return BatchTold(Lengths(**fields["lengths"]), **{name: fields[name] for name in names})
+    return BatchTold(LengthMoments(**fields["lengths"]), **{name: fields[name] for name in names})

@@ -19,7 +19,7 @@ Only the controller acts on SIGINT and SIGTERM. Schedulers send them to every pr
 controller may need its workers for an orderly end. Workers and forkserver end by SIGKILL.
 
 Run by `runtime.local.launcher` as `python -m millrace.runtime.local.forkserver FD`, with FD one end of a
-SOCK_SEQPACKET pair. It reads one Setup, then Forks; it answers with Ready or Broken, then with Forked
+SOCK_SEQPACKET pair. It reads one ForkserverSetup, then Forks. It answers with Ready or Broken, then Forked
 and Exited.
 """
 
@@ -45,7 +45,7 @@ MAX_PACKET = 128 * 1024
 SPAWNED = str(Path(__file__).with_name("spawned.py"))
 
 
-class Setup(msgspec.Struct, tag=True):
+class ForkserverSetup(msgspec.Struct, tag=True):
     """`python_path` is the PYTHONPATH that workers shall see (None: unset)."""
 
     controller_pid: int
@@ -239,7 +239,7 @@ def _preload(modules: list[str]) -> None:
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    setup = msgspec.msgpack.decode(control.recv(MAX_PACKET), type=Setup)
+    setup = msgspec.msgpack.decode(control.recv(MAX_PACKET), type=ForkserverSetup)
     process.die_with_parent(setup.controller_pid)
     process.adopt_orphans()
     process.set_title("forkserver")

@@ -75,7 +75,7 @@ class Launcher:
         self._pidfd = os.pidfd_open(self._process.pid)
         forkserver.tell(
             self._control,
-            forkserver.Setup(os.getpid(), sys.path, os.environ.get("PYTHONPATH"), list(preload)),
+            forkserver.ForkserverSetup(os.getpid(), sys.path, os.environ.get("PYTHONPATH"), list(preload)),
         )
         self._loop.add_reader(self._control, self.drain)
         self._loop.add_reader(self._pidfd, self._ended)

@@ -43,7 +43,7 @@ LOOK_S = 0.5
 """Between looks at the lease. A process that could not run first sees the messages that waited for it."""
 
 
-class Setup(msgspec.Struct, frozen=True):
+class ActorSetup(msgspec.Struct, frozen=True):
     """What an actor's process becomes before it makes its object.
 
     `variables` are set in its environment. `log_dir` takes its output, bounded as `logs` says (None: it stays
@@ -82,7 +82,7 @@ class Hosted:
             self._tasks = tasks
             await asyncio.get_running_loop().create_future()
 
-    async def begin(self, setup: Setup) -> int:
+    async def begin(self, setup: ActorSetup) -> int:
         """Become `setup`. Returns the process id."""
         self._loop = asyncio.get_running_loop()
         self._silence_s_max = setup.silence_s_max

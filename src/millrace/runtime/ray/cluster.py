@@ -59,22 +59,22 @@ LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """By this Ray's processes of one machine listen at 127.0.0.1, as they do on systems that can have no cluster.
 Otherwise they listen on every interface. Ray reads it when it is imported."""
 
-_connected: dict[str, Cluster] = {}
+_connected: dict[str, ClusterConnection] = {}
 """Of this process, which can have one."""
 
 
-def connect(address: str) -> Cluster:
+def connect(address: str) -> ClusterConnection:
     """The connection to the cluster at `address` (HOST:PORT, or LOCAL). The main thread makes it, where there
     is none yet.
 
     Raises: WorkerError: it cannot be reached, or this process uses another one.
     """
     if address not in _connected:
-        _connected[address] = Cluster(address)
+        _connected[address] = ClusterConnection(address)
     return _connected[address]
 
 
-class Cluster:
+class ClusterConnection:
     """One connection of this process to a cluster. Its methods wait for the cluster. `places`: which node is
     which host of the run."""
 

@@ -18,7 +18,7 @@ from millrace.config.schema import Config
 from millrace.config.tables.runtime import RayCluster
 from millrace.core.errors import ConfigError, boundary
 from millrace.core.placement import OWN_ADDRESS, ROLES, Host
-from millrace.runtime.ray.cluster import Cluster, connect
+from millrace.runtime.ray.cluster import ClusterConnection, connect
 from millrace.runtime.ray.node_probe import Seen, package
 from millrace.runtime.ray.places import NONE, ROLE, Node
 
@@ -77,7 +77,7 @@ def present(config: Config, runtime: RayCluster) -> Present:
 
 
 def survey(
-    cluster: Cluster, paths: Sequence[str], directory: str
+    cluster: ClusterConnection, paths: Sequence[str], directory: str
 ) -> tuple[list[Node], list[Seen | Exception]]:
     """Every live node, and what it says of itself and of the disk of `directory`."""
     nodes = cluster.nodes()
@@ -85,7 +85,12 @@ def survey(
 
 
 def look_at(
-    cluster: Cluster, nodes: Sequence[Node], paths: Sequence[str], directory: str, *, timeout_s: float
+    cluster: ClusterConnection,
+    nodes: Sequence[Node],
+    paths: Sequence[str],
+    directory: str,
+    *,
+    timeout_s: float,
 ) -> list[Seen | Exception]:
     """What each of `nodes` says."""
     look = "millrace.runtime.ray.node_probe:look"

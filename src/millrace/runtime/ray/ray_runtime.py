@@ -20,9 +20,9 @@ from millrace.core.errors import ClusterError
 from millrace.core.placement import HERE, OWN_ADDRESS, THIS_HOST, Place
 from millrace.runtime.gang import GangHandle
 from millrace.runtime.kernel import check_kernel
-from millrace.runtime.ray.actor import Setup
+from millrace.runtime.ray.actor import ActorSetup
 from millrace.runtime.ray.blocking_calls import aside
-from millrace.runtime.ray.cluster import LOCAL, Cluster, connect
+from millrace.runtime.ray.cluster import LOCAL, ClusterConnection, connect
 from millrace.runtime.ray.head import HeadWatch
 from millrace.runtime.ray.places import Node
 from millrace.runtime.ray.remote_handle import RayHandle
@@ -53,7 +53,7 @@ class RayRuntime:
         self._address, self._namespace = address, f"millrace-{run_id or os.getpid()}"
         self._log_dir, self._silence_s_max, self._answer_s = log_dir, silence_s_max, answer_s
         self._workers = Workers[RayHandle](log_dir)
-        self._cluster: Cluster | None = None
+        self._cluster: ClusterConnection | None = None
         self._watch: HeadWatch | None = None
         self._why_lost = ""
 
@@ -109,7 +109,7 @@ class RayRuntime:
             if self._cluster is not None:
                 self._cluster.close(lost=bool(self._why_lost))
 
-    def _connected(self) -> Cluster:
+    def _connected(self) -> ClusterConnection:
         """By the main thread; nobody else waits for the loop at the first spawn."""
         if self._cluster is None:
             self._cluster = connect(self._address)
@@ -135,16 +135,16 @@ class RayRuntime:
         for handle in self._workers.each():
             handle.lost(why)
 
-    async def _node(self, cluster: Cluster, host: str) -> Node:
+    async def _node(self, cluster: ClusterConnection, host: str) -> Node:
         asked = aside(cluster.nodes)
         await asyncio.wait({asked, self._lost}, return_when=asyncio.FIRST_COMPLETED)
         self._refuse_lost()
         alive = asked.result()
         return cluster.places.node_of(cluster.here if host == THIS_HOST else host, alive)
 
-    def _setup(self, place: Place) -> Setup:
+    def _setup(self, place: Place) -> ActorSetup:
         threads = os.environ.get("OMP_NUM_THREADS", "1")
-        return Setup(
+        return ActorSetup(
             variables={"OMP_NUM_THREADS": threads, **place.variables},
             log_dir=str(self._log_dir.resolve()) if self._log_dir is not None else None,
             path=tuple(entry for entry in sys.path if entry),

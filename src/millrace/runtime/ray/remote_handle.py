@@ -19,9 +19,9 @@ from typing import Any
 
 from millrace.core.errors import DataError, MillraceError, RemoteError
 from millrace.runtime import process
-from millrace.runtime.ray.actor import Setup
+from millrace.runtime.ray.actor import ActorSetup
 from millrace.runtime.ray.blocking_calls import aside
-from millrace.runtime.ray.cluster import Cluster
+from millrace.runtime.ray.cluster import ClusterConnection
 from millrace.runtime.ray.messages import Answer, Inbox, packed, unpacked
 from millrace.runtime.ray.places import Node
 from millrace.runtime.seam import CREDIT_STEP, PING, died, late, where
@@ -37,7 +37,7 @@ class RayHandle:
     """One incarnation of one worker; see `core.protocols.Handle`. `node` is the id of the Ray node that it
     is on, `address` where that is."""
 
-    def __init__(self, name: str, epoch: int, cluster: Cluster, namespace: str, node: Node) -> None:
+    def __init__(self, name: str, epoch: int, cluster: ClusterConnection, namespace: str, node: Node) -> None:
         self.name, self.epoch, self.node, self.address = name, epoch, node.node_id, node.address
         self._namespace = namespace
         self.pid: int | None = None
@@ -104,7 +104,7 @@ class RayHandle:
 
     # ------------------------------------------------------------ the runtime's part
 
-    async def start(self, setup: Setup) -> None:
+    async def start(self, setup: ActorSetup) -> None:
         """Make the actor and have its process become `setup`. Raises: WorkerDied."""
         making = aside(self._cluster.make_actor, self._namespace, self.name, self.epoch, self.node)
         await asyncio.wait({making, self.dead}, return_when=asyncio.FIRST_COMPLETED)

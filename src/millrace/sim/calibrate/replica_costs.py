@@ -19,7 +19,7 @@ Period = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ReportInterval:
     """Between two consecutive reports of one incarnation of a replica."""
 
     span: Period
@@ -31,11 +31,11 @@ class Interval:
     had_work: bool  # at its beginning
 
 
-def intervals(events: Sequence[Event]) -> list[Interval]:
+def intervals(events: Sequence[Event]) -> list[ReportInterval]:
     return list(_intervals(events))
 
 
-def _intervals(events: Sequence[Event]) -> Iterator[Interval]:
+def _intervals(events: Sequence[Event]) -> Iterator[ReportInterval]:
     last: dict[str, Event] = {}
     for event in events:
         if event.kind != "report" or "steps_since_swap" not in event.fields:
@@ -46,7 +46,7 @@ def _intervals(events: Sequence[Event]) -> Iterator[Interval]:
             continue
         before = earlier.fields
         swapped = now["version"] != before["version"] or now["steps_since_swap"] < before["steps_since_swap"]
-        yield Interval(
+        yield ReportInterval(
             (earlier.time_s, event.time_s),
             steps=None if swapped else now["steps_since_swap"] - before["steps_since_swap"],
             tokens=now["generated_tokens"] - before["generated_tokens"],

@@ -10,7 +10,7 @@ from millrace.config.tables.generation import Rollout, SamplingConfig
 from millrace.config.tables.operation import Checkpoints, Supervision
 from millrace.config.tables.runtime import LocalHosts
 from millrace.config.tables.schedules import RLAX, AReaL, Laminar, LlamaRL, Millrace, Schedule, Synchronous
-from millrace.config.tables.task import GymReward, GymTask
+from millrace.config.tables.task import GymRewardSection, GymTaskSection
 from millrace.config.tables.training import BatchShape, Model
 from millrace.sim.costs.interface import Costs
 from millrace.sim.costs.lengths import LogNormal
@@ -57,8 +57,8 @@ def small_config(
         "steps": steps,
         "seed": seed,
         "model": Model(path="simulated"),
-        "task": GymTask(name="chain_sum"),
-        "reward": GymReward(workers=2),
+        "task": GymTaskSection(name="chain_sum"),
+        "reward": GymRewardSection(workers=2),
         "batch": BatchShape(prompts=2, group_size=3),
         "sampling": SamplingConfig(max_tokens=160),
         "schedule": schedule,
@@ -145,13 +145,13 @@ def _random_faults(rng: random.Random) -> Faults:
                 ("replica-*", 4.0),
                 ("trainer", 8.0),
                 ("relay*", 8.0),
-                ("environment-*", 4.0),
+                ("reward-worker-*", 4.0),
             )
             if rng.random() < 0.4
         ),
         slow=tuple(
             Slow(workers, rng.uniform(2, 8))
-            for workers in ("replica-0", "relay*", "trainer", "environment-0")
+            for workers in ("replica-0", "relay*", "trainer", "reward-worker-0")
             if rng.random() < 0.15
         ),
         partitions=tuple(
@@ -160,7 +160,7 @@ def _random_faults(rng: random.Random) -> Faults:
                 ("replica-*", 0.3),
                 ("trainer", 0.1),
                 ("relay*", 0.1),
-                ("environment-*", 0.1),
+                ("reward-worker-*", 0.1),
             )
             if rng.random() < share
         ),
@@ -180,7 +180,7 @@ def _with_hostile(faults: Faults, rng: random.Random) -> Faults:
     crashes = [
         Crash(workers, at_s)
         for at_s in salvos
-        for workers in rng.sample(("replica-*", "replica-0", "trainer", "relay*", "environment-*"), 3)
+        for workers in rng.sample(("replica-*", "replica-0", "trainer", "relay*", "reward-worker-*"), 3)
     ]
     return replace(faults, crashes=tuple(crashes), poisonous=rng.choice((0.0, 0.0, 0.0, 0.004)))
 

@@ -34,7 +34,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PlanLayout:
     """`train_s` and `generate_s`: predicted seconds of a step, each side alone."""
 
     training: Training
@@ -66,7 +66,7 @@ class Layout:
 
 def layouts(
     model: ModelSizes, devices: Mapping[Device, int], demand: Demand, dtypes: Sequence[str] = ("bf16",)
-) -> list[Layout]:
+) -> list[PlanLayout]:
     """All of them, the best prediction first; empty where the model does not fit."""
     found = [
         layout
@@ -124,7 +124,7 @@ def _generations(
 
 def _splits(
     training: Training, generation: Generation, trainers: int, generators: int, demand: Demand
-) -> Iterator[Layout]:
+) -> Iterator[PlanLayout]:
     shared = training.device == generation.device
     left = generators - training.devices if shared else generators
     replicas = left // generation.tensor_parallel
@@ -133,4 +133,4 @@ def _splits(
     needed_s = train_s(training, demand)
     for slots in slots_that_fit(generation, demand):
         seconds = generate_s(generation, replicas, slots, demand)
-        yield Layout(training, generation, replicas, slots, needed_s, seconds)
+        yield PlanLayout(training, generation, replicas, slots, needed_s, seconds)

@@ -17,7 +17,7 @@ from millrace.config.tables.training import BatchShape
 from millrace.core.errors import ConfigError
 from millrace.sim.config import ClusterSection, SimulatedConfig
 from millrace.sim.costs.transport import Transport
-from millrace.sim.plan.layouts import Demand, Layout, generate_s, slots_that_fit, train_s
+from millrace.sim.plan.layouts import Demand, PlanLayout, generate_s, slots_that_fit, train_s
 from millrace.sim.plan.request import PlanConfig
 from millrace.sim.report.measure import Result, Timeline, measure
 from millrace.sim.setup import scenario
@@ -30,7 +30,7 @@ FASTER = 1.01
 class Candidate:
     """A layout with everything that is free to choose beside it."""
 
-    layout: Layout
+    layout: PlanLayout
     prompts: int
     schedule: schedules.Schedule
     transport: Transport = "relay"
@@ -55,7 +55,7 @@ class Simulated:
 
 
 def search(
-    config: PlanConfig, demand: Demand, found: Sequence[Layout], run: Callable[[Candidate], Simulated]
+    config: PlanConfig, demand: Demand, found: Sequence[PlanLayout], run: Callable[[Candidate], Simulated]
 ) -> list[Simulated]:
     """Simulated candidates, the fastest first. `found`: layouts, the best prediction first.
 
@@ -118,7 +118,7 @@ def simulate_candidate(config: PlanConfig, candidate: Candidate) -> Simulated:
     return Simulated(candidate, result, timeline, scale)
 
 
-def _scale(layout: Layout, prompts: int, replicas_max: int) -> int:
+def _scale(layout: PlanLayout, prompts: int, replicas_max: int) -> int:
     """The smallest whole factor that brings the replicas within `replicas_max` and divides everything about
     evenly; the trainer's image still has to hold the model."""
     scale = 1
@@ -135,7 +135,7 @@ def _scale(layout: Layout, prompts: int, replicas_max: int) -> int:
 # ---------------------------------------------------------------- candidates
 
 
-def _starts(config: PlanConfig, found: Sequence[Layout]) -> Iterator[Candidate]:
+def _starts(config: PlanConfig, found: Sequence[PlanLayout]) -> Iterator[Candidate]:
     seen = set()
     for layout in found:
         kind = (
@@ -156,7 +156,7 @@ def _schedule(config: PlanConfig) -> schedules.Schedule:
 
 
 def _splits(
-    config: PlanConfig, demand: Demand, best: Candidate, found: Sequence[Layout]
+    config: PlanConfig, demand: Demand, best: Candidate, found: Sequence[PlanLayout]
 ) -> Iterator[Candidate]:
     """The same shapes with fewer and with more trainer devices."""
     here = best.layout
@@ -175,7 +175,7 @@ def _splits(
 
 
 def _slots(
-    config: PlanConfig, demand: Demand, best: Candidate, found: Sequence[Layout]
+    config: PlanConfig, demand: Demand, best: Candidate, found: Sequence[PlanLayout]
 ) -> Iterator[Candidate]:
     here = best.layout
     for slots in slots_that_fit(here.generation, demand):
@@ -185,14 +185,14 @@ def _slots(
 
 
 def _batches(
-    config: PlanConfig, demand: Demand, best: Candidate, found: Sequence[Layout]
+    config: PlanConfig, demand: Demand, best: Candidate, found: Sequence[PlanLayout]
 ) -> Iterator[Candidate]:
     for prompts in config.batch.prompts:
         if prompts != best.prompts:
             yield replace(best, prompts=prompts, layout=for_batch(best.layout, prompts, config, demand))
 
 
-def for_batch(layout: Layout, prompts: int, config: PlanConfig, demand: Demand) -> Layout:
+def for_batch(layout: PlanLayout, prompts: int, config: PlanConfig, demand: Demand) -> PlanLayout:
     """The layout with the predictions of another batch."""
     other = replace(demand, samples=prompts * config.batch.group_size)
     return replace(
@@ -203,7 +203,7 @@ def for_batch(layout: Layout, prompts: int, config: PlanConfig, demand: Demand) 
 
 
 def _schedules(
-    config: PlanConfig, demand: Demand, best: Candidate, found: Sequence[Layout]
+    config: PlanConfig, demand: Demand, best: Candidate, found: Sequence[PlanLayout]
 ) -> Iterator[Candidate]:
     """Laminar's rounds and repack: as derived, packed less densely, with rounds of twice the size, without
     repack; and trajectories of several versions."""
@@ -222,7 +222,7 @@ def _schedules(
 
 
 def _transports(
-    config: PlanConfig, demand: Demand, best: Candidate, found: Sequence[Layout]
+    config: PlanConfig, demand: Demand, best: Candidate, found: Sequence[PlanLayout]
 ) -> Iterator[Candidate]:
     for transport in config.search.transports:
         if transport != best.transport:

@@ -55,7 +55,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ComparisonProgress:
     """How far run `run` of `runs` is. One in another process tells of its end only, and of no events (0)."""
 
     schedule: str
@@ -73,7 +73,7 @@ class Progress:
         return (self.run - 1 + self.version / self.steps) / self.runs
 
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[ComparisonProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def _run(scenarios: Sequence[Scenario], jobs: int, tell: Tell) -> Iterator[tuple
     def tell_of(index: int, version: int, virtual_s: float, num_events: int) -> None:
         config, seed = scenarios[index].config, scenarios[index].seed
         place = (config.schedule.kind, seed, index + 1, len(scenarios))
-        tell(Progress(*place, version, config.steps, virtual_s, num_events))
+        tell(ComparisonProgress(*place, version, config.steps, virtual_s, num_events))
 
     if jobs == 1:
         for index, scenario in enumerate(scenarios):

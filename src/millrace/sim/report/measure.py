@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from millrace.core.events import Event
-from millrace.core.fairness import Lengths, fairness, next_correlation
+from millrace.core.fairness import LengthMoments, fairness, next_correlation
 from millrace.sim.simulation import Observer, Scenario, simulate
 
 BATCHES_MIN = 8
@@ -21,7 +21,7 @@ Tell = Callable[[int, float, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ReplicaSample:
     """One report of a replica. `busy` and `kv` are fractions, `busy` since its report before."""
 
     time_s: float
@@ -32,7 +32,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimedWork:
     """The trainer, or a replica, did something from `start_s` to `end_s`."""
 
     start_s: float
@@ -77,9 +77,9 @@ class Result:
 class Timeline:
     """What everybody did when: reports of each replica, and the trainer's spans."""
 
-    samples: dict[str, list[Sample]] = field(default_factory=dict)
-    trainer: list[Span] = field(default_factory=list)
-    pulls: list[tuple[str, Span]] = field(default_factory=list)
+    samples: dict[str, list[ReplicaSample]] = field(default_factory=dict)
+    trainer: list[TimedWork] = field(default_factory=list)
+    pulls: list[tuple[str, TimedWork]] = field(default_factory=list)
 
 
 class Measure(Observer):
@@ -110,7 +110,7 @@ class Measure(Observer):
                 copied_s = event.time_s - fields["digest_s"]
                 self._span("published", copied_s, fields["stall_s"], fields["version"])
             case "pulled":
-                span = Span(event.time_s - fields["swap_s"], event.time_s, "pulled", fields["version"])
+                span = TimedWork(event.time_s - fields["swap_s"], event.time_s, "pulled", fields["version"])
                 self.timeline.pulls.append((fields["replica"], span))
                 self._counts["pulled"] += 1
             case "moved" | "worker_died":
@@ -123,7 +123,7 @@ class Measure(Observer):
             before = {"busy_s": 0.0, "idle_s": 0.0}
         busy, idle = load["busy_s"] - before["busy_s"], load["idle_s"] - before["idle_s"]
         kv = load["kv_used_tokens"] / max(1, load["kv_capacity_tokens"])
-        sample = Sample(time_s, load["version"], load["running"], busy / max(busy + idle, 1e-9), kv)
+        sample = ReplicaSample(time_s, load["version"], load["running"], busy / max(busy + idle, 1e-9), kv)
         self.timeline.samples.setdefault(name, []).append(sample)
         self._load[name] = load
 
@@ -139,7 +139,7 @@ class Measure(Observer):
             self._ended_s, self._until = event.time_s, dict(self._load)
 
     def _span(self, what: str, end_s: float, seconds: float, version: int) -> None:
-        self.timeline.trainer.append(Span(end_s - seconds, end_s, what, version))
+        self.timeline.trainer.append(TimedWork(end_s - seconds, end_s, what, version))
 
     # ------------------------------------------------------------ result
 
@@ -151,7 +151,7 @@ class Measure(Observer):
         for event in counted:
             histogram.update(event.fields["staleness_histogram"])
         tokens = max(1, histogram.total())
-        lengths = [Lengths(**event.fields["lengths"]) for event in counted]
+        lengths = [LengthMoments(**event.fields["lengths"]) for event in counted]
         lengths = lengths if len(lengths) >= BATCHES_MIN else []
         busy_s, idle_s, generated = (self._grown(key) for key in ("busy_s", "idle_s", "generated_tokens"))
         rows = self.timeline.samples.values()

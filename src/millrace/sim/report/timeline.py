@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from millrace.sim.report.measure import Sample, Span, Timeline
+from millrace.sim.report.measure import ReplicaSample, TimedWork, Timeline
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 REPLICAS_SHOWN = 8
@@ -29,7 +29,7 @@ def timeline_lines(timeline: Timeline, *, width: int = 72) -> list[tuple[str, st
     return lines + [(name, _replica(timeline.samples[name], edges)) for name in names]
 
 
-def _trainer(spans: Sequence[Span], edges: Sequence[float]) -> str:
+def _trainer(spans: Sequence[TimedWork], edges: Sequence[float]) -> str:
     bar = ""
     for low, high in pairwise(edges):
         spent = {what: _overlap(spans, what, low, high) for what in ("step", "published")}
@@ -40,13 +40,13 @@ def _trainer(spans: Sequence[Span], edges: Sequence[float]) -> str:
     return bar
 
 
-def _overlap(spans: Sequence[Span], what: str, low: float, high: float) -> float:
+def _overlap(spans: Sequence[TimedWork], what: str, low: float, high: float) -> float:
     return sum(
         max(0.0, min(span.end_s, high) - max(span.start_s, low)) for span in spans if span.what == what
     )
 
 
-def _versions(spans: Sequence[Span], edges: Sequence[float]) -> str:
+def _versions(spans: Sequence[TimedWork], edges: Sequence[float]) -> str:
     """The last digit of each version where its step ended."""
     bar = [" "] * (len(edges) - 1)
     for span in spans:
@@ -56,7 +56,7 @@ def _versions(spans: Sequence[Span], edges: Sequence[float]) -> str:
     return "".join(bar)
 
 
-def _replica(samples: Sequence[Sample], edges: Sequence[float]) -> str:
+def _replica(samples: Sequence[ReplicaSample], edges: Sequence[float]) -> str:
     bar = ""
     for low, high in pairwise(edges):
         inside = [sample.busy for sample in samples if low <= sample.time_s < high]
@@ -65,6 +65,6 @@ def _replica(samples: Sequence[Sample], edges: Sequence[float]) -> str:
     return bar
 
 
-def _last(samples: Sequence[Sample], before_s: float) -> float:
+def _last(samples: Sequence[ReplicaSample], before_s: float) -> float:
     earlier = [sample.busy for sample in samples if sample.time_s < before_s]
     return earlier[-1] if earlier else 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from millrace.sim.roles.sim_relay import SimRelay
 from millrace.sim.roles.sim_replica import SimReplica
-from millrace.sim.roles.sim_reward_worker import SimEnvironment
+from millrace.sim.roles.sim_reward_worker import SimRewardWorker
 from millrace.sim.roles.sim_trainer import SimTrainer
 
-__all__ = ["SimEnvironment", "SimRelay", "SimReplica", "SimTrainer"]
+__all__ = ["SimRelay", "SimReplica", "SimRewardWorker", "SimTrainer"]

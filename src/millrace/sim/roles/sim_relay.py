@@ -9,7 +9,7 @@ from millrace.core import clock
 from millrace.core.errors import DigestMismatchError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint, Staged, Stored
 from millrace.sim.costs.interface import CostModel, Costs
-from millrace.sim.roles.world import Shelf, World
+from millrace.sim.roles.world import SimulatedSlots, World
 from millrace.sim.virtual.faults import pace
 
 BEGIN_S = 2.0  # a source may hear of the version a moment after who asks it
@@ -56,7 +56,7 @@ class SimRelay:
             fetch_s = clock.now() - started
             return Staged(version, digest, shelf.held, fetch_s, source=source, received_bytes=received)
 
-    async def _receive(self, shelf: Shelf, version: int, digest: str, sources: Sequence[str]) -> str:
+    async def _receive(self, shelf: SimulatedSlots, version: int, digest: str, sources: Sequence[str]) -> str:
         """From the first source that has the version, or is receiving it, and lives on. Returns which."""
         answered = False
         for address in sources:
@@ -92,7 +92,7 @@ class SimRelay:
         path = self._world.addresses.get(address, "")
         return self._world.shelf(path).arrives_s(version, digest, clock.now()) if path else None
 
-    def _keep(self, shelf: Shelf, version: int, digest: str) -> None:
+    def _keep(self, shelf: SimulatedSlots, version: int, digest: str) -> None:
         """All of it is here: check it, and let it be read."""
         found = self._world.written(digest)
         if found != digest:
@@ -100,7 +100,7 @@ class SimRelay:
         shelf.write(version, digest)
         shelf.stage(version)
 
-    def _shelf(self) -> Shelf:
+    def _shelf(self) -> SimulatedSlots:
         assert self._endpoint is not None, "a command before open"
         return self._world.shelf(self._endpoint.path)
 

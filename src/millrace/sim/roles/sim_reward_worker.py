@@ -15,7 +15,7 @@ from millrace.sim.virtual.faults import pace
 from millrace.sim.virtual.seeded import uniform
 
 
-class SimEnvironment:
+class SimRewardWorker:
     """Holds no state, so any instance answers for any group.
 
     It scores one completion at a time. With `parallel` it simulates a pool of sandboxes that begin all

@@ -20,7 +20,7 @@ from millrace.core.types import (
     TrainSequence,
 )
 from millrace.sim.costs.interface import CostModel, Costs
-from millrace.sim.roles.world import History, Shelf, World
+from millrace.sim.roles.world import History, SimulatedSlots, World
 from millrace.sim.virtual.faults import pace
 
 
@@ -30,7 +30,7 @@ class _Copy:
 
     endpoint: Endpoint
     published: Published
-    shelf: Shelf
+    shelf: SimulatedSlots
     digested_s: float
     whole: bool = False
 

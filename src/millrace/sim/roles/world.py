@@ -40,7 +40,7 @@ class History:
         return History(self.version + 1, f"sim-{self.version + 1}-{history}", (*self.trained, ids))
 
 
-class Shelf:
+class SimulatedSlots:
     """The slots of one relay. A version is written into a slot, then staged, later overwritten."""
 
     def __init__(self, slots: int) -> None:
@@ -98,7 +98,7 @@ class World:
     def __init__(
         self, *, seed: int = 0, corruption: Corruption = Corruption(), poisonous: float = 0.0
     ) -> None:
-        self.shelves: dict[str, Shelf] = {}
+        self.shelves: dict[str, SimulatedSlots] = {}
         self.addresses: dict[str, str] = {}  # of relays: the path of the shelf that is served there
         self.checkpoints: dict[str, History] = {}
         self.exports: dict[str, History] = {}
@@ -132,10 +132,10 @@ class World:
         """A new shelf's path; never the path of an earlier one."""
         self._opened += 1
         path = f"sim/slots-{self._opened}"
-        self.shelves[path] = Shelf(slots)
+        self.shelves[path] = SimulatedSlots(slots)
         return path
 
-    def shelf(self, path: str) -> Shelf:
+    def shelf(self, path: str) -> SimulatedSlots:
         """Raises: UnknownVersionError when its relay is gone."""
         if path not in self.shelves:
             raise UnknownVersionError(f"nothing is open at {path}: the relay that opened it is gone")

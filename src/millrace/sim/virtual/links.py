@@ -29,7 +29,7 @@ class Conditions:
         return pickle.loads(pickle.dumps(message, pickle.HIGHEST_PROTOCOL)) if self.isolate else message
 
 
-class Link:
+class SimulatedLink:
     """One direction of one connection: in order, each message with its delay."""
 
     def __init__(self, delay: Callable[[], float]) -> None:

@@ -18,7 +18,7 @@ from millrace.core.errors import MillraceError, StaleEpochError
 from millrace.core.types import Vitals
 from millrace.runtime.seam import PING, begin_call, begin_stream, crossing, died, late, load_class, where
 from millrace.sim.virtual.faults import Fate, pace
-from millrace.sim.virtual.links import END, Channel, Conditions, Link, fail, resolve
+from millrace.sim.virtual.links import END, Channel, Conditions, SimulatedLink, fail, resolve
 from millrace.sim.virtual.seeded import stream
 
 STUCK = 1e12
@@ -41,7 +41,7 @@ class SimulatedWorker:
         self._calls: list[str] = []
         self._rng = stream(conditions.seed, "worker", name, epoch)
         self._cut = (math.inf, math.inf)
-        self.inbox, self.outbox = Link(self._delay), Link(self._delay)
+        self.inbox, self.outbox = SimulatedLink(self._delay), SimulatedLink(self._delay)
         self._deaths: list[asyncio.TimerHandle] = []
         self.dead: asyncio.Future[str] = self._loop.create_future()
         self.on_death: Callable[[str], None] = self.dead.set_result  # of the handle, once there is one

@@ -21,7 +21,7 @@ from millrace.algorithms.low_rank import BASE, DOWN, KINDS, adapted, lengths, ro
 from millrace.config.tables.training import Adapter
 from millrace.core.digest import XXH3, NamedBuffer, digest_buffers
 from millrace.trainer.model import named_weights
-from millrace.trainer.ranks.blocks import Part, copy_into, parts
+from millrace.trainer.ranks.blocks import OwnedBlock, copy_into, parts
 from millrace.trainer.ranks.mesh import local
 
 
@@ -172,7 +172,7 @@ def base_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: weight for name, weight in named_weights(model).items() if name not in adapters}
 
 
-def whole_parts(model: PreTrainedModel) -> Iterator[list[Part]]:
+def whole_parts(model: PreTrainedModel) -> Iterator[list[OwnedBlock]]:
     """The model with its adapter as one, one weight at a time."""
     layers = adapted_layers(model)
     for name, weight in base_weights(model).items():

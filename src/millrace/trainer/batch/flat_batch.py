@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.algorithms import Algorithm, Group
+from millrace.algorithms import Algorithm, ComparedGroup
 from millrace.core.errors import DataError
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.batch.packing import Branch, Tree
@@ -155,7 +155,7 @@ def _judged(
         own = slice(len(kept), len(kept) + len(group.sequences))
         rewards, cut = [s.reward for s in group.sequences], [s.truncated for s in group.sequences]
         known = values[own] if algorithm.critic else None
-        judged = Group.of(rewards, masks[own], cut, max_tokens, known).minus(penalties_S[own])
+        judged = ComparedGroup.of(rewards, masks[own], cut, max_tokens, known).minus(penalties_S[own])
         judged = replace(judged, turn_rewards=_turn_rewards(group, judged.turns_G))
         trains_G = np.ones(len(rewards), bool) if algorithm.trained is None else algorithm.trained(judged)
         advantages += _by_token(algorithm, judged, group.group_id)
@@ -179,14 +179,14 @@ def _over_batch(
     return advantages_C
 
 
-def _by_token(algorithm: Algorithm, group: Group, group_id: int) -> list[NDArray[np.float64]]:
+def _by_token(algorithm: Algorithm, group: ComparedGroup, group_id: int) -> list[NDArray[np.float64]]:
     try:
         with np.errstate(over="ignore"):  # of an absurd reward; the loss shows it
             found = algorithm.advantages(group)
     except (AttributeError, TypeError) as error:
         raise DataError(
             f"`Algorithm.advantages` failed for group {group_id}: {type(error).__name__}: {error}.\n"
-            "  It is given a millrace.algorithms.Group: the rewards are its `rewards_G`"
+            "  It is given a millrace.algorithms.ComparedGroup: the rewards are its `rewards_G`"
         ) from error
     return [np.broadcast_to(np.asarray(a, float), n) for a, n in zip(found, group.lengths_G, strict=True)]
 

@@ -32,8 +32,8 @@ from millrace.trainer.files.directories import atomic_directory
 from millrace.trainer.files.tensor_files import TensorFile, file_names, fill, lay_out, make, open_tensors
 from millrace.trainer.model import not_finite, rounded_weights
 from millrace.trainer.optimizer.adamw import put_together, taken_apart
-from millrace.trainer.publish.overlapped import Beside
-from millrace.trainer.ranks.blocks import Part, copy_into, parts
+from millrace.trainer.publish.overlapped import Overlapped
+from millrace.trainer.ranks.blocks import OwnedBlock, copy_into, parts
 from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, all_or_none
 from millrace.trainer.trainer import PolicyTrainer
 from millrace.trainer.value_head import OWN
@@ -68,7 +68,7 @@ class Saver:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> None:
-        self._beside = Beside[CheckpointInfo](optimizer, ranks, "checkpoint")
+        self._beside = Overlapped[CheckpointInfo](optimizer, ranks, "checkpoint")
         self._copies: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
 
     def begin(self, trainer: PolicyTrainer, directory: str | Path, began_s: float | None = None) -> None:
@@ -85,8 +85,8 @@ class Saver:
         blocks = self._without_rounded(trainer, blocks)
         self._beside.begin(partial(self._save, trainer.version, target, files, blocks, began_s), began_s)
 
-    def _without_rounded(self, trainer: PolicyTrainer, blocks: list[Part]) -> list[Part]:
-        settings, unchanging = trainer.settings, list[Part]()
+    def _without_rounded(self, trainer: PolicyTrainer, blocks: list[OwnedBlock]) -> list[OwnedBlock]:
+        settings, unchanging = trainer.settings, list[OwnedBlock]()
         rounded = rounded_weights(trainer.model, published=settings.published, computing=settings.dtype)
         for part in blocks:
             if part.name in rounded:
@@ -109,7 +109,7 @@ class Saver:
         return self._beside.result()
 
     def _save(
-        self, version: int, target: Path, files: list[TensorFile], blocks: list[Part], began_s: float
+        self, version: int, target: Path, files: list[TensorFile], blocks: list[OwnedBlock], began_s: float
     ) -> CheckpointInfo:
         ranks = self._beside.ranks
         with atomic_directory(target, marker="manifest.json", ranks=ranks) as path:
@@ -225,13 +225,13 @@ def refuse_another_model(
         raise DataError(f"{path} is of another model: tensors {wrong[:5]} are missing, left over or reshaped")
 
 
-def _state(trainer: PolicyTrainer, ranks: Ranks) -> tuple[list[TensorFile], list[Part]]:
+def _state(trainer: PolicyTrainer, ranks: Ranks) -> tuple[list[TensorFile], list[OwnedBlock]]:
     """The files of a checkpoint, and the blocks that this rank writes."""
     model, optimizer = trained_weights(trainer.model), _optimizer_tensors(trainer)
     generators = _generators()
     of_all = {_of_rank(n, rank): state for rank in range(ranks.world) for n, state in generators.items()}
     files = [*lay_out("model", model), *lay_out("optimizer", optimizer), *lay_out("rng", of_all)]
-    own = [Part(_of_rank(n, ranks.rank), tuple(s.shape), (0,), s) for n, s in generators.items()]
+    own = [OwnedBlock(_of_rank(n, ranks.rank), tuple(s.shape), (0,), s) for n, s in generators.items()]
     return files, [*parts(model), *parts(optimizer), *own]
 
 

@@ -28,7 +28,7 @@ from millrace.trainer.files.directories import atomic_directory
 from millrace.trainer.files.tensor_files import Pieces, fill, index, lay_out, make, open_tensors
 from millrace.trainer.files.tokens import read_tokenizer
 from millrace.trainer.model import load_model, named_weights
-from millrace.trainer.ranks.blocks import Part, copy_into, parts
+from millrace.trainer.ranks.blocks import OwnedBlock, copy_into, parts
 from millrace.trainer.ranks.mesh import ALONE, Ranks, all_or_none
 
 NO_ADAPTER = Adapter()
@@ -90,7 +90,7 @@ def _adapted(checkpoint: Path, *, model_path: str, dtype: str, adapter: Adapter)
 
 def _write(
     model: PreTrainedModel,
-    blocks: Iterable[Collection[Part]],
+    blocks: Iterable[Collection[OwnedBlock]],
     tokenizer: Mapping[str, bytes],
     directory: Path,
     *,

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from millrace.trainer.ranks.blocks import Part
+from millrace.trainer.ranks.blocks import OwnedBlock
 
 FILE_BYTES_MAX = 4 * 10**9
 CHUNK_BYTES = 1 << 24  # held at a time of a block that is converted, or fetched from a device
@@ -116,7 +116,7 @@ def make(directory: Path, files: Iterable[TensorFile]) -> None:
             stream.truncate(len(file.header) + file.data_bytes)
 
 
-def fill(directory: Path, files: Iterable[TensorFile], parts: Collection[Part]) -> None:
+def fill(directory: Path, files: Iterable[TensorFile], parts: Collection[OwnedBlock]) -> None:
     """Write `parts` where they belong, in the dtype of the files. The system may not have stored them yet."""
     on_gpu = any(part.block.is_cuda for part in parts)
     with torch.cuda.stream(torch.cuda.Stream() if on_gpu else None):  # beside what is computed meanwhile
@@ -127,7 +127,7 @@ def fill(directory: Path, files: Iterable[TensorFile], parts: Collection[Part]) 
                     _write(stream.fileno(), len(file.header) + begin, dtype, part)
 
 
-def _write(descriptor: int, begin: int, dtype: torch.dtype, part: Part) -> None:
+def _write(descriptor: int, begin: int, dtype: torch.dtype, part: OwnedBlock) -> None:
     """One write for each stretch of the whole tensor that lies in the block without a gap."""
     places, length = _stretches(part)
     size = length * dtype.itemsize
@@ -140,7 +140,7 @@ def _write(descriptor: int, begin: int, dtype: torch.dtype, part: Part) -> None:
                 _write_all(descriptor, row.view(torch.uint8).numpy(), begin + (place + left) * dtype.itemsize)
 
 
-def _stretches(part: Part) -> tuple[list[int], int]:
+def _stretches(part: OwnedBlock) -> tuple[list[int], int]:
     """Where each begins in the whole tensor, and its length. In elements."""
     block, whole = tuple(part.block.shape), part.shape
     whole_from = len(whole)  # the dimensions from here on are in the block completely

@@ -10,10 +10,10 @@ import torch
 
 from millrace.core.digest import (
     MULTILINEAR,
+    BlockDigest,
     Filling,
     NamedBuffer,
     NamedPiece,
-    Piece,
     lay_out,
     version_digest,
 )
@@ -61,7 +61,7 @@ class DeviceBuffers:
         with aside(self._device, after):
             digests = tensor_digests((part.block for part in self._parts), self._dtype)
         return [
-            (block.name, Piece(part.start, block.shape, digest))
+            (block.name, BlockDigest(part.start, block.shape, digest))
             for part, block, digest in zip(self._parts, self._blocks, digests, strict=True)
         ]
 

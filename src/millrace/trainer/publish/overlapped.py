@@ -15,7 +15,7 @@ from millrace.trainer.ranks.mesh import Ranks
 T = TypeVar("T")
 
 
-class Beside(Generic[T]):
+class Overlapped(Generic[T]):
     """One piece of such work at a time, in a thread, with a group of `ranks` for it alone.
 
     Until the next update nobody changes the weights. So only an update waits that comes before `release`.

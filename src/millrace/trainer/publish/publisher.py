@@ -25,7 +25,7 @@ from millrace.core.protocols import WeightsWriter
 from millrace.core.types import Endpoint, Published
 from millrace.devices.gpu import has_own_memory
 from millrace.trainer.publish.device_buffers import DeviceBuffers
-from millrace.trainer.publish.overlapped import Beside
+from millrace.trainer.publish.overlapped import Overlapped
 from millrace.trainer.ranks.blocks import parts
 from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, all_or_none, first_alone
 
@@ -114,7 +114,7 @@ class Publisher:
         ranks: Ranks = ALONE,
     ) -> None:
         self.buffers, self._ranks = buffers, ranks
-        self._beside = Beside[Published](optimizer, ranks, "publish")
+        self._beside = Overlapped[Published](optimizer, ranks, "publish")
         self._begun: tuple[Endpoint, int] | None = None
         self._held = ""  # the digest of what this rank published last; empty: it held nothing
         self._fresh = False  # no update since a version was begun

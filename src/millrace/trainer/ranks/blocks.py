@@ -14,7 +14,7 @@ from millrace.core.errors import WeightsError
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OwnedBlock:
     """A block of a weight that this process holds, and answers for: no other process writes it."""
 
     name: str  # in the Hugging Face state dict
@@ -23,7 +23,7 @@ class Part:
     block: torch.Tensor  # a plain tensor: the local values
 
 
-def parts(weights: Mapping[str, torch.Tensor], *, copies: bool = False) -> list[Part]:
+def parts(weights: Mapping[str, torch.Tensor], *, copies: bool = False) -> list[OwnedBlock]:
     """The blocks of `weights` that this process answers for. All processes' blocks together are the weights.
 
     A plain tensor is whole on every rank: the first rank answers. Of a DTensor a rank holds a block, or
@@ -36,7 +36,7 @@ def parts(weights: Mapping[str, torch.Tensor], *, copies: bool = False) -> list[
         if hasattr(weight, "placements"):
             found += _local_parts(name, weight, copies)
         elif copies or _first_rank():
-            found.append(Part(name, tuple(weight.shape), (0,) * weight.ndim, weight.detach()))
+            found.append(OwnedBlock(name, tuple(weight.shape), (0,) * weight.ndim, weight.detach()))
     return [part for part in found if part.block.numel()]
 
 
@@ -44,7 +44,7 @@ def _first_rank() -> bool:
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
 
 
-def _local_parts(name: str, weight: Any, copies: bool) -> list[Part]:
+def _local_parts(name: str, weight: Any, copies: bool) -> list[OwnedBlock]:
     """One part for each combination of runs of adjacent indices, along every dimension.
 
     Raises: WeightsError: the rank's values are a summand of the weight, or their shape is not as placed.
@@ -68,7 +68,7 @@ def _local_parts(name: str, weight: Any, copies: bool) -> list[Part]:
     if tuple(local.shape) != tuple(map(len, held)) and local.numel():
         raise WeightsError(f"`{name}` is placed as {weight.placements}, yet here it has {tuple(local.shape)}")
     return [
-        Part(name, shape, tuple(start for start, _ in runs), local[tuple(where for _, where in runs)])
+        OwnedBlock(name, shape, tuple(start for start, _ in runs), local[tuple(where for _, where in runs)])
         for runs in product(*map(_runs, held))
     ]
 
@@ -81,7 +81,7 @@ def _runs(indices: torch.Tensor) -> list[tuple[int, slice]]:
     return [(int(indices[a]), slice(a, b)) for a, b in pairwise(cuts)]
 
 
-def copy_into(parts: Iterable[Part], tensors: Mapping[str, torch.Tensor]) -> None:
+def copy_into(parts: Iterable[OwnedBlock], tensors: Mapping[str, torch.Tensor]) -> None:
     """Fill the blocks of `parts` from whole tensors, wherever the blocks begin and end."""
     with torch.no_grad():
         for part in parts:

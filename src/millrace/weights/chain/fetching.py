@@ -22,14 +22,14 @@ from millrace.weights.chain.holding import Holding, SlotTaken
 from millrace.weights.chain.nixl.link import NIXL, Agent, Pull, Pulls
 from millrace.weights.chain.sending import DELTA
 from millrace.weights.chain.wire import (
-    Ask,
     Chunk,
-    Deadlines,
-    Found,
+    ChunkChecksum,
     Identity,
     Link,
-    Seal,
+    LinkDeadlines,
     Unknown,
+    VersionOffer,
+    VersionRequest,
     Waiting,
     Want,
     as_bytes,
@@ -45,12 +45,12 @@ class Order(msgspec.Struct, frozen=True):
     here of the version that its deltas are made against; None: nothing that they fit. `agent`: raw chunks are
     pulled with it."""
 
-    ask: Ask
+    ask: VersionRequest
     slot_bytes: int
     begin: Callable[[list[TensorSpec]], Holding]
     base: Callable[[tuple[int, str], Holding], Holding | None]
     own: Identity
-    deadlines: Deadlines
+    deadlines: LinkDeadlines
     agent: Agent | None = None
 
 
@@ -99,11 +99,11 @@ async def _fetch_from(address: str, order: Order) -> Holding:
         return holding
 
 
-async def _found(link: Link, order: Order) -> tuple[list[TensorSpec], Found]:
+async def _found(link: Link, order: Order) -> tuple[list[TensorSpec], VersionOffer]:
     """The manifest, and what it came with. It has the digests of all that will arrive, so it must be the
     trainer's."""
     match await link.receive():
-        case Found(encoded) as answer:
+        case VersionOffer(encoded) as answer:
             manifest = in_order(decode_manifest(encoded, order.slot_bytes, f"of the relay at {link.peer}"))
             if (found := published_digest(manifest)) != order.ask.digest:
                 raise DigestMismatchError(
@@ -136,7 +136,7 @@ async def _receive_chunks(
     link: Link,
     places: tuple[Holding, Holding | None],
     pull: Pull | None,
-    deadlines: Deadlines,
+    deadlines: LinkDeadlines,
     checks: asyncio.TaskGroup,
 ) -> None:
     """Until every chunk is here. A piece that is whole is checked while the next ones arrive. `places`: of
@@ -192,9 +192,9 @@ async def _receive_chunk(link: Link, holding: Holding, base: Holding | None, chu
     await link.receive_into(as_bytes(arrived))
     holding.received_bytes += chunk.num_bytes
     match await link.receive():
-        case Seal(None):
+        case ChunkChecksum(None):
             raise TornVersionError(f"the relay at {link.peer} has overwritten version {holding.version}")
-        case Seal(digest) if digest == xxhash.xxh3_64_intdigest(as_bytes(arrived)):
+        case ChunkChecksum(digest) if digest == xxhash.xxh3_64_intdigest(as_bytes(arrived)):
             holding.encodings[RAW if raw else kind_of(arrived)] += 1
             holding.decoded_bytes += place.size
             if not raw and base is not None:
@@ -203,7 +203,7 @@ async def _receive_chunk(link: Link, holding: Holding, base: Holding | None, chu
                 holding.hold()
                 place[...] = target
             return digest if raw else None
-        case Seal():
+        case ChunkChecksum():
             raise DigestMismatchError(
                 f"{holding.chunk_name(chunk.index)} of version {holding.version} was changed on its way from "
                 f"{link.peer}"
@@ -216,7 +216,7 @@ def _astray(link: Link, message: object) -> WeightsError:
     return WeightsError(f"the relay at {link.peer} does not keep the protocol: it says {str(message)[:200]}")
 
 
-def _verdict(ask: Ask, failures: Sequence[WeightsError]) -> WeightsError:
+def _verdict(ask: VersionRequest, failures: Sequence[WeightsError]) -> WeightsError:
     """One error for all sources. What was found wrong outweighs what is absent, and that what is silent."""
     told = "; ".join(str(failure) for failure in failures) or "no source was named"
     text = f"weights version {ask.version} cannot be fetched: {told}"

@@ -21,7 +21,7 @@ from millrace.weights.chain.fetching import Order, fetch
 from millrace.weights.chain.holding import Holding
 from millrace.weights.chain.nixl.link import NIXL, Agent
 from millrace.weights.chain.sending import answer
-from millrace.weights.chain.wire import Ask, Deadlines, Identity, Link, accepted, listening
+from millrace.weights.chain.wire import Identity, Link, LinkDeadlines, VersionRequest, accepted, listening
 from millrace.weights.layout import Memory
 from millrace.weights.versions import Versions
 
@@ -53,7 +53,14 @@ class Network:
     """
 
     def __init__(
-        self, name: str, memory: Memory, *, address: str, secret: str, deadlines: Deadlines, transport: str
+        self,
+        name: str,
+        memory: Memory,
+        *,
+        address: str,
+        secret: str,
+        deadlines: LinkDeadlines,
+        transport: str,
     ) -> None:
         self._name, self._slot_bytes = name, memory.slot_bytes
         self._deadlines = deadlines
@@ -207,7 +214,7 @@ class Network:
     async def _fetched(self, version: int, digest: str, sources: Sequence[str]) -> Fetched:
         versions = self._versions
         order = Order(
-            Ask(version, digest, versions.present(), pulls=self._agent is not None),
+            VersionRequest(version, digest, versions.present(), pulls=self._agent is not None),
             self._slot_bytes,
             lambda manifest: versions.begin(version, manifest, digest),
             lambda base, holding: versions.base([base], holding),

@@ -16,14 +16,14 @@ from millrace.core.pulse import Pulse
 from millrace.weights.chain.holding import Holding
 from millrace.weights.chain.nixl.link import announce, until_taken
 from millrace.weights.chain.wire import (
-    Ask,
     Chunk,
-    Deadlines,
-    Found,
+    ChunkChecksum,
     Link,
+    LinkDeadlines,
     Message,
-    Seal,
     Unknown,
+    VersionOffer,
+    VersionRequest,
     Waiting,
     Want,
     as_bytes,
@@ -42,7 +42,7 @@ ENCODED_MAX = 2  # chunks that wait to be sent, while the next one is encoded
 TELLING_BYTES = 1 << 20  # sent raw: from so many on, it is seen what the link carries
 
 
-class Shelf(Protocol):
+class VersionSource(Protocol):
     """What a relay has of versions. `news` fires when there is another one."""
 
     news: Pulse
@@ -58,7 +58,7 @@ class Shelf(Protocol):
 
 
 async def answer(
-    link: Link, shelf: Shelf, deadlines: Deadlines, rates: dict[str, float], agent: bytes = b""
+    link: Link, shelf: VersionSource, deadlines: LinkDeadlines, rates: dict[str, float], agent: bytes = b""
 ) -> None:
     """Serve one request: the manifest, then every chunk that is wanted, as soon as it is here.
 
@@ -70,7 +70,7 @@ async def answer(
     Raises: WeightsError: the link failed, or its other side does not keep the protocol.
     """
     ask = await link.receive()
-    if not isinstance(ask, Ask):
+    if not isinstance(ask, VersionRequest):
         raise WeightsError(f"the relay at {link.peer} asks for nothing: it says {ask}")
     holding = await _awaited(shelf, ask, deadlines.begin_s)
     if holding is None:
@@ -79,7 +79,7 @@ async def answer(
         return await link.send(Unknown(reason))
     base = shelf.base(ask.held, holding)
     told = None if base is None else (base.version, base.digest)
-    await link.send(Found(msgspec.msgpack.encode(holding.manifest), told, agent if ask.pulls else b""))
+    await link.send(VersionOffer(msgspec.msgpack.encode(holding.manifest), told, agent if ask.pulls else b""))
     want = await link.receive()
     if not isinstance(want, Want):
         raise WeightsError(f"the relay at {link.peer} wants nothing: it says {want}")
@@ -97,7 +97,7 @@ async def answer(
         rates[host] = rate
 
 
-async def _awaited(shelf: Shelf, ask: Ask, begin_s: float) -> Holding | None:
+async def _awaited(shelf: VersionSource, ask: VersionRequest, begin_s: float) -> Holding | None:
     """Who asks may have been told of the version a moment before this relay is."""
     deadline_s = asyncio.get_running_loop().time() + begin_s
     while (holding := shelf.find(ask.version, ask.digest)) is None:
@@ -204,7 +204,7 @@ async def _send_chunk(link: Link, holding: Holding, index: int) -> bool:
     if seal is None:
         seal = holding.seals[index] = xxhash.xxh3_64_intdigest(data)
     whole = holding.intact
-    await link.send(Seal(seal if whole else None))
+    await link.send(ChunkChecksum(seal if whole else None))
     if not whole:
         await link.send(Unknown(f"weights version {holding.version} was overwritten here"))
     return whole
@@ -213,4 +213,4 @@ async def _send_chunk(link: Link, holding: Holding, index: int) -> bool:
 async def _send_bytes(link: Link, index: int, encoding: str, data: bytes) -> None:
     await link.send(Chunk(index, encoding, len(data)))
     await link.send_bytes(memoryview(data))
-    await link.send(Seal(xxhash.xxh3_64_intdigest(data)))
+    await link.send(ChunkChecksum(xxhash.xxh3_64_intdigest(data)))

@@ -1,6 +1,6 @@
 """Links between relays: frames over TCP, between two that have proved to know the run's secret.
 
-    frame    4 bytes length, then a message in msgpack; after a `Chunk` its bytes follow, then a `Seal`
+    frame    4 bytes length, then a message in msgpack; after a `Chunk` its bytes and a `ChunkChecksum` follow
 
 Both sides prove the secret before either reads a message:
 
@@ -45,7 +45,7 @@ DELIVERY_RATE = slice(160, 168)  # in struct tcp_info of Linux: bytes in a secon
 AHEAD_BYTES, READ_BYTES = 4 << 10, 64 << 10
 
 
-class Deadlines(msgspec.Struct, frozen=True):
+class LinkDeadlines(msgspec.Struct, frozen=True):
     """How long a relay waits for another one.
 
     `connect_s`: for a connection and the proofs. `stall_s`: for the next bytes. `begin_s`: until a version
@@ -60,7 +60,7 @@ class Deadlines(msgspec.Struct, frozen=True):
     heartbeat_s: float = 1.0
 
 
-DEADLINES = Deadlines()
+DEADLINES = LinkDeadlines()
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class Identity(msgspec.Struct, frozen=True):
     secret: str
 
 
-class Ask(msgspec.Struct, frozen=True, tag=True):
+class VersionRequest(msgspec.Struct, frozen=True, tag=True):
     """Give me this version. `held`: what the asking relay has whole, (version, published digest). `pulls`: it
     pulls raw chunks through NIXL."""
 
@@ -80,7 +80,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     pulls: bool = False
 
 
-class Found(msgspec.Struct, frozen=True, tag=True):
+class VersionOffer(msgspec.Struct, frozen=True, tag=True):
     """Its encoded manifest. `base`: a version that both sides have, against which chunks may be encoded.
     `agent`: what the other needs to pull, if it pulls; empty: there is no NIXL here."""
 
@@ -117,7 +117,7 @@ class Chunk(msgspec.Struct, frozen=True, tag=True):
     seal: int = 0
 
 
-class Seal(msgspec.Struct, frozen=True, tag=True):
+class ChunkChecksum(msgspec.Struct, frozen=True, tag=True):
     """After the bytes of a chunk. `digest`: XXH3-64 of these; None: they were overwritten meanwhile."""
 
     digest: int | None
@@ -130,7 +130,7 @@ class Taken(msgspec.Struct, frozen=True, tag=True):
     bytes_s: float
 
 
-Message = Ask | Found | Unknown | Want | Waiting | Chunk | Seal | Taken
+Message = VersionRequest | VersionOffer | Unknown | Want | Waiting | Chunk | ChunkChecksum | Taken
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
@@ -141,7 +141,7 @@ class Link:
     read. The bytes of chunks go straight to their place, in few large reads.
     """
 
-    def __init__(self, connection: socket.socket, peer: str, deadlines: Deadlines) -> None:
+    def __init__(self, connection: socket.socket, peer: str, deadlines: LinkDeadlines) -> None:
         self._socket, self.peer, self._deadlines = connection, peer, deadlines
         self._loop = asyncio.get_running_loop()
         self._buffer, self._ahead = bytearray(AHEAD_BYTES), memoryview(b"")  # read already, of no message yet
@@ -292,7 +292,7 @@ class Link:
 
 
 @asynccontextmanager
-async def connected(address: str, own: Identity, deadlines: Deadlines) -> AsyncIterator[Link]:
+async def connected(address: str, own: Identity, deadlines: LinkDeadlines) -> AsyncIterator[Link]:
     """A link to the relay at `address` (HOST:PORT).
 
     Raises: WeightsError: nobody answers there, or who answers has another secret or another address.
@@ -312,7 +312,7 @@ async def connected(address: str, own: Identity, deadlines: Deadlines) -> AsyncI
 
 @asynccontextmanager
 async def accepted(
-    connection: socket.socket, peer: str, own: Identity, deadlines: Deadlines
+    connection: socket.socket, peer: str, own: Identity, deadlines: LinkDeadlines
 ) -> AsyncIterator[Link]:
     """A link to who has connected. Raises: WeightsError: it has another secret, or falls silent."""
     try:

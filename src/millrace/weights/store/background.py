@@ -11,7 +11,7 @@ from millrace.core.errors import MillraceError
 LOG = logging.getLogger(__name__)
 
 
-class Errand:
+class BackgroundThread:
     """Does `work` in a thread of its own whenever somebody asks. What is asked for while it works is done
     once more, after that. An error ends the work of that time only, and the process's log has it. The thread
     dies with the process."""

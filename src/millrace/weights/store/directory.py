@@ -25,7 +25,7 @@ from millrace.core.errors import ConfigError, CorruptDeltaError, WeightsError, b
 from millrace.weights.delta.coding import WIDTHS, apply, encode, kind_of
 from millrace.weights.layout import Bytes
 from millrace.weights.store.plain_files import PARTIAL, create, open_plain, put
-from millrace.weights.store.restore_paths import Entry, anchor_is_due, needless
+from millrace.weights.store.restore_paths import StoredVersion, anchor_is_due, needless
 
 CHUNK_BYTES = 1 << 20
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
@@ -75,7 +75,7 @@ class Directory:
                 f"nobody needs the versions of `{first}` any more, delete the directory, or `{OWNER}` in it"
             )
 
-    def entries(self) -> dict[int, Entry]:
+    def entries(self) -> dict[int, StoredVersion]:
         """Of every version that is there, ascending. Raises WeightsError: the directory cannot be read."""
         self._files.invalidate_cache()
         with boundary("weights", f"list {self.url}", WeightsError):
@@ -84,7 +84,7 @@ class Directory:
         for name in sorted(names):
             if name.startswith("v") and name.endswith(".json"):
                 with suppress(msgspec.MsgspecError, WeightsError, UnicodeDecodeError):
-                    entry = msgspec.json.decode(self.read(name), type=Entry)
+                    entry = msgspec.json.decode(self.read(name), type=StoredVersion)
                     if name == file_name(entry.version, "json"):
                         found[entry.version] = entry
         return found
@@ -107,7 +107,10 @@ class Directory:
             self._drop(v for v in entries if v >= whole.version)
             entries = {v: entry for v, entry in entries.items() if v < whole.version}
             base = _newest_base(whole, bases, entries)
-            entry, told = Entry(whole.version, whole.digest, len(whole.data), whole.encoded, False), {}
+            entry, told = (
+                StoredVersion(whole.version, whole.digest, len(whole.data), whole.encoded, False),
+                {},
+            )
             if base is not None:
                 deltas = list(chunk_deltas(whole, base))
                 base.check()
@@ -242,7 +245,7 @@ def anchor_parts(whole: Whole) -> list[Any]:
     ]
 
 
-def _newest_base(whole: Whole, bases: Iterable[Whole], entries: Mapping[int, Entry]) -> Whole | None:
+def _newest_base(whole: Whole, bases: Iterable[Whole], entries: Mapping[int, StoredVersion]) -> Whole | None:
     """The newest that readers can have, and that lies in a slot as `whole` does."""
     fits = (
         base

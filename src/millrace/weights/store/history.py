@@ -6,7 +6,7 @@ into memory of its own, and follows the deltas down.
 
     v9 whole, v10 whole;  v8 <- v9, v7 <- v8, v6 <- v7      a reader of v6: copy v9, apply three deltas
 
-A delta is in a memory file of its own: those of its chunks, then an `Entry`, then the length of that. It is
+A delta is in a memory file of its own: those of its chunks, then a `DeltaEntry`, then its length. It is
 sealed against writing when it is complete, so a reader needs no lock and sees all of it or nothing. Readers
 find it among the relay's open files, by name. A file that the relay has closed goes with its last reader.
 
@@ -26,27 +26,27 @@ import msgspec
 
 from millrace.core.errors import TornVersionError, UnknownVersionError, WeightsError
 from millrace.weights.layout import Memory
-from millrace.weights.store.background import Errand, told
+from millrace.weights.store.background import BackgroundThread, told
 from millrace.weights.store.directory import Whole, as_laid_out, chunk_deltas
-from millrace.weights.store.rebuilding import LENGTH_BYTES, NAME, Entry, reachable, way_to, whole_digests
+from millrace.weights.store.rebuilding import LENGTH_BYTES, NAME, DeltaEntry, reachable, way_to, whole_digests
 from millrace.weights.store.restoring import wholes
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
-class Past:
+class OlderVersions:
     """The relay's side. It keeps at most `versions_max` of them, in `bytes_max` together. `ring_fd` is the
     descriptor of `memory`, by which readers know it. `keeping` is asked whenever another version is whole."""
 
     def __init__(self, memory: Memory, ring_fd: int, *, bytes_max: int, versions_max: int) -> None:
         self._memory, self.bytes_max, self._versions_max = memory, bytes_max, versions_max
         self._name = f"{NAME}{ring_fd}-"
-        self._files: dict[int, tuple[Entry, int]] = {}  # by version: and its descriptor
+        self._files: dict[int, tuple[DeltaEntry, int]] = {}  # by version: and its descriptor
         self._known: set[int] = set()  # that readers could have
         self._why: dict[int, str] = {}
         self._dropped: dict[int, str] = {}
         self._lock = threading.Lock()
-        self.keeping = Errand("keep older weights as deltas", self.keep)
+        self.keeping = BackgroundThread("keep older weights as deltas", self.keep)
 
     @property
     def num_bytes(self) -> int:
@@ -58,7 +58,7 @@ class Past:
         return reachable(self._entries, self._memory)
 
     @property
-    def _entries(self) -> dict[int, Entry]:
+    def _entries(self) -> dict[int, DeltaEntry]:
         return {version: entry for version, (entry, _) in list(self._files.items())}
 
     def take_dropped(self) -> dict[int, str]:
@@ -117,7 +117,7 @@ class Past:
                 sizes.append(len(delta))
                 self._make_room(sum(sizes), old.version)
                 _write(fd, delta)
-            entry = Entry(old.version, digest, new.version, base_digest, old.encoded, sizes)
+            entry = DeltaEntry(old.version, digest, new.version, base_digest, old.encoded, sizes)
             encoded = msgspec.msgpack.encode(entry)
             self._make_room(sum(sizes) + len(encoded) + LENGTH_BYTES, old.version)
             _write(fd, encoded + len(encoded).to_bytes(LENGTH_BYTES, "little"))

@@ -22,7 +22,7 @@ NAME = "millrace-past-"
 LENGTH_BYTES = 8
 
 
-class Entry(msgspec.Struct, frozen=True):
+class DeltaEntry(msgspec.Struct, frozen=True):
     """What leads to `version`: the deltas of all chunks, of `sizes` bytes, against the next newer `base`. The
     digests are those of whole tensors, as readers take them."""
 
@@ -57,7 +57,7 @@ def kept(memory: Memory, ring: str) -> list[int]:
         return reachable({version: entry for version, (entry, _) in found.items()}, memory)
 
 
-def reachable(entries: Mapping[int, Entry], memory: Memory) -> list[int]:
+def reachable(entries: Mapping[int, DeltaEntry], memory: Memory) -> list[int]:
     """Versions that are in no slot, and that deltas lead to; ascending."""
     whole, found = whole_digests(memory), list[int]()
     for version in sorted(entries.keys() - whole.keys()):
@@ -67,9 +67,9 @@ def reachable(entries: Mapping[int, Entry], memory: Memory) -> list[int]:
     return found
 
 
-def way_to(version: int, entries: Mapping[int, Entry], whole: Mapping[int, str]) -> list[Entry]:
+def way_to(version: int, entries: Mapping[int, DeltaEntry], whole: Mapping[int, str]) -> list[DeltaEntry]:
     """Those that lead from a whole version to this one, this one's first. Raises: UnknownVersionError."""
-    way, at, expected = list[Entry](), version, ""
+    way, at, expected = list[DeltaEntry](), version, ""
     while True:
         entry = entries.get(at)
         if entry is None or (way and entry.digest != expected) or entry.base <= at:
@@ -98,7 +98,7 @@ def _copied(memory: Memory, version: int) -> Bytes:
     return data
 
 
-def _follow(entry: Entry, deltas: Bytes, data: Bytes) -> None:
+def _follow(entry: DeltaEntry, deltas: Bytes, data: Bytes) -> None:
     """Go one version back, in place. Raises: UnknownVersionError: it does not lead there."""
     try:
         apply_all(deltas[: sum(entry.sizes)], entry.sizes, data)
@@ -107,7 +107,7 @@ def _follow(entry: Entry, deltas: Bytes, data: Bytes) -> None:
 
 
 @contextmanager
-def _opened(ring: str) -> Iterator[dict[int, tuple[Entry, Bytes]]]:
+def _opened(ring: str) -> Iterator[dict[int, tuple[DeltaEntry, Bytes]]]:
     """What the relay keeps at this moment: entries, and deltas where they lie."""
     with ExitStack() as stack:
         found = {}
@@ -119,7 +119,7 @@ def _opened(ring: str) -> Iterator[dict[int, tuple[Entry, Bytes]]]:
                     data = np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ), np.uint8)
                     length = int.from_bytes(data[-LENGTH_BYTES:].tobytes(), "little")
                     encoded = data[-LENGTH_BYTES - length : -LENGTH_BYTES]
-                    entry = msgspec.msgpack.decode(encoded.tobytes(), type=Entry)
+                    entry = msgspec.msgpack.decode(encoded.tobytes(), type=DeltaEntry)
                     found[entry.version] = entry, data
         yield found
 

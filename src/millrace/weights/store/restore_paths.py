@@ -16,7 +16,7 @@ ANCHOR, DELTA = "anchor", "delta"
 Broken = Collection[tuple[int, str]]  # (version, ANCHOR or DELTA)
 
 
-class Entry(msgspec.Struct, frozen=True):
+class StoredVersion(msgspec.Struct, frozen=True):
     """What a directory says of a version.
 
     Attributes:
@@ -50,7 +50,11 @@ class Way:
 
 
 def shortest(
-    entries: Mapping[int, Entry], version: int, digest: str, held: Mapping[int, str], broken: Broken = ()
+    entries: Mapping[int, StoredVersion],
+    version: int,
+    digest: str,
+    held: Mapping[int, str],
+    broken: Broken = (),
 ) -> Way | None:
     """The way to `version` with the fewest bytes to read; None: there is none.
 
@@ -79,7 +83,7 @@ def shortest(
         at, expected = entry.base, entry.base_digest
 
 
-def anchor_is_due(entries: Mapping[int, Entry], base: int, anchor_every: int) -> bool:
+def anchor_is_due(entries: Mapping[int, StoredVersion], base: int, anchor_every: int) -> bool:
     """Whether the version after `base` must be whole: no chain leads to `base`, the chain has `anchor_every`
     versions with it, or to read the chain takes as long as to read a whole version."""
     entry = entries.get(base)
@@ -91,7 +95,7 @@ def anchor_is_due(entries: Mapping[int, Entry], base: int, anchor_every: int) ->
     return len(way.deltas) + 1 >= anchor_every or way.num_bytes >= 2 * entry.num_bytes
 
 
-def needless(entries: Mapping[int, Entry], kept: int) -> list[int]:
+def needless(entries: Mapping[int, StoredVersion], kept: int) -> list[int]:
     """Versions that can go, oldest first: all before the anchor from which the oldest of the newest `kept`
     versions is reached."""
     newest = sorted(entries)[-kept:]

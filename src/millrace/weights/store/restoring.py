@@ -18,7 +18,7 @@ from millrace.weights.layout import Memory
 from millrace.weights.manifest import check_sequence, digest_slot, read_manifest
 from millrace.weights.slots import check_room, confirm, fill_in, take_slot
 from millrace.weights.store.directory import Directory, Whole, apply_all, file_name
-from millrace.weights.store.restore_paths import ANCHOR, DELTA, Entry, Way, shortest
+from millrace.weights.store.restore_paths import ANCHOR, DELTA, StoredVersion, Way, shortest
 
 
 class _Broken(Exception):
@@ -88,7 +88,7 @@ def whole_in(memory: Memory, slot: int, sequence: int) -> Whole:
 
 
 def _follow(
-    way: Way, directory: Directory, memory: Memory, entries: dict[int, Entry], held: dict[int, Whole]
+    way: Way, directory: Directory, memory: Memory, entries: dict[int, StoredVersion], held: dict[int, Whole]
 ) -> None:
     """Raises: _Broken."""
     version = way.deltas[-1] if way.deltas else way.start

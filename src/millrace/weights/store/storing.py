@@ -7,7 +7,7 @@ import time
 from millrace.core.errors import UnknownVersionError
 from millrace.core.types import Stored
 from millrace.weights.layout import Memory
-from millrace.weights.store.background import Errand, told
+from millrace.weights.store.background import BackgroundThread, told
 from millrace.weights.store.directory import Directory, Whole
 from millrace.weights.store.restoring import wholes
 
@@ -19,7 +19,7 @@ class Storer:
     def __init__(self, directory: Directory, memory: Memory, *, anchor_every: int) -> None:
         self._directory, self._memory, self._anchor_every = directory, memory, anchor_every
         self._asked, self._last = (-1, ""), Stored(-1, "")
-        self._storing = Errand("store weights", self._store)
+        self._storing = BackgroundThread("store weights", self._store)
 
     def ask(self, version: int, digest: str) -> Stored:
         """Write this one next, unless it was the last. Returns how the last one ended."""

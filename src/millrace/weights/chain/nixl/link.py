@@ -3,11 +3,11 @@
 The link of `wire` stays the control channel. It carries the proofs, the manifest, deltas, and announcements.
 Only the bytes of raw chunks go another way:
 
-    source     Found, with the metadata of its NIXL agent
-    source     Chunk(address, seal) for each chunk as soon as it is here; Waiting, Unknown as over TCP
+    source     VersionOffer, with the metadata of its NIXL agent
+    source     Chunk(address, checksum) for each chunk as soon as it is here; Waiting, Unknown as over TCP
     receiver   Waiting, while it pulls what was announced
     receiver   Taken, when all is here, or when what it pulled does not fit its seal
-    source     Seal(None), if it did not fit: the version was overwritten; Seal: it was not
+    source     ChunkChecksum(None), if it did not fit: the version was overwritten; ChunkChecksum: it was not
 
 The source registers its slots once. A pull goes into a buffer of the receiver, not into its slot. NIXL cannot
 take back a pull that was begun, so one that is given up may still write, at any time. Its buffer is kept
@@ -38,7 +38,7 @@ from millrace.core.errors import (
     boundary,
 )
 from millrace.weights.chain.holding import CHUNK_BYTES_MAX, Holding
-from millrace.weights.chain.wire import Chunk, Link, Seal, Taken, Unknown, Waiting, as_bytes
+from millrace.weights.chain.wire import Chunk, ChunkChecksum, Link, Taken, Unknown, Waiting, as_bytes
 from millrace.weights.layout import Bytes, Memory
 
 NIXL = "nixl"
@@ -261,7 +261,7 @@ class Pulls:
 
     async def _judge(self, index: int) -> None:
         match await self._link.receive():
-            case Seal(None):
+            case ChunkChecksum(None):
                 raise TornVersionError(
                     f"the relay at {self._link.peer} has overwritten version {self._holding.version}"
                 )
@@ -301,7 +301,7 @@ async def until_taken(link: Link, holding: Holding) -> float:
                 continue
             case Taken(wrong, bytes_s):
                 if wrong:
-                    await link.send(Seal(0 if holding.intact else None))
+                    await link.send(ChunkChecksum(0 if holding.intact else None))
                 return bytes_s
             case other:
                 raise WeightsError(f"the relay at {link.peer} does not keep the protocol: it says {other}")

@@ -1,0 +1,144 @@
+"""A tree that a stranger can read: few files side by side, one name for one thing, budgets of lines."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from tests.tidy.sources import PACKAGE, SOURCE, Module, modules
+
+ROOT = SOURCE / PACKAGE
+FILES_MAX = 15
+A_FILE_AN_IDEA = {"algorithms", "cli"}  # an algorithm or a command each
+FILES_OF_IDEAS_MAX = 24
+
+# The reading path of docs/architecture.md, and the core path: lines of code, files of subfolders not counted.
+READING_PATH = {
+    "schedule": 950,
+    "controller": 2000,
+    "controller/state": 900,
+    "ledger": 1450,
+    "weights": 800,
+    "rollout": 900,
+    "engines/own": 1350,
+    "trainer": 1550,
+    "trainer/batch": 500,
+    "trainer/optimizer": 150,
+    "algorithms": 650,
+}
+READING_PATH_MAX = 9000
+CORE_PATH = (*READING_PATH, "core", "core/completion", "config", "config/tables")
+CORE_PATH_MAX = 13_000
+LARGEST_PACKAGE_MAX = 2000
+
+
+def folder(path: Path) -> str:
+    return path.parent.relative_to(ROOT).as_posix()
+
+
+def sources() -> list[Module]:
+    """Every module but what only marks a folder."""
+    return [module for module in modules() if module.path.stem != "__init__"]
+
+
+@cache
+def folders() -> dict[str, list[Module]]:
+    found = defaultdict(list)
+    for module in sources():
+        found[folder(module.path)].append(module)
+    return dict(found)
+
+
+def docstrings(tree: ast.Module) -> Iterator[int]:
+    """Lines of docstrings."""
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.Module(body=[first, *_])
+                | ast.ClassDef(body=[first, *_])
+                | ast.FunctionDef(body=[first, *_])
+            ):
+                pass
+            case ast.AsyncFunctionDef(body=[first, *_]):
+                pass
+            case _:
+                continue
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+            yield from range(first.lineno, (first.end_lineno or first.lineno) + 1)
+
+
+IGNORED = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+@cache
+def lines_of_code(path: Path) -> int:
+    """Lines with code: neither blank, nor a comment, nor a docstring."""
+    text = path.read_text()
+    code = set[int]()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in IGNORED:
+            code.update(range(token.start[0], token.end[0] + 1))
+    return len(code - set(docstrings(ast.parse(text))))
+
+
+def package_lines(name: str) -> int:
+    return sum(lines_of_code(module.path) for module in folders()[name])
+
+
+def test_no_folder_shows_more_files_than_a_reader_takes_in() -> None:
+    offenders = [
+        f"{name}: {len(files)} files"
+        for name, files in folders().items()
+        if len(files) > (FILES_OF_IDEAS_MAX if name in A_FILE_AN_IDEA else FILES_MAX)
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_every_package_of_the_reading_path_keeps_its_budget() -> None:
+    lines = {name: package_lines(name) for name in READING_PATH}
+    offenders = [
+        f"{name}: {lines[name]} of {most}" for name, most in READING_PATH.items() if lines[name] > most
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_the_reading_path_and_the_core_path_keep_their_budgets() -> None:
+    assert sum(map(package_lines, READING_PATH)) <= READING_PATH_MAX
+    assert sum(map(package_lines, CORE_PATH)) <= CORE_PATH_MAX
+
+
+def test_no_package_grows_beyond_its_budget() -> None:
+    offenders = [
+        f"{name}: {lines}" for name in folders() if (lines := package_lines(name)) > LARGEST_PACKAGE_MAX
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    places = defaultdict(list)
+    for module in sources():
+        for node in module.nodes:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(module.at(node))
+    offenders = [f"{name}: {', '.join(where)}" for name, where in places.items() if len(where) > 1]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_no_three_modules_have_one_name() -> None:
+    places = defaultdict(list)
+    for module in sources():
+        places[module.path.stem].append(folder(module.path))
+    offenders = [f"{name}: {', '.join(where)}" for name, where in places.items() if len(where) > 2]
+    assert not offenders, "\n".join(offenders)
