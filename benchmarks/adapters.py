@@ -22,6 +22,7 @@ from common import median, parser_of, report, sized, table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
+from millrace.adapters.served_weights import Base, MergingReader
 from millrace.algorithms import build
 from millrace.config.tables.algorithms import GRPO
 from millrace.config.tables.training import Adapter, Optimizer
@@ -30,7 +31,6 @@ from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.engines.own.architecture import read_architecture
 from millrace.engines.own.parameters import Parameters
-from millrace.rollout.adapted_weights import Base, MergingReader
 from millrace.trainer.adapters.adapted_linear import adapt, published_weights
 from millrace.trainer.model import load_model
 from millrace.trainer.publish.publisher import PublishBuffers

@@ -10,9 +10,9 @@ import pytest
 import torch
 from bench import MODELS, Bench, OpenBench, make_model, prompt_of
 
+from millrace.adapters.served_weights import Merging
 from millrace.config.tables.training import Adapter
 from millrace.core.types import Sampling
-from millrace.rollout.adapted_weights import Merging
 from millrace.trainer.adapters.adapted_linear import adapt, adapted_layers, published_weights
 from millrace.trainer.publish.publisher import PublishBuffers
 

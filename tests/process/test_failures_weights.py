@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from failure_rows import seen
 
-from millrace.algorithms.low_rank import BASE
+from millrace.adapters.low_rank import BASE
+from millrace.adapters.served_weights import Merging
 from millrace.compose import compose
 from millrace.config.freeze import dump
 from millrace.config.load import load
@@ -24,7 +25,6 @@ from millrace.core.completion.columns import TokenColumns
 from millrace.core.digest import NamedBuffer
 from millrace.core.errors import DigestMismatchError, MillraceError, WeightsError
 from millrace.core.types import Batch, Endpoint, Served, TrainGroup, TrainSequence
-from millrace.rollout.adapted_weights import Merging
 from millrace.rollout.protocol import EngineOptions
 from millrace.rollout.replica import EngineReplica
 from millrace.run_directory import run_directory

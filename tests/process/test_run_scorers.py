@@ -9,7 +9,7 @@ import pytest
 
 from millrace.compose import compose
 from millrace.config.load import load
-from millrace.controller.fleet.fleet import live_reward_workers
+from millrace.controller.fleet import live_reward_workers
 from millrace.core.events import Event
 from millrace.run_directory import run_directory
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tests.ranks.work import BUDGET, CPU, Shape, batch_of, error, flat, meet
 from trainer_doubles import make_trainer
 
-from millrace.algorithms.low_rank import BASE
+from millrace.adapters.low_rank import BASE
 from millrace.config.tables.algorithms import GRPO
 from millrace.config.tables.training import Adapter
 from millrace.trainer.adapters.adapted_linear import begin, insert, published_weights

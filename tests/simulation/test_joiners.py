@@ -9,7 +9,7 @@ import pytest
 
 from millrace.config.tables.operation import Supervision
 from millrace.config.tables.schedules import Millrace
-from millrace.controller.fleet.fleet import live_reward_workers
+from millrace.controller.fleet import live_reward_workers
 from millrace.controller.replica_session import ReplicaSession
 from millrace.core import errors
 from millrace.core.errors import (

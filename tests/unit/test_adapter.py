@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from trainer_doubles import make_batch, make_trainer, save_checkpoint, save_tiny_model, tiny_model
 from transformers import AutoModelForCausalLM
 
-from millrace.algorithms.low_rank import adapted
+from millrace.adapters.low_rank import adapted
+from millrace.adapters.served_weights import Base, Merging, MergingReader
 from millrace.config.tables.algorithms import GRPO
 from millrace.config.tables.training import Adapter, Optimizer
 from millrace.core.digest import NamedBuffer, digest_buffers
@@ -21,7 +22,6 @@ from millrace.core.errors import ConfigError, DataError, WeightsError
 from millrace.engines.own.architecture import read_architecture
 from millrace.engines.own.parameters import Parameters
 from millrace.placement.needs import adapter_elements
-from millrace.rollout.adapted_weights import Base, Merging, MergingReader
 from millrace.trainer.adapters.adapted_linear import (
     adapt,
     adapted_layers,

@@ -15,8 +15,8 @@ from millrace.config.tables.algorithms import GRPO, Reinforce
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import DataError
 from millrace.core.types import Batch, TrainGroup, TrainSequence
+from millrace.trainer.frozen.teacher import load_teacher
 from millrace.trainer.ranks.mesh import ALONE
-from millrace.trainer.teacher import load_teacher
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from millrace.algorithms import Group, TokenLogprobs, build
+from millrace.algorithms import ComparedGroup, TokenLogprobs, build
 from millrace.algorithms.kl import kl
 from millrace.algorithms.second_moment import within_second_moment
 from millrace.algorithms.sequences import DenseSequences
@@ -249,7 +249,7 @@ def test_only_a_kl_penalty_needs_a_reference():
 
 def test_dr_grpo_neither_scales_by_the_deviation_nor_by_length():
     algorithm = build(DrGRPO())
-    assert algorithm.advantages(Group.of([4, 0, 0, 0])).tolist() == [3, -1, -1, -1]
+    assert algorithm.advantages(ComparedGroup.of([4, 0, 0, 0])).tolist() == [3, -1, -1, -1]
     assert algorithm.normalize == "max_tokens"
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from trainer_doubles import make_batch, make_trainer
 
-from millrace.algorithms import Group
+from millrace.algorithms import ComparedGroup
 from millrace.config.schema import Config
 from millrace.config.tree import union_kinds
 from millrace.core.completion.columns import TokenColumns
@@ -149,7 +149,7 @@ def test_what_is_selected_and_what_is_compared_are_the_same_rewards(kind, change
             rewards.append(s.reward - 0.3 * (old[at] - ref[at]).sum())
             begins.append((first, first := first + len(s.mask)))
         cut = [s.truncated for s in group.sequences]
-        due, raw = (Group.of(r, masks, cut) for r in (rewards, [s.reward for s in group.sequences]))
+        due, raw = (ComparedGroup.of(r, masks, cut) for r in (rewards, [s.reward for s in group.sequences]))
         trains, compared = trainer.algorithm.trained(due), trainer.algorithm.advantages(due)
         selections.add((trains == trainer.algorithm.trained(raw)).all())
         for (begin, end), mask, trained, advantage in zip(begins, masks, trains, compared, strict=True):

@@ -191,7 +191,7 @@ def test_nodes_of_a_cluster_on_which_a_transport_does_not_work_are_named(
 
     monkeypatch.setattr(transport, "connect", lambda address: Played())
     hosts = tuple(Host(name, 2, 10**12, 10**12) for name in "abc")  # of d's no relay
-    monkeypatch.setattr(compose.cluster, "hosts", lambda config, this: hosts)
+    monkeypatch.setattr(compose.run_hosts, "hosts", lambda config, this: hosts)
     config = config_for(
         model, weights={"transport": "nixl"}, runtime={"kind": "ray"}, rollout={"replicas": 3}
     )

@@ -12,7 +12,7 @@ from millrace.cli import app
 from millrace.config.schema import Config
 from millrace.config.tree import union_kinds
 from millrace.core.errors import ConfigError
-from millrace.trainer.first_step import try_algorithm
+from millrace.trainer.checks.first_step import try_algorithm
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 HEAD = """

@@ -9,7 +9,7 @@ from trainer_doubles import make_batch, make_trainer, weights_of
 
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch
-from millrace.trainer.not_finite import blame
+from millrace.trainer.checks.not_finite import blame
 
 POISON = -1000.0
 

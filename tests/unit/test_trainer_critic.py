@@ -9,20 +9,20 @@ import torch
 from test_algorithms_presets import MAX_TOKENS, large_batch, tables
 from trainer_doubles import make_batch, make_trainer, save_checkpoint, tiny_model, weights_of
 
-from millrace.algorithms import Group
+from millrace.algorithms import ComparedGroup
 from millrace.algorithms.gae import value_advantages
 from millrace.config.tables.algorithms import PPO
 from millrace.core.errors import TrainingError
+from millrace.trainer.checks.not_finite import blame
 from millrace.trainer.files.checkpoint import load_checkpoint
 from millrace.trainer.model import named_weights
-from millrace.trainer.not_finite import blame
 
 NAN = float("nan")
 
 
 def group_of(values, rewards):
     masks = [~np.isnan(v) for v in values]
-    return Group.of(rewards, masks, values=values)
+    return ComparedGroup.of(rewards, masks, values=values)
 
 
 def test_advantages_by_hand():

@@ -23,8 +23,8 @@ from millrace.core.errors import DataError, TrainingError, WeightsError
 from millrace.core.types import Batch
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
+from millrace.trainer.checks.rejected import SAVED_MAX, save_rejected
 from millrace.trainer.model import recompute_layers, row_logprobs
-from millrace.trainer.rejected import SAVED_MAX, save_rejected
 
 
 def replaced(batch, **changes):

@@ -274,7 +274,7 @@ def places_aside(config: Config, layout: Layout) -> list[Place]:
 
 def _reference(config: dict[str, Any], placed: Placement, its_place: Place) -> WorkerSpec:
     kwargs = {"config": config, "device": placed.device, "device_share": its_place.share}
-    target = "millrace.trainer.reference:ReferenceWorker"
+    target = "millrace.trainer.frozen.reference:ReferenceWorker"
     return WorkerSpec("reference", "reference", target, kwargs, replace(its_place, python=None))
 
 

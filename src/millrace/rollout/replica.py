@@ -17,11 +17,11 @@ from typing import TypeVar
 
 import msgspec
 
+from millrace.adapters.served_weights import Merging
 from millrace.core.errors import ConfigError, DigestMismatchError, WeightsError, boundary, needing_memory
 from millrace.core.objects import find_object
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import Endpoint, Progress, ReplicaLoad, Report, Served, Work
-from millrace.rollout.adapted_weights import Merging
 from millrace.rollout.engine_kinds import open_engine
 from millrace.rollout.protocol import EngineOptions
 

@@ -42,18 +42,18 @@ from millrace.core.types import (
 from millrace.devices.device import computes, computing_dtype, torch_device
 from millrace.placement.needs import teacher_of
 from millrace.trainer.adapters.adapted_linear import begin, insert, published_weights
-from millrace.trainer.arithmetic import arithmetic
+from millrace.trainer.checks.arithmetic import arithmetic
+from millrace.trainer.checks.not_finite import blame
+from millrace.trainer.checks.rejected import unfit
 from millrace.trainer.files.checkpoint import Saver, load_checkpoint, prune_checkpoints
 from millrace.trainer.files.directories import atomic_directory, sweep
 from millrace.trainer.files.export import save_model
 from millrace.trainer.files.tokens import read_tokenizer
+from millrace.trainer.frozen.reference import load_reference, published_dtype
+from millrace.trainer.frozen.teacher import load_teacher
 from millrace.trainer.model import load_model, recompute_layers, vocabulary
-from millrace.trainer.not_finite import blame
 from millrace.trainer.publish.publisher import Publisher, buffers_of
 from millrace.trainer.ranks.mesh import Ranks, agreed
-from millrace.trainer.reference import load_reference, published_dtype
-from millrace.trainer.rejected import unfit
-from millrace.trainer.teacher import load_teacher
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 T = TypeVar("T")

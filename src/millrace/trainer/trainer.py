@@ -30,6 +30,7 @@ from millrace.trainer.batch.flat_batch import FlatBatch, flatten, penalties, wei
 from millrace.trainer.batch.packing import Row, pack
 from millrace.trainer.batch.sequences import RowSequences
 from millrace.trainer.batch.token_masks import TokenChoices
+from millrace.trainer.checks.rejected import save_rejected
 from millrace.trainer.metrics import TokenStatistics, batch_metrics
 from millrace.trainer.model import not_finite, row_logprobs, served_weights
 from millrace.trainer.optimizer.gradients import clip_gradients, grad_norm
@@ -37,7 +38,6 @@ from millrace.trainer.optimizer.learning_rate import learning_rate
 from millrace.trainer.optimizer.optimizer import make_optimizer
 from millrace.trainer.ranks.mesh import ALONE, Ranks
 from millrace.trainer.ranks.shares import own_rows
-from millrace.trainer.rejected import save_rejected
 from millrace.trainer.value_head import ValueHead, value_metrics
 
 

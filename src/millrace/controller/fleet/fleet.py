@@ -30,8 +30,8 @@ class Fleet:
     """The workers of a run. `relays`: one for each host that has a rank of the trainer or a replica. `join`
     makes replicas beside the first ones, `relay` the relay of a host that one of them is on. `look` finds out
     which hosts there are by now, for the next `join`. Raises: MillraceError. `evaluator`: a replica that is
-    set aside. `evaluation_reward_workers`: one for each evaluation, in their order. `reference`: a worker that
-    has the start weights, where the trainer has no copy."""
+    set aside. `evaluation_reward_workers`: one for each evaluation, in their order. `reference`: a worker
+    that has the start weights, where the trainer has no copy."""
 
     trainer: WorkerSpec
     relays: tuple[WorkerSpec, ...]

@@ -18,8 +18,8 @@ from millrace.core.digest import MULTILINEAR, XXH3, NamedBuffer, digest_buffers,
 from millrace.core.errors import DataError
 from millrace.devices.device_digest import tensor_digests
 from millrace.devices.gpu import has_own_memory
+from millrace.devices.weight_files import read_tensors
 from millrace.engines.own.architecture import Architecture
-from millrace.rollout.weight_files import read_tensors
 
 Tensor = torch.Tensor
 

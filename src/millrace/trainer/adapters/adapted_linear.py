@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 from xxhash import xxh3_64_intdigest
 
-from millrace.algorithms.low_rank import BASE, DOWN, KINDS, adapted, lengths, row_lengths
+from millrace.adapters.low_rank import BASE, DOWN, KINDS, adapted, lengths, row_lengths
 from millrace.config.tables.training import Adapter
 from millrace.core.digest import XXH3, NamedBuffer, digest_buffers
 from millrace.trainer.model import named_weights

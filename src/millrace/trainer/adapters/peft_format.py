@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from millrace.algorithms.low_rank import lengths
+from millrace.adapters.low_rank import lengths
 from millrace.config.tables.training import Adapter
 from millrace.trainer.adapters.adapted_linear import adapted_layers
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig
 
-from millrace.algorithms.low_rank import BASE, DOWN, LONGER, UP, adapted
+from millrace.adapters.low_rank import BASE, DOWN, LONGER, UP, adapted
 from millrace.core.digest import (
     NamedBuffer,
     digest_buffers,
@@ -27,7 +27,7 @@ from millrace.core.digest import (
 )
 from millrace.core.errors import WeightsError
 from millrace.core.protocols import WeightsReader
-from millrace.rollout.weight_files import read_tensors
+from millrace.devices.weight_files import read_tensors
 
 Tensor = torch.Tensor
 Copy = Callable[[Sequence[NamedBuffer], Sequence[NamedBuffer]], None]

@@ -33,11 +33,11 @@ VOCABULARY = 16
 GROUPS = 4
 GROUP_SIZE_MAX = 64
 LENGTH_MAX = 12
-OURS = Path(__file__).resolve().parents[1]
+OURS = Path(__file__).resolve().parents[2]
 
 
 class AlgorithmTrial:
-    """Role `millrace.trainer.first_step:AlgorithmTrial`: `algorithm.path` of a run, asked before the run."""
+    """Role `millrace.trainer.checks.first_step:AlgorithmTrial`: `algorithm.path`, before the run."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = Config.model_validate(config)

@@ -26,9 +26,9 @@ from millrace.devices.device import computes, computing_dtype, torch_device
 from millrace.trainer.adapters.adapted_linear import digest_of
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
+from millrace.trainer.checks.rejected import unfit
 from millrace.trainer.model import load_model, named_weights, row_logprobs, vocabulary
 from millrace.trainer.ranks.mesh import ALONE, Ranks, local
-from millrace.trainer.rejected import unfit
 from millrace.trainer.trainer import with_choices
 
 
