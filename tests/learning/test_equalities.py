@@ -9,7 +9,7 @@ ON_POLICY = {
     "areal": ("schedule.kind=areal", "schedule.eta=0"),
     "rlax": ("schedule.kind=rlax",),
 }
-BLIND = ("sampling.choices=false", 'allow=["cut_sampling"]')
+BLIND = ("sampling.token_masks=false", 'allow=["cut_sampling"]')
 
 
 @pytest.fixture(scope="module")

@@ -175,7 +175,7 @@ def test_a_run_is_shown_from_its_ledger(project: Path, capsys: pytest.CaptureFix
     assert trajectory["prompt"] == "1+1="
     assert trajectory["tokens"][1]["version"] == 0
     assert trajectory["tokens"][0]["logprob"] == pytest.approx(-0.5)
-    assert trajectory["tokens"][1]["likely"][1] == {"token": 2, "text": ANY, "logprob": -2.5}
+    assert trajectory["tokens"][1]["top_logprobs"][1] == {"token": 2, "text": ANY, "logprob": -2.5}
     assert run(["show", str(directory.path), "--step", "1", "--json"]) == 0
     step = json.loads(capsys.readouterr().out)
     assert step["reward_mean"] == 0.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from millrace.placement.activation_memory import Momentary
+from millrace.placement.activation_memory import ActivationMemory
 from millrace.placement.needs import MemoryNeed, Needs
 
 GB = 1_000_000_000
@@ -15,6 +15,6 @@ ON_GPU = Needs(
     trainer=MemoryNeed(8 * GB, GB),
     replica=MemoryNeed(5 * GB, 2 * GB),
     checkpoint_bytes=6 * GB,
-    momentary=Momentary(),
+    activation_memory=ActivationMemory(),
 )
 ON_CPU = replace(ON_GPU, trainer=MemoryNeed(0, 9 * GB), replica=MemoryNeed(0, 7 * GB))

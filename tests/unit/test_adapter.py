@@ -47,8 +47,8 @@ def with_adapter(model, adapter=LORA, *, published=torch.float32, moved=True):
     generator = torch.Generator().manual_seed(1)
     for layer in adapted_layers(model).values() if moved else ():
         layer.lora_B.data.normal_(0, 0.05, generator=generator)
-        if layer.lora_longer is not None:
-            layer.lora_longer.data.normal_(0, 0.05, generator=generator)
+        if layer.lora_magnitude is not None:
+            layer.lora_magnitude.data.normal_(0, 0.05, generator=generator)
     return model
 
 
@@ -90,8 +90,8 @@ def written_out(model, adapter, name, layer):
 
     def forward(x):
         whole = layer.weight + adapter.scale * layer.lora_B @ layer.lora_A
-        if layer.lora_longer is not None:
-            magnitude = layer.weight.norm(dim=1) + layer.lora_longer
+        if layer.lora_magnitude is not None:
+            magnitude = layer.weight.norm(dim=1) + layer.lora_magnitude
             whole = whole * (magnitude / whole.norm(dim=1).detach())[:, None]
         return torch.nn.functional.linear(x, whole, layer.bias)
 
@@ -130,8 +130,8 @@ def test_the_gradient_is_that_of_peft(adapter):
     for name, layer in adapted_layers(ours).items():
         layers[name].lora_A["default"].weight.data.copy_(layer.lora_A.data)
         layers[name].lora_B["default"].weight.data.copy_(layer.lora_B.data)
-        if layer.lora_longer is not None:
-            magnitude = layer.weight.norm(dim=1) + layer.lora_longer
+        if layer.lora_magnitude is not None:
+            magnitude = layer.weight.norm(dim=1) + layer.lora_magnitude
             layers[name].lora_magnitude_vector["default"].weight.data.copy_(magnitude)
     tokens = torch.randint(0, 64, (1, 20), generator=torch.Generator().manual_seed(2))
     plain = with_adapter(tiny_model(attention="eager").double(), adapter)
@@ -293,7 +293,7 @@ def test_an_adapter_is_exported_as_peft_reads_it(adapter, tmp_path):
     prefix = "base_model.model.model.layers.0.self_attn.q_proj"
     assert torch.equal(tensors[f"{prefix}.lora_A.weight"], layer.lora_A)
     if adapter.kind == "dora":
-        magnitude = layer.weight.norm(dim=1) + layer.lora_longer
+        magnitude = layer.weight.norm(dim=1) + layer.lora_magnitude
         assert torch.allclose(tensors[f"{prefix}.lora_magnitude_vector"], magnitude)
 
 

@@ -14,12 +14,14 @@ import pytest
 from millrace.api import run as api_run
 from millrace.api import work
 from millrace.compose import compose
-from millrace.config.freeze import NOT_KEPT, record, restore
+from millrace.config.freeze import NOT_KEPT, record, recorded, restore
+from millrace.config.load import load
 from millrace.config.schema import Config
+from millrace.core.errors import ConfigError
 from millrace.core.events import Event, Events
 from millrace.evaluation.scores import start_worker
 from millrace.observe.sinks.open_sinks import open_sinks, refuse_unusable
-from millrace.placement.activation_memory import Momentary
+from millrace.placement.activation_memory import ActivationMemory
 from millrace.placement.hosts import lay_out
 from millrace.placement.needs import MemoryNeed, Needs
 from millrace.run_directory.resume import check_resume
@@ -95,7 +97,7 @@ def test_no_worker_outside_a_run_gets_the_url() -> None:
 
 
 def _needs() -> Needs:
-    return Needs(1, 1, 1, MemoryNeed(0, 1), MemoryNeed(0, 1), 1, Momentary())
+    return Needs(1, 1, 1, MemoryNeed(0, 1), MemoryNeed(0, 1), 1, ActivationMemory())
 
 
 def test_a_script_gives_its_process_the_url_that_the_directory_lacks(
@@ -118,3 +120,13 @@ def test_a_script_gives_its_process_the_url_that_the_directory_lacks(
         monkeypatch.setattr(sys, "stdin", stdin)
         assert work.train(**asked[0]) == {"ended": True}
     assert found[0].observe.notify == url
+
+
+def test_a_former_key_is_refused_with_its_present_name_and_read_in_the_record_of_an_older_run(
+    tmp_path,
+) -> None:
+    tree = recorded(config_for(None))
+    tree["sampling"]["choices"] = not tree["sampling"].pop("token_masks")
+    assert not restore(tree, tmp_path / "config.json").sampling.token_masks
+    with pytest.raises(ConfigError, match=r"`sampling.choices` was renamed to `sampling.token_masks`"):
+        load(None, ["sampling.choices=false"])

@@ -89,6 +89,6 @@ def test_columns_that_do_not_align_are_refused(logprobs, versions):
 
 
 def test_packed_columns_that_were_cut_are_refused():
-    runs, tokens, logprobs, likely = pack([TokenColumns.of([1, 2], [-1.0, -1.0], 0)])
+    runs, tokens, logprobs, top_logprobs = pack([TokenColumns.of([1, 2], [-1.0, -1.0], 0)])
     with pytest.raises(ValueError, match="2 token ids, 1 log-probs"):
-        unpack((runs, tokens, logprobs[:4], likely))
+        unpack((runs, tokens, logprobs[:4], top_logprobs))

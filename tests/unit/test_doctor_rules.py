@@ -82,7 +82,7 @@ def test_under_penalties_and_cuts_the_gap_says_nothing_about_weights():
     [
         ({"temperature": 0.7, "ignore_eos": True}, True),
         ({"top_p": 0.9}, True),
-        ({"top_p": 0.9, "choices": False}, False),
+        ({"top_p": 0.9, "token_masks": False}, False),
         ({"presence_penalty": 1}, False),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from millrace.core.errors import ConfigError
 from millrace.core.types import Sampling
 from millrace.engines.own.accelerated import exact
-from millrace.engines.own.accelerated.row_matmul import Products
+from millrace.engines.own.accelerated.row_matmul import RowMatmul
 from millrace.engines.own.attention import Kernel
 
 WORKS = [make_work(i, [5, 6, 7 + i], Sampling(max_tokens=20)) for i in range(5)]
@@ -19,13 +19,13 @@ WORKS = [make_work(i, [5, 6, 7 + i], Sampling(max_tokens=20)) for i in range(5)]
 
 @given(tile=st.sampled_from([8, 16, 96]), count=st.integers(1, 5000))
 def test_padding_fills_tiles_and_wastes_at_most_a_quarter(tile: int, count: int) -> None:
-    rows = Products(tile).rows(count)
+    rows = RowMatmul(tile).rows(count)
     assert rows % tile == 0 and count <= rows < count * 1.25 + tile
-    assert Products(tile).rows(rows) == rows
+    assert RowMatmul(tile).rows(rows) == rows
 
 
 def test_without_exactness_nothing_is_padded() -> None:
-    assert [Products().rows(count) for count in (1, 7, 100)] == [1, 7, 100]
+    assert [RowMatmul().rows(count) for count in (1, 7, 100)] == [1, 7, 100]
     assert "; not exact" in make_engine(make_model()).computes
 
 
@@ -33,7 +33,7 @@ def test_without_exactness_nothing_is_padded() -> None:
 def test_rows_computed_alone_give_what_one_product_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(name)
     expected = run(make_engine(model), WORKS)
-    monkeypatch.setattr(exact, "CANDIDATES", (Products(8, alone=True),))
+    monkeypatch.setattr(exact, "CANDIDATES", (RowMatmul(8, alone=True),))
     engine = make_engine(model, exact=True)
     assert "each row alone" in engine.computes
     for key, (tokens, logprobs, _) in run(engine, WORKS).items():
@@ -42,12 +42,12 @@ def test_rows_computed_alone_give_what_one_product_gives(name: str, monkeypatch:
 
 
 def test_products_that_mix_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    linear = Products.linear
+    linear = RowMatmul.linear
 
-    def mixing(self: Products, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    def mixing(self: RowMatmul, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         return linear(self, x, *others) * (1 + len(x) * 1e-6)
 
-    monkeypatch.setattr(Products, "linear", mixing)
+    monkeypatch.setattr(RowMatmul, "linear", mixing)
     with pytest.raises(ConfigError, match=r"`rollout.exact` cannot be had here: a row's result changes"):
         make_engine(make_model(), exact=True)
 

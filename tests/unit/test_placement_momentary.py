@@ -22,7 +22,13 @@ from transformers import (
 
 from millrace.config.schema import Config
 from millrace.core.placement import Gpu, Host
-from millrace.placement.activation_memory import CHUNK_BYTES, GPU_CHUNK_BYTES, Momentary, Shape, estimate
+from millrace.placement.activation_memory import (
+    CHUNK_BYTES,
+    GPU_CHUNK_BYTES,
+    ActivationMemory,
+    Shape,
+    estimate,
+)
 from millrace.placement.assign import assign
 from millrace.placement.describe import table, warnings
 from millrace.placement.needs import MemoryNeed, Needs
@@ -120,7 +126,7 @@ def test_a_micro_batch_is_the_budget_or_a_longer_sequence_and_never_more_than_th
     assert tokens(rollout={"max_sequence_tokens": 20_000}) == 20_000
 
 
-MOMENT = Momentary(8192, token_bytes=1_000_000, logits_bytes=GB // 2, replica_bytes=GB)
+MOMENT = ActivationMemory(8192, token_bytes=1_000_000, logits_bytes=GB // 2, replica_bytes=GB)
 NEEDS = Needs(500_000_000, GB, 12_000, MemoryNeed(0, 9 * GB), MemoryNeed(0, 7 * GB), 6 * GB, MOMENT)
 ON_GPU = replace(NEEDS, trainer=MemoryNeed(8 * GB, GB), replica=MemoryNeed(5 * GB, 2 * GB))
 
@@ -152,7 +158,7 @@ def test_on_a_gpu_trainer_and_replicas_are_told_apart() -> None:
     gpus = tuple(Gpu(i, "small", 16 * GB, 16 * GB) for i in range(2))
     said = told(ON_GPU, Host("host", 16, 100 * GB, 100 * GB, gpus), rollout={"replicas": 1})
     assert len(said) == 1 and "7.5 GB of GPU 0 are left for it" in said[0]
-    greedy = replace(ON_GPU, momentary=replace(MOMENT, token_bytes=1, replica_bytes=11 * GB))
+    greedy = replace(ON_GPU, activation_memory=replace(MOMENT, token_bytes=1, replica_bytes=11 * GB))
     said = told(greedy, Host("host", 16, 100 * GB, 100 * GB, gpus), rollout={"replicas": 1})
     assert len(said) == 1 and said[0].startswith(
         "replica-0 needs about 11.0 GB for a moment, and 10.5 GB of GPU 1"

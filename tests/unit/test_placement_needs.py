@@ -115,7 +115,7 @@ def test_ranks_divide_what_the_trainer_keeps_and_computes(model: Path) -> None:
     )
     assert four.trainer.device_bytes == alone.trainer.device_bytes // 4
     assert four.trainer.host_bytes == alone.trainer.host_bytes  # what is published is one version
-    assert four.momentary.micro_batch_tokens == alone.momentary.micro_batch_tokens // 2
+    assert four.activation_memory.micro_batch_tokens == alone.activation_memory.micro_batch_tokens // 2
 
 
 @pytest.mark.parametrize(
@@ -184,23 +184,25 @@ def test_what_lies_in_a_layer_is_rounded_by_its_products(model: Path) -> None:
     save_file({"model.layers.0.x": np.zeros(40, np.float32)}, model / "model-3.safetensors")
     needs = read_needs(config_for(model, "bfloat16"), on_gpu=True)
     assert needs.trainer.device_bytes == 16 * (PARAMETERS + 40) + 4 * PARAMETERS
-    assert needs.momentary.weights_bytes == 2 * 2 * 40  # one layer's, times the layers of the configuration
+    assert (
+        needs.activation_memory.weights_bytes == 2 * 2 * 40
+    )  # one layer's, times the layers of the configuration
 
 
 def test_ranks_put_a_layer_together_while_it_computes(model: Path) -> None:
     save_file({"model.layers.0.x": np.zeros(40, np.float32)}, model / "model-3.safetensors")
     both = read_needs(config_for(model, "float32", trainer={"shard": 2}), on_gpu=True)
     assert both.trainer.device_bytes == 8 * (PARAMETERS + 40)
-    assert both.momentary.weights_bytes == 4 * (PARAMETERS + 2 * 40)
+    assert both.activation_memory.weights_bytes == 4 * (PARAMETERS + 2 * 40)
     in_tensor = read_needs(config_for(model, "float32", trainer={"tensor": 2}), on_gpu=True)
-    assert in_tensor.momentary.weights_bytes == 0
+    assert in_tensor.activation_memory.weights_bytes == 0
 
 
 def test_an_offloaded_trainer_keeps_nothing_on_its_gpu_and_publishes_from_its_masters(model: Path) -> None:
     save_file({"model.layers.0.x": np.zeros(40, np.float32)}, model / "model-3.safetensors")
     needs = read_needs(config_for(model, "float32", trainer={"offload": True}), on_gpu=True)
     assert needs.trainer == MemoryNeed(0, 16 * (PARAMETERS + 40))
-    assert needs.momentary.weights_bytes == 4 * (PARAMETERS + 2 * 40)
+    assert needs.activation_memory.weights_bytes == 4 * (PARAMETERS + 2 * 40)
     rounded = read_needs(config_for(model, "bfloat16", trainer={"offload": True}), on_gpu=True)
     assert rounded.trainer == MemoryNeed(0, 18 * (PARAMETERS + 40) + 8 * PARAMETERS)
 
@@ -210,8 +212,8 @@ def test_8_bit_moments_take_a_quarter_and_on_a_cpu_an_update_takes_more(model: P
     needs = read_needs(eight, on_gpu=True)
     assert needs.trainer.device_bytes == 8 * PARAMETERS + int(2.03125 * PARAMETERS)
     assert needs.checkpoint_bytes == 4 * PARAMETERS + int(2.03125 * PARAMETERS)
-    assert needs.momentary.update_bytes == 0
-    assert read_needs(eight, on_gpu=False).momentary.update_bytes == 56 * LARGEST
+    assert needs.activation_memory.update_bytes == 0
+    assert read_needs(eight, on_gpu=False).activation_memory.update_bytes == 56 * LARGEST
 
 
 def test_a_reference_model_is_counted(model: Path) -> None:

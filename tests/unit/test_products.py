@@ -40,7 +40,7 @@ def test_a_layer_has_the_outputs_and_gradients_of_torch(onednn: None, rows: int,
     torch.manual_seed(0)
     expected, layer = torch.nn.Linear(48, 80, bias=bias), torch.nn.Linear(48, 80, bias=bias)
     layer.load_state_dict(expected.state_dict())
-    linear.quicken(layer)
+    linear.install(layer)
     x, slope = torch.randn(2, rows, 48), torch.randn(2, rows, 80)
     inputs = [x.clone().requires_grad_() for _ in range(2)]
     outputs = [each(own) for each, own in zip((expected, layer), inputs, strict=True)]
@@ -55,7 +55,7 @@ def test_a_layer_has_the_outputs_and_gradients_of_torch(onednn: None, rows: int,
 @needs_onednn
 def test_other_formats_are_computed_as_before(onednn: None) -> None:
     layer, x = torch.nn.Linear(8, 8).double(), torch.randn(64, 8, dtype=torch.float64)
-    linear.quicken(layer)
+    linear.install(layer)
     assert torch.equal(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
     layer = layer.float()
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -76,7 +76,7 @@ def test_no_preset_has_a_key_that_changes_nothing(kind: str) -> None:
 def test_cut_sampling_that_the_trainer_knows_nothing_of_is_refused(key: str, value: float) -> None:
     assert told(sampling={key: value}) == []
     blind: dict[str, Any] = {
-        "`sampling.choices` to true": {"sampling": {key: value, "choices": False}},
+        "`sampling.token_masks` to true": {"sampling": {key: value, "token_masks": False}},
         '`rollout.engine` to "own"': {"sampling": {key: value}, "rollout": {"engine": "vllm"}},
     }
     for remedy, changes in blind.items():

@@ -9,7 +9,7 @@ from trainer_doubles import make_batch, make_trainer, weights_of
 
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch
-from millrace.trainer.checks.not_finite import blame
+from millrace.trainer.checks.not_finite import not_finite_trajectories
 
 POISON = -1000.0
 
@@ -58,12 +58,12 @@ def trainer_breaking(broken):
 def test_the_trajectories_that_fail_alone_are_named(broken, ids):
     trainer, before = trainer_breaking(broken), weights_of(make_trainer())
     batch = poisoned(make_batch(), *ids)
-    assert blame(trainer, batch) == list(ids)
-    assert blame(trainer, batch) == list(ids)
+    assert not_finite_trajectories(trainer, batch) == list(ids)
+    assert not_finite_trajectories(trainer, batch) == list(ids)
     for one, other in zip(before, weights_of(trainer), strict=True):
         assert torch.equal(one, other)
     assert all(not parameter.grad.any() for parameter in trainer.model.parameters())
 
 
 def test_where_every_trajectory_can_be_trained_on_alone_all_are_named():
-    assert blame(make_trainer(), make_batch()) == list(range(12))
+    assert not_finite_trajectories(make_trainer(), make_batch()) == list(range(12))

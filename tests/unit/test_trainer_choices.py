@@ -14,10 +14,10 @@ from trainer_doubles import VOCAB, choosing, make_batch, make_trainer, tiny_mode
 from millrace.algorithms import TokenLogprobs
 from millrace.config.tables.algorithms import GRPO
 from millrace.core.completion.columns import TokenColumns
-from millrace.core.completion.token_masks import Choices
+from millrace.core.completion.token_masks import AllowedTokens
 from millrace.core.errors import DataError
 from millrace.trainer import logprobs
-from millrace.trainer.batch.token_masks import TokenChoices, choices_of
+from millrace.trainer.batch.token_masks import TokenMasks, token_masks_of
 from millrace.trainer.logprobs import token_logprobs
 
 CPU = torch.device("cpu")
@@ -37,10 +37,10 @@ def reference_gradient(weight, hidden, could, targets, slopes):
 
 def test_a_distribution_over_two_of_four_tokens_worked_by_hand():
     weight = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
-    choices = TokenChoices(np.array([2, 0]), np.array([0, 2], np.int32)).there(CPU, 0, 4)
+    token_masks = TokenMasks(np.array([2, 0]), np.array([0, 2], np.int32)).there(CPU, 0, 4)
     found, entropy = token_logprobs(
         torch.tensor([[math.log(2)], [math.log(2)]]), weight, torch.tensor([2, 2]), temperature=1.0,
-        choices=choices,
+        token_masks=token_masks,
     )  # fmt: skip
     assert found.exp().tolist() == pytest.approx([8 / (2 + 8), 8 / (2 + 4 + 8 + 16)])
     due = -(0.2 * math.log(0.2) + 0.8 * math.log(0.8))
@@ -61,7 +61,7 @@ def test_the_gradient_is_that_of_a_softmax_over_the_choices_alone(chunk, monkeyp
     head = torch.tensor(weight, requires_grad=True)
     found, _ = token_logprobs(
         torch.tensor(hidden), head, torch.tensor(targets), temperature=1.0,
-        choices=TokenChoices(counts, tokens).there(CPU, 0, VOCAB),
+        token_masks=TokenMasks(counts, tokens).there(CPU, 0, VOCAB),
     )  # fmt: skip
     (found * torch.tensor(slopes)).sum().backward()
     due = reference_gradient(weight, hidden, could, targets, slopes)
@@ -76,9 +76,9 @@ def test_capped_logits_and_entropies_have_the_gradient_of_autograd(temperature, 
     could = torch.rand(9, 31, generator=generator) < 0.3
     targets = torch.randint(0, 31, (9,), generator=generator)
     could[torch.arange(9), targets] = True
-    choices = TokenChoices(could.sum(1).numpy(), could.nonzero()[:, 1].int().numpy()).there(CPU, 0, 31)
+    token_masks = TokenMasks(could.sum(1).numpy(), could.nonzero()[:, 1].int().numpy()).there(CPU, 0, 31)
     ours, entropy = token_logprobs(
-        hidden, weight, targets, temperature=temperature, softcap=softcap, choices=choices
+        hidden, weight, targets, temperature=temperature, softcap=softcap, token_masks=token_masks
     )
     logits = hidden @ weight.T
     logits = (logits if softcap is None else softcap * torch.tanh(logits / softcap)) / temperature
@@ -132,16 +132,16 @@ def test_a_token_that_could_not_come_is_refused():
     (group, *_) = choosing(make_batch(version=1)).groups
     sequence = group.sequences[1]
     columns = TokenColumns.of([3, 4], [-1.0, -1.0], 1)
-    columns.choices = Choices()
+    columns.token_masks = AllowedTokens()
     for among in ([3, 5], [3, 5]):
-        columns.choices.append(np.array(among, np.int32).tobytes())
+        columns.token_masks.append(np.array(among, np.int32).tobytes())
     strange = msgspec.structs.replace(sequence, columns=columns)
     told = rf"trajectory {sequence.trajectory_id} has the token 4, .* none of the 2 tokens"
     with pytest.raises(DataError, match=told):
-        choices_of([group.sequences[0], strange])
+        token_masks_of([group.sequences[0], strange])
 
 
 def test_choices_of_some_tokens_are_theirs():
-    choices = TokenChoices(np.array([2, 0, 1, 3]), np.array([7, 8, 5, 1, 2, 3], np.int32))
-    part = choices.of(np.array([3, 1, 0]))
+    token_masks = TokenMasks(np.array([2, 0, 1, 3]), np.array([7, 8, 5, 1, 2, 3], np.int32))
+    part = token_masks.of(np.array([3, 1, 0]))
     assert (part.counts_N.tolist(), part.tokens_K.tolist()) == ([3, 0, 2], [1, 2, 3, 7, 8])

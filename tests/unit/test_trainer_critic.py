@@ -13,7 +13,7 @@ from millrace.algorithms import ComparedGroup
 from millrace.algorithms.gae import value_advantages
 from millrace.config.tables.algorithms import PPO
 from millrace.core.errors import TrainingError
-from millrace.trainer.checks.not_finite import blame
+from millrace.trainer.checks.not_finite import not_finite_trajectories
 from millrace.trainer.files.checkpoint import load_checkpoint
 from millrace.trainer.model import named_weights
 
@@ -150,6 +150,6 @@ def test_a_rejected_batch_leaves_the_critic_as_it_was(tmp_path):
         trainer.value_head.bias.fill_(float("nan"))
     with pytest.raises(TrainingError):
         trainer.step(batch, quarantine=tmp_path)
-    assert len(blame(trainer, batch)) == 12
+    assert len(not_finite_trajectories(trainer, batch)) == 12
     assert torch.equal(trainer.value_head.weight, before)
     assert all(p.grad is None for p in trainer.value_head.parameters())

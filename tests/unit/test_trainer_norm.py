@@ -18,7 +18,7 @@ def pair(kind: type[torch.nn.Module], size: int) -> tuple[torch.nn.Module, torch
     for each in found:
         with torch.no_grad():
             each.weight.copy_(torch.linspace(0.5, 1.5, size))
-    norm.quicken(found[1])
+    norm.install(found[1])
     return found
 
 

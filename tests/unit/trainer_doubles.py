@@ -27,7 +27,7 @@ from millrace.algorithms import Algorithm, TokenLogprobs, build
 from millrace.config.tables.algorithms import GRPO
 from millrace.config.tables.training import Optimizer
 from millrace.core.completion.columns import TokenColumns
-from millrace.core.completion.token_masks import Choices
+from millrace.core.completion.token_masks import AllowedTokens
 from millrace.core.digest import Filling, NamedBuffer, NamedPiece, TensorSpec, version_digest
 from millrace.core.types import Batch, Endpoint, TrainGroup, TrainSequence
 from millrace.trainer.attention import NAME
@@ -156,11 +156,11 @@ def choosing(batch: Batch, seed: int = 0) -> Batch:
         sequences = []
         for sequence in group.sequences:
             columns = sequence.columns[:]
-            columns.choices = Choices()
+            columns.token_masks = AllowedTokens()
             for token in columns.tokens:
                 others = random.choice(VOCAB, int(random.integers(0, 9)), replace=False)
                 could = np.union1d(others, [token]) if random.random() < 0.8 else np.empty(0)
-                columns.choices.append(could.astype(np.int32).tobytes())
+                columns.token_masks.append(could.astype(np.int32).tobytes())
             sequences.append(msgspec.structs.replace(sequence, columns=columns))
         groups.append(msgspec.structs.replace(group, sequences=sequences))
     return Batch(batch.version, groups)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig
 
-from millrace.adapters.low_rank import BASE, DOWN, LONGER, UP, adapted
+from millrace.adapters.low_rank import BASE, DOWN, MAGNITUDE, UP, adapted
 from millrace.core.digest import (
     NamedBuffer,
     digest_buffers,
@@ -148,8 +148,8 @@ class MergingReader:
         weight, layer = self._base[name], name.removesuffix("weight")
         if name == layer or layer + DOWN not in adapter:
             return _as_buffer(name, weight)
-        down, up, longer = (adapter.get(layer + kind) for kind in (DOWN, UP, LONGER))
-        whole = adapted(weight.float(), down, up, longer, scale=self._scale)
+        down, up, magnitude = (adapter.get(layer + kind) for kind in (DOWN, UP, MAGNITUDE))
+        whole = adapted(weight.float(), down, up, magnitude, scale=self._scale)
         return _as_buffer(name, whole.to(weight.dtype))
 
 

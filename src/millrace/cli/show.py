@@ -200,13 +200,13 @@ def _trajectory(view: dict[str, Any]) -> Group:
 
 def _token(token: dict[str, Any]) -> dict[str, Any]:
     """Likely tokens in one cell."""
-    if "likely" not in token:
+    if "top_logprobs" not in token:
         return token
     told = (
         f"{one['token'] if one['text'] is None else one['text']!r} {one['logprob']:.3g}"
-        for one in token["likely"]
+        for one in token["top_logprobs"]
     )
-    return token | {"likely": ", ".join(told)}
+    return token | {"top_logprobs": ", ".join(told)}
 
 
 def _named(title: str, values: dict[str, Any]) -> Group:

@@ -16,10 +16,10 @@ from millrace.rollout.engine_kinds import ENGINES
 CUTS = frozenset({"top_p", "top_k", "min_p"})
 
 
-def tells_choices(config: Config) -> bool:
+def knows_token_masks(config: Config) -> bool:
     """Whether the trainer knows which tokens `CUTS` leave."""
-    able = "sampling.choices" in ENGINES[config.rollout.engine].can.settings
-    return able and config.sampling.choices
+    able = "sampling.token_masks" in ENGINES[config.rollout.engine].can.settings
+    return able and config.sampling.token_masks
 
 
 def unsound(config: Config) -> list[str]:
@@ -101,14 +101,14 @@ def _cut_sampling(config: Config) -> Iterator[tuple[str, str]]:
         for key in sorted(CUTS)
         if getattr(sampling, key) != getattr(plain, key)
     ]
-    if not named or tells_choices(config):
+    if not named or knows_token_masks(config):
         return
     why, remedy = (
         f'`rollout.engine` ("{engine}") does not tell which',
         '`rollout.engine` to "own"',
     )
-    if not sampling.choices:
-        why, remedy = "`sampling.choices` is false", "`sampling.choices` to true"
+    if not sampling.token_masks:
+        why, remedy = "`sampling.token_masks` is false", "`sampling.token_masks` to true"
     yield (
         "cut_sampling",
         f"{' and '.join(named)}: the engine draws from a part of the tokens, and the trainer knows all: "

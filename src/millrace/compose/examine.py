@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from millrace.compose.contradictions import CUTS, tells_choices
+from millrace.compose.contradictions import CUTS, knows_token_masks
 from millrace.config.inert import inert
 from millrace.config.schema import Config
 from millrace.config.tables.generation import SamplingConfig
@@ -55,7 +55,7 @@ _SHAPING = {
 def evidence_of(config: Config) -> Evidence:
     """Empty, for a run of `config`."""
     algorithm = config.algorithm
-    shaping = _SHAPING - CUTS if tells_choices(config) else _SHAPING
+    shaping = _SHAPING - CUTS if knows_token_masks(config) else _SHAPING
     return Evidence(
         config.model.dtype,
         schedule=config.schedule.kind,

@@ -1,9 +1,13 @@
-"""Other frameworks' names for our keys. A key of theirs in a configuration gets ours as the suggestion.
+"""Other names of our keys: those of other frameworks, and our own former names.
+
+An unknown key gets our present name as the suggestion.
 
 docs/translation.md has them in tables, with what differs.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 FOREIGN = {
     ours: names.split()
@@ -102,3 +106,17 @@ FOREIGN = {
 
 OURS = {name: ours for ours, names in FOREIGN.items() for name in names}
 """By the last part of the other framework's name."""
+
+RENAMED = {"sampling.choices": "sampling.token_masks"}
+"""Former names of our own keys. `config.json` of an older run may hold them."""
+
+
+def with_present_names(tree: dict[str, Any]) -> dict[str, Any]:
+    """`tree` of an older run, each former key under its present name."""
+    for former, present in RENAMED.items():
+        table, _, name = former.rpartition(".")
+        if name in tree.get(table, {}):
+            section = dict(tree[table])
+            section[present.rpartition(".")[2]] = section.pop(name)
+            tree = tree | {table: section}
+    return tree

@@ -12,6 +12,7 @@ import xxhash
 from pydantic import ValidationError
 
 from millrace.config import carried
+from millrace.config.foreign import with_present_names
 from millrace.config.problems import describe
 from millrace.config.schema import Config
 from millrace.config.tables.section import Section
@@ -47,8 +48,9 @@ def record(config: Config, file: Path) -> None:
 
 def restore(tree: dict[str, Any], file: Path) -> Config:
     """The configuration in a run's `file`."""
+    present = with_present_names(carried.absolute(tree, file.parent))
     try:
-        return Config.model_validate_json(json.dumps(carried.absolute(tree, file.parent)), strict=True)
+        return Config.model_validate_json(json.dumps(present), strict=True)
     except ValidationError as error:
         raise ConfigError(f"{file}: {describe(Config, error, {})}") from None
 

@@ -10,7 +10,7 @@ from typing import Any, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from millrace.config.foreign import OURS
+from millrace.config.foreign import OURS, RENAMED
 from millrace.config.schema import Config
 from millrace.config.tables.section import Section
 from millrace.config.tree import leaves, listed_table, plain_table, union_kinds
@@ -86,6 +86,8 @@ def _free_form(field: FieldInfo | None) -> bool:
 
 
 def _unknown(schema: type[Section], key: str, section: type[Section]) -> str:
+    if key in RENAMED:
+        return f"`{key}` was renamed to `{RENAMED[key]}`"
     table, _, name = key.rpartition(".")
     kind = section.model_fields["kind"].default if "kind" in section.model_fields else None
     others = [other for leaf, other, _ in leaves(schema) if leaf == key and other]

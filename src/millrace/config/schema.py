@@ -40,7 +40,7 @@ class Config(Section):
     """Seed of everything random in the run: prompt order and sampling noise."""
     allow: tuple[Literal["uncorrected", "cut_sampling"], ...] = ()
     """What is otherwise refused at the start. `"uncorrected"`: tokens of older policies without a correction.
-    `"cut_sampling"`: `top_p`, `top_k` or `min_p` where the trainer knows nothing of `sampling.choices`."""
+    `"cut_sampling"`: `top_p`, `top_k` or `min_p`, and the trainer has no `sampling.token_masks`."""
     model: Model
     task: Task
     reward: Reward

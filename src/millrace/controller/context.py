@@ -184,10 +184,10 @@ class RunContext:
         self.events.emit("quarantined", row_id=row_id, reason=reason)
         self.end_group(trajectory.group_id, State.ABANDONED, reason)
 
-    def forgo(self, evaluations: Iterable[str], reason: str) -> None:
+    def give_up_evaluations(self, evaluations: Iterable[str], reason: str) -> None:
         """These are skipped from now on: the run goes on without them."""
-        names = [name for name in evaluations if name not in self.evaluations.forgone]
-        self.evaluations.forgone |= dict.fromkeys(names, reason)
+        names = [name for name in evaluations if name not in self.evaluations.given_up]
+        self.evaluations.given_up |= dict.fromkeys(names, reason)
         if names:
             told = f"{', '.join(names)}: skipped from now on: {reason}"
             self.events.emit("warned", source="evaluations", reason=told)

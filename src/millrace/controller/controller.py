@@ -202,7 +202,7 @@ class Controller:
             theirs = isinstance(error, RewardError | DataError)  # no reward works, or no row is a prompt
             if not (begun and theirs) and not may_go(error, first=True, worked=begun, others=True):
                 raise
-            session.forgo(names, error)
+            session.give_up_evaluations(names, error)
         if spec is self._fleet.evaluator:
             await session.skip()
 

@@ -71,7 +71,7 @@ class Sampling(msgspec.Struct, frozen=True):
     allowed_token_ids: tuple[int, ...] | None = None
     banned_token_ids: tuple[int, ...] = ()
     logprobs: int = 0
-    choices: bool = True
+    token_masks: bool = True
 
     @property
     def cuts(self) -> bool:

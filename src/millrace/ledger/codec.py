@@ -20,7 +20,7 @@ import numpy as np
 import zstandard
 
 from millrace.core.completion.columns import TokenColumns
-from millrace.core.completion.top_logprobs import Likely
+from millrace.core.completion.top_logprobs import TopLogprobs
 from millrace.core.errors import LedgerError
 
 _PLAIN, _SQUEEZED, _CHOICES = b"p", b"z", b"c"
@@ -35,14 +35,14 @@ _DECOMPRESSOR = zstandard.ZstdDecompressor()
 
 def pack_plain(columns: TokenColumns) -> bytes:
     """Cheap to write."""
-    ids, logprobs = _with_likely(columns)
+    ids, logprobs = _with_top_logprobs(columns)
     first = _choices_first(columns, lambda values: _PLAIN + _little(values))
     return first + _PLAIN + _little(ids) + _little(logprobs)
 
 
 def pack_squeezed(columns: TokenColumns) -> bytes:
     """Cheap to keep."""
-    ids, logprobs = _with_likely(columns)
+    ids, logprobs = _with_top_logprobs(columns)
     first = _choices_first(columns, lambda values: _squeeze(_planes(values)))
     return first + _squeeze(_planes(ids) + _planes(logprobs))
 
@@ -56,11 +56,11 @@ def unpack_columns(data: bytes, versions: bytes) -> TokenColumns:
     with _decoding("tokens"):
         runs = version_runs(versions)
         end = 4 * sum(count for _, count in runs)
-        choices, data = _choices_of(data, end)
+        token_masks, data = _token_masks_of(data, end)
         ids, logprobs = map(_native, _halves(data))
         behind = array("i", ids[end:]), array("f", logprobs[end:])
-        likely = Likely(len(ids[end:]) // (end or 1), *behind) if len(ids) > end else None
-        return TokenColumns.from_buffers(ids[:end], logprobs[:end], runs, likely, choices)
+        top_logprobs = TopLogprobs(len(ids[end:]) // (end or 1), *behind) if len(ids) > end else None
+        return TokenColumns.from_buffers(ids[:end], logprobs[:end], runs, top_logprobs, token_masks)
 
 
 def unpack_prompt(data: bytes) -> array[int]:
@@ -81,22 +81,22 @@ def version_runs(blob: bytes) -> list[tuple[int, int]]:
         return msgspec.msgpack.decode(blob, type=list[tuple[int, int]])
 
 
-def _with_likely(columns: TokenColumns) -> tuple[array[int], array[float]]:
-    likely = columns.likely
-    if likely is None:
+def _with_top_logprobs(columns: TokenColumns) -> tuple[array[int], array[float]]:
+    top_logprobs = columns.top_logprobs
+    if top_logprobs is None:
         return columns.tokens, columns.logprobs
-    return columns.tokens + likely.tokens, columns.logprobs + likely.logprobs
+    return columns.tokens + top_logprobs.tokens, columns.logprobs + top_logprobs.logprobs
 
 
 def _choices_first(columns: TokenColumns, packed: Callable[[array[int]], bytes]) -> bytes:
-    choices = columns.choices
-    if choices is None:
+    token_masks = columns.token_masks
+    if token_masks is None:
         return b""
-    data = packed(choices.counts + choices.tokens)
+    data = packed(token_masks.counts + token_masks.tokens)
     return _CHOICES + len(data).to_bytes(8, "little") + data
 
 
-def _choices_of(data: bytes, end: int) -> tuple[tuple[bytes, bytes] | None, bytes]:
+def _token_masks_of(data: bytes, end: int) -> tuple[tuple[bytes, bytes] | None, bytes]:
     """The bytes of counts and ids, and what is behind them. `end`: bytes of the counts."""
     if data[:1] != _CHOICES:
         return None, data

@@ -37,7 +37,7 @@ GATHERED = 2
 
 
 @dataclass(frozen=True)
-class Momentary:
+class ActivationMemory:
     """Bytes. `micro_batch_tokens` is a rank's part of the largest micro-batch; one token of it takes
     `token_bytes`. `weights_bytes`: weights put together or rounded while it computes."""
 
@@ -78,13 +78,13 @@ class Shape:
     capped: bool = False
 
 
-def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -> Momentary:
+def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -> ActivationMemory:
     """`size`: bytes of a number that is computed with."""
     longest = config.rollout.max_sequence_tokens
     tokens = min(config.trajectories_per_step * longest, max(config.batch.token_budget, longest))
     parts = config.trainer.tensor
     eager = config.optimizer.states == "8bit" and not on_gpu
-    return Momentary(
+    return ActivationMemory(
         micro_batch_tokens=-(-tokens // config.trainer.sequence),
         token_bytes=_token_bytes(shape, size, parts, longest, recompute=config.model.recompute),
         logits_bytes=CHUNKS * max(GPU_CHUNK_BYTES if on_gpu else CHUNK_BYTES, 4 * shape.vocabulary)

@@ -89,7 +89,7 @@ class Placement:
         """What each rank of the trainer holds at most where it computes, beside Python and torch."""
         kept = self.needs.trainer
         each = kept.device_bytes if self.device == "cuda" else kept.host_bytes // self.trainer.ranks
-        return each + self.needs.momentary.trainer_bytes
+        return each + self.needs.activation_memory.trainer_bytes
 
     @property
     def processes_bytes(self) -> int:
@@ -195,7 +195,7 @@ def _share(worker: int, gpus: Sequence[tuple[int, ...]], gpu: Gpu, needs: Needs)
 def least_share(gpu: Gpu, needs: Needs) -> float:
     """Of the memory of `gpu`, what a replica works with."""
     kept = needs.replica.device_bytes
-    working = max(kept * WORKSPACE, kept + needs.momentary.replica_bytes) + LIBRARIES_BYTES
+    working = max(kept * WORKSPACE, kept + needs.activation_memory.replica_bytes) + LIBRARIES_BYTES
     return min(1.0, (working + CONTEXT_BYTES) / gpu.memory_bytes)
 
 

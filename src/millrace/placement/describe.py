@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from millrace.config.schema import Config
 from millrace.core.placement import Gpu, Place
-from millrace.placement.activation_memory import Momentary
+from millrace.placement.activation_memory import ActivationMemory
 from millrace.placement.assign import CONTEXT_BYTES, TIGHT, Placement, size
 from millrace.placement.hosts import Layout
 from millrace.placement.needs import MemoryNeed
@@ -46,7 +46,7 @@ def table(placement: Placement) -> dict[str, str]:
         held = [f"{name} {place.share:.0%} ({size(m.device_bytes)})" for name, place, m in on(placement, gpu)]
         memory = f"{size(gpu.memory_bytes)}, {size(gpu.free_bytes)} free"
         rows[f"GPU {gpu.index}"] = f"{gpu.name}, {memory}: {', '.join(held) or 'nobody'}"
-    moment = needs.momentary
+    moment = needs.activation_memory
     where = "on GPUs" if placement.device == "cuda" else f"on {host.cores} cores, bound to none"
     ranks = placement.trainer.ranks
     each = f" in {ranks} ranks" if ranks > 1 else ""
@@ -91,7 +91,7 @@ def on(placement: Placement, gpu: Gpu) -> list[tuple[str, Place, MemoryNeed]]:
 def warnings(placement: Placement, config: Config) -> Iterator[str]:
     """What is tight, one sentence each."""
     host, needed = placement.host, placement.processes_bytes + placement.relay_bytes
-    moment, replicas = placement.needs.momentary, len(placement.replicas)
+    moment, replicas = placement.needs.activation_memory, len(placement.replicas)
     left = host.free_bytes - needed - replicas * moment.replica_bytes
     left //= placement.trainer.ranks
     if needed + replicas * placement.older_bytes > TIGHT * host.free_bytes:
@@ -112,7 +112,7 @@ def warnings(placement: Placement, config: Config) -> Iterator[str]:
             yield from _gpu_warnings(placement, config, gpu)
 
 
-def _too_large(moment: Momentary, config: Config, room: float, where: str) -> str:
+def _too_large(moment: ActivationMemory, config: Config, room: float, where: str) -> str:
     """The trainer's largest micro-batch may need more than `room`."""
     longest, budget = config.rollout.max_sequence_tokens, config.batch.token_budget
     fit = moment.tokens_that_fit(room)
@@ -128,7 +128,7 @@ def _too_large(moment: Momentary, config: Config, room: float, where: str) -> st
 
 
 def _gpu_warnings(placement: Placement, config: Config, gpu: Gpu) -> Iterator[str]:
-    workers, moment = on(placement, gpu), placement.needs.momentary
+    workers, moment = on(placement, gpu), placement.needs.activation_memory
     if not workers:
         yield f"nobody computes on GPU {gpu.index}: raise `rollout.replicas` ({len(placement.replicas)})"
     for name, place, memory in workers:

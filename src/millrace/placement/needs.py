@@ -16,7 +16,7 @@ from millrace.config.schema import Config
 from millrace.config.tables.training import Adapter, TrainerSection
 from millrace.core.errors import ConfigError, DataError, boundary
 from millrace.core.supported import GEMMA
-from millrace.placement.activation_memory import Momentary, Shape, estimate
+from millrace.placement.activation_memory import ActivationMemory, Shape, estimate
 from millrace.placement.number_format import computing_dtype
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -34,8 +34,8 @@ class MemoryNeed:
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes. `checkpoint_bytes` is of one checkpoint. `momentary` is on top of what workers keep, and only
-    estimated. Python is not counted."""
+    """Bytes. `checkpoint_bytes` is of one checkpoint. `activation_memory` comes on top of what workers
+    keep, and is only estimated. Python is not counted."""
 
     num_parameters: int
     weights_bytes: int
@@ -43,7 +43,7 @@ class Needs:
     trainer: MemoryNeed
     replica: MemoryNeed
     checkpoint_bytes: int
-    momentary: Momentary
+    activation_memory: ActivationMemory
     reference: MemoryNeed = MemoryNeed(0, 0)
 
 
@@ -107,7 +107,7 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
         trainer=trainer,
         replica=replica_memory,
         checkpoint_bytes=trained * COPY_BYTES + moments,
-        momentary=estimate(config, shape, computing, on_gpu=on_gpu),
+        activation_memory=estimate(config, shape, computing, on_gpu=on_gpu),
         reference=_reference(parameters, on_gpu=on_gpu) if config.reference_apart else MemoryNeed(0, 0),
     )
 

@@ -55,11 +55,12 @@ class Continuation:
         token: int,
         logprob: float,
         version: int,
-        likely: Row | None = None,
-        choices: bytes | None = None,
+        top_logprobs: Row | None = None,
+        token_masks: bytes | None = None,
     ) -> None:
-        """`likely`: as many as `sampling.logprobs`, or more. Raises: WorkerError: nobody can have sampled
-        this."""
+        """`top_logprobs`: as many as `sampling.logprobs`, or more.
+
+        Raises: WorkerError: nobody can have sampled this."""
         if not (0 <= token < self._vocab and -math.inf < logprob <= LOGPROB_MAX):
             raise WorkerError(
                 f"{self._engine} gives token {token} with log-prob {logprob} to trajectory "
@@ -67,11 +68,11 @@ class Continuation:
                 "at most 0\n  The token is not recorded. Does the engine serve another model?"
             )
         logprob = min(logprob, 0.0)  # it was rounded
-        if likely is not None:
+        if top_logprobs is not None:
             num = self.work.sampling.logprobs
-            likely = (likely[0][:num], likely[1][:num]) if num else None
+            top_logprobs = (top_logprobs[0][:num], top_logprobs[1][:num]) if num else None
         self.tokens.append(token)
-        self._sampled.append(token, logprob, version, likely, choices)
+        self._sampled.append(token, logprob, version, top_logprobs, token_masks)
         if token in self.stop_ids or self._stop_strings is not None:
             self._note_finish()
         elif len(self.tokens) >= self._budget:

@@ -19,7 +19,7 @@ from millrace.devices.matmul import by_onednn, product
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from millrace.trainer.batch.token_masks import DeviceChoices
+    from millrace.trainer.batch.token_masks import DeviceTokenMasks
 
 CHUNK_LOGITS, GPU_CHUNK_LOGITS = 1 << 24, 1 << 27  # logits computed at once: 64 and 512 MiB in float32
 
@@ -32,10 +32,10 @@ def token_logprobs(
     temperature: float,
     softcap: float | None = None,
     group: ProcessGroup | None = None,
-    choices: DeviceChoices | None = None,
+    token_masks: DeviceTokenMasks | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of `targets_N` under softmax(logits / temperature), and that softmax's entropy. With
-    `choices`, the softmax of these alone; each target is among its own.
+    `token_masks`, the softmax of these alone; each target is among its own.
 
         logits = z | softcap * tanh(z / softcap),   z = hidden weight^T
 
@@ -46,7 +46,7 @@ def token_logprobs(
                               something only where there is one
         With `group`, V is this rank's part of the vocabulary, and targets are counted from its first token.
     """
-    return _TokenLogprobs.apply(hidden_NH, weight_VH, targets_N, temperature, softcap, group, choices)
+    return _TokenLogprobs.apply(hidden_NH, weight_VH, targets_N, temperature, softcap, group, token_masks)
 
 
 def _scaled_logits(
@@ -95,7 +95,7 @@ class _TokenLogprobs(torch.autograd.Function):
         temperature: float,
         softcap: float | None,
         group: ProcessGroup | None,
-        choices: DeviceChoices | None,
+        token_masks: DeviceTokenMasks | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         cast = weight.to(hidden.dtype)
         rows = max(1, (GPU_CHUNK_LOGITS if weight.is_cuda else CHUNK_LOGITS) // weight.shape[0])
@@ -103,8 +103,8 @@ class _TokenLogprobs(torch.autograd.Function):
         found = []
         for index, (part, wanted) in enumerate(zip(hidden.split(rows), held.split(rows), strict=True)):
             logits = _scaled_logits(part, cast, temperature, softcap)
-            if choices is not None:
-                choices.cut(logits, index * rows)
+            if token_masks is not None:
+                token_masks.cut(logits, index * rows)
             normalizer = logits.logsumexp(-1)
             chosen = logits.gather(-1, wanted[:, None])[:, 0]
             logits -= normalizer[:, None]
@@ -113,7 +113,7 @@ class _TokenLogprobs(torch.autograd.Function):
         if group is not None:
             chosen, entropy, normalizer = _of_all(chosen * own, entropy, normalizer, group)
         ctx.save_for_backward(hidden, weight, targets, normalizer, entropy)
-        ctx.temperature, ctx.softcap, ctx.rows, ctx.choices = temperature, softcap, rows, choices
+        ctx.temperature, ctx.softcap, ctx.rows, ctx.token_masks = temperature, softcap, rows, token_masks
         ctx.set_materialize_grads(False)
         return chosen - normalizer, entropy
 
@@ -133,8 +133,8 @@ class _TokenLogprobs(torch.autograd.Function):
             curve = 1.0
             if ctx.softcap is not None:  # d softcap tanh(z / softcap) / d z = 1 - tanh^2(z / softcap)
                 curve = 1 - (logits * (ctx.temperature / ctx.softcap)).square_()
-            if ctx.choices is not None:  # what could not come has the probability 0, and no slope
-                ctx.choices.cut(logits, start)
+            if ctx.token_masks is not None:  # what could not come has the probability 0, and no slope
+                ctx.token_masks.cut(logits, start)
             logits.sub_(normalizer[part, None])
             bend = None
             if of_entropy is not None:  # d entropy / d logit_j = -p_j (log p_j + entropy) / temperature

@@ -67,8 +67,8 @@ def load_model(
     if insert is not None and ranks.alone:
         insert(model)
     if ranks.whole_products and device.type == "cpu":
-        linear.quicken(model)
-        norm.quicken(model)
+        linear.install(model)
+        norm.install(model)
     model.to("cpu" if ranks.offload else device)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -172,7 +172,7 @@ def row_logprobs(
     Sequences that share a token share its log-prob: the output projection sees each pair of source and
     target once (P of them). Not where tokens are cut: of each other ones may be.
     """
-    if row.choices_N is None:
+    if row.masks_N is None:
         size = vocabulary(model)
         pairs_P, pair_N = np.unique(row.sources_N * size + row.targets_N, return_inverse=True)
         sources_P, targets_P = np.divmod(pairs_P, size)
@@ -182,7 +182,7 @@ def row_logprobs(
     found: tuple[torch.Tensor, ...] = forward(row, sources_P, targets_P, temperature, dtype, value_head)
     if not found[0].requires_grad and hasattr(model, "reshard"):
         model.reshard()  # no backward pass comes to divide it again
-    if row.choices_N is not None:
+    if row.masks_N is not None:
         return found
     index_N = on(found[0].device, pair_N)
     # `embedding`, because its backward sums repeats in a fixed order on every device.
@@ -202,7 +202,7 @@ def _pair_logprobs(
     device, ranks = model.device, getattr(model, "ranks", ALONE)
     if ranks.whole_products and device.type == "cpu" and by_onednn():
         row = padded(row, TILE)  # and the pairs too: nobody reads the results of added ones
-        if row.choices_N is None:
+        if row.masks_N is None:
             sources_P, targets_P = (np.pad(x_P, (0, -len(x_P) % TILE)) for x_P in (sources_P, targets_P))
     put = partial(on, device)
     with compute_dtype(device, dtype):
@@ -234,7 +234,7 @@ def _pair_logprobs(
         temperature=temperature,
         softcap=getattr(model.config, "final_logit_softcapping", None),
         group=group,
-        choices=None if row.choices_N is None else row.choices_N.there(device, first, len(head)),
+        token_masks=None if row.masks_N is None else row.masks_N.there(device, first, len(head)),
     )
     return *logprobs, *values
 

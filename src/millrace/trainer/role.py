@@ -43,7 +43,7 @@ from millrace.devices.device import computes, computing_dtype, torch_device
 from millrace.placement.needs import teacher_of
 from millrace.trainer.adapters.adapted_linear import begin, insert, published_weights
 from millrace.trainer.checks.arithmetic import arithmetic
-from millrace.trainer.checks.not_finite import blame
+from millrace.trainer.checks.not_finite import not_finite_trajectories
 from millrace.trainer.checks.rejected import unfit
 from millrace.trainer.files.checkpoint import Saver, load_checkpoint, prune_checkpoints
 from millrace.trainer.files.directories import atomic_directory, sweep
@@ -178,7 +178,7 @@ class TorchTrainer:
             self._trainer = self._last = None  # nothing may be trained, published or saved of it
             raise
         except TrainingError as error:
-            return StepRejected(batch.version, blame(trainer, batch), str(error))
+            return StepRejected(batch.version, not_finite_trajectories(trainer, batch), str(error))
         except WeightsError as error:
             self._trainer = self._last = None  # nothing may be published or saved of it
             ids = [s.trajectory_id for group in batch.groups for s in group.sequences]

@@ -29,7 +29,7 @@ from millrace.trainer.adapters.adapted_linear import switched_off, trained_weigh
 from millrace.trainer.batch.flat_batch import FlatBatch, flatten, penalties, weigh
 from millrace.trainer.batch.packing import Row, pack
 from millrace.trainer.batch.sequences import RowSequences
-from millrace.trainer.batch.token_masks import TokenChoices
+from millrace.trainer.batch.token_masks import TokenMasks
 from millrace.trainer.checks.rejected import save_rejected
 from millrace.trainer.metrics import TokenStatistics, batch_metrics
 from millrace.trainer.model import not_finite, row_logprobs, served_weights
@@ -226,7 +226,7 @@ class PolicyTrainer:
     def _packed(self, flat: FlatBatch) -> tuple[list[list[Row]], list[list[Row]]]:
         """Of each part all rows, and those of this rank."""
         rows = [pack(trees, self.settings.token_budget) for trees in flat.parts]
-        own = [[with_choices(row, flat.choices_C) for row in own_rows(each, self.ranks)] for each in rows]
+        own = [[with_token_masks(row, flat.masks_C) for row in own_rows(each, self.ranks)] for each in rows]
         return rows, own
 
     def _told(
@@ -362,8 +362,8 @@ class PolicyTrainer:
             self.value_head.zero_grad()
 
 
-def with_choices(row: Row, choices_C: TokenChoices | None) -> Row:
-    return row if choices_C is None else replace(row, choices_N=choices_C.of(row.flat_N))
+def with_token_masks(row: Row, masks_C: TokenMasks | None) -> Row:
+    return row if masks_C is None else replace(row, masks_N=masks_C.of(row.flat_N))
 
 
 @contextmanager

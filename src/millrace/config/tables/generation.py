@@ -41,7 +41,7 @@ class SamplingConfig(Section):
     logprobs: int = Field(default=0, ge=0, le=20)
     """The number of most likely tokens to keep at each position, for `millrace show --trajectory`. 0 is off.
     Each takes 8 bytes a position, in a replica's messages and, before compression, in the ledger."""
-    choices: bool = True
+    token_masks: bool = True
     """Where `top_p`, `top_k` or `min_p` cut tokens off, the ids of all others are kept at each position. The
     trainer renormalises over these. Each takes 4 bytes. See docs/algorithms.md."""
 

@@ -116,7 +116,7 @@ class Evaluations:
         self.sections = {section.name: section for section in config.evaluations}
         self.waiting = due.DueVersions()
         self.underway: Underway | None = None
-        self.forgone: dict[str, str] = {}  # evaluations that cannot be made any more, and why
+        self.given_up: dict[str, str] = {}  # evaluations that cannot be made any more, and why
         self.finishing = False  # training is over, and the run waits for the last ones
         self._last, self._resumed = config.steps, version
         self._series: dict[str, list[tuple[int, float | None]]] = {name: [] for name in self.sections}

@@ -90,9 +90,9 @@ class EvaluatorSession:
             else:
                 await self._run.to_relays.wait(timeout_s=TICK_S)
 
-    def forgo(self, names: Iterable[str], error: MillraceError) -> None:
+    def give_up_evaluations(self, names: Iterable[str], error: MillraceError) -> None:
         """They cannot be made any more."""
-        self._run.forgo(names, str(error))
+        self._run.give_up_evaluations(names, str(error))
         self._news.fire()
 
     async def skip(self) -> None:
@@ -106,7 +106,7 @@ class EvaluatorSession:
     # ------------------------------------------------------------ which
 
     def _skip_forgone(self, name: str, version: int) -> None:
-        self._skip(EvaluationRecord(name, version, reason=self._state.forgone[name]))
+        self._skip(EvaluationRecord(name, version, reason=self._state.given_up[name]))
 
     def _look(self) -> None:
         run, state = self._run, self._state
@@ -114,7 +114,7 @@ class EvaluatorSession:
             self._skip(record)
         for name, version in state.waiting.gone(run.state.relays.held({self._host})):
             self._skip(EvaluationRecord(name, version, reason=GONE))
-        for name in state.forgone.keys() & state.waiting.wanted.keys():
+        for name in state.given_up.keys() & state.waiting.wanted.keys():
             self._skip_forgone(name, state.waiting.wanted.pop(name))
         run.state.pinned = {self._host: frozenset(state.waiting.wanted.values())}
 
@@ -139,7 +139,7 @@ class EvaluatorSession:
         found, rows = list[Prompt](), set[str]()
         while len(found) < section.prompts:
             prompt = scoring.pool.next_prompt()
-            if name in self._state.forgone:
+            if name in self._state.given_up:
                 return []
             if prompt is None:
                 await self._news.wait(timeout_s=TICK_S)
@@ -163,7 +163,7 @@ class EvaluatorSession:
         try:
             async with asyncio.timeout(max(0.0, left_s)) as limit:
                 await self._generate(handle, under)
-                while under.unscored and under.section.name not in self._state.forgone:
+                while under.unscored and under.section.name not in self._state.given_up:
                     await self._news.wait(timeout_s=TICK_S)
         except UnknownVersionError:
             self._skip(EvaluationRecord(under.section.name, under.version, reason=GONE))
@@ -258,7 +258,7 @@ class EvaluatorSession:
     def _work(self, under: Underway, one: PromptAttempt) -> Work:
         """The noise is that of (evaluation, prompt, attempt): the same for every version."""
         config, name = self._run.config, under.section.name
-        sampling = replace(Sampling(**dict(config.sampling)), logprobs=0, choices=False)
+        sampling = replace(Sampling(**dict(config.sampling)), logprobs=0, token_masks=False)
         if one.attempt == 0:
             sampling = replace(sampling, temperature=0.0)
         seed = int.from_bytes(blake2b(f"{name}:{config.seed}".encode(), digest_size=8).digest()) >> 1

@@ -75,7 +75,7 @@ class LiveRelays:
                 if run.state.relays[host].head or not (lost or self._may_go(spec, error)):
                     raise
                 if self._evaluates(host):
-                    run.forgo(run.evaluations.sections, str(error))
+                    run.give_up_evaluations(run.evaluations.sections, str(error))
                 self._gave_up(host, f"{spec.name} cannot be there: {error}", lost)
                 await self._deserted(host)
         run.state.relays.gone(host)
@@ -92,7 +92,7 @@ class LiveRelays:
     def _evaluates(self, host: str) -> bool:
         evaluator, state = self._fleet.evaluator, self._run.evaluations
         at_work = evaluator is not None and evaluator.place.host == host
-        return at_work and state.forgone.keys() != state.sections.keys()
+        return at_work and state.given_up.keys() != state.sections.keys()
 
     def _may_go(self, spec: WorkerSpec, error: BaseException) -> bool:
         """With the replicas of its host: others have worked elsewhere."""

@@ -44,7 +44,7 @@ def _sequences(group: Group) -> list[TrainSequence]:
     return [
         TrainSequence(
             trajectory_id=m.trajectory_id,
-            columns=m.columns.without_likely(),
+            columns=m.columns.without_top_logprobs(),
             reward=m.reward,
             truncated=m.finish is Finish.LENGTH,
             metrics=m.metrics,

@@ -13,15 +13,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from millrace.core.completion.token_masks import Choices
-from millrace.core.completion.top_logprobs import Likely, Row
+from millrace.core.completion.token_masks import AllowedTokens
+from millrace.core.completion.top_logprobs import Row, TopLogprobs
 
 LOGPROB_MAX = 1e-4
 """Engines round: a log-prob up to this is taken as 0."""
 
 Buffer = bytes | bytearray | memoryview | array
 
-Beside = tuple[Likely | None, Choices | None]
+Beside = tuple[TopLogprobs | None, AllowedTokens | None]
 Packed = tuple[list[list[tuple[int, int]]], bytes, bytes, list[Beside]]
 """Several columns as few buffers: the runs of each, all token ids, all log-probs; what is beside each."""
 
@@ -37,21 +37,21 @@ class TokenColumns:
     tokens    int32, ids
     logprobs  float32, of the distribution really sampled from
     runs      (version, how many tokens in a row), in order of position; no two neighbours have one version
-    likely    the most likely tokens at each position; None: nobody asked
-    choices   all tokens that could have come at each position; None: the whole vocabulary
+    top_logprobs    the most likely tokens at each position; None: nobody asked
+    token_masks   all tokens that could have come at each position; None: the whole vocabulary
 
     Equal are columns whose bytes are: NaN equals itself, and -0.0 is not 0.0. Pickling with protocol 5 hands
     out the buffers as they are, so what is sent out of band must not grow any more.
     """
 
-    __slots__ = ("choices", "likely", "logprobs", "runs", "tokens")
+    __slots__ = ("logprobs", "runs", "token_masks", "tokens", "top_logprobs")
 
     def __init__(self) -> None:
         self.tokens: array[int] = array("i")
         self.logprobs: array[float] = array("f")
         self.runs: list[tuple[int, int]] = []
-        self.likely: Likely | None = None
-        self.choices: Choices | None = None
+        self.top_logprobs: TopLogprobs | None = None
+        self.token_masks: AllowedTokens | None = None
 
     @classmethod
     def of(
@@ -76,19 +76,19 @@ class TokenColumns:
         tokens: Buffer,
         logprobs: Buffer,
         runs: Iterable[Sequence[int]],
-        likely: Likely | None = None,
-        choices: tuple[Buffer, Buffer] | None = None,
+        top_logprobs: TopLogprobs | None = None,
+        token_masks: tuple[Buffer, Buffer] | None = None,
     ) -> TokenColumns:
-        """A copy of int32 ids and float32 log-probs. `choices`: their counts and ids. Raises: as `of`."""
+        """A copy of int32 ids and float32 log-probs. `token_masks`: their counts and ids. Raises: as `of`."""
         columns = cls()
         columns.tokens.frombytes(tokens)
         columns.logprobs.frombytes(logprobs)
         columns.runs = [(version, count) for version, count in runs]
-        columns.likely = likely
-        if choices is not None:
-            columns.choices = Choices()
-            columns.choices.counts.frombytes(choices[0])
-            columns.choices.tokens.frombytes(choices[1])
+        columns.top_logprobs = top_logprobs
+        if token_masks is not None:
+            columns.token_masks = AllowedTokens()
+            columns.token_masks.counts.frombytes(token_masks[0])
+            columns.token_masks.tokens.frombytes(token_masks[1])
         columns._refuse_misaligned()
         return columns
 
@@ -104,8 +104,8 @@ class TokenColumns:
         columns = TokenColumns()
         columns.tokens, columns.logprobs = self.tokens[start:stop], self.logprobs[start:stop]
         columns.runs = list(_cut(self.runs, start, stop))
-        columns.likely = self.likely and self.likely.part(start, stop)
-        columns.choices = self.choices and self.choices.part(start, stop)
+        columns.top_logprobs = self.top_logprobs and self.top_logprobs.part(start, stop)
+        columns.token_masks = self.token_masks and self.token_masks.part(start, stop)
         return columns
 
     def __eq__(self, other: object) -> bool:
@@ -115,8 +115,8 @@ class TokenColumns:
             self.runs == other.runs
             and self.tokens == other.tokens
             and self.logprobs.tobytes() == other.logprobs.tobytes()
-            and self.likely == other.likely
-            and self.choices == other.choices
+            and self.top_logprobs == other.top_logprobs
+            and self.token_masks == other.token_masks
         )
 
     __hash__ = None  # type: ignore[assignment]  # they grow
@@ -137,13 +137,13 @@ class TokenColumns:
         """Of every token."""
         return [version for version, count in self.runs for _ in range(count)]
 
-    def without_likely(self) -> TokenColumns:
+    def without_top_logprobs(self) -> TokenColumns:
         """The same tokens, not copied."""
-        if self.likely is None:
+        if self.top_logprobs is None:
             return self
         columns = TokenColumns()
         columns.tokens, columns.logprobs, columns.runs = self.tokens, self.logprobs, self.runs
-        columns.choices = self.choices
+        columns.token_masks = self.token_masks
         return columns
 
     # ------------------------------------------------------------ growing
@@ -153,36 +153,36 @@ class TokenColumns:
         token: int,
         logprob: float,
         version: int,
-        likely: Row | None = None,
-        choices: bytes | None = None,
+        top_logprobs: Row | None = None,
+        token_masks: bytes | None = None,
     ) -> None:
-        """`likely`: given for every token, always as many, or for none. `choices`: int32 ids."""
-        if likely is not None:
-            self.likely = self.likely or Likely(len(likely[0]))
-            self.likely.append(likely)
-        if choices is not None or self.choices is not None:
-            self.choices = self.choices or Choices.unlimited(len(self))
-            self.choices.append(choices or b"")
+        """`top_logprobs`: given for every token, always as many, or for none. `token_masks`: int32 ids."""
+        if top_logprobs is not None:
+            self.top_logprobs = self.top_logprobs or TopLogprobs(len(top_logprobs[0]))
+            self.top_logprobs.append(top_logprobs)
+        if token_masks is not None or self.token_masks is not None:
+            self.token_masks = self.token_masks or AllowedTokens.unlimited(len(self))
+            self.token_masks.append(token_masks or b"")
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self._extend_runs(version, 1)
 
     def extend(self, other: TokenColumns) -> None:
         """Raises: ValueError: likely tokens are known of one part only."""
-        if self.likely is not None or other.likely is not None:
-            self._extend_likely(other)
-        if self.choices is not None or other.choices is not None:
-            self.choices = self.choices or Choices.unlimited(len(self))
-            self.choices.extend(other.choices or Choices.unlimited(len(other)))
+        if self.top_logprobs is not None or other.top_logprobs is not None:
+            self._extend_top_logprobs(other)
+        if self.token_masks is not None or other.token_masks is not None:
+            self.token_masks = self.token_masks or AllowedTokens.unlimited(len(self))
+            self.token_masks.extend(other.token_masks or AllowedTokens.unlimited(len(other)))
         self.tokens += other.tokens
         self.logprobs += other.logprobs
         for version, count in other.runs:
             self._extend_runs(version, count)
 
-    def _extend_likely(self, other: TokenColumns) -> None:
-        if self.likely is None and other.likely is not None and not self.tokens:
-            self.likely = Likely(other.likely.num)
-        mine, new = self.likely, other.likely
+    def _extend_top_logprobs(self, other: TokenColumns) -> None:
+        if self.top_logprobs is None and other.top_logprobs is not None and not self.tokens:
+            self.top_logprobs = TopLogprobs(other.top_logprobs.num)
+        mine, new = self.top_logprobs, other.top_logprobs
         if mine is not None and new is not None and mine.num == new.num:
             mine.extend(new)
         elif other.tokens:
@@ -202,29 +202,34 @@ class TokenColumns:
                 f"columns do not align: {num_tokens} tokens, {len(self.logprobs)} log-probs, "
                 f"{num_versions} versions"
             )
-        if self.likely is not None and not self.likely.aligned(num_tokens):
+        if self.top_logprobs is not None and not self.top_logprobs.aligned(num_tokens):
             raise ValueError(
-                f"columns do not align: {num_tokens} tokens, {len(self.likely.tokens)} likely ones"
+                f"columns do not align: {num_tokens} tokens, {len(self.top_logprobs.tokens)} likely ones"
             )
-        if self.choices is not None and not self.choices.aligned(num_tokens):
+        if self.token_masks is not None and not self.token_masks.aligned(num_tokens):
             raise ValueError(
-                f"columns do not align: {num_tokens} tokens, {len(self.choices.tokens)} choices at "
-                f"{len(self.choices.counts)} positions"
+                f"columns do not align: {num_tokens} tokens, {len(self.token_masks.tokens)} choices at "
+                f"{len(self.token_masks.counts)} positions"
             )
 
     # ------------------------------------------------------------ carrying
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         carried = pickle.PickleBuffer if protocol >= 5 else array.tobytes
-        plain, choices = (carried(self.tokens), carried(self.logprobs)), self.choices
-        beside = choices and (carried(choices.counts), carried(choices.tokens))
-        return TokenColumns.from_buffers, (*plain, self.runs, self.likely, beside)
+        plain, token_masks = (carried(self.tokens), carried(self.logprobs)), self.token_masks
+        beside = token_masks and (carried(token_masks.counts), carried(token_masks.tokens))
+        return TokenColumns.from_buffers, (*plain, self.runs, self.top_logprobs, beside)
 
 
 def pack(columns: Sequence[TokenColumns]) -> Packed:
     tokens = b"".join([one.tokens for one in columns])
     logprobs = b"".join([one.logprobs for one in columns])
-    return [one.runs for one in columns], tokens, logprobs, [(one.likely, one.choices) for one in columns]
+    return (
+        [one.runs for one in columns],
+        tokens,
+        logprobs,
+        [(one.top_logprobs, one.token_masks) for one in columns],
+    )
 
 
 def unpack(packed: Packed) -> list[TokenColumns]:
@@ -234,11 +239,11 @@ def unpack(packed: Packed) -> list[TokenColumns]:
     tokens.frombytes(token_bytes)
     logprobs.frombytes(logprob_bytes)
     unpacked, start = [], 0
-    for runs, (likely, choices) in zip(all_runs, all_beside, strict=True):
+    for runs, (top_logprobs, token_masks) in zip(all_runs, all_beside, strict=True):
         end = start + (runs[0][1] if len(runs) == 1 else sum([count for _, count in runs]))
         columns = TokenColumns.__new__(TokenColumns)
         columns.tokens, columns.logprobs = tokens[start:end], logprobs[start:end]
-        columns.runs, columns.likely, columns.choices = runs, likely, choices
+        columns.runs, columns.top_logprobs, columns.token_masks = runs, top_logprobs, token_masks
         unpacked.append(columns)
         start = end
     if not start == len(tokens) == len(logprobs):

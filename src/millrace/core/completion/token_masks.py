@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Choices:
+class AllowedTokens:
     """Position after position, the sampled token among them.
 
     counts  int32, how many could come; 0: all of the vocabulary, or nothing was sampled there
@@ -18,21 +18,21 @@ class Choices:
     tokens: array[int] = field(default_factory=lambda: array("i"))
 
     @staticmethod
-    def unlimited(num_positions: int) -> Choices:
-        return Choices(array("i", bytes(4 * num_positions)))
+    def unlimited(num_positions: int) -> AllowedTokens:
+        return AllowedTokens(array("i", bytes(4 * num_positions)))
 
-    def part(self, start: int, stop: int) -> Choices:
+    def part(self, start: int, stop: int) -> AllowedTokens:
         """A copy of the positions from `start` to `stop`."""
         begin = sum(self.counts[:start])
         counts = self.counts[start:stop]
-        return Choices(counts, self.tokens[begin : begin + sum(counts)])
+        return AllowedTokens(counts, self.tokens[begin : begin + sum(counts)])
 
     def append(self, row: bytes) -> None:
         """`row`: int32 ids."""
         self.counts.append(len(row) // 4)
         self.tokens.frombytes(row)
 
-    def extend(self, other: Choices) -> None:
+    def extend(self, other: AllowedTokens) -> None:
         self.counts += other.counts
         self.tokens += other.tokens
 

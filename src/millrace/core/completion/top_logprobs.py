@@ -11,7 +11,7 @@ Row = tuple[list[int], list[float]]
 
 
 @dataclass(slots=True)
-class Likely:
+class TopLogprobs:
     """`num` tokens of each position, sampled or not.
 
     tokens    int32, ids, position after position
@@ -22,16 +22,16 @@ class Likely:
     tokens: array[int] = field(default_factory=lambda: array("i"))
     logprobs: array[float] = field(default_factory=lambda: array("f"))
 
-    def part(self, start: int, stop: int) -> Likely:
+    def part(self, start: int, stop: int) -> TopLogprobs:
         """A copy of the positions from `start` to `stop`."""
         part = slice(start * self.num, stop * self.num)
-        return Likely(self.num, self.tokens[part], self.logprobs[part])
+        return TopLogprobs(self.num, self.tokens[part], self.logprobs[part])
 
     def append(self, row: Row) -> None:
         self.tokens.extend(row[0])
         self.logprobs.extend(row[1])
 
-    def extend(self, other: Likely) -> None:
+    def extend(self, other: TopLogprobs) -> None:
         self.tokens += other.tokens
         self.logprobs += other.logprobs
 

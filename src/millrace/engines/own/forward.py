@@ -11,7 +11,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from millrace.engines.own.accelerated.row_matmul import FASTEST, Products
+from millrace.engines.own.accelerated.row_matmul import FASTEST, RowMatmul
 from millrace.engines.own.architecture import Architecture
 from millrace.engines.own.parameters import Layer, Parameters
 
@@ -28,14 +28,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class ForwardPass:
     """Stateless but for the rotary tables: weights and attention are arguments of every call.
 
-    `products` says how rows are multiplied, and may be exchanged between two calls.
+    `matmul` says how rows are multiplied, and may be exchanged between two calls.
     """
 
     def __init__(
         self, architecture: Architecture, num_positions: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._architecture = architecture
-        self.products: Products = FASTEST
+        self.matmul: RowMatmul = FASTEST
         self.tables: dict[str | None, tuple[Tensor, Tensor]] = {}
         for rope in set(architecture.ropes):
             cos, sin = architecture.rotary_tables(rope, num_positions, dtype, device)
@@ -69,7 +69,7 @@ class ForwardPass:
 
     def logits(self, weights: Parameters, hidden: Tensor, count: int) -> Tensor:
         """(count, V) in float32."""
-        logits = self.products.linear(hidden, weights.head, None)[:count].float()
+        logits = self.matmul.linear(hidden, weights.head, None)[:count].float()
         cap = self._architecture.logits_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
@@ -84,7 +84,7 @@ class ForwardPass:
     ) -> None:
         shape = self._architecture
         heads, kv_heads = shape.num_heads, shape.num_kv_heads
-        qkv = self.products.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, shape.head_dim)
+        qkv = self.matmul.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, shape.head_dim)
         qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             qk = self._norm(qk)
@@ -95,16 +95,16 @@ class ForwardPass:
 
     def expert(self, layer: Layer, index: int, x: Tensor) -> Tensor:
         """What one expert makes of rows x, without its weight. As many come out."""
-        padded = F.pad(x, (0, 0, 0, self.products.rows(len(x)) - len(x)))
+        padded = F.pad(x, (0, 0, 0, self.matmul.rows(len(x)) - len(x)))
         gated = self._gated(padded, layer.gate_up[index], None)
-        return self.products.linear(gated, layer.down[index], None)[: len(x)]
+        return self.matmul.linear(gated, layer.down[index], None)[: len(x)]
 
     def _routed(self, layer: Layer, router: Tensor, x: Tensor) -> Tensor:
         """The weighted sum of each row's experts. Rows are sorted by expert, each expert computes its own,
         and they are sorted back. A GPU is waited for once: for the number of rows of each."""
         shape = self._architecture
-        chances = self.products.linear(x, router, None).softmax(dim=-1, dtype=torch.float32)
-        shares, experts = chances.topk(shape.routed, dim=-1)
+        routing_probs = self.matmul.linear(x, router, None).softmax(dim=-1, dtype=torch.float32)
+        shares, experts = routing_probs.topk(shape.routed, dim=-1)
         if shape.routed_sum_1:
             shares /= shares.sum(dim=-1, keepdim=True)
         counts = experts.flatten().bincount(minlength=len(router)).tolist()
@@ -115,15 +115,15 @@ class ForwardPass:
         return (by_row * shares[:, :, None].to(x.dtype)).sum(dim=1)
 
     def _gated(self, x: Tensor, gate_up: Tensor, bias: Tensor | None) -> Tensor:
-        gate, up = self.products.linear(x, gate_up, bias).chunk(2, dim=1)
+        gate, up = self.matmul.linear(x, gate_up, bias).chunk(2, dim=1)
         return self._activation(gate).mul_(up)
 
     def _add(self, to: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None) -> None:
         """to += x weight^T + bias, normalised if there is a norm"""
         if norm is None:
-            self.products.add_linear(to, x, weight, bias)
+            self.matmul.add_linear(to, x, weight, bias)
         else:
-            to += self._norm(self.products.linear(x, weight, bias), norm)
+            to += self._norm(self.matmul.linear(x, weight, bias), norm)
 
 
 class RootMeanSquare:

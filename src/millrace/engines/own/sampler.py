@@ -29,14 +29,14 @@ class SampledTokens(NamedTuple):
     """One token a row.
 
     tokens, logprobs  (N,), of the distribution really sampled from
-    likely            of each row the most likely tokens, as many as any row asks for
-    choices           of each row that is cut the int32 ids of all that could come
+    top_logprobs            of each row the most likely tokens, as many as any row asks for
+    token_masks           of each row that is cut the int32 ids of all that could come
     """
 
     tokens: Tensor
     logprobs: Tensor
-    likely: list[Row | None]
-    choices: list[bytes | None]
+    top_logprobs: list[Row | None]
+    token_masks: list[bytes | None]
 
 
 class TokenSampler:
@@ -55,7 +55,7 @@ class TokenSampler:
         self._temperature = _column(temperatures, device) if set(temperatures) != {1.0} else None
         self._greedy = torch.tensor(greedy, device=device) if any(greedy) else None
         self._cut = torch.tensor(cut, device=device) if cut else None
-        told = [i for i in cut if samplings[i].choices]
+        told = [i for i in cut if samplings[i].token_masks]
         self._told, self._told_rows = torch.tensor(told, device=device) if told else None, told
         self._truncation = _Truncation([samplings[i] for i in cut], device)
         self._num_likely = max(sampling.logprobs for sampling in samplings)
@@ -82,9 +82,9 @@ class TokenSampler:
         if self._edits is not None:
             self._edits.note(tokens_N)
         logprobs_N = logprobs_NV.gather(1, tokens_N[:, None])[:, 0]
-        return SampledTokens(tokens_N, logprobs_N, self._likely(logprobs_NV), self._choices(logits_NV))
+        return SampledTokens(tokens_N, logprobs_N, self._top_logprobs(logprobs_NV), self._choices(logits_NV))
 
-    def _likely(self, logprobs_NV: Tensor) -> list[Row | None]:
+    def _top_logprobs(self, logprobs_NV: Tensor) -> list[Row | None]:
         if not self._num_likely:
             return [None] * len(logprobs_NV)
         logprobs_NK, tokens_NK = logprobs_NV.topk(self._num_likely)

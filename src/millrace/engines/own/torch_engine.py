@@ -26,7 +26,7 @@ from millrace.core.types import ReplicaLoad
 from millrace.devices.device import computes, computing_dtype, torch_device
 from millrace.devices.gpu import aside, has_flash, has_own_memory, mark
 from millrace.devices.pinned import copied_there, pinned
-from millrace.engines.own.accelerated.exact import check_attention, exact_products, one_thread
+from millrace.engines.own.accelerated.exact import check_attention, exact_matmul, one_thread
 from millrace.engines.own.accelerated.flash import PADDED, FlashCache, RecordedSteps, flash_prefill
 from millrace.engines.own.accelerated.native import NativeRows, native_pass
 from millrace.engines.own.architecture import Architecture
@@ -90,16 +90,16 @@ class TorchEngine(Queues):
         self._cache = (FlashCache if flash else KVCache)(shape, computing, device)
         self._recorded: RecordedSteps | None = None
         if isinstance(self._cache, FlashCache):
-            self._forward.products = PADDED
+            self._forward.matmul = PADDED
             self._recorded = RecordedSteps(self._forward, self._cache, self._kernel, architecture)
         if options.exact:
             rows = max(options.slots, options.prefill_chunk)
-            self._forward.products = exact_products(self._forward, self._active, options.slots, rows)
+            self._forward.matmul = exact_matmul(self._forward, self._active, options.slots, rows)
             group = architecture.num_heads // architecture.num_kv_heads
             check_attention(self._cache, self._kernel, group=group)
         self._native, why = native_pass(architecture, self._forward, self._cache, self._kernel)
         self._hidden: Callable[..., torch.Tensor] = (self._native or self._forward).hidden
-        exactness = f"exact, {self._forward.products} on one thread" if options.exact else "not exact"
+        exactness = f"exact, {self._forward.matmul} on one thread" if options.exact else "not exact"
         recorded = "; decode steps are recorded" if flash and not architecture.routed else ""
         recorded += "; attention in C" if self._native is not None else why and f"; attention in torch: {why}"
         self.computes = f"{computes(dtype, computing)}; {exactness}{recorded}"
@@ -264,13 +264,13 @@ class TorchEngine(Queues):
         if batch.rows is not None:
             logits = logits[batch.rows]
         sums = logits.sum(dim=-1)  # NaN and infinities survive a sum
-        tokens, logprobs, likely, choices = batch.sample(logits)
+        tokens, logprobs, top_logprobs, token_masks = batch.sample(logits)
         complete = len(batch.slots) == len(self._running)
         self._batch = batch if complete else None  # the others have to be prefilled
         # All is read at once: each reading waits for the device.
         read = torch.stack([tokens.double(), logprobs.double(), sums.double()]).tolist()
         self._refuse_non_finite(batch.continuations, read[2])
-        self._note(batch, [int(token) for token in read[0]], read[1], likely, choices)
+        self._note(batch, [int(token) for token in read[0]], read[1], top_logprobs, token_masks)
         if self._batch is not None and not batch.advance(tokens):
             self._batch = None
 
@@ -285,7 +285,7 @@ class TorchEngine(Queues):
         ready = [slot for slot in range(len(self._running)) if self._ready(slot)]
         if not ready:
             return None
-        pad = self._forward.products.rows
+        pad = self._forward.matmul.rows
         return DecodeBatch(
             self._running,
             ready,
@@ -306,11 +306,11 @@ class TorchEngine(Queues):
         batch: DecodeBatch,
         tokens: list[int],
         logprobs: list[float],
-        likely: list[Row | None],
-        choices: list[bytes | None],
+        top_logprobs: list[Row | None],
+        token_masks: list[bytes | None],
     ) -> None:
         for slot, continuation, token, logprob, row, kept in zip(
-            batch.slots, batch.continuations, tokens, logprobs, likely, choices, strict=True
+            batch.slots, batch.continuations, tokens, logprobs, top_logprobs, token_masks, strict=True
         ):
             self._cache.extend(slot, 1)
             continuation.append(token, logprob, self.version, row, kept)
@@ -344,7 +344,7 @@ class TorchEngine(Queues):
         return self._cache.lengths[slot] == len(self._running[slot].tokens) - 1
 
     def _padded(self, numbers: list[int]) -> torch.Tensor:
-        padding = [0] * (self._forward.products.rows(len(numbers)) - len(numbers))
+        padding = [0] * (self._forward.matmul.rows(len(numbers)) - len(numbers))
         return torch.tensor(numbers + padding, device=self._device)
 
     def _vacate(self, slot: int) -> Continuation:

@@ -200,8 +200,8 @@ class VllmEngine(Queues):
         if not continuation.has_sampled:
             self._prefilled += len(output.prompt_token_ids) - (output.num_cached_tokens or 0)
         for token, logprobs in zip(part.token_ids, part.logprobs, strict=True):
-            likely = _likely(logprobs, continuation.work.sampling.logprobs)
-            continuation.append(token, logprobs[token].logprob, self.version, likely)
+            top_logprobs = _top_logprobs(logprobs, continuation.work.sampling.logprobs)
+            continuation.append(token, logprobs[token].logprob, self.version, top_logprobs)
             self._generated += 1
         if continuation.finish is not None:
             self._finished[continuation.work.trajectory_id] = self._stop(continuation, ended=output.finished)
@@ -233,7 +233,7 @@ def _trajectory(name: str) -> int:
     return -1 if name == _PROOF else int(name.partition(".")[0])
 
 
-def _likely(logprobs: dict[int, Any], num: int) -> Row | None:
+def _top_logprobs(logprobs: dict[int, Any], num: int) -> Row | None:
     """Of one position: the sampled token is there too, at whatever rank."""
     if not num:
         return None

@@ -277,10 +277,10 @@ def _token_line(trajectory: Trajectory, position: int, tokenizer: Any | None) ->
     token = trajectory.columns[position : position + 1]
     line = _told(token.tokens[0], token.logprobs[0], tokenizer)
     line = {"position": position, **line, "version": token.version_first}
-    if token.likely is None:
+    if token.top_logprobs is None:
         return line
-    (likely,) = token.likely.rows()
-    return line | {"likely": [_told(*one, tokenizer) for one in likely]}
+    (top_logprobs,) = token.top_logprobs.rows()
+    return line | {"top_logprobs": [_told(*one, tokenizer) for one in top_logprobs]}
 
 
 def _told(token: int, logprob: float, tokenizer: Any | None) -> View:

@@ -39,7 +39,7 @@ class AdaptedLinear(torch.nn.Linear):
         self.lora_A = torch.nn.Parameter(weight.new_zeros(rank, self.in_features))
         self.lora_B = torch.nn.Parameter(weight.new_zeros(self.out_features, rank))
         dora = config.kind == "dora"
-        self.lora_longer = torch.nn.Parameter(weight.new_zeros(self.out_features)) if dora else None
+        self.lora_magnitude = torch.nn.Parameter(weight.new_zeros(self.out_features)) if dora else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.switched_on:
@@ -57,11 +57,11 @@ class AdaptedLinear(torch.nn.Linear):
         return cast(torch.Tensor, adapted(*held, scale=self.scale))
 
     def _tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        return self.weight, self.lora_A, self.lora_B, self.lora_longer
+        return self.weight, self.lora_A, self.lora_B, self.lora_magnitude
 
 
 class _Product(torch.autograd.Function):
-    """y = x W'^T + bias. With G the gradient of y, and c what rows were stretched by (1 without `longer`):
+    """y = x W'^T + bias. With G the gradient of y, and c what rows were stretched by (1 without `magnitude`):
 
         dx = G W'    dB = scale (c G)^T (x A^T)    dA = scale (c G B)^T x    dlonger = sum_T G x W'^T / length
 
@@ -75,33 +75,33 @@ class _Product(torch.autograd.Function):
         weight: torch.Tensor,
         down: torch.Tensor,
         up: torch.Tensor,
-        longer: torch.Tensor | None,
+        magnitude: torch.Tensor | None,
         bias: torch.Tensor | None,
         layer: AdaptedLinear,
         computing: torch.dtype,
     ) -> torch.Tensor:
         ctx.layer, ctx.computing = layer, computing
         with torch.autocast(x.device.type, enabled=False):
-            whole = _rounded(ctx, weight, down, up, longer)
+            whole = _rounded(ctx, weight, down, up, magnitude)
             product = F.linear(x.to(computing), whole)
-            ctx.save_for_backward(x, weight, down, up, longer, None if longer is None else product)
+            ctx.save_for_backward(x, weight, down, up, magnitude, None if magnitude is None else product)
             return product if bias is None else product + bias.to(computing)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, down, up, longer, product = ctx.saved_tensors
-        (grad,), grad_x, of_longer, scale = grads, None, None, ctx.layer.scale
+        x, weight, down, up, magnitude, product = ctx.saved_tensors
+        (grad,), grad_x, of_magnitude, scale = grads, None, None, ctx.layer.scale
         if ctx.needs_input_grad[0]:
-            grad_x = (grad @ _rounded(ctx, weight, down, up, longer)).to(x.dtype)
+            grad_x = (grad @ _rounded(ctx, weight, down, up, magnitude)).to(x.dtype)
         grad_TO, x_TI = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1]).to(grad.dtype)
-        if longer is not None:
-            length_O = lengths(weight, longer)
-            of_longer = (grad_TO * product.reshape(grad_TO.shape)).sum(0, dtype=longer.dtype) / length_O
+        if magnitude is not None:
+            length_O = lengths(weight, magnitude)
+            of_magnitude = (grad_TO * product.reshape(grad_TO.shape)).sum(0, dtype=magnitude.dtype) / length_O
             stretch_O = length_O / row_lengths(adapted(weight, down, up, None, scale=scale))
             grad_TO = grad_TO * stretch_O.to(grad.dtype)
         of_up = scale * (grad_TO.T @ (x_TI @ down.to(grad.dtype).T)).to(up.dtype)
         of_down = scale * ((grad_TO @ up.to(grad.dtype)).T @ x_TI).to(down.dtype)
-        return grad_x, None, of_down, of_up, of_longer, None, None, None
+        return grad_x, None, of_down, of_up, of_magnitude, None, None, None
 
 
 def _rounded(ctx: Any, *tensors: torch.Tensor | None) -> torch.Tensor:

@@ -21,8 +21,8 @@ def peft_tensors(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.
     for name, layer in adapted_layers(model).items():
         for matrix in ("lora_A", "lora_B"):
             found[f"{PREFIX}{name}.{matrix}.weight"] = getattr(layer, matrix).detach().to("cpu", dtype)
-        if layer.lora_longer is not None:
-            magnitude = lengths(layer.weight, layer.lora_longer).detach()
+        if layer.lora_magnitude is not None:
+            magnitude = lengths(layer.weight, layer.lora_magnitude).detach()
             found[f"{PREFIX}{name}.lora_magnitude_vector"] = magnitude.to("cpu")
     return {name: tensor.contiguous().clone() for name, tensor in found.items()}
 

@@ -21,7 +21,7 @@ from millrace.core.errors import DataError
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.batch.packing import Branch, Tree
 from millrace.trainer.batch.reduction import token_weights
-from millrace.trainer.batch.token_masks import TokenChoices, choices_of
+from millrace.trainer.batch.token_masks import TokenMasks, token_masks_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class FlatBatch:
     values_C: NDArray[np.float64]  # of the critic at the batch's beginning, once they are known
     returns_C: NDArray[np.float64]  # what it is to predict
     num_trained: int
-    choices_C: TokenChoices | None  # None: every token could come everywhere
+    masks_C: TokenMasks | None  # None: every token could come everywhere
 
     @property
     def trees(self) -> list[Tree]:
@@ -109,7 +109,7 @@ def flatten(
         values_C=values_C,
         returns_C=advantages_C + values_C,
         num_trained=int(trained_S.sum()),
-        choices_C=choices_of(sequences),
+        masks_C=token_masks_of(sequences),
     )
 
 

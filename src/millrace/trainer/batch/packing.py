@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.core.errors import DataError
-from millrace.trainer.batch.token_masks import TokenChoices
+from millrace.trainer.batch.token_masks import TokenMasks
 
 Tokens = Sequence[int] | NDArray[np.integer[Any]]
 
@@ -74,7 +74,7 @@ class _Piece:
 @dataclass(frozen=True, slots=True)
 class Row:
     """One micro-batch. Trained token k is `targets_N[k]`, predicted from row position `sources_N[k]`, and
-    is token `flat_N[k]` of the batch. `choices_N`: what could have come there; None: every token."""
+    is token `flat_N[k]` of the batch. `masks_N`: what could have come there; None: every token."""
 
     tokens_T: NDArray[np.int64]
     positions_T: NDArray[np.int64]
@@ -82,7 +82,7 @@ class Row:
     sources_N: NDArray[np.int64]
     targets_N: NDArray[np.int64]
     flat_N: NDArray[np.int64]
-    choices_N: TokenChoices | None = None
+    masks_N: TokenMasks | None = None
 
 
 def pack(trees: Sequence[Tree], token_budget: int) -> list[Row]:

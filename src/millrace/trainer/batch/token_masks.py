@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from millrace.core.completion.token_masks import Choices
+from millrace.core.completion.token_masks import AllowedTokens
 from millrace.core.errors import DataError
 from millrace.core.types import TrainSequence
 from millrace.devices.gpu import on
@@ -26,26 +26,26 @@ CUT = -1e30
 
 
 @dataclass(frozen=True, slots=True)
-class TokenChoices:
+class TokenMasks:
     """Of N tokens: of each how many could come (0: all of the vocabulary), and which."""
 
     counts_N: NDArray[np.int64]
     tokens_K: NDArray[np.int32]
 
-    def of(self, tokens: NDArray[np.integer[Any]]) -> TokenChoices:
+    def of(self, tokens: NDArray[np.integer[Any]]) -> TokenMasks:
         """Those of some of the tokens, in their order."""
         counts = self.counts_N[tokens]
         begins = (np.cumsum(self.counts_N) - self.counts_N)[tokens]
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        return TokenChoices(counts, self.tokens_K[np.repeat(begins, counts) + within])
+        return TokenMasks(counts, self.tokens_K[np.repeat(begins, counts) + within])
 
-    def there(self, device: torch.device, first: int, vocabulary: int) -> DeviceChoices:
+    def there(self, device: torch.device, first: int, vocabulary: int) -> DeviceTokenMasks:
         """On a device that holds `vocabulary` tokens from `first` on."""
         tokens = self.tokens_K - first
         held = (tokens >= 0) & (tokens < vocabulary)
         rows = np.repeat(np.arange(len(self.counts_N)), self.counts_N)[held]
         begins = np.searchsorted(rows, np.arange(len(self.counts_N) + 1))
-        return DeviceChoices(
+        return DeviceTokenMasks(
             begins.tolist(),
             on(device, rows),
             on(device, tokens[held].astype(np.int64)),
@@ -54,7 +54,7 @@ class TokenChoices:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceChoices:
+class DeviceTokenMasks:
     """`rows_K` and `tokens_K` say where a logit may stay; those of token n are from `begins[n]` on."""
 
     begins: list[int]
@@ -70,18 +70,18 @@ class DeviceChoices:
         logits.masked_fill_(outside, CUT)
 
 
-def choices_of(sequences: Sequence[TrainSequence]) -> TokenChoices | None:
+def token_masks_of(sequences: Sequence[TrainSequence]) -> TokenMasks | None:
     """Of every completion token of the sequences; None: no sequence has any.
 
     Raises: DataError: a sampled token is none of those that could come.
     """
-    if all(sequence.columns.choices is None for sequence in sequences):
+    if all(sequence.columns.token_masks is None for sequence in sequences):
         return None
-    every = [s.columns.choices or Choices.unlimited(len(s.columns)) for s in sequences]
+    every = [s.columns.token_masks or AllowedTokens.unlimited(len(s.columns)) for s in sequences]
     counts_C = np.concatenate([np.asarray(one.counts, dtype=np.int64) for one in every])
     tokens_K = np.concatenate([np.asarray(one.tokens) for one in every])
     _refuse_strangers(sequences, counts_C, tokens_K)
-    return TokenChoices(counts_C, tokens_K)
+    return TokenMasks(counts_C, tokens_K)
 
 
 def _refuse_strangers(

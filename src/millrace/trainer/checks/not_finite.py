@@ -11,7 +11,7 @@ from millrace.core.types import Batch, TrainGroup
 from millrace.trainer.trainer import PolicyTrainer
 
 
-def blame(trainer: PolicyTrainer, batch: Batch) -> list[int]:
+def not_finite_trajectories(trainer: PolicyTrainer, batch: Batch) -> list[int]:
     """Ids of the trajectories that cannot be trained on alone, against the rest of their group; where every
     one of them can, those of the whole batch.
 

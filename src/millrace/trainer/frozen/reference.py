@@ -29,7 +29,7 @@ from millrace.trainer.batch.packing import pack
 from millrace.trainer.checks.rejected import unfit
 from millrace.trainer.model import load_model, named_weights, row_logprobs, vocabulary
 from millrace.trainer.ranks.mesh import ALONE, Ranks, local
-from millrace.trainer.trainer import with_choices
+from millrace.trainer.trainer import with_token_masks
 
 
 class ReferenceWorker:
@@ -83,7 +83,7 @@ def reference_logprobs(model: PreTrainedModel, batch: Batch, config: Config) -> 
     dtype = computing_dtype(published_dtype(config), model.device)
     found_C = np.full(len(flat.behavior_C), np.nan, np.float32)
     for row in (row for trees in flat.parts for row in pack(trees, config.batch.token_budget)):
-        chosen = with_choices(row, flat.choices_C)
+        chosen = with_token_masks(row, flat.masks_C)
         logprobs_N = row_logprobs(model, chosen, temperature=config.sampling.temperature, dtype=dtype)[0]
         found_C[row.flat_N] = logprobs_N.cpu().numpy()
     return found_C

@@ -44,7 +44,7 @@ def _weight_gradient(grad_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
     return product(grad_TO.t(), x_TI)
 
 
-def quicken(model: torch.nn.Module) -> None:
+def install(model: torch.nn.Module) -> None:
     """Where oneDNN is faster, the linear layers of `model` compute with it. Layers of adapters do not."""
     if by_onednn():
         for module in model.modules():

@@ -30,7 +30,7 @@ class _RMSNorm(torch.autograd.Function):
         return of_x, of_weight.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None, None
 
 
-def quicken(model: torch.nn.Module) -> None:
+def install(model: torch.nn.Module) -> None:
     """Where `model` has the norms of Llama, they get this gradient. Gemma's differ."""
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):

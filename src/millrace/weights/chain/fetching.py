@@ -145,9 +145,9 @@ async def _receive_chunks(
     now = asyncio.get_running_loop().time
     arrived_s = now()
 
-    def arrived(index: int, seal: int | None) -> None:
+    def arrived(index: int, checksum: int | None) -> None:
         coming[index] = True
-        if (piece := holding.arrived(index, seal)) is not None:
+        if (piece := holding.arrived(index, checksum)) is not None:
             checks.create_task(holding.check_piece(piece))
 
     pulls = None if pull is None else Pulls(link, holding, pull, tasks=checks, arrived=arrived)

@@ -59,7 +59,7 @@ class Holding:
         self.memory, (self.slot, self.sequence) = memory, place
         self.version, self.digest, self.manifest = version, published_digest(manifest), list(manifest)
         self.chunks: list[Bytes] = []
-        self.seals: dict[int, int] = {}
+        self.checksums: dict[int, int] = {}
         self.ended, self.received_bytes, self.decoded_bytes = "", 0, 0
         self.encodings = Counter[str]()
         self._pieces = [(tensor, piece) for tensor, spec in enumerate(manifest) for piece in spec.pieces]
@@ -101,11 +101,11 @@ class Holding:
         for (tensor, piece), span in zip(self._pieces, self._spans, strict=True):
             self.here[span] = (self.manifest[tensor].name, piece.start) not in absent
 
-    def arrived(self, index: int, seal: int | None) -> int | None:
+    def arrived(self, index: int, checksum: int | None) -> int | None:
         """This chunk is here. Returns its piece, if that is whole with it."""
         self.here[index] = True
-        if seal is not None:
-            self.seals[index] = seal
+        if checksum is not None:
+            self.checksums[index] = checksum
         self.news.fire()
         piece = self._piece_of[index]
         return piece if self.here[self._spans[piece]].all() else None

@@ -200,11 +200,11 @@ async def _send_chunk(link: Link, holding: Holding, index: int) -> bool:
     data = as_bytes(np.ascontiguousarray(holding.chunks[index]))
     await link.send(Chunk(index, RAW, len(data)))
     await link.send_bytes(data)
-    seal = holding.seals.get(index)
-    if seal is None:
-        seal = holding.seals[index] = xxhash.xxh3_64_intdigest(data)
+    checksum = holding.checksums.get(index)
+    if checksum is None:
+        checksum = holding.checksums[index] = xxhash.xxh3_64_intdigest(data)
     whole = holding.intact
-    await link.send(ChunkChecksum(seal if whole else None))
+    await link.send(ChunkChecksum(checksum if whole else None))
     if not whole:
         await link.send(Unknown(f"weights version {holding.version} was overwritten here"))
     return whole

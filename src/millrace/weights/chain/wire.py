@@ -108,13 +108,13 @@ class Waiting(msgspec.Struct, frozen=True, tag=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, tag=True):
-    """`num_bytes` follow, encoded as `encoding` says. Or they wait at `address`, and fit `seal`."""
+    """`num_bytes` follow, encoded as `encoding` says. Or they wait at `address`, and fit `checksum`."""
 
     index: int
     encoding: str
     num_bytes: int
     address: int = 0
-    seal: int = 0
+    checksum: int = 0
 
 
 class ChunkChecksum(msgspec.Struct, frozen=True, tag=True):

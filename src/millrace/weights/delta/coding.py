@@ -37,9 +37,9 @@ from millrace.weights.delta.packed import (
     Squeeze,
     head,
     opened,
-    sealed,
     section,
     squeezer,
+    with_checksum,
 )
 
 Array = NDArray[Any]
@@ -76,12 +76,12 @@ def encode(new: Any, old: Any, width: int, *, link_bytes_s: float = 0.0) -> byte
             f"one length, of at most {CHUNK_BYTES_MAX}, and elements 1, 2, 4 or 8 bytes"
         )
     if not num_bytes:
-        return sealed(RAW, width, 0, 0, b"")
+        return with_checksum(RAW, width, 0, 0, b"")
     words, old_words = _words(after), _words(before)
     body = _smallest(words, old_words, width, num_bytes, link_bytes_s)
     if body is None or len(body[1]) >= num_bytes:
-        return sealed(RAW, width, num_bytes, 0, after.tobytes())
-    return sealed(body[0], width, num_bytes, _base(before), body[1])
+        return with_checksum(RAW, width, num_bytes, 0, after.tobytes())
+    return with_checksum(body[0], width, num_bytes, _base(before), body[1])
 
 
 def apply(payload: Any, old: Any, into: Any) -> None:

@@ -88,11 +88,11 @@ class Sections:
         return cut
 
 
-def sealed(kind: str, width: int, num_bytes: int, base: int, body: bytes) -> bytes:
+def with_checksum(kind: str, width: int, num_bytes: int, base: int, body: bytes) -> bytes:
     """A payload with its head."""
-    sealed = bytearray(HEAD.pack(0, base, num_bytes, KINDS.index(kind), width) + body)
-    CHECK.pack_into(sealed, 0, xxhash.xxh3_64_intdigest(memoryview(sealed)[CHECK.size :]))
-    return bytes(sealed)
+    with_checksum = bytearray(HEAD.pack(0, base, num_bytes, KINDS.index(kind), width) + body)
+    CHECK.pack_into(with_checksum, 0, xxhash.xxh3_64_intdigest(memoryview(with_checksum)[CHECK.size :]))
+    return bytes(with_checksum)
 
 
 def head(view: memoryview) -> tuple[str, int, int, int, int]:

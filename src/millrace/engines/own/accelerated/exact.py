@@ -19,7 +19,7 @@ from functools import partial
 import torch
 
 from millrace.core.errors import ConfigError
-from millrace.engines.own.accelerated.row_matmul import Products
+from millrace.engines.own.accelerated.row_matmul import RowMatmul
 from millrace.engines.own.attention import BLOCK, Kernel
 from millrace.engines.own.cache import KVCache
 from millrace.engines.own.forward import ForwardPass
@@ -30,7 +30,7 @@ Tensor = torch.Tensor
 # At least so many rows are tried, whatever the engine's settings: engines that differ in them choose alike,
 # and a trajectory comes out the same in each.
 ROWS_MIN, LOGITS_MIN = 512, 128
-CANDIDATES = (*(Products(tile) for tile in (8, 16, 32, 64, 96, 192)), Products(8, alone=True))
+CANDIDATES = (*(RowMatmul(tile) for tile in (8, 16, 32, 64, 96, 192)), RowMatmul(8, alone=True))
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def one_thread() -> Iterator[None]:
 
 
 @torch.inference_mode()
-def exact_products(forward: ForwardPass, weights: Parameters, slots: int, rows: int) -> Products:
+def exact_matmul(forward: ForwardPass, weights: Parameters, slots: int, rows: int) -> RowMatmul:
     """The first of `CANDIDATES` with which rows are independent: at least `rows` of hidden states and
     `slots` of logits.
 
@@ -63,16 +63,16 @@ def exact_products(forward: ForwardPass, weights: Parameters, slots: int, rows: 
     few_layers = copy.copy(weights)  # the others have the shapes of one of these
     few_layers.layers = list({layer.router is None: layer for layer in weights.layers}.values())
 
-    def hidden(products: Products, tokens: Tensor, positions: Tensor) -> Tensor:
-        forward.products = products
+    def hidden(matmul: RowMatmul, tokens: Tensor, positions: Tensor) -> Tensor:
+        forward.matmul = matmul
         return forward.hidden(few_layers, tokens, positions, _query_as_output)
 
-    def logits(products: Products, tokens: Tensor, positions: Tensor) -> Tensor:
-        return forward.logits(few_layers, hidden(products, tokens, positions), len(tokens))
+    def logits(matmul: RowMatmul, tokens: Tensor, positions: Tensor) -> Tensor:
+        return forward.logits(few_layers, hidden(matmul, tokens, positions), len(tokens))
 
-    def expert(products: Products, tokens: Tensor, positions: Tensor) -> Tensor:
+    def expert(matmul: RowMatmul, tokens: Tensor, positions: Tensor) -> Tensor:
         """All rows may go to one."""
-        forward.products = products
+        forward.matmul = matmul
         return forward.expert(routed[0], 0, weights.embedding[tokens])
 
     routed = [layer for layer in few_layers.layers if layer.router is not None]
@@ -80,12 +80,12 @@ def exact_products(forward: ForwardPass, weights: Parameters, slots: int, rows: 
     tried = [(logits, max(slots, LOGITS_MIN)), (hidden, many), *([(expert, many)] if routed else [])]
     vocab = len(weights.embedding)
     with one_thread():
-        for products in CANDIDATES:
+        for matmul in CANDIDATES:
             if all(
-                _rows_are_independent(partial(compute, products), products, vocab, limit, generator)
+                _rows_are_independent(partial(compute, matmul), matmul, vocab, limit, generator)
                 for compute, limit in tried
             ):
-                return products
+                return matmul
     raise _refusal("a row's result changes with the number of rows, however they are padded")
 
 
@@ -96,13 +96,13 @@ def _query_as_output(layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, ou
 
 def _rows_are_independent(
     compute: Callable[[Tensor, Tensor], Tensor],
-    products: Products,
+    matmul: RowMatmul,
     vocab: int,
     limit: int,
     generator: torch.Generator,
 ) -> bool:
     """Whether a row comes out the same in every number of rows, wherever it stands among them."""
-    counts = sorted({products.rows(count) for count in range(1, limit + 1)})
+    counts = sorted({matmul.rows(count) for count in range(1, limit + 1)})
     tokens = torch.randint(vocab, (counts[-1],), generator=generator)
     positions = torch.randint(BLOCK, (counts[-1],), generator=generator)
     whole = compute(tokens, positions)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from millrace.devices.gpu import recorded, recording_pool
-from millrace.engines.own.accelerated.row_matmul import Products
+from millrace.engines.own.accelerated.row_matmul import RowMatmul
 from millrace.engines.own.architecture import Architecture
 from millrace.engines.own.attention import BUCKET, Kernel, Segment
 from millrace.engines.own.cache import KVCache
@@ -25,7 +25,7 @@ from millrace.engines.own.parameters import Parameters
 
 Tensor = torch.Tensor
 
-PADDED = Products(8)
+PADDED = RowMatmul(8)
 """How rows are padded: few numbers of rows are recorded."""
 
 

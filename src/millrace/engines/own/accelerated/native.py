@@ -232,13 +232,13 @@ class NativePass:
             self._norm(made, norm, made)
             to += made
             return
-        self._forward.products.add_linear(to, x, weight, bias)
+        self._forward.matmul.add_linear(to, x, weight, bias)
 
     def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None, memory: Tensor) -> Tensor:
         """x weight^T + bias, in this memory or, since oneDNN makes its own, in new one."""
-        products = self._forward.products
-        if products.by_onednn(x.shape[0]):
-            return products.linear(x, weight, bias)
+        matmul = self._forward.matmul
+        if matmul.by_onednn(x.shape[0]):
+            return matmul.linear(x, weight, bias)
         if bias is None:
             return torch.mm(x, weight.t(), out=memory)
         return torch.addmm(bias, x, weight.t(), out=memory)

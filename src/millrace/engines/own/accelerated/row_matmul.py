@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
-class Products:
+class RowMatmul:
     """Rows are padded to a multiple of `tile`. `alone`: each row is a product of its own."""
 
     tile: int = 1
@@ -62,4 +62,4 @@ class Products:
         return "each row alone" if self.alone else f"rows padded to {self.tile}" if self.tile > 1 else "rows"
 
 
-FASTEST = Products()
+FASTEST = RowMatmul()

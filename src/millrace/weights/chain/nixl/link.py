@@ -248,7 +248,7 @@ class Pulls:
 
     def _keep(self, chunk: Chunk, data: Bytes) -> None:
         self._holding.hold()
-        if xxhash.xxh3_64_intdigest(as_bytes(data)) != chunk.seal:
+        if xxhash.xxh3_64_intdigest(as_bytes(data)) != chunk.checksum:
             self._wrong.append(chunk.index)
             return
         place = self._holding.chunks[chunk.index]
@@ -257,7 +257,7 @@ class Pulls:
         self._holding.received_bytes += place.size
         self._holding.decoded_bytes += place.size
         self._holding.encodings[NIXL] += 1
-        self._arrived(chunk.index, chunk.seal)
+        self._arrived(chunk.index, chunk.checksum)
 
     async def _judge(self, index: int) -> None:
         match await self._link.receive():
@@ -279,14 +279,14 @@ async def announce(link: Link, holding: Holding, index: int) -> bool:
     afterwards.
     """
     place = holding.chunks[index]
-    seal = holding.seals.get(index)
-    if seal is None:
-        seal = xxhash.xxh3_64_intdigest(as_bytes(np.ascontiguousarray(place)))
+    checksum = holding.checksums.get(index)
+    if checksum is None:
+        checksum = xxhash.xxh3_64_intdigest(as_bytes(np.ascontiguousarray(place)))
     if not holding.intact:
         await link.send(Unknown(f"weights version {holding.version} was overwritten here"))
         return False
-    holding.seals[index] = seal
-    await link.send(Chunk(index, NIXL, place.size, place.ctypes.data, seal))
+    holding.checksums[index] = checksum
+    await link.send(Chunk(index, NIXL, place.size, place.ctypes.data, checksum))
     return True
 
 

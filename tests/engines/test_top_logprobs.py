@@ -22,8 +22,8 @@ def _able(can: Capabilities) -> None:
 
 def check(bench: Bench, one: Played) -> None:
     """Against a plain model's, each position with the version that sampled it."""
-    assert one.columns.likely is not None
-    start, rows = 0, list(one.columns.likely.rows())
+    assert one.columns.top_logprobs is not None
+    start, rows = 0, list(one.columns.top_logprobs.rows())
     for version, count in one.columns.runs:
         distribution, _ = nearest(bench.logits(version, one), one)
         for expected, row in zip(
@@ -57,7 +57,7 @@ def test_each_trajectory_gets_as_many_as_it_asks_for(bench_of: OpenBench) -> Non
     bench.serve(1)
     nums = (0, 2, 20)
     played = bench.play(bench.work([5, 6], Sampling(max_tokens=LENGTH, logprobs=num)) for num in nums)
-    assert [one.columns.likely and one.columns.likely.num for one in played] == [None, 2, 20]
+    assert [one.columns.top_logprobs and one.columns.top_logprobs.num for one in played] == [None, 2, 20]
     for one in played[1:]:
         check(bench, one)
 

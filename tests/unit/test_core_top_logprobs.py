@@ -79,15 +79,15 @@ def test_a_ledger_gives_them_back_with_the_trajectory_and_the_trainer_gets_none(
         found = reader.trajectory(0)
     assert found.columns == likely_tokens(5)
     (trained,) = make_batch(0, [group]).groups
-    assert {one.columns.likely for one in trained.sequences} == {None}
+    assert {one.columns.top_logprobs for one in trained.sequences} == {None}
     assert trained.sequences[0].columns.tokens == found.columns.tokens
 
 
 def test_a_row_has_the_tokens_that_could_come():
     columns = TokenColumns()
     columns.append(7, -0.5, 0, ([7, 8, 1], [-0.5, -1.0, float("-inf")]))
-    assert columns.likely is not None
-    assert list(columns.likely.rows()) == [[(7, -0.5), (8, -1.0)]]
+    assert columns.top_logprobs is not None
+    assert list(columns.top_logprobs.rows()) == [[(7, -0.5), (8, -1.0)]]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,6 @@ def test_tokens_with_and_without_do_not_mix(first, second):
 
 def test_likely_tokens_that_were_cut_are_refused():
     columns = likely_tokens(2)
-    assert columns.likely is not None
+    assert columns.top_logprobs is not None
     with pytest.raises(ValueError, match="2 tokens, 3 likely ones"):
-        TokenColumns.from_buffers(bytes(8), bytes(8), columns.runs, columns.likely.part(0, 1))
+        TokenColumns.from_buffers(bytes(8), bytes(8), columns.runs, columns.top_logprobs.part(0, 1))

@@ -19,11 +19,11 @@ from millrace.ledger.codec import pack_plain, pack_squeezed, pack_versions, unpa
 from millrace.ledger.reading import LedgerReader
 
 
-def chosen(sizes: list[int], columns: TokenColumns | None = None, likely: bool = False) -> TokenColumns:
+def chosen(sizes: list[int], columns: TokenColumns | None = None, top_logprobs: bool = False) -> TokenColumns:
     columns = TokenColumns() if columns is None else columns
     for position, size in enumerate(sizes, len(columns)):
         ids = array("i", [10 * position + rank for rank in range(size)])
-        row = ([position, 7], [-0.5, -1.0]) if likely else None
+        row = ([position, 7], [-0.5, -1.0]) if top_logprobs else None
         columns.append(ids[-1] if size else 3, -0.5, 4, row, ids.tobytes() if size else None)
     return columns
 
@@ -44,9 +44,9 @@ def test_every_token_could_come_where_nothing_is_told():
     columns = TokenColumns.of([1, 2], [-1.0, -1.0], 0)
     columns.extend(chosen([3]))
     columns.extend(TokenColumns.of([5], [-1.0], 0))
-    assert columns.choices is not None
-    assert columns.choices.counts.tolist() == [0, 0, 3, 0]
-    assert columns[:2].choices is not None and columns[2:3].choices == chosen([3]).choices
+    assert columns.token_masks is not None
+    assert columns.token_masks.counts.tolist() == [0, 0, 3, 0]
+    assert columns[:2].token_masks is not None and columns[2:3].token_masks == chosen([3]).token_masks
 
 
 @given(st.lists(SIZES, max_size=4), st.integers(2, 5))
@@ -59,9 +59,9 @@ def test_they_survive_the_wire(every, protocol):
 
 
 @pytest.mark.parametrize("packed_by", [pack_plain, pack_squeezed])
-@pytest.mark.parametrize("likely", [False, True])
-def test_they_survive_the_codec_of_the_ledger(packed_by, likely):
-    columns = chosen([3, 0, 1, 9], likely=likely)
+@pytest.mark.parametrize("top_logprobs", [False, True])
+def test_they_survive_the_codec_of_the_ledger(packed_by, top_logprobs):
+    columns = chosen([3, 0, 1, 9], top_logprobs=top_logprobs)
     assert unpack_columns(packed_by(columns), pack_versions(columns.runs)) == columns
 
 
@@ -89,7 +89,7 @@ def test_a_ledger_gives_them_back_and_the_trainer_gets_them(tmp_path: Path) -> N
 
 def test_choices_that_were_cut_are_refused():
     columns = chosen([2, 3])
-    assert columns.choices is not None
+    assert columns.token_masks is not None
     with pytest.raises(ValueError, match="2 tokens, 4 choices at 2 positions"):
-        beside = columns.choices.counts.tobytes(), columns.choices.tokens.tobytes()[:-4]
+        beside = columns.token_masks.counts.tobytes(), columns.token_masks.tokens.tobytes()[:-4]
         TokenColumns.from_buffers(bytes(8), bytes(8), columns.runs, None, beside)

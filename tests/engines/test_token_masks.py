@@ -1,5 +1,5 @@
-"""`sampling.choices`: where tokens are cut off, at each position those that could come. On them the trainer
-finds the same log-probs."""
+"""`sampling.token_masks`: where tokens are cut off, at each position those that could come. On them the
+trainer finds the same log-probs."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from test_settings import nearest
 
 from millrace.core.types import Sampling, TrainSequence
 from millrace.rollout.protocol import Capabilities
-from millrace.trainer.batch.token_masks import CUT, choices_of
+from millrace.trainer.batch.token_masks import CUT, token_masks_of
 
 LENGTH = 24
 
 
 @pytest.fixture(autouse=True)
 def _able(can: Capabilities) -> None:
-    if "sampling.choices" not in can.settings:
+    if "sampling.token_masks" not in can.settings:
         pytest.skip("refused")
 
 
 def check(bench: Bench, one: Played) -> None:
     """Against a plain model's, each position with the version that sampled it."""
-    choices = choices_of([TrainSequence(0, one.columns, 0.0, truncated=False)])
-    assert choices is not None and (choices.counts_N > 0).all() and (choices.counts_N < VOCAB).any()
+    token_masks = token_masks_of([TrainSequence(0, one.columns, 0.0, truncated=False)])
+    assert (
+        token_masks is not None and (token_masks.counts_N > 0).all() and (token_masks.counts_N < VOCAB).any()
+    )
     start, sampling = 0, one.work.sampling
     for version, count in one.columns.runs:
         part = slice(start, start + count)
         logits = bench.logits(version, one)[part].double() / sampling.temperature
-        choices.of(np.arange(start, start + count)).there(torch.device("cpu"), 0, VOCAB).cut(logits, 0)
+        token_masks.of(np.arange(start, start + count)).there(torch.device("cpu"), 0, VOCAB).cut(logits, 0)
         full, _ = nearest(bench.logits(version, one), one)
         assert ((logits > CUT) == full[part].isfinite()).all()
         found = logits.log_softmax(-1).gather(-1, torch.tensor(one.tokens[part])[:, None])[:, 0]
@@ -71,6 +73,6 @@ def test_they_stay_with_their_tokens_through_a_load_and_a_release(bench_of: Open
 def test_nothing_is_told_where_nothing_is_cut_or_nobody_asks(bench_of: OpenBench) -> None:
     bench = bench_of()
     bench.serve(1)
-    settings = [{}, {"top_p": 0.9, "choices": False}, {"top_k": 5, "temperature": 0.0}]
+    settings = [{}, {"top_p": 0.9, "token_masks": False}, {"top_k": 5, "temperature": 0.0}]
     played = bench.play(bench.work([5, 6], Sampling(max_tokens=LENGTH, **each)) for each in settings)
-    assert [one.columns.choices for one in played] == [None] * 3
+    assert [one.columns.token_masks for one in played] == [None] * 3
