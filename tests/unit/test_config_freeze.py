@@ -28,6 +28,9 @@ from millrace.run_directory.resume import check_resume
 from millrace.run_directory.run_directory import RunDirectory
 
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
 def config_for(notify: str | None) -> Config:
     return Config.model_validate(
         {
@@ -129,4 +132,4 @@ def test_a_former_key_is_refused_with_its_present_name_and_read_in_the_record_of
     tree["sampling"]["choices"] = not tree["sampling"].pop("token_masks")
     assert not restore(tree, tmp_path / "config.json").sampling.token_masks
     with pytest.raises(ConfigError, match=r"`sampling.choices` was renamed to `sampling.token_masks`"):
-        load(None, ["sampling.choices=false"])
+        load(EXAMPLES / "gsm8k.toml", ["sampling.choices=false"])
