@@ -14,7 +14,7 @@ from millrace.config.schema import Config
 from millrace.config.tree import leaves
 from millrace.core.errors import ConfigError
 
-PAGE = Path(__file__).parents[2] / "docs" / "translation.md"
+PAGE = Path(__file__).parents[2] / "docs" / "glossary.md"
 KEYS = {key for key, _, _ in leaves(Config)}
 BASE = {"model": {"path": "m"}, "task": {"kind": "gym", "name": "x"}, "reward": {"kind": "gym"}}
 

@@ -106,7 +106,7 @@ def _refuse_unknown(schema: type[Section], keywords: Mapping[str, Any], own: Ite
             if schema is Config and keyword in OURS:
                 table, _, key = OURS[keyword].rpartition(".")
                 ours = f"{table}={{{key!r}: ...}}" if table else f"{key}=..."
-                hint = f"The key here is `{ours}`: docs/translation.md has other frameworks' names"
+                hint = f"The key here is `{ours}`: docs/glossary.md has other frameworks' names"
             raise ConfigError(f"unknown keyword `{keyword}`.\n  {hint}")
 
 

@@ -112,6 +112,6 @@ def _cut_sampling(config: Config) -> Iterator[tuple[str, str]]:
     yield (
         "cut_sampling",
         f"{' and '.join(named)}: the engine draws from a part of the tokens, and the trainer knows all: "
-        f"{why}. So their ratio is not 1, even on-policy (docs/algorithms.md).\n"
+        f"{why}. So their ratio is not 1, even on-policy (docs/models.md).\n"
         f"  Set {remedy}, or `top_p` to 1, `top_k` and `min_p` to 0",
     )

@@ -2,7 +2,7 @@
 
 An unknown key gets our present name as the suggestion.
 
-docs/translation.md has them in tables, with what differs.
+docs/glossary.md has them in tables, with what differs.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def _unknown(schema: type[Section], key: str, section: type[Section]) -> str:
 
 def _suggestion(schema: type[Section], key: str, name: str, section: type[Section]) -> str:
     if schema is Config and name in OURS:
-        return f"The key here is `{OURS[name]}`: docs/translation.md has other frameworks' names"
+        return f"The key here is `{OURS[name]}`: docs/glossary.md has other frameworks' names"
     table = key[: -len(name)]
     known = list(dict.fromkeys([*section.model_fields, *(schema.model_fields if not table else ())]))
     elsewhere = list(dict.fromkeys(leaf for leaf, _, _ in leaves(schema)))

@@ -59,7 +59,7 @@ class Config(Section):
     observe: Observe = Observe()
     evaluations: tuple[EvaluationSection, ...] = ()
     """`evaluations` is a list of tables, each headed `[[evaluations]]`: what is measured of the model while
-    it trains, by a process of its own. See docs/evaluation.md."""
+    it trains, by a process of its own. See docs/rewards.md."""
 
     @property
     def trajectories_per_step(self) -> int:

@@ -43,7 +43,7 @@ class SamplingConfig(Section):
     Each takes 8 bytes a position, in a replica's messages and, before compression, in the ledger."""
     token_masks: bool = True
     """Where `top_p`, `top_k` or `min_p` cut tokens off, the ids of all others are kept at each position. The
-    trainer renormalises over these. Each takes 4 bytes. See docs/algorithms.md."""
+    trainer renormalises over these. Each takes 4 bytes. See docs/models.md."""
 
     @model_validator(mode="after")
     def _something_is_left(self) -> SamplingConfig:
@@ -60,7 +60,7 @@ class Rollout(Section):
     `"server"` follows from `servers`."""
     servers: tuple[Annotated[str, Field(pattern=r"^https?://[^/?#@]+/?$")], ...] = ()
     """URLs of running `vllm serve`, each for this run alone. Each has a replica, so `replicas` follows. See
-    docs/vllm.md."""
+    docs/engine.md."""
     shared_dir: str | None = None
     """Directory in which servers find new weights. They must see it under the same path. `"none"`: `weights`
     in the run directory."""

@@ -45,7 +45,7 @@ def refuse_unfit(options: EngineOptions) -> None:
     try:
         probe(server, _wanted(options))
     except WorkerError as error:
-        raise ConfigError(f"`rollout.servers`: {error}\n  Start it first: docs/vllm.md has how") from error
+        raise ConfigError(f"`rollout.servers`: {error}\n  Start it first: docs/engine.md has how") from error
     finally:
         server.close()
 

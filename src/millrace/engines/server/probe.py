@@ -16,7 +16,7 @@ from millrace.engines.server.client import NOT_FINITE, ROUTES, Server
 
 SUPPORTED = ("0.32",)
 """Releases whose server the tests of engines have passed with."""
-DOCUMENTED = "docs/vllm.md has the whole command line"
+DOCUMENTED = "docs/engine.md has the whole command line"
 PAUSE_BETWEEN_S = 0.5
 
 

@@ -2,7 +2,7 @@
 
 Needs a `sim.virtual.loop.VirtualLoop` (any asyncio loop works, without repeatability). Every message
 travels through a `Link`, which delays it and keeps the order of its direction, unless a fault says
-otherwise. `sim.virtual.faults` and docs/chaos.md tell what may happen to a message and what never does.
+otherwise. `sim.virtual.faults` and docs/failures.md tell what may happen to a message and what never does.
 
 Isolation: arguments, results and stream items are copied by pickling, as between processes. So neither side
 sees what the other changes, and what cannot be pickled fails here too. `isolate=False` shares them, for
