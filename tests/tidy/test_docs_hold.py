@@ -22,6 +22,8 @@ from millrace.config.tree import leaves, union_kinds
 from millrace.sft.sft_config import SupervisedConfig
 from millrace.sim.config import SimulatedConfig
 from millrace.sim.plan.request import PlanConfig
+from tests.tidy.sources import tracked_files
+from tests.tidy.test_words import BINARY
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -29,6 +31,9 @@ INDEX = ROOT / "docs" / "README.md"
 
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+LABEL = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+NAMED = re.compile(r"\bdocs/([a-z-]+\.md)\b")
 COMMAND = re.compile(r"\bmillrace ((?:[a-z]+-)?[a-z]+)\b([^\n`]*)")
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 PRESETS = [kind for kind in union_kinds(Config.model_fields["algorithm"]) if kind != "function"]
@@ -57,6 +62,36 @@ def test_every_relative_link_leads_somewhere(name: str) -> None:
     targets = [link.partition("#")[0] for link in LINK.findall(text) if "://" not in link]
     missing = [target for target in targets if target and not (path.parent / target).exists()]
     assert not missing
+
+
+def anchors(path: Path) -> set[str]:
+    """Of the headings of a document, as GitHub makes them."""
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    headings = [LABEL.sub(r"\1", heading).lower() for heading in HEADING.findall(text)]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_link_to_a_heading_leads_to_one(name: str) -> None:
+    path = ROOT / name
+    links = [link.partition("#") for link in LINK.findall(FENCE.sub("", path.read_text(encoding="utf-8")))]
+    local = [(file, anchor) for file, _, anchor in links if anchor and "://" not in file]
+    targets = [(path.parent / file if file else path, anchor) for file, anchor in local]
+    wrong = [(to.name, anchor) for to, anchor in targets if to.suffix == ".md" and anchor not in anchors(to)]
+    assert not wrong
+
+
+def test_every_document_that_code_names_is_there() -> None:
+    folders = ("src", "tests", "examples", "scripts")
+    files = [path for path in tracked_files() if path.relative_to(ROOT).parts[0] in folders]
+    named = {
+        (path.name, found)
+        for path in files
+        if path.suffix not in BINARY
+        for found in NAMED.findall(path.read_text(encoding="utf-8", errors="replace"))
+    }
+    assert len(named) > 20
+    assert not [(file, found) for file, found in named if not (ROOT / "docs" / found).is_file()]
 
 
 @pytest.mark.parametrize("name", NAMES)

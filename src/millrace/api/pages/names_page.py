@@ -40,7 +40,7 @@ def reference() -> str:
 
 def _function(name: str, function: Callable[..., Any]) -> Iterator[str]:
     yield f"## `{name}`"
-    yield f"```python\n{_signature(function, name.rpartition('.')[2])}\n```"
+    yield _shown(_signature(function, name.rpartition(".")[2]))
     yield from _text(_doc(function))
 
 
@@ -60,8 +60,15 @@ def _class(name: str, kind: type) -> Iterator[str]:
     for member, value in shown.items():
         if inspect.isfunction(value):
             yield f"### `{name}.{member}`"
-            yield f"```python\n{_signature(value, member)}\n```"
+            yield _shown(_signature(value, member))
             yield from _text(_doc(value))
+
+
+def _shown(signature: str) -> str:
+    """A signature of one line in the text, a longer one as a block."""
+    if "\n" in signature:
+        return f"```python\n{signature}\n```"
+    return f"`{signature.removeprefix('def ').removesuffix(': ...')}`"
 
 
 def _signature(function: Callable[..., Any], name: str) -> str:
@@ -93,9 +100,9 @@ def _text(doc: str) -> Iterator[str]:
             yield _line(paragraph)
             continue
         section = head.removesuffix(":")
-        yield f"**{section}**"
-        items = [_line(rest)] if section == "Returns" else _items(rest)
-        yield "\n".join(f"- {item}" for item in items)
+        items = [_line(rest)] if section == "Returns" else list(_items(rest))
+        listed = "\n".join(f"- {item}" for item in items)
+        yield f"**{section}** {items[0]}" if len(items) == 1 else f"**{section}**\n\n{listed}"
 
 
 def _items(text: str) -> Iterator[str]:
