@@ -27,7 +27,6 @@ from millrace.placement.needs import MemoryNeed, Needs
 from millrace.run_directory.resume import check_resume
 from millrace.run_directory.run_directory import RunDirectory
 
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
