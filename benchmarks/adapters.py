@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 from millrace.adapters.served_weights import Base, MergingReader
 from millrace.algorithms import build
-from millrace.config.tables.algorithms import GRPO
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Adapter, Optimizer
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.digest import NamedBuffer, digest_buffers
@@ -117,7 +117,7 @@ def measure(path: Path, adapter: Adapter, *, rounds: int, tokens: int) -> dict[s
         temperature=1.0,
         dtype=torch.float32,
     )
-    trainer = PolicyTrainer(model, build(GRPO()), settings)
+    trainer = PolicyTrainer(model, build(PolicyGradient()), settings)
     steps = [timed(lambda v=v: trainer.step(batch(v, tokens), quarantine=path)) for v in range(rounds + 1)]
     buffers = PublishBuffers(published_weights(model, torch.float32), torch.float32)
     held = Held(buffers.fill())

@@ -131,7 +131,7 @@ def trained(lr: float, steps: int, last: int) -> tuple[list[np.ndarray], list[np
     from transformers import AutoModelForCausalLM
 
     from millrace.algorithms import build
-    from millrace.config.tables.algorithms import GRPO
+    from millrace.config.tables.algorithms import PolicyGradient
     from millrace.config.tables.training import Optimizer
     from millrace.environments.tokenizer import load_tokenizer
     from millrace.trainer.model import load_model, named_weights
@@ -142,7 +142,7 @@ def trained(lr: float, steps: int, last: int) -> tuple[list[np.ndarray], list[np
     tokenizer, sampler = load_tokenizer(start), AutoModelForCausalLM.from_pretrained(start)
     model = load_model(start, torch.device("cpu"))
     settings = StepSettings(Optimizer(lr=lr), 4096, LETTERS, 1.0, torch.float32, torch.bfloat16)
-    trainer = PolicyTrainer(model, build(GRPO()), settings)
+    trainer = PolicyTrainer(model, build(PolicyGradient()), settings)
     weights = named_weights(model)
     buffers = PublishBuffers(weights, torch.bfloat16)
     published, masters, rewards = [], [], []

@@ -38,7 +38,7 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 from transformers.utils import logging as transformers_logging
 
 from millrace.algorithms import build
-from millrace.config.tables.algorithms import GRPO
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Batch, Sampling, TrainGroup, TrainSequence, Work
@@ -314,7 +314,7 @@ def random_trainer(config: Qwen3Config, sizes: Sizes, row_tokens: int) -> Policy
         dtype=torch.bfloat16,
         published=torch.bfloat16,
     )
-    return PolicyTrainer(model, build(GRPO()), settings)
+    return PolicyTrainer(model, build(PolicyGradient()), settings)
 
 
 def make_batch(row_tokens: int, num_rows: int) -> Batch:

@@ -75,7 +75,7 @@ def trainer(directory: str, *, recompute: bool = True) -> dict[str, float]:
     import torch
 
     from millrace.algorithms import build
-    from millrace.config.tables.algorithms import GRPO
+    from millrace.config.tables.algorithms import PolicyGradient
     from millrace.config.tables.training import Optimizer
     from millrace.core.completion.columns import TokenColumns
     from millrace.core.types import Batch, TrainGroup, TrainSequence
@@ -100,7 +100,7 @@ def trainer(directory: str, *, recompute: bool = True) -> dict[str, float]:
         if recompute:
             recompute_layers(model)
         settings = StepSettings(Optimizer(lr=1e-5), TOKEN_BUDGET, COMPLETION, 1.0, torch.float32)
-        policy = PolicyTrainer(model, build(GRPO()), settings)
+        policy = PolicyTrainer(model, build(PolicyGradient()), settings)
         buffers = PublishBuffers(named_weights(model), torch.float32)
         for version in range(3):
             step_s.append(policy.step(batch(version), quarantine=Path(directory)).step_s)

@@ -22,7 +22,7 @@ sys.path += [str(Path(__file__).resolve().parents[1] / "tests" / "unit")]
 from trainer_doubles import make_batch, tiny_model
 
 from millrace.algorithms import build
-from millrace.config.tables.algorithms import GRPO
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.trainer.model import named_weights
 from millrace.trainer.publish.publisher import PublishBuffers
@@ -39,7 +39,7 @@ def measure(size: str, dtype: torch.dtype, groups: int, rounds: int) -> tuple[in
     """Tokens of a batch, CPU seconds of a step, and of the digest of all weights."""
     torch.set_num_threads(1)
     settings = StepSettings(Optimizer(), 4096, 32, 1.0, torch.float32, published=dtype)
-    trainer = PolicyTrainer(tiny_model(**SIZES[size]), build(GRPO()), settings)
+    trainer = PolicyTrainer(tiny_model(**SIZES[size]), build(PolicyGradient()), settings)
     buffers = PublishBuffers(named_weights(trainer.model), dtype)
     steps, digests = [], []
     with tempfile.TemporaryDirectory() as place:

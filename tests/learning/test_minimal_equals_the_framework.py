@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from millrace.algorithms import build
-from millrace.config.tables.algorithms import AIPO, GRPO
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch, TrainGroup, TrainSequence
@@ -76,7 +76,9 @@ def framework_batch(minimal, version, batch):
     return Batch(version, groups)
 
 
-@pytest.mark.parametrize(("kind", "config"), [("grpo", GRPO()), ("aipo", AIPO())])
+@pytest.mark.parametrize(
+    ("kind", "config"), [("grpo", PolicyGradient()), ("aipo", PolicyGradient(kind="aipo"))]
+)
 @pytest.mark.parametrize("token_budget", [4096, 48])
 def test_minimal_and_the_framework_give_the_same_losses_and_weights(kind, config, token_budget, tmp_path):
     minimal = example("minimal")

@@ -13,7 +13,7 @@ from tests.ranks.work import BUDGET, CPU, Shape, batch_of, error, flat, meet
 from trainer_doubles import make_trainer
 
 from millrace.adapters.low_rank import BASE
-from millrace.config.tables.algorithms import GRPO
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Adapter
 from millrace.trainer.adapters.adapted_linear import begin, insert, published_weights
 from millrace.trainer.files.export import save_model
@@ -29,7 +29,9 @@ def trained(path: Path, ranks: Ranks) -> PolicyTrainer:
     """After three steps against the model without its adapter."""
     model = load_model(path, CPU, ranks, partial(insert, config=ADAPTER, published=F32))
     begin(model, F32, 0)
-    trainer = make_trainer(GRPO(kl=0.1), model=model, reference=model, ranks=ranks, token_budget=BUDGET)
+    trainer = make_trainer(
+        PolicyGradient(kl=0.1), model=model, reference=model, ranks=ranks, token_budget=BUDGET
+    )
     with tempfile.TemporaryDirectory() as scratch:
         for version in range(3):
             trainer.step(batch_of(version=version), quarantine=Path(scratch))

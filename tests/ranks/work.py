@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from trainer_doubles import choosing, make_batch, make_trainer
 
-from millrace.config.tables.algorithms import GRPO, GSPO, M2PO, PPO
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.core.errors import MillraceError
 from millrace.core.types import Batch
@@ -27,8 +27,10 @@ from millrace.trainer.trainer import PolicyTrainer
 CPU = torch.device("cpu")
 BUDGET = 60  # tokens of a row: several rows a batch
 BF16 = torch.bfloat16
-BY_SEQUENCE = GSPO(anchor="behavior", correction=None, clip_low=0.9, clip_high=50.0, drift=0.5, entropy=0.1)
-SETTLED = M2PO(second_moment=2.0, kl=0.1, kl_in="reward", kl_estimator="k1")
+BY_SEQUENCE = PolicyGradient(
+    kind="gspo", anchor="behavior", correction=None, clip_low=0.9, clip_high=50.0, drift=0.5, entropy=0.1
+)
+SETTLED = PolicyGradient(kind="m2po", second_moment=2.0, kl=0.1, kl_in="reward", kl_estimator="k1")
 
 Shape = dict[str, int]
 
@@ -96,16 +98,18 @@ WAYS: dict[str, Way] = {
     ),
     "against a reference": lambda path, ranks: against_a_reference(path, ranks),
     "settled for the batch": lambda path, ranks: settled(path, ranks),
-    "steps with a critic": lambda path, ranks: three_steps(path, ranks, algorithm=PPO(value_trunk=0.5))[0],
+    "steps with a critic": lambda path, ranks: three_steps(
+        path, ranks, algorithm=PolicyGradient(kind="ppo", value_trunk=0.5)
+    )[0],
     "weights after three steps": lambda path, ranks: three_steps(path, ranks)[0],
     "several steps a batch": lambda path, ranks: three_steps(
-        path, ranks, algorithm=GRPO(normalize="sequence"), minibatches=2, epochs=2
+        path, ranks, algorithm=PolicyGradient(normalize="sequence"), minibatches=2, epochs=2
     )[0],
     "by sequence in float64": lambda path, ranks: gradient(
         in_double(trainer_of(path, ranks, algorithm=BY_SEQUENCE, dtype=torch.float64)), batch_of()
     ),
     "cut sampling in float64": lambda path, ranks: gradient(
-        in_double(trainer_of(path, ranks, algorithm=GRPO(entropy=0.1), dtype=torch.float64)),
+        in_double(trainer_of(path, ranks, algorithm=PolicyGradient(entropy=0.1), dtype=torch.float64)),
         choosing(batch_of()),
     ),
     "with a critic in float64": lambda path, ranks: with_a_critic(path, ranks),
@@ -145,7 +149,9 @@ def errors(rank: int, rendezvous: str, shapes: list[Shape], paths: dict[str, Pat
 
 def against_a_reference(path: Path, ranks: Ranks) -> torch.Tensor:
     reference = load_model(f"{path}-other", CPU, ranks)
-    found = gradient(trainer_of(path, ranks, algorithm=GRPO(kl=0.5), reference=reference), batch_of())
+    found = gradient(
+        trainer_of(path, ranks, algorithm=PolicyGradient(kl=0.5), reference=reference), batch_of()
+    )
     embedding = reference.get_input_embeddings().weight
     assert ranks.world == 1 or hasattr(embedding, "placements"), "the reference was not divided again"
     return found
@@ -158,7 +164,9 @@ def settled(path: Path, ranks: Ranks) -> torch.Tensor:
 
 
 def with_a_critic(path: Path, ranks: Ranks) -> torch.Tensor:
-    trainer = trainer_of(path, ranks, algorithm=PPO(value_trunk=0.5), dtype=torch.float64)
+    trainer = trainer_of(
+        path, ranks, algorithm=PolicyGradient(kind="ppo", value_trunk=0.5), dtype=torch.float64
+    )
     head = trainer.value_head
     assert head is not None
     with torch.no_grad():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.config.tables.algorithms import DAPO, GRPO
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.schedules import Synchronous
 from millrace.controller.state.trajectories import NO_SIGNAL
 from millrace.sim.costs.workload import Workload
@@ -32,7 +32,7 @@ class OnlySignal(Invariants):
         self.trained = [{m.reward for m in g.members if m.trained_version} for g in groups]
 
 
-def run(schedule, *, faults=Faults(), reward_mean=0.5, algorithm=DAPO(overlong=0.0)):
+def run(schedule, *, faults=Faults(), reward_mean=0.5, algorithm=PolicyGradient(kind="dapo", overlong=0.0)):
     scenario = Scenario(
         small_config(schedule, steps=STEPS, algorithm=algorithm),
         faults=faults,
@@ -58,7 +58,7 @@ def test_every_trained_group_has_a_signal_and_the_accounts_close(schedule, fault
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 def test_where_no_group_has_a_signal_the_run_goes_on_at_a_bounded_cost_and_says_so(schedule):
-    outcome, watch = run(schedule, reward_mean=1.0, algorithm=GRPO(resample=3))
+    outcome, watch = run(schedule, reward_mean=1.0, algorithm=PolicyGradient(resample=3))
     assert len(watch.trained) == STEPS * GROUPS
     assert outcome.accounting.rejected <= 3 * GROUPS * SIZE * (STEPS + 1)
     (warned,) = outcome.of("warned")
@@ -67,6 +67,6 @@ def test_where_no_group_has_a_signal_the_run_goes_on_at_a_bounded_cost_and_says_
 
 
 def test_without_it_such_groups_are_trained():
-    outcome, watch = run(Synchronous(), algorithm=GRPO())
+    outcome, watch = run(Synchronous(), algorithm=PolicyGradient())
     assert outcome.accounting.rejected == 0
     assert any(len(rewards) == 1 for rewards in watch.trained)

@@ -17,8 +17,9 @@ from millrace.api.pages.configuration_page import refreshed
 from millrace.cli.app import app
 from millrace.config.load import Source, combine, load_as, parse_value, read_mapping
 from millrace.config.schema import Config
+from millrace.config.tables.algorithms import PRESETS
 from millrace.config.tables.section import Section
-from millrace.config.tree import leaves, union_kinds
+from millrace.config.tree import leaves
 from millrace.sft.sft_config import SupervisedConfig
 from millrace.sim.config import SimulatedConfig
 from millrace.sim.plan.request import PlanConfig
@@ -36,7 +37,6 @@ LABEL = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 NAMED = re.compile(r"\bdocs/([a-z-]+\.md)\b")
 COMMAND = re.compile(r"\bmillrace ((?:[a-z]+-)?[a-z]+)\b([^\n`]*)")
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
-PRESETS = [kind for kind in union_kinds(Config.model_fields["algorithm"]) if kind != "function"]
 
 
 OTHERS: dict[str, type[Section]] = {

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from millrace.adapters.low_rank import adapted
 from millrace.adapters.served_weights import Base, Merging, MergingReader
-from millrace.config.tables.algorithms import GRPO
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Adapter, Optimizer
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import ConfigError, DataError, WeightsError
@@ -163,7 +163,7 @@ def test_version_0_is_the_model_itself(adapter):
 @DTYPES
 @pytest.mark.parametrize("kl_in", ["loss", "reward"])
 def test_a_reference_by_switching_off_is_the_frozen_copy(kl_in, dtype, tmp_path):
-    algorithm = GRPO(kl=0.1, kl_in=kl_in)
+    algorithm = PolicyGradient(kl=0.1, kl_in=kl_in)
     found = []
     for by_copy in (False, True):
         model = with_adapter(tiny_model(), published=dtype)

@@ -12,7 +12,7 @@ from millrace.algorithms.advantages import group_advantages, leave_one_out_advan
 from millrace.algorithms.group import ComparedGroup
 from millrace.algorithms.overlong import overlong_penalty
 from millrace.algorithms.selection import selected
-from millrace.config.tables.algorithms import DAPO, GFPO, RAFT
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.core.errors import DataError
 
 REWARDS = st.lists(st.floats(-100, 100), min_size=2, max_size=16)
@@ -117,13 +117,16 @@ def test_the_shortest_and_the_most_efficient_are_kept():
 
 
 def test_what_is_left_out_is_no_part_of_the_baseline_and_is_not_trained():
-    group, algorithm = of_lengths([1.0, 0.0, 0.0, 0.0, 9.0], [1, 2, 3, 4, 9]), build(GFPO(scale="none"))
+    group, algorithm = (
+        of_lengths([1.0, 0.0, 0.0, 0.0, 9.0], [1, 2, 3, 4, 9]),
+        build(PolicyGradient(kind="gfpo", scale="none")),
+    )
     assert algorithm.advantages(group).tolist() == [0.75, -0.25, -0.25, -0.25, 0.0]
     assert algorithm.trained(group).tolist() == [True] * 4 + [False]
 
 
 def test_only_what_was_rewarded_is_imitated():
-    group, algorithm = ComparedGroup.of([1.0, 0.0, -1.0]), build(RAFT())
+    group, algorithm = ComparedGroup.of([1.0, 0.0, -1.0]), build(PolicyGradient(kind="raft"))
     assert algorithm.trained(group).tolist() == [True, False, False]
     assert algorithm.advantages(group).tolist() == [1.0, 0.0, 0.0]
     assert algorithm.advantages(ComparedGroup.of([0.0, 0.0])).tolist() == [0.0, 0.0]
@@ -132,6 +135,6 @@ def test_only_what_was_rewarded_is_imitated():
 def test_overlong_completions_are_punished_as_they_near_the_budget():
     group = of_lengths([1.0] * 4, [70, 80, 95, 100], max_tokens=100)
     assert overlong_penalty(group, fraction=0.2).tolist() == pytest.approx([0.0, 0.0, 0.75, 1.0])
-    found = build(DAPO(scale="none")).advantages(group)
+    found = build(PolicyGradient(kind="dapo", scale="none")).advantages(group)
     np.testing.assert_allclose(found, np.array([1, 1, 0.25, 0]) - 0.5625)
     assert overlong_penalty(group, fraction=0.0).tolist() == [0.0] * 4

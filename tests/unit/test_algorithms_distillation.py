@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from test_algorithms_presets import MAX_TOKENS, large_batch, tables
 from trainer_doubles import make_trainer, save_tiny_model, tiny_model
 
-from millrace.config.tables.algorithms import GRPO, Reinforce
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import DataError
 from millrace.core.types import Batch, TrainGroup, TrainSequence
@@ -26,7 +26,9 @@ def test_the_gradient_is_that_of_rewards_and_teacher_together(budget):
     batch = large_batch()
     old, pi = tables(batch)
     teacher = np.minimum(old + np.random.default_rng(5).normal(0, 0.4, old.size), -0.05)
-    config = Reinforce(teacher="t", teacher_weight=0.5, reward_weight=2.0, normalize="token")
+    config = PolicyGradient(
+        kind="reinforce", teacher="t", teacher_weight=0.5, reward_weight=2.0, normalize="token"
+    )
     trainer = make_trainer(
         config, dtype=torch.float64, max_tokens=MAX_TOKENS, epochs=2, reference=True, token_budget=budget
     )
@@ -50,7 +52,9 @@ def test_a_student_comes_nearer_to_its_teacher_on_what_it_samples(tmp_path):
     """Completions of the student itself, without any reward."""
     model, plain = tiny_model(), tiny_model(attention="sdpa")
     trainer = make_trainer(
-        GRPO(teacher="t", reward_weight=0.0, correction=None), model=model, reference=tiny_model(seed=1)
+        PolicyGradient(teacher="t", reward_weight=0.0, correction=None),
+        model=model,
+        reference=tiny_model(seed=1),
     )
     noise = torch.Generator().manual_seed(0)
 
@@ -77,9 +81,9 @@ def test_a_student_comes_nearer_to_its_teacher_on_what_it_samples(tmp_path):
 
 def test_a_teacher_and_its_weights_are_refused_where_they_mean_nothing():
     with pytest.raises(ValidationError, match=r"`algorithm\.kl`"):
-        GRPO(teacher="t", kl=0.1)
+        PolicyGradient(teacher="t", kl=0.1)
     with pytest.raises(ValidationError, match=r"`algorithm\.reward_weight`"):
-        GRPO(reward_weight=0.0)
+        PolicyGradient(reward_weight=0.0)
 
 
 def test_a_teacher_with_other_tokens_is_refused(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import algorithm_reference
 import msgspec
@@ -12,12 +13,12 @@ import torch
 from trainer_doubles import make_batch, make_trainer
 
 from millrace.algorithms import ComparedGroup
-from millrace.config.schema import Config
-from millrace.config.tree import union_kinds
+from millrace.config.tables.algorithms import PRESETS as KINDS
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch
 
-PRESETS = {k: v for k, v in union_kinds(Config.model_fields["algorithm"]).items() if k != "function"}
+PRESETS = {kind: partial(PolicyGradient, kind=kind) for kind in KINDS}
 MAX_TOKENS = 20
 
 

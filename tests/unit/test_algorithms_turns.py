@@ -15,7 +15,7 @@ from millrace.algorithms import build
 from millrace.algorithms.advantages import group_advantages
 from millrace.algorithms.group import ComparedGroup, turns_of
 from millrace.algorithms.turns import turn_advantages
-from millrace.config.tables.algorithms import GRPO, MTGRPO, PPO
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.core.types import Batch
 from millrace.trainer.batch.flat_batch import flatten
 
@@ -71,15 +71,17 @@ def test_a_turn_is_a_stretch_of_the_mask():
 
 def test_the_reward_function_names_the_rewards_of_turns():
     batch = large_batch()
-    flat = flatten(batch, build(MTGRPO(turn_discount=0.7)), max_tokens=MAX_TOKENS)
+    flat = flatten(batch, build(PolicyGradient(kind="mt_grpo", turn_discount=0.7)), max_tokens=MAX_TOKENS)
     nameless = [
         msgspec.structs.replace(
             group, sequences=[msgspec.structs.replace(s, metrics={"turn": 3.0}) for s in group.sequences]
         )
         for group in batch.groups
     ]
-    plain = flatten(Batch(batch.version, nameless), build(MTGRPO()), max_tokens=MAX_TOKENS)
-    grpo = flatten(batch, build(GRPO()), max_tokens=MAX_TOKENS)
+    plain = flatten(
+        Batch(batch.version, nameless), build(PolicyGradient(kind="mt_grpo")), max_tokens=MAX_TOKENS
+    )
+    grpo = flatten(batch, build(PolicyGradient()), max_tokens=MAX_TOKENS)
     trained = grpo.weights_C > 0
     np.testing.assert_allclose(plain.advantages_C[trained], grpo.advantages_C[trained])
     assert np.abs(flat.advantages_C - plain.advantages_C)[trained].mean() > 0.1
@@ -87,7 +89,7 @@ def test_the_reward_function_names_the_rewards_of_turns():
 
 def test_what_is_not_selected_has_no_turns():
     batch = large_batch()
-    kept = MTGRPO(select="shortest", keep=3)
+    kept = PolicyGradient(kind="mt_grpo", select="shortest", keep=3)
     flat = flatten(batch, build(kept), max_tokens=MAX_TOKENS)
     assert (flat.trained_S > 0).sum() <= 3 * len(batch.groups)
     assert make_trainer(kept, max_tokens=MAX_TOKENS).accumulate(batch).num_rows > 0
@@ -95,6 +97,6 @@ def test_what_is_not_selected_has_no_turns():
 
 def test_what_does_not_go_with_turns_is_refused():
     with pytest.raises(ValidationError, match=r"`algorithm.turn_discount` \(0.5\) compares turns"):
-        PPO(turn_discount=0.5)
+        PolicyGradient(kind="ppo", turn_discount=0.5)
     with pytest.raises(ValidationError, match=r"`algorithm.resample` \(1\) .* `algorithm.turn_discount`"):
-        MTGRPO(resample=1)
+        PolicyGradient(kind="mt_grpo", resample=1)

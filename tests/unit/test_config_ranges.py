@@ -17,7 +17,8 @@ from millrace.algorithms import build as build_algorithm
 from millrace.algorithms.sequences import DenseSequences
 from millrace.config.load import parse_value, validate
 from millrace.config.schema import Config
-from millrace.config.tree import changed_fields, leaves, union_kinds
+from millrace.config.tables.algorithms import PRESETS
+from millrace.config.tree import leaves
 from millrace.core.errors import ConfigError
 from millrace.schedule.presets import build as build_schedule
 from millrace.trainer.optimizer.adamw import make_adamw
@@ -27,14 +28,15 @@ BASE: dict[str, Any] = {
     "task": {"kind": "gym", "name": "chain_sum"},
     "reward": {"kind": "gym"},
 }
-KINDS = [
-    (f"{name}.{key}", kind)
-    for name, field in Config.model_fields.items()
-    for kind in union_kinds(field)
-    for key in ("kind", *changed_fields(field, kind))
-]
-"""Keys of kinds. What a preset has from the default kind is tried there."""
-LEAVES = [(key, kind) for key, kind, _ in leaves(Config) if kind is None or (key, kind) in KINDS]
+
+
+def is_of_grpo(key: str, kind: str | None) -> bool:
+    """The same key of `grpo` is tried."""
+    name = key.rpartition(".")[2]
+    return kind in PRESETS and kind != "grpo" and name not in ("kind", *PRESETS[kind].defaults)
+
+
+LEAVES = [(key, kind) for key, kind, _ in leaves(Config) if not is_of_grpo(key, kind)]
 UNCHANGEABLE = {"task": {"name": "x", "path": "x"}, "reward": {"path": "x"}, "algorithm": {"path": "x"}}
 
 hostile_numbers = st.one_of(

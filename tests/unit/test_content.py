@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millrace.config.schema import Config
-from millrace.config.tables.algorithms import GRPO
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.core.errors import DataError
 from millrace.run_directory.content_digests import content_digests, refuse_other_content
 
@@ -69,7 +69,7 @@ def test_another_teacher_is_named(config, tmp_path):
     teacher = tmp_path / "teacher"
     teacher.mkdir()
     (teacher / "model.safetensors").write_text("wise")
-    algorithm = GRPO(teacher=str(teacher))
+    algorithm = PolicyGradient(teacher=str(teacher))
     config = config.model_copy(update={"algorithm": algorithm})
     before = content_digests(config)
     (teacher / "model.safetensors").write_text("other")

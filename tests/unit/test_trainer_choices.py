@@ -12,7 +12,7 @@ import torch
 from trainer_doubles import VOCAB, choosing, make_batch, make_trainer, tiny_model
 
 from millrace.algorithms import TokenLogprobs
-from millrace.config.tables.algorithms import GRPO
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.completion.token_masks import AllowedTokens
 from millrace.core.errors import DataError
@@ -94,7 +94,7 @@ def test_capped_logits_and_entropies_have_the_gradient_of_autograd(temperature, 
 
 def gradient_of(batch, **changes):
     trainer = make_trainer(
-        GRPO(kl=0.1, entropy=0.1), model=tiny_model().double(), dtype=torch.float64, **changes,
+        PolicyGradient(kl=0.1, entropy=0.1), model=tiny_model().double(), dtype=torch.float64, **changes,
         reference=tiny_model(seed=1).double(),
     )  # fmt: skip
     loss = trainer.accumulate(batch).loss
@@ -113,7 +113,7 @@ def test_choices_are_part_of_every_policy_and_packing_changes_nothing():
 
 def test_the_reference_and_the_policy_at_the_beginning_are_cut_too():
     seen: list[TokenLogprobs] = []
-    trainer = make_trainer(GRPO(kl=0.1), reference=tiny_model(), epochs=2)
+    trainer = make_trainer(PolicyGradient(kl=0.1), reference=tiny_model(), epochs=2)
     objective = trainer.algorithm.objective
 
     def looking(xp, told, advantages_N):

@@ -11,7 +11,7 @@ from trainer_doubles import make_batch, make_trainer, save_checkpoint, tiny_mode
 
 from millrace.algorithms import ComparedGroup
 from millrace.algorithms.gae import value_advantages
-from millrace.config.tables.algorithms import PPO
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.core.errors import TrainingError
 from millrace.trainer.checks.not_finite import not_finite_trajectories
 from millrace.trainer.files.checkpoint import load_checkpoint
@@ -47,7 +47,9 @@ def test_gradients_of_log_probs_and_values_are_those_of_the_reference(budget):
     random = np.random.default_rng(3)
     before = random.normal(0, 0.5, old.size)
     now = before + random.normal(0, 0.3, old.size)
-    trainer = make_trainer(PPO(), dtype=torch.float64, max_tokens=MAX_TOKENS, epochs=2, token_budget=budget)
+    trainer = make_trainer(
+        PolicyGradient(kind="ppo"), dtype=torch.float64, max_tokens=MAX_TOKENS, epochs=2, token_budget=budget
+    )
     seen = torch.tensor(np.stack([old, np.zeros(old.size), before]))
     trainer._forward = lambda model, row: tuple(seen[:, row.flat_N])
     prepared = trainer._prepared(batch, 1)
@@ -68,7 +70,7 @@ def test_gradients_of_log_probs_and_values_are_those_of_the_reference(budget):
 
 def with_head(**changes):
     """A trainer whose critic says something."""
-    trainer = make_trainer(PPO(value_trunk=0.5), **changes)
+    trainer = make_trainer(PolicyGradient(kind="ppo", value_trunk=0.5), **changes)
     with torch.no_grad():
         trainer.value_head.weight.normal_(std=10.0, generator=torch.Generator().manual_seed(1))
     return trainer
@@ -89,7 +91,7 @@ def test_packing_changes_no_gradient_of_model_and_head():
 
 def test_the_head_alone_learns_unless_its_gradient_goes_on():
     def of_model(trunk):
-        trainer = make_trainer(PPO(value_trunk=trunk))
+        trainer = make_trainer(PolicyGradient(kind="ppo", value_trunk=trunk))
         with torch.no_grad():
             trainer.value_head.weight.fill_(3.0)
         trainer.accumulate(make_batch())
@@ -101,7 +103,7 @@ def test_the_head_alone_learns_unless_its_gradient_goes_on():
 
 
 def test_values_come_to_explain_returns(tmp_path):
-    trainer = make_trainer(PPO(value_lr=0.1))
+    trainer = make_trainer(PolicyGradient(kind="ppo", value_lr=0.1))
     metrics = [trainer.step(make_batch(version), quarantine=tmp_path).metrics for version in range(12)]
     assert metrics[0]["value_mean"] == metrics[0]["value_explained"] == 0.0
     assert metrics[-1]["value_mean"] == pytest.approx(1.4, abs=0.8)
@@ -113,9 +115,9 @@ def test_a_resumed_run_goes_on_with_its_critic_bit_for_bit(tmp_path):
             trainer.step(make_batch(version), quarantine=tmp_path)
         return trainer
 
-    straight = steps(make_trainer(PPO()), 0, 5)
-    path = save_checkpoint(steps(make_trainer(PPO()), 0, 3), tmp_path)
-    resumed = make_trainer(PPO(), model=tiny_model(seed=9))
+    straight = steps(make_trainer(PolicyGradient(kind="ppo")), 0, 5)
+    path = save_checkpoint(steps(make_trainer(PolicyGradient(kind="ppo")), 0, 3), tmp_path)
+    resumed = make_trainer(PolicyGradient(kind="ppo"), model=tiny_model(seed=9))
     load_checkpoint(resumed, path)
     steps(resumed, 3, 5)
     for one, other in zip(weights_of(straight), weights_of(resumed), strict=True):
@@ -125,11 +127,11 @@ def test_a_resumed_run_goes_on_with_its_critic_bit_for_bit(tmp_path):
 
 
 def test_a_checkpoint_of_another_algorithm_is_gone_on_from(tmp_path):
-    with_critic, without = make_trainer(PPO()), make_trainer()
+    with_critic, without = make_trainer(PolicyGradient(kind="ppo")), make_trainer()
     for trainer in (with_critic, without):
         trainer.step(make_batch(), quarantine=tmp_path)
     load_checkpoint(without, save_checkpoint(with_critic, tmp_path / "one"))
-    fresh = make_trainer(PPO())
+    fresh = make_trainer(PolicyGradient(kind="ppo"))
     plain = make_trainer()
     plain.step(make_batch(), quarantine=tmp_path)
     load_checkpoint(fresh, save_checkpoint(plain, tmp_path / "other"))
@@ -138,7 +140,7 @@ def test_a_checkpoint_of_another_algorithm_is_gone_on_from(tmp_path):
 
 
 def test_no_replica_gets_the_critic():
-    trainer = make_trainer(PPO())
+    trainer = make_trainer(PolicyGradient(kind="ppo"))
     assert list(named_weights(trainer.model)) == list(named_weights(make_trainer().model))
 
 

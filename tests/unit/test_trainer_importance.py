@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from trainer_doubles import make_batch, make_trainer, sequence_logprobs, tiny_model
 
-from millrace.config.tables.algorithms import CISPO, GRPO, IcePop, SequenceTIS
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.trainer.importance import importance_metrics
 
 
@@ -40,26 +40,33 @@ def test_a_weight_beyond_all_bounds_stays_finite():
 def test_tokens_without_a_gradient_are_told(tmp_path):
     batch = make_batch(version=0)
     assert make_trainer().step(batch, quarantine=tmp_path).metrics["silenced"] == 0.0
-    dropping = IcePop(correction=1.0, correction_low=0.999)
+    dropping = PolicyGradient(kind="icepop", correction=1.0, correction_low=0.999)
     assert make_trainer(dropping).step(batch, quarantine=tmp_path).metrics["silenced"] > 0.9
-    tight = GRPO(clip_low=1e-4, clip_high=1e-4)
+    tight = PolicyGradient(clip_low=1e-4, clip_high=1e-4)
     told = make_trainer(tight, epochs=4).step(batch, quarantine=tmp_path).metrics["silenced"]
     assert 0.1 < told < 0.75  # of the first of four steps: none
 
 
 def test_a_penalty_hides_no_token_that_a_clip_silenced(tmp_path):
     batch, tight = make_batch(version=0), {"clip_low": 1e-4, "clip_high": 1e-4}
-    plain = make_trainer(GRPO(**tight), epochs=4).step(batch, quarantine=tmp_path).metrics["silenced"]
-    with_kl = make_trainer(GRPO(kl=1e-6, **tight), epochs=4, reference=True).step(batch, quarantine=tmp_path)
+    plain = (
+        make_trainer(PolicyGradient(**tight), epochs=4).step(batch, quarantine=tmp_path).metrics["silenced"]
+    )
+    with_kl = make_trainer(PolicyGradient(kl=1e-6, **tight), epochs=4, reference=True).step(
+        batch, quarantine=tmp_path
+    )
     assert with_kl.metrics["silenced"] == pytest.approx(plain, abs=0.05)
     assert plain > 0.1
-    dropping = IcePop(kl=0.1, correction=1.0, correction_low=0.999)
+    dropping = PolicyGradient(kind="icepop", kl=0.1, correction=1.0, correction_low=0.999)
     assert make_trainer(dropping, reference=True).step(batch, quarantine=tmp_path).metrics["silenced"] > 0.9
 
 
 @pytest.mark.parametrize(
     ("algorithm", "of_sequence"),
-    [(SequenceTIS(correction=1.0), np.sum), (CISPO(ratio="sequence", rho=1.0), np.mean)],
+    [
+        (PolicyGradient(kind="sequence_tis", correction=1.0), np.sum),
+        (PolicyGradient(kind="cispo", ratio="sequence", rho=1.0), np.mean),
+    ],
 )
 def test_weights_of_sequences_are_counted_as_they_are_capped(algorithm, of_sequence, tmp_path):
     trainer, batch = make_trainer(algorithm), make_batch(version=1)

@@ -20,7 +20,7 @@ from trainer_doubles import (
 
 from millrace.algorithms import build
 from millrace.algorithms.proximal import interpolated
-from millrace.config.tables.algorithms import GRPO, M2PO, PPO, Bypass
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.core.errors import TrainingError, WeightsError
 from millrace.core.types import Batch
@@ -87,7 +87,7 @@ def test_the_steps_are_those_of_a_plain_loop_with_one_anchor(minibatches, epochs
 
 
 def test_the_clip_acts_from_the_second_step_on(tmp_path):
-    tight, wide = GRPO(clip_low=1e-3, clip_high=1e-3), GRPO(clip_low=0.9, clip_high=10.0)
+    tight, wide = PolicyGradient(clip_low=1e-3, clip_high=1e-3), PolicyGradient(clip_low=0.9, clip_high=10.0)
     one, other = (stepped(tmp_path, algorithm)[0] for algorithm in (tight, wide))
     assert apart(one, other) == 0.0
     one, other = (stepped(tmp_path, algorithm, epochs=2)[0] for algorithm in (tight, wide))
@@ -116,7 +116,13 @@ def test_what_is_told_of_a_batch_is_measured_before_its_first_update(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [Bypass(), GRPO(proximal="interpolate"), M2PO(), PPO(anchor="behavior", correction=None)]
+    "algorithm",
+    [
+        PolicyGradient(kind="bypass"),
+        PolicyGradient(proximal="interpolate"),
+        PolicyGradient(kind="m2po"),
+        PolicyGradient(kind="ppo", anchor="behavior", correction=None),
+    ],
 )
 def test_no_token_is_measured_after_an_update(algorithm, tmp_path):
     """Without a pass before the first update only the first part is measured; with one, for another reason,
@@ -159,12 +165,12 @@ def test_what_fails_after_an_update_loses_the_weights(tmp_path):
 
 def test_each_part_has_whole_groups_and_weights_of_its_own():
     batch = make_batch(groups=5)
-    flat = flatten(batch, build(GRPO()), max_tokens=24, minibatches=2)
+    flat = flatten(batch, build(PolicyGradient()), max_tokens=24, minibatches=2)
     assert [len(part) for part in flat.parts] == [2, 3]
     first = sum(len(s.columns) for group in batch.groups[:2] for s in group.sequences)
     assert flat.weights_C[:first].sum() == pytest.approx(1.0)
     assert flat.weights_C[first:].sum() == pytest.approx(1.0)
-    assert len(flatten(batch, build(GRPO()), max_tokens=24, minibatches=9).parts) == 5
+    assert len(flatten(batch, build(PolicyGradient()), max_tokens=24, minibatches=9).parts) == 5
 
 
 def test_a_part_without_a_trained_token_makes_no_step(tmp_path):
@@ -184,7 +190,9 @@ def test_an_interpolated_anchor_counts_the_steps_that_are_made(tmp_path):
     """Three planned parts of two groups are two: the second step is halfway, as it is of two planned."""
     told = []
     for minibatches in (2, 3):
-        trainer = make_trainer(replace(build(GRPO()), proximal="interpolate"), minibatches=minibatches)
+        trainer = make_trainer(
+            replace(build(PolicyGradient()), proximal="interpolate"), minibatches=minibatches
+        )
         accumulate = trainer._accumulate
         trainer._accumulate = lambda prepared, part, progress, *rest, run=accumulate, **first: (
             told.append(progress),
@@ -195,7 +203,7 @@ def test_an_interpolated_anchor_counts_the_steps_that_are_made(tmp_path):
 
 
 def test_an_interpolated_anchor_needs_no_pass_and_makes_other_steps(tmp_path):
-    interpolating = replace(build(GRPO()), proximal="interpolate")
+    interpolating = replace(build(PolicyGradient()), proximal="interpolate")
     trainer = make_trainer(interpolating, optimizer=LR, epochs=2)
     trainer._logprobs = None
     trainer.step(make_batch(groups=4), quarantine=tmp_path)

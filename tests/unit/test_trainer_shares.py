@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from trainer_doubles import make_batch
 
 from millrace.algorithms import build
-from millrace.config.tables.algorithms import GRPO
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
 from millrace.trainer.ranks.mesh import ALONE, Ranks
@@ -15,7 +15,7 @@ from millrace.trainer.ranks.shares import balanced, own_rows, part
 
 
 def packed(budget: int = 40):
-    return pack(flatten(make_batch(groups=6), build(GRPO()), max_tokens=24).trees, budget)
+    return pack(flatten(make_batch(groups=6), build(PolicyGradient()), max_tokens=24).trees, budget)
 
 
 @given(st.lists(st.integers(1, 1000), max_size=30), st.integers(1, 6))

@@ -16,7 +16,7 @@ from trainer_doubles import (
 )
 
 from millrace.algorithms import Algorithm, build
-from millrace.config.tables.algorithms import AIPO, GRPO, DrGRPO
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import DataError, TrainingError, WeightsError
@@ -40,7 +40,13 @@ def gradient(trainer, batch):
     return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
 
 
-ALGORITHMS = [GRPO(), GRPO(normalize="sequence", kl=0.1), DrGRPO(), AIPO(), whole_sequences()]
+ALGORITHMS = [
+    PolicyGradient(),
+    PolicyGradient(normalize="sequence", kl=0.1),
+    PolicyGradient(kind="dr_grpo"),
+    PolicyGradient(kind="aipo"),
+    whole_sequences(),
+]
 
 
 def with_logprobs(columns, logprobs):
@@ -120,7 +126,7 @@ def test_recomputed_layers_keep_less_for_the_backward_pass():
             found[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no address comes twice
             return tensor
 
-        row, *_ = pack(flatten(make_batch(version=1), build(GRPO()), max_tokens=24).trees, 4096)
+        row, *_ = pack(flatten(make_batch(version=1), build(PolicyGradient()), max_tokens=24).trees, 4096)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             row_logprobs(model, row, temperature=1.0, dtype=torch.float32)
         weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
@@ -140,7 +146,7 @@ def test_the_order_of_groups_changes_no_gradient():
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_the_loss_is_that_of_the_paper_written_out(temperature, tmp_path):
     batch = make_batch(version=1)
-    trainer = make_trainer(AIPO(rho=3.0), temperature=temperature)
+    trainer = make_trainer(PolicyGradient(kind="aipo", rho=3.0), temperature=temperature)
     plain = tiny_model(attention="eager")
     total, count = torch.zeros(()), 0
     for group in batch.groups:
@@ -184,7 +190,7 @@ def test_masked_tokens_are_context_and_nothing_else():
 
 
 def test_what_is_not_finite_never_reaches_the_optimizer(tmp_path):
-    algorithm = GRPO(scale="none", correction=1e6)
+    algorithm = PolicyGradient(scale="none", correction=1e6)
     trainer, good = make_trainer(algorithm), make_batch()
     before, columns = weights_of(trainer), good.groups[0].sequences[0].columns
     batch = replaced(good, reward=1e36, columns=with_logprobs(columns, [-1e4] * len(columns)), mask=None)
@@ -331,7 +337,7 @@ def test_gradients_are_of_the_weights_that_replicas_sample_with(computing) -> No
 
 
 def test_master_weights_come_back_from_a_batch_that_cannot_be_trained_on() -> None:
-    trainer = make_trainer(GRPO(scale="none", correction=1e6), published=torch.bfloat16)
+    trainer = make_trainer(PolicyGradient(scale="none", correction=1e6), published=torch.bfloat16)
     masters, good = weights_of(trainer), make_batch()
     columns = good.groups[0].sequences[0].columns
     broken = replaced(good, reward=1e36, columns=with_logprobs(columns, [-1e4] * len(columns)), mask=None)

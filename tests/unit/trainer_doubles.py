@@ -24,7 +24,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.algorithms import Algorithm, TokenLogprobs, build
-from millrace.config.tables.algorithms import GRPO
+from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.completion.token_masks import AllowedTokens
@@ -183,7 +183,7 @@ def make_trainer(
     }
     return PolicyTrainer(
         model or tiny_model(),
-        algorithm if isinstance(algorithm, Algorithm) else build(algorithm or GRPO()),
+        algorithm if isinstance(algorithm, Algorithm) else build(algorithm or PolicyGradient()),
         StepSettings(**settings | changes),
         reference=tiny_model(seed=1) if reference is True else reference or None,
         ranks=ranks,
@@ -200,7 +200,7 @@ def by_sequence(xp: Any, logprobs: TokenLogprobs, advantages_N: Any) -> Any:
 def whole_sequences(**changes: Any) -> Algorithm:
     """An algorithm that combines the tokens of a sequence, and trains on what is not truncated."""
     return Algorithm(
-        advantages=build(GRPO()).advantages,
+        advantages=build(PolicyGradient()).advantages,
         objective=by_sequence,
         trained=lambda group: ~group.truncated_G,
         **changes,

@@ -19,10 +19,10 @@ from millrace.compose.compose import engine_options, place
 from millrace.compose.contradictions import idle, unsound
 from millrace.config.carried import is_carried
 from millrace.config.schema import Config
-from millrace.config.tables.algorithms import Algorithm
+from millrace.config.tables.algorithms import Algorithm, FunctionAlgorithm
 from millrace.config.tables.generation import Rollout
 from millrace.config.tables.runtime import RayCluster
-from millrace.config.tables.schedules import Schedule
+from millrace.config.tables.schedules import FunctionSchedule, Schedule
 from millrace.core.errors import ConfigError
 from millrace.devices.gpu_health import gpu_faults
 from millrace.engines.vllm import versions
@@ -86,7 +86,7 @@ def preflight(config: Config, run_path: Path) -> list[str]:
 
 
 def _is_carried(section: Schedule | Algorithm) -> bool:
-    return section.kind == "function" and is_carried(section.path)
+    return isinstance(section, FunctionSchedule | FunctionAlgorithm) and is_carried(section.path)
 
 
 def _gpus(layout: Layout) -> set[int]:

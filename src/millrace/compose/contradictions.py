@@ -50,6 +50,8 @@ def idle(config: Config) -> list[str]:
 
 
 def _default(section: Section, name: str) -> object:
+    if isinstance(section, PolicyGradient):
+        return section.default_of(section.kind, name)
     return type(section).model_fields[name].default
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -63,7 +63,7 @@ def _message(
 ) -> str:
     match detail["type"]:
         case "extra_forbidden":
-            return _unknown(schema, key, section)
+            return _unknown(schema, key, section, _kind(section, detail["loc"]))
         case "missing":
             return _missing(key, field)
         case "union_tag_not_found" | "union_tag_invalid" if field is not None:
@@ -85,11 +85,16 @@ def _free_form(field: FieldInfo | None) -> bool:
     return field is not None and get_origin(field.annotation) is dict
 
 
-def _unknown(schema: type[Section], key: str, section: type[Section]) -> str:
+def _kind(section: type[Section], loc: Location) -> str | None:
+    """The union tag before an unknown key of `section`; None: the section is not of a union."""
+    field, tag = section.model_fields.get("kind"), loc[-2] if len(loc) > 1 else None
+    return str(tag) if field is not None and tag in get_args(field.annotation) else None
+
+
+def _unknown(schema: type[Section], key: str, section: type[Section], kind: str | None) -> str:
     if key in RENAMED:
         return f"`{key}` was renamed to `{RENAMED[key]}`"
     table, _, name = key.rpartition(".")
-    kind = section.model_fields["kind"].default if "kind" in section.model_fields else None
     others = [other for leaf, other, _ in leaves(schema) if leaf == key and other]
     if kind and others:
         return (

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from millrace.config.tables.algorithms import GRPO, Algorithm
+from millrace.config.tables.algorithms import Algorithm, PolicyGradient
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.config.tables.generation import Rollout, SamplingConfig
 from millrace.config.tables.operation import Checkpoints, Observe, Supervision, Weights
@@ -46,7 +46,7 @@ class Config(Section):
     reward: Reward
     batch: BatchShape = BatchShape()
     sampling: SamplingConfig = SamplingConfig()
-    algorithm: Algorithm = GRPO()
+    algorithm: Algorithm = PolicyGradient()
     optimizer: Optimizer = Optimizer()
     adapter: Adapter = Adapter()
     trainer: TrainerSection = TrainerSection()

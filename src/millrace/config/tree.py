@@ -17,22 +17,12 @@ def union_kinds(field: FieldInfo) -> dict[str, type[Section]]:
     if field.discriminator != "kind":
         return {}
     options = (option for option in get_args(field.annotation) if option is not type(None))
-    return {option.model_fields["kind"].default: option for option in options}
+    return {kind: option for option in options for kind in get_args(option.model_fields["kind"].annotation)}
 
 
 def default_kind(field: FieldInfo) -> str | None:
     """The kind that a union has when the configuration does not mention it; None: it is required."""
     return None if field.is_required() or field.default is None else field.default.kind
-
-
-def changed_fields(field: FieldInfo, kind: str) -> dict[str, FieldInfo]:
-    """The keys of a kind. Of a preset of the union's default, those alone whose default it changes."""
-    kinds = union_kinds(field)
-    own, base = kinds[kind], kinds.get(default_kind(field) or "")
-    fields = {name: inner for name, inner in own.model_fields.items() if name != "kind"}
-    if base in (None, own) or own.__mro__[1] is not base.__mro__[1] or own.__mro__[1] is Section:
-        return fields
-    return {name: inner for name, inner in fields.items() if inner.default != base.model_fields[name].default}
 
 
 def plain_table(field: FieldInfo) -> type[Section] | None:

@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from millrace.config.schema import Config
+from millrace.config.tables.algorithms import PRESETS
 from millrace.config.tables.section import Section
-from millrace.config.tree import changed_fields, default_kind, listed_table, plain_table, union_kinds
+from millrace.config.tree import default_kind, listed_table, plain_table, union_kinds
 from millrace.run_directory.toml import as_toml
 from millrace.sft.sft_config import SupervisedConfig
 from millrace.sim.config import SimulatedConfig
@@ -37,7 +38,7 @@ def refreshed(text: str) -> str:
 
 
 def reference(schema: type[Section]) -> str:
-    """One table per section, unions one table per kind, in the order of the schema."""
+    """One table per section, in the order of the schema."""
     top = {name: field for name, field in schema.model_fields.items() if _is_leaf(field)}
     parts = ["\n".join(_table("", top))] if top else []
     for name, field in schema.model_fields.items():
@@ -47,16 +48,10 @@ def reference(schema: type[Section]) -> str:
         if listed := listed_table(field):
             about = _line(field.description or "")
             parts.append("\n".join([f"### `[[{name}]]`", "", about, "", *_table("", listed.model_fields)]))
-        for kind, option in union_kinds(field).items():
-            note = " (default)" if default_kind(field) == kind else ""
-            title = f'### `[{name}]` with `kind = "{kind}"`{note}'
-            fields = changed_fields(field, kind)
-            if len(fields) < len(option.model_fields) - 1:
-                changed = ", ".join(f"`{key} = {as_toml(inner.default)}`" for key, inner in fields.items())
-                body = [f'The keys of `"{default_kind(field)}"`. Other defaults: {changed}.']
-            else:
-                body = [*_table(f"{name}.", fields)] if fields else ["No keys of its own."]
-            parts.append("\n".join([title, "", *_about(option), *body]))
+        if union_kinds(field):
+            parts.append("\n".join([f"### `[{name}]`", "", *_union(name, field)]))
+        if PRESETS.keys() <= union_kinds(field).keys():
+            parts.append("\n".join([f"### Presets of `[{name}]`", "", *_presets()]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -64,18 +59,60 @@ def _is_leaf(field: FieldInfo) -> bool:
     return plain_table(field) is None and not union_kinds(field) and not listed_table(field)
 
 
-def _about(option: type[Section]) -> list[str]:
-    """What is said of the kind itself: its docstring, or its `kind` field's."""
-    about = option.model_fields["kind"].description
-    return [_line(about), ""] if about else []
+def _union(name: str, field: FieldInfo) -> Iterator[str]:
+    """All keys of the kinds. A key that is the same in several kinds has one row."""
+    kinds = {option: _kind(option) for option in union_kinds(field).values()}
+    keys: dict[tuple[str, ...], list[str]] = {}
+    for option, kind in kinds.items():
+        for key, inner in option.model_fields.items():
+            if key != "kind":
+                keys.setdefault(_cells(f"{name}.", key, inner), []).append(kind)
+    default = default_kind(field)
+    yield "| key | of kind | type | default | meaning |"
+    yield "|---|---|---|---|---|"
+    yield _row(
+        f"`{name}.kind`",
+        "",
+        " or ".join(kinds.values()),
+        f"`{as_toml(default)}`" if default else "required",
+        " ".join(f"{kind}: {about}" for option, kind in kinds.items() if (about := _about(option))),
+    )
+    for (key, *rest), of_kinds in keys.items():
+        yield _row(key, "" if len(of_kinds) == len(kinds) else ", ".join(of_kinds), *rest)
+
+
+def _kind(option: type[Section]) -> str:
+    kinds = get_args(option.model_fields["kind"].annotation)
+    return f"`{as_toml(kinds[0])}`" if len(kinds) == 1 else "a preset"
+
+
+def _about(option: type[Section]) -> str:
+    return _line(option.model_fields["kind"].description or "")
 
 
 def _table(prefix: str, fields: dict[str, FieldInfo]) -> Iterator[str]:
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
     for name, field in fields.items():
-        cells = (f"`{prefix}{name}`", _type(field), _default(field), _line(field.description or ""))
-        yield "| " + " | ".join(cells).rstrip() + " |"
+        yield _row(*_cells(prefix, name, field))
+
+
+def _presets() -> Iterator[str]:
+    yield "A preset has these defaults. Its other defaults are those above. Numbers of sources are of arXiv."
+    yield ""
+    yield "| preset | meaning | defaults | source |"
+    yield "|---|---|---|---|"
+    for name, preset in PRESETS.items():
+        defaults = ", ".join(f"`{key} = {as_toml(value)}`" for key, value in preset.defaults.items())
+        yield _row(f"`{name}`", preset.meaning, defaults, preset.source)
+
+
+def _cells(prefix: str, name: str, field: FieldInfo) -> tuple[str, ...]:
+    return f"`{prefix}{name}`", _type(field), _default(field), _line(field.description or "")
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cells).rstrip() + " |"
 
 
 def _line(text: str) -> str:

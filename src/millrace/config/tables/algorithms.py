@@ -1,144 +1,264 @@
-"""`[algorithm]`: a preset by name, and every part of it as a key.
+"""`[algorithm]`: a preset by name, and every choice of an algorithm as a key.
 
-The keys are orthogonal: whom a trajectory is compared with, which ratio, what a clip does with it, how data
-of another policy is corrected, what a token counts for. A preset is a set of defaults and nothing else.
+The keys are orthogonal: the baseline of a reward, the ratio, its clip, the correction for data of another
+policy, the weight of a token. A preset is a set of defaults and nothing else: a row of `PRESETS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from millrace.config.tables.section import COUNT_MAX, Section
 
-Baseline = Literal["group", "others", "value", "none"]
-Scale = Literal["std", "mean", "batch", "none"]
-Select = Literal["all", "shortest", "efficient", "positive"]
 Level = Literal["token", "sequence"]
-Anchor = Literal["proximal", "behavior"]
-Clip = Literal["ppo", "weight", "soft", "tv", "kl", "none"]
-Normalize = Literal["sequence", "token", "max_tokens"]
-Estimator = Literal["k1", "k2", "k3"]
-Place = Literal["loss", "reward"]
-Outside = Literal["clip", "drop"]
-
-ClipLow = Annotated[float, Field(gt=0, le=1)]
-ClipHigh = Annotated[float, Field(gt=0, le=100)]
 Cap = Annotated[float, Field(ge=1, le=1e6)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Small = Annotated[float, Field(gt=0, le=1000)]
+Weight = Annotated[float, Field(ge=0, le=1000)]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named set of defaults of `[algorithm]`.
+
+    meaning   one line for the reference
+    source    where the algorithm is from: an arXiv number, or author and year
+    defaults  keys with a default that differs from `PolicyGradient`
+    """
+
+    meaning: str
+    source: str
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+
+BEHAVIOR = {"anchor": "behavior", "correction": None}
+"""The ratio to the policy that sampled corrects for staleness itself."""
+
+PRESETS = {
+    "grpo": Preset("GRPO: rewards compared within a group, PPO's clip", "2402.03300"),
+    "dr_grpo": Preset(
+        "Dr. GRPO: GRPO without division by deviation and length",
+        "2503.20783",
+        {"scale": "none", "normalize": "max_tokens"},
+    ),
+    "dapo": Preset(
+        "DAPO: a higher upper clip, overlong penalty, dynamic sampling",
+        "2503.14476",
+        {"clip_high": 0.28, "overlong": 0.2, "resample": 10},
+    ),
+    "rloo": Preset(
+        "RLOO: REINFORCE with the mean of the other trajectories as the baseline",
+        "2402.14740",
+        {"baseline": "others", "scale": "none", "clip": "none", "normalize": "max_tokens"},
+    ),
+    "reinforce": Preset(
+        "REINFORCE without a baseline",
+        "Williams 1992",
+        {"baseline": "none", "scale": "none", "clip": "none", "normalize": "max_tokens"},
+    ),
+    "reinforce_pp": Preset(
+        "REINFORCE++: rewards whitened over the batch, KL in the reward",
+        "2501.03262",
+        {"baseline": "none", "scale": "batch", "kl_estimator": "k1", "kl_in": "reward"},
+    ),
+    "ppo": Preset(
+        "PPO with a critic and GAE",
+        "1707.06347, 1506.02438",
+        {"baseline": "value", "scale": "batch", "value_clip": 0.2},
+    ),
+    "max_rl": Preset("MaxRL: advantages divided by the mean reward", "2602.02710", {"scale": "mean"}),
+    "mt_grpo": Preset("MT-GRPO: an advantage for each turn", "2505.11821", {"turn_discount": 1.0}),
+    "gfpo": Preset(
+        "GFPO: only the shortest trajectories are trained", "2508.09726", {"select": "shortest", "keep": 4}
+    ),
+    "raft": Preset(
+        "RAFT: only trajectories with a positive reward are trained",
+        "2304.06767, 2504.11343",
+        {"baseline": "none", "scale": "none", "select": "positive", "clip": "none"},
+    ),
+    "aipo": Preset(
+        "AIPO: a truncated ratio as the weight, no division by the deviation",
+        "2505.24034",
+        {**BEHAVIOR, "scale": "none", "clip": "weight"},
+    ),
+    "decoupled": Preset(
+        "Decoupled PPO of AReaL: a larger cap of the importance weight", "2505.24298", {"correction": 5.0}
+    ),
+    "bypass": Preset("PPO's clip to the policy that sampled", "1707.06347", BEHAVIOR),
+    "sequence_tis": Preset(
+        "A truncated importance weight of the whole sequence",
+        "1802.01561",
+        {"correction": 5.0, "correction_of": "sequence"},
+    ),
+    "icepop": Preset(
+        "IcePop: tokens with an extreme importance weight are masked",
+        "2510.18855",
+        {"correction": 5.0, "correction_low": 0.5, "correction_outside": "drop"},
+    ),
+    "cispo": Preset(
+        "CISPO: a truncated ratio as the weight", "2506.13585", {**BEHAVIOR, "clip": "weight", "rho": 5.0}
+    ),
+    "gspo": Preset(
+        "GSPO: a ratio of the whole sequence",
+        "2507.18071",
+        {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "normalize": "sequence"},
+    ),
+    "m2po": Preset(
+        "M2PO: a mask by the second moment of log ratios",
+        "2510.01161",
+        {**BEHAVIOR, "clip": "none", "second_moment": 0.04},
+    ),
+    "dppo_tv": Preset(
+        "DPPO: a mask by total variation",
+        "2602.04879",
+        {**BEHAVIOR, "clip": "tv", "clip_low": 0.15, "clip_high": 0.15, "rho": 20.0},
+    ),
+    "dppo_kl": Preset(
+        "DPPO: a mask by KL divergence",
+        "2602.04879",
+        {**BEHAVIOR, "clip": "kl", "clip_low": 0.05, "clip_high": 0.05, "rho": 20.0},
+    ),
+    "sapo": Preset(
+        "SAPO: a soft gate in place of a clip", "2511.20347", {"clip": "soft", "normalize": "sequence"}
+    ),
+    "two_sided": Preset("The two-sided clip of INTELLECT-2", "2505.07291", {**BEHAVIOR, "clip_dual": 4.0}),
+    "deepseek_v32": Preset(
+        "DeepSeek-V3.2: drifted sequences with a negative advantage are masked",
+        "2512.02556",
+        {**BEHAVIOR, "scale": "none", "drift": 0.1, "normalize": "sequence"},
+    ),
+}
+"""The first row is the default."""
 
 
 class PolicyGradient(Section):
-    baseline: Baseline = "group"
-    """What a reward is compared with. `"group"`: the mean of the group. `"others"`: the mean of its other
-    trajectories. `"value"`: each token with what a critic expected before it (GAE). `"none"`: nothing."""
-    scale: Scale = "std"
-    """What the comparison is divided by. `"std"` or `"mean"`: that of the group's rewards. `"batch"`: less
-    the mean, and divided by the standard deviation, over all trained tokens. `"none"`: nothing."""
-    select: Select = "all"
-    """Trajectories of a group that are compared and trained. `"shortest"`, `"efficient"` (reward per token):
-    the first `keep` of them. `"positive"`: those with a reward above 0."""
+    kind: Literal[tuple(PRESETS)] = "grpo"  # type: ignore[valid-type]
+    """Keys that the configuration leaves out have the preset's defaults, which the next table has."""
+    baseline: Literal["group", "others", "value", "none"] = "group"
+    """The baseline of a reward. `"group"`: the mean of the group. `"others"`: the mean of the group's other
+    trajectories. `"value"`: a critic's value before each token (GAE). `"none"`: 0."""
+    scale: Literal["std", "mean", "batch", "none"] = "std"
+    """The divisor of an advantage. `"std"`, `"mean"`: the standard deviation or the mean of the group's
+    rewards. `"batch"`: advantages are whitened over all trained tokens of the batch. `"none"`: 1."""
+    select: Literal["all", "shortest", "efficient", "positive"] = "all"
+    """The trajectories of a group that are compared and trained. `"shortest"`: the `keep` shortest.
+    `"efficient"`: the `keep` with the most reward per token. `"positive"`: those with a reward above 0."""
     keep: int | None = Field(default=None, ge=2, le=COUNT_MAX)
-    """How many `select` leaves, fewer than `batch.group_size`."""
+    """Number of trajectories that `select` keeps, less than `batch.group_size`."""
     overlong: Fraction = 0.0
-    """The last part of `sampling.max_tokens`, as a fraction, in which a growing penalty up to 1 is taken off
-    the reward. 0 is off."""
+    """Overlong penalty: a penalty on the reward grows from 0 to 1 over the last part of
+    `sampling.max_tokens`. The value is the size of this part, as a fraction. 0: no penalty."""
     truncated: Literal["train", "mask"] = "train"
-    """`"mask"`: trajectories that were cut by a budget are compared, and not trained."""
+    """`"mask"`: truncated trajectories count in the baseline and are not trained."""
     resample: int = Field(default=0, ge=0, le=1000)
-    """Groups whose rewards are all equal end as `rejected`, and others take their place: for each batch at
-    most this many times `batch.prompts`. Further ones are trained, and teach nothing. 0: off. Not with
-    `baseline` `"none"` or `"value"`, with `turn_discount` or a teacher: there such groups teach."""
+    """Dynamic sampling: groups with equal rewards end as `rejected`, and other groups take their place. For
+    each batch at most this many times `batch.prompts` groups are replaced. Further groups with equal rewards
+    are trained, with advantages of 0. 0: no replacement. Not with `baseline` `"none"` or `"value"`, with
+    `turn_discount` or with a teacher, because groups with equal rewards teach there."""
     turn_discount: Fraction | None = None
-    """Each turn of a trajectory has an advantage of its own, by the rewards `turn_1`, `turn_2`, ... that the
-    reward function returned. How much what comes one turn later counts for a turn. `"none"`: all tokens have
-    the advantage of the trajectory."""
+    """Each turn of a trajectory has its own advantage, from the rewards `turn_1`, `turn_2`, ... that the
+    reward function returns. The value is the discount of the next turn's reward (gamma). `"none"`: all tokens
+    have the advantage of the trajectory."""
     ratio: Level = "token"
-    """Of which probabilities the ratio is taken. `"sequence"`: the geometric mean over the trained tokens."""
-    anchor: Anchor = "proximal"
-    """What the ratio divides by: the policy at the batch's beginning, or the one that sampled."""
-    clip: Clip = "ppo"
-    """What is done with the ratio. `"ppo"`: the pessimistic clip. `"weight"`: a constant weight between
-    `rho_low` and `rho`. `"soft"`: a smooth gate. `"tv"`, `"kl"`: as `"weight"`, but tokens are left out whose
-    probability has moved too far. `"none"`: the plain ratio."""
-    clip_low: ClipLow = 0.2
-    """`"ppo"`: the ratio's lower bound is 1 - clip_low. `"tv"`, `"kl"`: how far a bad token may fall."""
-    clip_high: ClipHigh = 0.2
-    """`"ppo"`: the ratio's upper bound is 1 + clip_high. `"tv"`, `"kl"`: how far a good token may rise."""
+    """The level of the probability ratio. `"token"`: each token has its own ratio. `"sequence"`: the
+    geometric mean of the ratios of the sequence's trained tokens."""
+    anchor: Literal["proximal", "behavior"] = "proximal"
+    """The policy in the denominator of the ratio. `"proximal"`: the policy at the beginning of the batch.
+    `"behavior"`: the policy that sampled the token."""
+    clip: Literal["ppo", "weight", "soft", "tv", "kl", "none"] = "ppo"
+    """What the objective does with the ratio. `"ppo"`: PPO's clip. `"weight"`: the ratio becomes a constant
+    weight between `rho_low` and `rho`. `"soft"`: a smooth gate. `"tv"`, `"kl"`: a weight, and tokens whose
+    probability moved too far are masked. `"none"`: the plain ratio."""
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """`"ppo"`: the ratio's lower bound is 1 - `clip_low`. `"tv"`, `"kl"`: the largest divergence of a token
+    with a negative advantage."""
+    clip_high: Annotated[float, Field(gt=0, le=100)] = 0.2
+    """`"ppo"`: the ratio's upper bound is 1 + `clip_high`. `"tv"`, `"kl"`: the largest divergence of a token
+    with a positive advantage."""
     clip_dual: Cap | None = None
-    """Largest ratio of a token with a negative advantage, with `clip = "ppo"`. `"none"`: no bound."""
+    """`"ppo"`: the largest ratio of a token with a negative advantage (dual clip). `"none"`: no bound."""
     rho: Cap = 4.0
-    """Largest weight, with `clip` `"weight"`, `"tv"` or `"kl"`."""
+    """The largest weight, with `clip` `"weight"`, `"tv"` or `"kl"`."""
     rho_low: Fraction = 0.0
-    """Smallest weight, with `clip = "weight"`."""
+    """The smallest weight, with `clip = "weight"`."""
     gate_positive: Small = 1.0
-    """Steepness of the soft gate for good tokens: the larger, the sooner a ratio stops to count."""
+    """Steepness of the soft gate for tokens with a positive advantage. A steeper gate fades sooner."""
     gate_negative: Small = 1.05
-    """Steepness of the soft gate for bad tokens."""
+    """Steepness of the soft gate for tokens with a negative advantage."""
     correction: Cap | None = 2.0
-    """Cap of the importance weight proximal/behavior (TIS), at least 1. `"none"`: no weight."""
+    """Cap of the importance weight proximal/behavior (TIS). `"none"`: no weight."""
     correction_low: Fraction = 0.0
-    """Smallest importance weight."""
+    """The smallest importance weight."""
     correction_of: Level = "token"
-    """`"sequence"`: the weight is the product over the trained tokens of the sequence."""
-    correction_outside: Outside = "clip"
-    """What happens to weights outside [correction_low, correction]: clipped, or the tokens left out."""
+    """The level of the importance weight. `"sequence"`: the product over the sequence's trained tokens."""
+    correction_outside: Literal["clip", "drop"] = "clip"
+    """What happens to a weight outside [`correction_low`, `correction`]. `"clip"`: the weight is clipped.
+    `"drop"`: the token is masked."""
     second_moment: Small | None = None
-    """Largest mean square of log(proximal/behavior) over the tokens that moved as their advantage pushes
-    them. Those furthest from the policy that sampled are left out. It costs a forward pass. Not with a
-    teacher. `"none"`: off."""
+    """Largest mean square of log(proximal/behavior), over the tokens that moved in the direction of their
+    advantage. The tokens that moved furthest are masked. This costs a forward pass. Not with a teacher.
+    `"none"`: no mask."""
     drift: Small | None = None
-    """Sequences with a negative advantage are left out whose mean log(behavior/current) is more than this.
-    `"none"`: off."""
-    normalize: Normalize = "token"
-    """`"token"`: mean over all tokens (DAPO). `"sequence"`: mean per sequence, then over sequences (GRPO).
-    `"max_tokens"`: sum over all tokens, divided by sequences x `sampling.max_tokens` (Dr. GRPO). With each
-    of them a prompt that lost trajectories, because their reward failed, counts less than a whole one."""
-    kl: float = Field(default=0.0, ge=0, le=1000)
+    """A sequence with a negative advantage is masked if its mean log(behavior/current) is more than this.
+    `"none"`: no mask."""
+    normalize: Literal["sequence", "token", "max_tokens"] = "token"
+    """`"token"`: mean over all tokens (DAPO). `"sequence"`: mean over each sequence, then over sequences
+    (GRPO). `"max_tokens"`: sum over all tokens, divided by sequences x `sampling.max_tokens` (Dr. GRPO). A
+    prompt counts less if the rewards of some of its trajectories failed."""
+    kl: Weight = 0.0
     """Weight of the KL penalty towards the initial model."""
-    kl_estimator: Estimator = "k3"
-    """How the KL of a token is estimated."""
-    kl_in: Place = "loss"
-    """`"reward"`: the penalty of a trajectory's tokens is taken off its reward. It costs a forward pass."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL of a token."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where the KL penalty counts. `"reward"`: the reward is reduced by the penalty of all tokens of the
+    trajectory. This costs a forward pass."""
     reference: Literal["trainer", "replica"] = "trainer"
-    """Who keeps the initial model for the KL penalty. `"trainer"`: a frozen copy there; with `[adapter]` the
-    model itself. `"replica"`: a process of its own, so that the trainer holds one model."""
-    entropy: float = Field(default=0.0, ge=0, le=1000)
+    """The process that holds the initial model for the KL penalty. `"trainer"`: the trainer holds a frozen
+    copy. With `[adapter]` the trainer needs no copy. `"replica"`: a process of its own, so the trainer holds
+    one model."""
+    entropy: Weight = 0.0
     """Weight of an entropy bonus."""
     teacher: str | None = None
-    """Model directory of a teacher with the same tokens. What it thinks of each token is a part of the
-    advantage: `teacher_weight` x log(teacher/proximal). `"none"`: no teacher."""
+    """Model directory of a teacher with the same tokenizer. The advantage of each token grows by
+    `teacher_weight` x log(teacher/proximal). `"none"`: no teacher."""
     teacher_weight: float = Field(default=1.0, gt=0, le=1000)
     """Weight of the teacher in the advantage."""
-    reward_weight: float = Field(default=1.0, ge=0, le=1000)
-    """Weight of the rewards beside a teacher. 0: on-policy distillation alone."""
+    reward_weight: Weight = 1.0
+    """Weight of the rewards in the advantage, with a teacher. 0: on-policy distillation alone."""
     discount: Fraction = 1.0
-    """How much a reward counts one token earlier, with `baseline = "value"`."""
+    """Discount of the next token's reward (gamma), with `baseline = "value"`."""
     gae_lambda: Fraction = 0.95
-    """How far an advantage looks beyond the critic's next value. 1: to the end. 0: not at all."""
+    """Lambda of GAE. 0: the advantage uses the critic's next value alone. 1: all rewards to the end."""
     value_lr: float = Field(default=0.03, gt=0, le=1)
-    """Learning rate of the critic, a linear head on the trained model: about how far values move in a
-    step."""
-    value_trunk: float = Field(default=0.0, ge=0, le=1000)
-    """How much of the critic's gradient goes on into the model. 0: the head alone learns."""
+    """Learning rate of the critic, a linear head on the trained model. Values move by about this much in an
+    optimizer step."""
+    value_trunk: Weight = 0.0
+    """Share of the critic's gradient that flows into the model. 0: the critic trains its head alone."""
     value_clip: Small | None = None
-    """How far a value may move in the steps of a batch before its loss stops to count. `"none"`: anywhere."""
+    """Value clip of PPO: a value moves at most this far in the optimizer steps of a batch. `"none"`: no
+    clip."""
     proximal: Literal["recompute", "interpolate"] = "recompute"
-    """Where a batch gets several optimizer steps: the policy at its beginning, by a forward pass, or by
-    interpolation between the policy that sampled and the current one (A-3PO)."""
+    """The source of the proximal policy, if a batch gets several optimizer steps. `"recompute"`: a forward
+    pass. `"interpolate"`: interpolation between the policy that sampled and the current policy (A-3PO)."""
 
     @classmethod
-    def __pydantic_init_subclass__(cls, **unused: Any) -> None:
-        """What a preset changes means what it means here."""
-        for name, field in cls.model_fields.items():
-            if name in PolicyGradient.model_fields and field.description is None:
-                field.description = PolicyGradient.model_fields[name].description
+    def default_of(cls, kind: str, key: str) -> Any:
+        """The value of a key that a configuration of this kind leaves out."""
+        return PRESETS[kind].defaults.get(key, cls.model_fields[key].default)
 
     @model_validator(mode="after")
     def _sound(self) -> PolicyGradient:
+        """Complete the section from its preset, and refuse contradictions.
+
+        The preset's defaults are not validated, and do not count as set: `merge` would take them for the
+        user's.
+        """
+        for key in PRESETS[self.kind].defaults.keys() - self.model_fields_set:
+            object.__setattr__(self, key, self.default_of(self.kind, key))
         for wrong, message in (*_contradictions(self), *_of_teacher(self)):
             if wrong:
                 raise ValueError(message)
@@ -224,176 +344,6 @@ def _shown(value: float | str | None) -> str:
     return '"none"' if value is None else str(value)
 
 
-class GRPO(PolicyGradient):
-    kind: Literal["grpo"] = "grpo"
-
-
-class DrGRPO(PolicyGradient):
-    kind: Literal["dr_grpo"] = "dr_grpo"
-    scale: Scale = "none"
-    normalize: Normalize = "max_tokens"
-
-
-class DAPO(PolicyGradient):
-    kind: Literal["dapo"] = "dapo"
-    clip_high: ClipHigh = 0.28
-    overlong: Fraction = 0.2
-    resample: int = Field(default=10, ge=0, le=1000)
-
-
-class RLOO(PolicyGradient):
-    kind: Literal["rloo"] = "rloo"
-    baseline: Baseline = "others"
-    scale: Scale = "none"
-    clip: Clip = "none"
-    normalize: Normalize = "max_tokens"
-
-
-class Reinforce(PolicyGradient):
-    kind: Literal["reinforce"] = "reinforce"
-    baseline: Baseline = "none"
-    scale: Scale = "none"
-    clip: Clip = "none"
-    normalize: Normalize = "max_tokens"
-
-
-class ReinforcePlusPlus(PolicyGradient):
-    kind: Literal["reinforce_pp"] = "reinforce_pp"
-    baseline: Baseline = "none"
-    scale: Scale = "batch"
-    kl_estimator: Estimator = "k1"
-    kl_in: Place = "reward"
-
-
-class PPO(PolicyGradient):
-    kind: Literal["ppo"] = "ppo"
-    baseline: Baseline = "value"
-    scale: Scale = "batch"
-    value_clip: Small | None = 0.2
-
-
-class MaxRL(PolicyGradient):
-    kind: Literal["max_rl"] = "max_rl"
-    scale: Scale = "mean"
-
-
-class MTGRPO(PolicyGradient):
-    kind: Literal["mt_grpo"] = "mt_grpo"
-    turn_discount: Fraction | None = 1.0
-
-
-class GFPO(PolicyGradient):
-    kind: Literal["gfpo"] = "gfpo"
-    select: Select = "shortest"
-    keep: Annotated[int, Field(ge=2, le=COUNT_MAX)] | None = 4
-
-
-class RAFT(PolicyGradient):
-    kind: Literal["raft"] = "raft"
-    baseline: Baseline = "none"
-    scale: Scale = "none"
-    select: Select = "positive"
-    clip: Clip = "none"
-
-
-class AIPO(PolicyGradient):
-    kind: Literal["aipo"] = "aipo"
-    scale: Scale = "none"
-    anchor: Anchor = "behavior"
-    clip: Clip = "weight"
-    correction: Cap | None = None
-
-
-class Decoupled(PolicyGradient):
-    kind: Literal["decoupled"] = "decoupled"
-    correction: Cap | None = 5.0
-
-
-class Bypass(PolicyGradient):
-    kind: Literal["bypass"] = "bypass"
-    anchor: Anchor = "behavior"
-    correction: Cap | None = None
-
-
-class SequenceTIS(PolicyGradient):
-    kind: Literal["sequence_tis"] = "sequence_tis"
-    correction: Cap | None = 5.0
-    correction_of: Level = "sequence"
-
-
-class IcePop(PolicyGradient):
-    kind: Literal["icepop"] = "icepop"
-    correction: Cap | None = 5.0
-    correction_low: Fraction = 0.5
-    correction_outside: Outside = "drop"
-
-
-class CISPO(PolicyGradient):
-    kind: Literal["cispo"] = "cispo"
-    anchor: Anchor = "behavior"
-    clip: Clip = "weight"
-    rho: Cap = 5.0
-    correction: Cap | None = None
-
-
-class GSPO(PolicyGradient):
-    kind: Literal["gspo"] = "gspo"
-    ratio: Level = "sequence"
-    clip_low: ClipLow = 3e-4
-    clip_high: ClipHigh = 4e-4
-    normalize: Normalize = "sequence"
-
-
-class M2PO(PolicyGradient):
-    kind: Literal["m2po"] = "m2po"
-    anchor: Anchor = "behavior"
-    clip: Clip = "none"
-    correction: Cap | None = None
-    second_moment: Small | None = 0.04
-
-
-class DPPOTV(PolicyGradient):
-    kind: Literal["dppo_tv"] = "dppo_tv"
-    anchor: Anchor = "behavior"
-    clip: Clip = "tv"
-    clip_low: ClipLow = 0.15
-    clip_high: ClipHigh = 0.15
-    rho: Cap = 20.0
-    correction: Cap | None = None
-
-
-class DPPOKL(PolicyGradient):
-    kind: Literal["dppo_kl"] = "dppo_kl"
-    anchor: Anchor = "behavior"
-    clip: Clip = "kl"
-    clip_low: ClipLow = 0.05
-    clip_high: ClipHigh = 0.05
-    rho: Cap = 20.0
-    correction: Cap | None = None
-
-
-class SAPO(PolicyGradient):
-    kind: Literal["sapo"] = "sapo"
-    clip: Clip = "soft"
-    normalize: Normalize = "sequence"
-
-
-class TwoSided(PolicyGradient):
-    kind: Literal["two_sided"] = "two_sided"
-    anchor: Anchor = "behavior"
-    clip_dual: Cap | None = 4.0
-    correction: Cap | None = None
-
-
-class DeepSeekV32(PolicyGradient):
-    kind: Literal["deepseek_v32"] = "deepseek_v32"
-    scale: Scale = "none"
-    anchor: Anchor = "behavior"
-    correction: Cap | None = None
-    drift: Small | None = 0.1
-    normalize: Normalize = "sequence"
-
-
 class FunctionAlgorithm(Section):
     kind: Literal["function"] = "function"
     path: str
@@ -401,31 +351,4 @@ class FunctionAlgorithm(Section):
     examples/algorithm.py."""
 
 
-Algorithm = Annotated[
-    GRPO
-    | DrGRPO
-    | DAPO
-    | RLOO
-    | Reinforce
-    | ReinforcePlusPlus
-    | PPO
-    | MaxRL
-    | MTGRPO
-    | GFPO
-    | RAFT
-    | AIPO
-    | Decoupled
-    | Bypass
-    | SequenceTIS
-    | IcePop
-    | CISPO
-    | GSPO
-    | M2PO
-    | DPPOTV
-    | DPPOKL
-    | SAPO
-    | TwoSided
-    | DeepSeekV32
-    | FunctionAlgorithm,
-    Field(discriminator="kind"),
-]
+Algorithm = Annotated[PolicyGradient | FunctionAlgorithm, Field(discriminator="kind")]

@@ -25,10 +25,10 @@ class GymTaskSection(Section):
     """Render `template` as a user message through the tokenizer's chat template."""
 
 
-class FileTaskSection(Section):
-    kind: Literal["file"] = "file"
+class Rows(Section):
+    """A user's own rows, and their columns."""
+
     path: str
-    """A .jsonl, .json, .csv, .tsv or .parquet file, or a data set directory."""
     prompt: str = "prompt"
     """The column with the prompt: a string or a list of chat messages. `a.b` is the key `b` of column `a`."""
     answer: str | None = "answer"
@@ -40,19 +40,17 @@ class FileTaskSection(Section):
     rendered without this key."""
 
 
-class FunctionTaskSection(Section):
+class FileTaskSection(Rows):
+    kind: Literal["file"] = "file"
+    path: str
+    """A .jsonl, .json, .csv, .tsv or .parquet file, or a data set directory."""
+
+
+class FunctionTaskSection(Rows):
     kind: Literal["function"] = "function"
     path: str
     """`package.module:name` or `file.py:name`: a function without arguments. The function returns a sequence
     of rows (dicts), the same rows at every call. See examples/environment.py."""
-    prompt: str = "prompt"
-    """As in `file`."""
-    answer: str | None = "answer"
-    """As in `file`."""
-    template: str = "{prompt}"
-    """As in `file`."""
-    chat: bool = False
-    """As in `file`."""
 
 
 Task = Annotated[GymTaskSection | FileTaskSection | FunctionTaskSection, Field(discriminator="kind")]
@@ -73,12 +71,18 @@ class RewardLimits(Section):
         return max(self.workers, self.workers_max or 0)
 
 
+_EXTRACT = """Regular expression with one group that finds the answer in the completion. `"none"`: the answer
+is the whole completion."""
+_EXTRACT_ANSWER = """Regular expression with one group that finds the reference in the answer column. GSM8K:
+`#### (.+)`. `"none"`: the reference is the whole column."""
+Extract = Annotated[str | None, Field(description=_EXTRACT)]
+ExtractAnswer = Annotated[str | None, Field(description=_EXTRACT_ANSWER)]
+
+
 class GymRewardSection(RewardLimits):
     kind: Literal["gym"] = "gym"
     """The scorer of the gym task's own data set."""
-    extract: str | None = None
-    """Regular expression with one group that finds the answer in the completion. `"none"`: the answer is the
-    whole completion."""
+    extract: Extract = None
     threshold: float = Field(default=0.5, ge=0, le=1)
     """A score below the threshold becomes 0, because some scorers give small credit for anything."""
 
@@ -86,17 +90,13 @@ class GymRewardSection(RewardLimits):
 class MathRewardSection(RewardLimits):
     kind: Literal["math"] = "math"
     """math-verify compares the completion with the answer column."""
-    extract_answer: str | None = None
-    """Regular expression with one group that finds the reference in the answer column. GSM8K: `#### (.+)`.
-    `"none"`: the reference is the whole column."""
+    extract_answer: ExtractAnswer = None
 
 
 class ExactRewardSection(RewardLimits):
     kind: Literal["exact"] = "exact"
-    extract: str | None = None
-    """As in `gym`."""
-    extract_answer: str | None = None
-    """As in `math`."""
+    extract: Extract = None
+    extract_answer: ExtractAnswer = None
 
 
 class FunctionRewardSection(RewardLimits):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from millrace.config.schema import Config
-from millrace.config.tables.algorithms import PolicyGradient
-from millrace.config.tree import union_kinds
+from millrace.config.tables.algorithms import PRESETS, PolicyGradient
 from millrace.observe.doctor.evidence import Evidence
 
 BOUND = {
@@ -23,11 +21,7 @@ BOUND = {
 AHEAD = BOUND | {"millrace": "schedule.ahead"}
 """The key that says how far generation runs ahead."""
 
-CORRECTED = tuple(
-    kind
-    for kind, preset in union_kinds(Config.model_fields["algorithm"]).items()
-    if issubclass(preset, PolicyGradient) and preset.model_fields["anchor"].default == "proximal"
-)
+CORRECTED = tuple(kind for kind in PRESETS if PolicyGradient.default_of(kind, "anchor") == "proximal")
 """Kinds whose tokens count by an importance weight, `algorithm.correction`."""
 
 
