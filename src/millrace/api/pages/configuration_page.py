@@ -150,7 +150,7 @@ def _name(annotation: Any) -> str:
     if origin in (Union, types.UnionType):
         told = ('`"none"`' if arg is type(None) else _name(arg) for arg in args)
         return " or ".join(dict.fromkeys(told))
-    if origin is tuple:
+    if origin in (tuple, list):
         if get_origin(args[0]) is Literal:
             return f"list of {_name(args[0])}"
         name, space, bounds = _name(args[0]).partition(" ")

@@ -132,7 +132,7 @@ PRESETS = {
         {**BEHAVIOR, "scale": "none", "drift": 0.1, "normalize": "sequence"},
     ),
 }
-"""The first row is the default."""
+"""By name, in the order of the reference."""
 
 
 class PolicyGradient(Section):

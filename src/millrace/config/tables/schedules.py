@@ -1,4 +1,7 @@
-"""`[schedule]`: who generates what, when, under which weights. One class a preset."""
+"""`[schedule]`: who generates what, when, under which weights.
+
+One class a preset: each preset has keys of its own.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ class Synchronous(Section):
 class LlamaRL(Section):
     kind: Literal["llamarl"] = "llamarl"
     lag: CountOrZero = 1
-    """Batches that generation may run ahead. This is also the staleness bound."""
+    """Batches that generation may run ahead. This is also the staleness bound, in versions."""
     iteration_tokens: Count | None = None
     """Decode steps under one version, before a replica takes newer weights with trajectories in flight.
     `"none"`: `sampling.max_tokens` / (`lag` + 1)."""
@@ -25,13 +28,13 @@ class LlamaRL(Section):
 class AReaL(Section):
     kind: Literal["areal"] = "areal"
     eta: CountOrZero = 4
-    """Staleness bound."""
+    """Staleness bound, in versions."""
 
 
 class Laminar(Section):
     kind: Literal["laminar"] = "laminar"
     staleness_max: CountOrZero | None = 4
-    """Staleness bound. `"none"`: no bound, as in the paper."""
+    """Staleness bound, in versions. `"none"`: no bound, as in the paper."""
     round_groups: Count | None = None
     """Groups that a replica starts under one version. `"none"`: `batch.prompts` / the number of replicas."""
     repack: bool = True
@@ -47,8 +50,8 @@ class Laminar(Section):
 class Millrace(Section):
     kind: Literal["millrace"] = "millrace"
     staleness_max: CountOrZero | None = 4
-    """Staleness bound: the largest staleness allowed. `"none"`: no bound. The usual staleness follows from
-    `ahead`."""
+    """Staleness bound: the largest staleness allowed, in versions. `"none"`: no bound. The usual staleness
+    follows from `ahead`."""
     ahead: float | None = Field(default=None, ge=1, le=64)
     """Batches that generation runs ahead of the trainer. With long completions a larger number is faster, and
     the data is older. `"none"`: derived from measured durations. Where the trainer is the slower side, the
@@ -65,7 +68,7 @@ class RLAX(Section):
     """A replica takes new weights as soon as it is more than this many versions behind. Its trajectories
     begin again."""
     acceptance_staleness: CountOrZero = 0
-    """Staleness bound: the trainer accepts nothing staler."""
+    """Staleness bound, in versions: the trainer accepts nothing staler."""
 
     @model_validator(mode="after")
     def _reload_within_acceptance(self) -> RLAX:
@@ -81,7 +84,7 @@ class RLAX(Section):
 class RLBoost(Section):
     kind: Literal["rlboost"] = "rlboost"
     staleness_max: CountOrZero = 4
-    """Staleness bound."""
+    """Staleness bound, in versions."""
 
 
 class FunctionSchedule(Section):
@@ -90,7 +93,7 @@ class FunctionSchedule(Section):
     """`package.module:name` or `file.py:name`: a function that takes the whole configuration and returns a
     `millrace.schedule.Schedule`. See examples/schedule.py."""
     staleness_max: CountOrZero | None = 4
-    """Staleness bound, for the function to use. `"none"`: no bound."""
+    """Staleness bound, in versions, for the function to use. `"none"`: no bound."""
 
 
 Schedule = Annotated[
