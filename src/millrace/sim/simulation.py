@@ -285,12 +285,12 @@ def _fleet(scenario: Scenario, world: World, replicas: int) -> Fleet:
         relays=tuple(map(relay, hosts)),
         replicas=tuple(replica_on(f"replica-{i}", hosts[i % len(hosts)]) for i in range(replicas)),
         reward_workers=tuple(
-            spec("reward worker", f"reward-worker-{i}", "SimEnvironment", environment)
+            spec("reward worker", f"reward-worker-{i}", "SimRewardWorker", environment)
             for i in range(config.reward.most_workers)
         ),
         evaluator=spec("evaluator", "evaluator", "SimReplica", replica) if config.evaluations else None,
         evaluation_reward_workers=tuple(
-            spec("reward worker", f"reward-worker-{one.name}", "SimEnvironment", environment)
+            spec("reward worker", f"reward-worker-{one.name}", "SimRewardWorker", environment)
             for one in config.evaluations
         ),
         join=lambda names, there: [

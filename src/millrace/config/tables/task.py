@@ -25,7 +25,7 @@ class GymTaskSection(Section):
     """Render `template` as a user message through the tokenizer's chat template."""
 
 
-class Rows(Section):
+class RowsSection(Section):
     """A user's own rows, and their columns."""
 
     path: str
@@ -40,13 +40,13 @@ class Rows(Section):
     rendered without this key."""
 
 
-class FileTaskSection(Rows):
+class FileTaskSection(RowsSection):
     kind: Literal["file"] = "file"
     path: str
     """A .jsonl, .json, .csv, .tsv or .parquet file, or a data set directory."""
 
 
-class FunctionTaskSection(Rows):
+class FunctionTaskSection(RowsSection):
     kind: Literal["function"] = "function"
     path: str
     """`package.module:name` or `file.py:name`: a function without arguments. The function returns a sequence
