@@ -9,10 +9,10 @@ from typing import Any
 from millrace.core.events import Event
 from millrace.observe.samples import as_markdown
 from millrace.observe.sinks.extras import refuse_uninstalled
-from millrace.observe.sinks.scalars import scalars_of
+from millrace.observe.sinks.scalars import Service
 
 
-class MlflowSink:
+class MlflowSink(Service):
     """Logs to `experiment` on the tracking server that MLflow's own settings name.
 
     Raises:
@@ -28,13 +28,13 @@ class MlflowSink:
         mlflow.start_run(run_name=directory.resolve().name)
         mlflow.log_dict(dict(config), "config.json")
 
-    def __call__(self, event: Event) -> None:
-        if scalars := scalars_of(event.kind, event.fields):
-            told = {name: float(value) for name, value in scalars.items()}
-            self._mlflow.log_metrics(told, step=event.fields["version"])
-        elif event.kind == "sample":
-            name = f"samples/{event.fields['version']:08d}-{event.fields['place']}.md"
-            self._mlflow.log_text(as_markdown(event.fields), name)
+    def log_sample(self, event: Event) -> None:
+        name = f"samples/{event.fields['version']:08d}-{event.fields['place']}.md"
+        self._mlflow.log_text(as_markdown(event.fields), name)
+
+    def log_scalars(self, event: Event, scalars: Mapping[str, float]) -> None:
+        values = {name: float(value) for name, value in scalars.items()}
+        self._mlflow.log_metrics(values, step=event.fields["version"])
 
     def close(self) -> None:
         self._mlflow.end_run()

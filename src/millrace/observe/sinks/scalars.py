@@ -1,9 +1,12 @@
-"""A step event as flat scalars: the one set of names that every metrics sink uses."""
+"""A step event as flat scalars, under the same names in every service, and the one interface of services."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
+
+from millrace.core.events import Event
 
 _NAMES = {
     "reward_mean": "reward/mean",
@@ -15,6 +18,25 @@ _NAMES = {
     "groups_ready": "groups/ready",
 }
 _WINDOW = {"staleness_mean": "window/staleness", "fairness": "window/fairness", "next": "window/next"}
+
+
+class Service(ABC):
+    """A sink that sends scalars and samples on. Replays are left out: their curves are there already."""
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "sample":
+            self.log_sample(event)
+        elif scalars := scalars_of(event.kind, event.fields):
+            self.log_scalars(event, scalars)
+
+    @abstractmethod
+    def log_sample(self, event: Event) -> None: ...
+
+    @abstractmethod
+    def log_scalars(self, event: Event, scalars: Mapping[str, float]) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
 
 
 def step_scalars(fields: Mapping[str, Any]) -> dict[str, float]:

@@ -8,12 +8,12 @@ from typing import Any
 
 from millrace.core.events import Event
 from millrace.observe.sinks.extras import refuse_uninstalled
-from millrace.observe.sinks.scalars import scalars_of
+from millrace.observe.sinks.scalars import Service
 
 _COLUMNS = ["trajectory_id", "row_id", "prompt", "completion", "reward", "num_tokens", "finish"]
 
 
-class WandbSink:
+class WandbSink(Service):
     """Logs to `project`; the run is named after its directory, and goes on when that resumes.
 
     Raises:
@@ -29,16 +29,16 @@ class WandbSink:
             project=project, name=name, id=name, resume="allow", dir=str(directory), config=dict(config)
         )
 
-    def __call__(self, event: Event) -> None:
+    def log_sample(self, event: Event) -> None:
+        row = [event.fields[name] for name in _COLUMNS]
+        table = self._wandb.Table(columns=_COLUMNS, data=[row])
+        self._run.log({f"samples/{event.fields['place']}": table}, step=event.fields["version"])
+
+    def log_scalars(self, event: Event, scalars: Mapping[str, float]) -> None:
         if event.kind == "evaluated":  # later than steps, and W&B takes no step twice: its own axis
-            scalars = scalars_of(event.kind, event.fields)
-            self._run.log(scalars | {"evaluation/version": event.fields["version"]})
-        elif scalars := scalars_of(event.kind, event.fields):
+            self._run.log({**scalars, "evaluation/version": event.fields["version"]})
+        else:
             self._run.log(scalars, step=event.fields["version"])
-        elif event.kind == "sample":
-            row = [event.fields[name] for name in _COLUMNS]
-            table = self._wandb.Table(columns=_COLUMNS, data=[row])
-            self._run.log({f"samples/{event.fields['place']}": table}, step=event.fields["version"])
 
     def close(self) -> None:
         self._run.finish()
