@@ -1,4 +1,7 @@
-"""What is wrong with a text that is no TOML, and what to write instead: `tomllib` names only the place."""
+"""What is wrong with a text that is no TOML, and what to write instead.
+
+`tomllib` and `tomlkit` name the place, and the character that they did not expect there.
+"""
 
 from __future__ import annotations
 

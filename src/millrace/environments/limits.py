@@ -1,4 +1,7 @@
-"""A bound on this process's memory, so that a reward that allocates without end fails by itself."""
+"""A bound on this process's memory, so that a reward that allocates without end fails by itself.
+
+A control group needs rights that a run may not have, and kills the process instead of failing one reward.
+"""
 
 from __future__ import annotations
 

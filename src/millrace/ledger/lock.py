@@ -1,4 +1,7 @@
-"""One writer per run, held by the operating system: it goes with the process, however that ends."""
+"""One writer per run, held by the operating system: the lock goes with the process, however that ends.
+
+`filelock` would replace two calls of `flock`: it has no shared lock for who looks, and names no holder.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Values in TOML's notation; `tomllib` only reads."""
+"""Values in TOML's notation; `tomllib` only reads.
+
+`tomli-w` writes whole documents and no single values; `tomlkit` needs the same loop to make inline tables.
+"""
 
 from __future__ import annotations
 

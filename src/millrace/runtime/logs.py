@@ -1,7 +1,7 @@
 """What workers print, in files that do not grow for ever: a reward may print without end.
 
 A log that is too long keeps its last part as NAME.EPOCH.log.1, and begins again. Its writers hold it open for
-appending, so they go on at its new end.
+appending, so they go on at its new end. The handlers of `logging` bound only what is logged through them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A log in several files: a file that has grown long is put aside under a number, and a new one begins.
 
 `events.jsonl` is the newest part; `events.000001.jsonl` is the oldest. Readers take them as one.
+The handlers of `logging` rename every older part at each rotation: a reader would lose its place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Telling somebody who does not watch: a command or a webhook for what they would want to know."""
+"""Telling somebody who does not watch: a command or a webhook for what they would want to know.
+
+`apprise` knows many services, but says of a failure only that there was one, and brings `requests`.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ No process holds a whole weight for that, and what is written does not depend on
     8 bytes   length of the header, little-endian
     header    JSON: dtype, shape and byte range of each tensor
     data      tensors one after another, row-major
+
+`torch.distributed.checkpoint` puts together each rank's share in memory, writes these, and then merges them.
 """
 
 from __future__ import annotations
