@@ -6,7 +6,8 @@ No process holds a whole weight for that, and what is written does not depend on
     header    JSON: dtype, shape and byte range of each tensor
     data      tensors one after another, row-major
 
-`torch.distributed.checkpoint` puts together each rank's share in memory, writes these, and then merges them.
+`torch.distributed.checkpoint` puts together each rank's share in memory, writes these, then merges them,
+and takes no digest.
 """
 
 from __future__ import annotations
