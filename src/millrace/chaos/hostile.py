@@ -79,11 +79,9 @@ def _try(reward: str, run: ChildRun, config_file: Path, sets: list[str]) -> Atta
         except DeadlineExceeded as error:
             return AttackedRun(kind, reward, "hung", str(error))
         if "\x1b]0;owned" in words or "\x1b[2J" in words:
-            return AttackedRun(kind, reward, "went on", "its words reached the terminal raw", words)
+            return AttackedRun(kind, reward, "went on", "its words reached the terminal raw")
         if code:
-            return AttackedRun(
-                kind, reward, "refused", refusal_problem(code, words, ["reward", "rows"]), words
-            )
+            return AttackedRun(kind, reward, "refused", refusal_problem(code, words, ["reward", "rows"]))
         checks = aftermath.check_ledger(run.directory.ledger, config)
         wrong = [f"{check.claim} ({check.detail})" for check in checks if not check.holds]
-        return AttackedRun(kind, reward, "went on", "; ".join(wrong), words)
+        return AttackedRun(kind, reward, "went on", "; ".join(wrong))

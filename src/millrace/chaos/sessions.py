@@ -31,7 +31,6 @@ class AttackedRun:
     changed: str
     end: str  # "went on", "refused", "hung", or "nothing to change"
     problem: str = ""
-    words: str = ""
 
 
 @dataclass
@@ -77,7 +76,7 @@ class Sessions:
             moved = kind == "moved in the run"
             told = _run_until(run, rng.randrange(whole.num_events // 10, whole.num_events))
             if told is None:
-                return AttackedRun(kind, "", "nothing to change", words="the run had ended")
+                return AttackedRun(kind, "", "nothing to change")
             if moved:
                 return self._move(run, whole)
             run.kill_controller()
@@ -99,7 +98,7 @@ class Sessions:
             away.rename(path)
             again, later = session(run)
             problem = f"not resumed: {later}" if again else self._went_on_problem(run, whole)
-        return AttackedRun("moved in the run", path.name, "refused" if code else "went on", problem, words)
+        return AttackedRun("moved in the run", path.name, "refused" if code else "went on", problem)
 
     def _judge(
         self, kind: str, changed: Path, run: ChildRun, whole: ChildRun, stopped: StoppedRun
@@ -118,7 +117,7 @@ class Sessions:
             problem = f"it wrote outside of its directory; {problem}"
         if kind == "half a checkpoint" and changed.exists():
             problem = f"{changed.name} is still there; {problem}"
-        return AttackedRun(kind, changed.name, "refused" if code else "went on", problem, words)
+        return AttackedRun(kind, changed.name, "refused" if code else "went on", problem)
 
     def _went_on_problem(self, run: ChildRun, whole: ChildRun, told: int = 0) -> str:
         try:

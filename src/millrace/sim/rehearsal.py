@@ -57,7 +57,6 @@ class Played:
     stale: int = 0
     failed: int = 0
     crashes: int = 0
-    discarded_tokens: int = 0
     moves: int = 0
     live_max: int = 0
     ticks: int = 0
@@ -194,7 +193,7 @@ class _Stage:
         gone = set(self.schedule.restart(self.view()))
         restarted = [member for _, member in self._lost() if member.tokens and member.last in gone]
         for member in restarted:
-            self._restart(member)
+            member.tokens = 0
         return bool(late or restarted)
 
     def _refresh(self) -> bool:
@@ -286,7 +285,7 @@ class _Stage:
         for member in list(replica.members):
             self._put(member, None)
             if self._chance(0.3):  # its stream was behind
-                self._restart(member)
+                member.tokens = 0
         self.replicas[replica.replica_id] = _Replica(replica.replica_id)
 
     def _swap(self, replica: _Replica) -> None:
@@ -295,7 +294,7 @@ class _Stage:
             return
         if replica.discard:
             for member in replica.members:
-                self._restart(member)
+                member.tokens = 0
         replica.version, replica.pulling = replica.pulling, -1
         replica.steps = replica.groups = 0
 
@@ -336,10 +335,6 @@ class _Stage:
         if replica_id is not None:
             self.replicas[replica_id].members.append(member)
         member.replica = replica_id
-
-    def _restart(self, member: _Member) -> None:
-        self.outcome.discarded_tokens += member.tokens
-        member.tokens = 0
 
     def _chance(self, probability: float) -> bool:
         return self.rng.random() < probability

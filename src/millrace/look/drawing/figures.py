@@ -48,7 +48,6 @@ LABEL_CHARACTERS, ROW_CHARACTERS = 40, 55
 LINE: dict[str, Any] = {"line_width": 2, "legend_field": "label"}
 
 Data = dict[str, list[Any]]
-Plots = dict[str, figure]
 
 
 def curves_data(lines: Mapping[str, Curve]) -> Data:
