@@ -29,7 +29,7 @@ import zstandard
 from common import median, parser_of, report, say, sized, table
 from delta import CHUNK_BYTES, RATES, trained
 
-from millrace.weights.delta import apply, encode
+from millrace.weights.delta.coding import apply, encode
 
 LEVELS = sized((1, 3, 9), (3,))
 DEVIATION, UPDATE = 0.02, 0.5

@@ -16,7 +16,8 @@ from conformance import WAIT_S
 from millrace.core.errors import DeadlineExceeded, WorkerDied
 from millrace.runtime import process
 from millrace.runtime.local import launcher
-from millrace.runtime.local.local_runtime import LocalRuntime, local_runtime
+from millrace.runtime.local import local_runtime
+from millrace.runtime.local.local_runtime import LocalRuntime
 
 PROBE = "millrace.runtime.probe:Probe"
 
