@@ -26,9 +26,6 @@ if QUICK:
     os.environ["BENCHMARK_QUICK"] = "1"  # for the processes that a benchmark starts
 
 ROOT = Path(__file__).parents[1]
-VLLM_PYTHON = str(ROOT / ".venv-vllm/bin/python")
-"""What `make setup-vllm` makes."""
-NO_VLLM = "{} is not there: `make setup-vllm` makes one, or name another with --python"
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """For every process that a benchmark starts."""

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common import say
-from loop_vs_trl import SCRIPTS, Bench, tokens_per_s
-from loop_vs_trl import Step as PeerStep
+from loop_vs_trl import Bench, Step, tokens_per_s
 from peers.start import TASKS
 
 from millrace.core.fairness import LengthMoments, fairness, next_correlation, windows
@@ -26,7 +25,7 @@ T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 @dataclass(frozen=True)
 class Spec:
-    """One run. `ours` changes `loop_vs_trl.OURS`; peers have none."""
+    """One run. `ours` changes `loop_vs_trl.OURS`."""
 
     task: str
     name: str
@@ -43,7 +42,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a run left. Of peers, only `t_s`, `tokens` and `reward` are known of a step."""
+    """What a run left."""
 
     steps: list[dict[str, Any]]
     ours: dict[str, Any]
@@ -55,8 +54,8 @@ class Kept:
         return [step["reward"] for step in self.steps]
 
     @property
-    def curve(self) -> list[PeerStep]:
-        return [PeerStep(step["t_s"], step["tokens"], step["reward"]) for step in self.steps]
+    def curve(self) -> list[Step]:
+        return [Step(step["t_s"], step["tokens"], step["reward"]) for step in self.steps]
 
     @property
     def tokens_per_s(self) -> float:
@@ -132,9 +131,6 @@ class Store:
 def _run(spec: Spec) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as directory:
         bench = Bench(TASKS[spec.task], spec.steps, Path(directory))
-        if spec.name in SCRIPTS:
-            curve = bench.run(spec.name, spec.seed)
-            return [{"t_s": s.t_s, "tokens": s.tokens, "reward": s.reward} for s in curve]
         return [_kept(event) for event in bench.train("ours", spec.seed, **spec.ours)]
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 
-import freshness
 import pytest
 import stored_runs
 from stored_runs import Kept, Spec, Store
 
 import learning
-
-SEED = 3
 
 
 def run(reward, *, tokens_per_s=100.0, staleness=1.0, lengths=(10.0, 12.0), ours=None, load=0.5):
@@ -37,38 +34,6 @@ def test_a_run_tells_speed_staleness_waiting_and_fairness():
     assert one.fairness == pytest.approx(160 / 19 / ((160 + 640) / 159))
     assert one.next == pytest.approx(-1.0)
     assert run(0.5, lengths=(10.0,)).next == 0.0
-
-
-def test_the_figures_of_a_place_are_ours_over_the_others():
-    runs = {
-        ("millrace", SEED): run(0.5, tokens_per_s=90),
-        ("laminar", SEED): run(0.5, tokens_per_s=100),
-        ("areal", SEED): run(0.5, tokens_per_s=60),
-        ("synchronous", SEED): run(0.53, tokens_per_s=50),
-        ("trl_grpo", SEED): run(0.5, tokens_per_s=20),
-        ("trl_async", SEED): run(0.5, tokens_per_s=30),
-    }
-    told = freshness.figures({("short", "default"): runs})
-    assert told["throughput_kept"] == pytest.approx(0.9)
-    assert told["reward_gap_to_synchronous"] == pytest.approx(0.03)
-    assert told["time_to_reward_over_best_peer"] == pytest.approx(3.0)
-    assert told["short default staleness_mean"] == told["staleness_mean"] == 1.0
-
-
-def test_the_last_figures_are_the_worst_of_all_places():
-    unfair, even = {("millrace", 0): run(0.5)}, {("millrace", 0): run(0.5, lengths=(10.0,), staleness=1.5)}
-    even["laminar", 0] = run(0.5, tokens_per_s=80)
-    told = freshness.figures({("short", "a"): unfair, ("short", "b"): even})
-    assert told["staleness_mean"] == 1.5
-    assert told["fairness"] == told["short b fairness"] == 0.0 < 1 < told["short a fairness"]
-    assert told["throughput_kept"] == pytest.approx(1.25)
-    assert told["time_to_reward_over_best_peer"] is None
-
-
-def test_speeds_are_compared_over_the_seeds_that_all_schedules_have():
-    runs = {("millrace", 0): run(0.5, tokens_per_s=90), ("laminar", 0): run(0.5, tokens_per_s=100)}
-    runs["laminar", 1] = run(0.5, tokens_per_s=900)
-    assert freshness.throughput_kept(runs) == pytest.approx(0.9)
 
 
 def test_a_kept_run_is_made_once_and_again_with_other_settings(tmp_path):
