@@ -75,7 +75,7 @@ test-ui: $(STAMP)
 bench: $(STAMP)
 	@set -e; for benchmark in $$(grep -l __main__ benchmarks/*.py); do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
 
-# What needs vLLM, TRL or network namespaces is skipped in words where they are not.
+# What needs TRL or network namespaces is skipped in words where they are not.
 bench-quick: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal -rs tests/benchmarks
 

@@ -1,9 +1,9 @@
 """The simulator beside what is known: real runs made here, and published numbers of clusters.
 
-    python benchmarks/fidelity.py [--json]                 # about 7 minutes on two cores
-    python benchmarks/fidelity.py --only real_run          # three runs of about 20 s, alone on the machine
-    python benchmarks/fidelity.py --only verl,laminar      # published tables need nothing for themselves
-    python benchmarks/fidelity.py --runs A B               # compare runs that are there
+    python benchmarks/fidelity.py [--json]             # published tables 3 to 5 minutes, real runs 2
+    python benchmarks/fidelity.py --only real_run      # three runs of about 20 s, alone on the machine
+    python benchmarks/fidelity.py --only verl,laminar  # two of the published tables
+    python benchmarks/fidelity.py --runs A B           # compare runs that are there
 
 real_run   a small model trained under three schedules, then each run simulated with the costs and lengths
            that its own directory gives. The task is the short one of `loop_vs_trl.py`: 8 prompts x 8, 36

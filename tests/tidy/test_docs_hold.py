@@ -190,6 +190,18 @@ def test_every_preset_says_what_differs_from_its_paper_and_the_keys_are_not_its_
             assert one != other, f"{kind}: {name} is {one!r} by default"
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("docs/archive/")])
+def test_every_benchmark_exists_or_is_named_with_its_commit(name: str) -> None:
+    paragraphs = (ROOT / name).read_text(encoding="utf-8").split("\n\n")
+    missing = [
+        benchmark
+        for paragraph in paragraphs
+        for benchmark in re.findall(r"\bbenchmarks/\w+\.py\b", paragraph)
+        if not (ROOT / benchmark).exists() and not re.search(r"commit\s[0-9a-f]{7}", paragraph)
+    ]
+    assert not missing
+
+
 def test_every_document_is_in_the_index() -> None:
     linked = set(LINK.findall(INDEX.read_text(encoding="utf-8")))
     documents = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")} - {

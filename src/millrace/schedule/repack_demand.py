@@ -26,7 +26,7 @@ from millrace.schedule.view import RepackOrder, ReplicaView, View
 
 PACKED_MAX = 48
 """Trajectories on a replica that receives. With about so many long ones, their KV makes a decode step twice
-as long as that of a single one (7B to 72B on H800, `sim/costs/generation.py`). See benchmarks/policies.py."""
+as long as that of a single one (7B to 72B on H800, `sim/costs/generation.py`). See docs/experiments.md."""
 
 
 @dataclass(frozen=True, slots=True)

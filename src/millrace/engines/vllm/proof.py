@@ -19,7 +19,7 @@ from millrace.engines.vllm.loading import as_tensor
 TOKENS = 32
 
 # Of the mean distance of a log-prob, times their spread where that is above 1: rounding grows with it. In
-# bfloat16 rounding took up to 0.05 of the spread (`benchmarks/vllm_proof.py`).
+# bfloat16 rounding took up to 0.05 of the spread (docs/archive/experiments.md).
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 
 
