@@ -15,8 +15,7 @@ from tests.process.test_runtime_orphans import PROCESS, PYTHON_PATH, alive, unti
 from conformance import WAIT_S
 from millrace.core.errors import DeadlineExceeded, WorkerDied
 from millrace.runtime import process
-from millrace.runtime.local import launcher
-from millrace.runtime.local import local_runtime
+from millrace.runtime.local import launcher, local_runtime
 from millrace.runtime.local.local_runtime import LocalRuntime
 
 PROBE = "millrace.runtime.probe:Probe"

@@ -13,9 +13,9 @@ import pytest
 
 from conformance import WAIT_S
 from millrace.core.errors import DataError, DeadlineExceeded, RemoteError, WorkerDied, WorkerError
+from millrace.runtime.local import local_runtime
 from millrace.runtime.local.framing import Kind
 from millrace.runtime.local.handle import LocalHandle
-from millrace.runtime.local import local_runtime
 from millrace.runtime.local.local_runtime import LocalRuntime
 
 PROCESS = "runtime_workers:Process"
