@@ -80,7 +80,7 @@ bench-quick: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal -rs tests/benchmarks
 
 docs: $(STAMP)
-	$(BIN)/python -m millrace.api.pages.configuration_page docs/configuration.md docs/simulation.md
+	$(BIN)/python -m millrace.api.pages.configuration_page docs/configuration.md docs/operation.md docs/simulation.md
 	$(BIN)/python -m millrace.api.pages.names_page docs/api.md
 	$(BIN)/pytest tests/tidy/test_docs_*.py
 

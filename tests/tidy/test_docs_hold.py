@@ -143,11 +143,16 @@ def test_every_make_target_exists(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "schemas"),
-    [("configuration.md", (Config, SupervisedConfig)), ("simulation.md", (SimulatedConfig,))],
+    ("pages", "schemas"),
+    [
+        (("configuration.md", "operation.md"), (Config, SupervisedConfig)),
+        (("simulation.md",), (SimulatedConfig,)),
+    ],
 )
-def test_the_configuration_reference_is_the_schema(name: str, schemas: tuple[type[Section], ...]) -> None:
-    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+def test_the_configuration_reference_is_the_schema(
+    pages: tuple[str, ...], schemas: tuple[type[Section], ...]
+) -> None:
+    text = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in pages)
     assert refreshed(text) == text, "run `make docs`"
     for leaf, _, _ in [leaf for schema in schemas for leaf in leaves(schema)]:
         assert leaf.endswith(".kind") or f"`{leaf}`" in text, leaf

@@ -29,19 +29,32 @@ SCHEMAS: dict[str, type[Section]] = {
     "millrace.sim.config": SimulatedConfig,
     "millrace.sft.sft_config": SupervisedConfig,
 }
-_BLOCK = re.compile(r"(<!-- reference: [^\n]* from ([\w.]+) -->\n).*?(<!-- end of reference -->)", re.DOTALL)
+_BLOCK = re.compile(
+    r"(<!-- reference: [^\n]* from ([\w.]+)(?: (up to|after) (\w+))? -->\n).*?(<!-- end of reference -->)",
+    re.DOTALL,
+)
 
 
 def refreshed(text: str) -> str:
     """The document with every reference in it made anew."""
-    return _BLOCK.sub(lambda m: f"{m[1]}\n{reference(SCHEMAS[m[2]])}\n{m[3]}", text)
+    return _BLOCK.sub(lambda m: f"{m[1]}\n{reference(_fields(*m.group(2, 3, 4)))}\n{m[5]}", text)
 
 
-def reference(schema: type[Section]) -> str:
+def _fields(schema: str, side: str | None, table: str | None) -> dict[str, FieldInfo]:
+    """The fields of a schema, or those `up to` or `after` a table: long references are on two pages."""
+    fields = SCHEMAS[schema].model_fields
+    if table is None:
+        return fields
+    tables = [name for name, field in fields.items() if not _is_leaf(field)]
+    later = set(tables[tables.index(table) + 1 :])
+    return {name: field for name, field in fields.items() if (name in later) == (side == "after")}
+
+
+def reference(fields: dict[str, FieldInfo]) -> str:
     """One table per section, in the order of the schema."""
-    top = {name: field for name, field in schema.model_fields.items() if _is_leaf(field)}
+    top = {name: field for name, field in fields.items() if _is_leaf(field)}
     parts = ["\n".join(_table("", top))] if top else []
-    for name, field in schema.model_fields.items():
+    for name, field in fields.items():
         section = plain_table(field)
         if section is not None:
             parts.append("\n".join([f"### `[{name}]`", "", *_table(name + ".", section.model_fields)]))
