@@ -8,9 +8,7 @@ from pydantic import ValidationError
 from trainer_doubles import make_batch, make_trainer, save_checkpoint, weights_of
 
 from millrace.config.tables.training import Optimizer
-from millrace.core.errors import ConfigError
 from millrace.trainer.files.checkpoint import load_checkpoint
-from millrace.trainer.optimizer import optimizer
 from millrace.trainer.optimizer.learning_rate import learning_rate
 
 MUON = Optimizer(rule="muon", lr=1e-3)
@@ -81,9 +79,3 @@ def test_a_checkpoint_of_muon_goes_on_as_without_it(tmp_path):
         each.step(make_batch(1), quarantine=tmp_path)
     for one, two in zip(weights_of(trainer), weights_of(other), strict=True):
         assert torch.equal(one, two)
-
-
-def test_a_torch_without_muon_is_refused_by_name(monkeypatch):
-    monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.raises(ConfigError, match=r'`optimizer.rule` \("muon"\): torch .* has no torch.optim.Muon'):
-        optimizer.make_optimizer(make_trainer().model, MUON)

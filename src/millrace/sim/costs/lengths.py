@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Protocol
 
 from millrace.core.errors import ConfigError
 from millrace.sim.virtual.seeded import normal, uniform
 
-Z_99 = 2.3263478740408408
+Z_99 = NormalDist().inv_cdf(0.99)
 """The 99th percentile of a standard normal."""
 
 

@@ -16,18 +16,13 @@ from millrace.trainer.optimizer.adamw import make_adamw
 def make_optimizer(model: PreTrainedModel, config: Optimizer) -> torch.optim.Optimizer:
     """AdamW, or Muon for the matrices of the layers with AdamW for the rest.
 
-    Raises: ConfigError: this torch has no Muon, or the weights are divided among ranks.
+    Raises: ConfigError: Muon, and the weights are divided among ranks.
     Source:
         Muon, as torch computes it, with the size of its updates fitted to AdamW's (arXiv:2502.16982), so that
         one learning rate serves both.
     """
     if config.rule == "adamw":
         return make_adamw((p for p in model.parameters() if p.requires_grad), config)
-    if not hasattr(torch.optim, "Muon"):
-        raise ConfigError(
-            f'`optimizer.rule` ("muon"): torch {torch.__version__} has no torch.optim.Muon.\n'
-            '  Set it to "adamw", or install torch 2.9 or later'
-        )
     matrices: list[Any] = []
     rest: list[Any] = []
     for name, parameter in model.named_parameters():
