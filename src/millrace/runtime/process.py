@@ -126,19 +126,13 @@ def describe_exit(code: int) -> str:
 
 def zombie_exit(pid: int) -> str | None:
     """How `pid` ended, if it has ended and its parent has not reaped it yet."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return describe_exit(os.waitstatus_to_exitcode(int(fields[49]))) if fields[0] == "Z" else None
+    fields = stat_fields(pid)
+    return describe_exit(os.waitstatus_to_exitcode(int(fields[49]))) if fields[:1] == ["Z"] else None
 
 
 def stopped(pid: int) -> bool:
     """Whether `pid` is suspended, by SIGSTOP or a debugger."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False
+    return stat_fields(pid)[:1] in (["T"], ["t"])
 
 
 def next_dead_child() -> tuple[int, str] | None:
@@ -188,8 +182,14 @@ def parents() -> dict[int, int]:
     """The parent of every process, by process id. Reads a small file for each."""
     found = {}
     for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with suppress(OSError):  # ended meanwhile
-                stat = Path(f"/proc/{entry}/stat").read_text()
-                found[int(entry)] = int(stat.rpartition(")")[2].split()[1])
+        if entry.isdigit() and (fields := stat_fields(entry)):
+            found[int(entry)] = int(fields[1])
     return found
+
+
+def stat_fields(pid: int | str) -> list[str]:
+    """What /proc/PID/stat says behind the name: the state first. Empty: the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

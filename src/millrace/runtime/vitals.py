@@ -62,9 +62,7 @@ def _resident_bytes() -> int:
 
 def _used(pid: int) -> _Used | None:
     """None: it has ended meanwhile, and its parent counts it."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    if not (fields := process.stat_fields(pid)):
         return None
     faults, cpu_ticks = (sum(map(int, fields[i:j])) for i, j in ((9, 11), (11, 15)))
     return _Used(cpu_ticks / _TICKS, faults, int(fields[21]) * _PAGE)
@@ -72,11 +70,8 @@ def _used(pid: int) -> _Used | None:
 
 def _waits_for_disk(pid: int) -> bool:
     """Whether a thread is in a wait that no signal interrupts: for a write to be on disk, say."""
-    tasks = Path(f"/proc/{pid}/task")
     with suppress(OSError):  # the process ended meanwhile
-        for thread in os.listdir(tasks):
-            with suppress(OSError):  # this thread did
-                state = (tasks / thread / "stat").read_text().rpartition(")")[2].split()[0]
-                if state == _UNINTERRUPTIBLE:
-                    return True
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            if process.stat_fields(f"{pid}/task/{thread}")[:1] == [_UNINTERRUPTIBLE]:
+                return True
     return False

@@ -35,9 +35,6 @@ class Service(ABC):
     @abstractmethod
     def log_scalars(self, event: Event, scalars: Mapping[str, float]) -> None: ...
 
-    @abstractmethod
-    def close(self) -> None: ...
-
 
 def step_scalars(fields: Mapping[str, Any]) -> dict[str, float]:
     """Names as `reward/mean`, `reward_metrics/<name>`, `trainer/<metric>`,
