@@ -78,7 +78,7 @@ def test_what_can_be_trained_is_not_refused(tmp_path: Path, batch: dict[str, int
 def test_no_preset_would_be_refused(tmp_path: Path) -> None:
     for kind in PRESETS:
         parts = f"PolicyGradient(kind={kind!r}, kl=0.1)"
-        imports = "from millrace.algorithms import build\nfrom millrace.config.algorithms import *\n"
+        imports = "from millrace.algorithms import build\nfrom millrace.config.tables.algorithms import *\n"
         own = algorithm_for(tmp_path / kind, f"{imports}own = build({parts})")
         assert try_algorithm(own) == [], kind
 

@@ -290,7 +290,7 @@ def test_the_digest_of_the_version_is_that_of_its_buffers():
 
 
 def test_a_corrupted_chunk_is_refused_and_named():
-    with hosts("a", "b") as (a, b), wire(a.address, flip=3000) as cable:
+    with hosts("a", "b") as (a, b), wire(a.address, flip=3300) as cable:
         digest = a.publish(1, model(1))
         with pytest.raises(DigestMismatchError, match=r"chunk \d of `embed` of version 1 was changed"):
             b.fetch(1, digest, cable.address)
