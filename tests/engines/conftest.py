@@ -22,9 +22,9 @@ MakeBench = Callable[..., Bench]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--engine", token_masks=list(ENGINES), help="which engine tests/engines tests")
-    parser.addoption("--device", token_masks=["cpu", "cuda"], default="cpu", help="what it computes on")
-    parser.addoption("--dtype", token_masks=["float32", "bfloat16"], default="float32", help="of weights")
+    parser.addoption("--engine", choices=list(ENGINES), help="which engine tests/engines tests")
+    parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="what it computes on")
+    parser.addoption("--dtype", choices=["float32", "bfloat16"], default="float32", help="of weights")
     parser.addoption("--tensor", type=int, default=1, help="devices that share an engine's model")
 
 
