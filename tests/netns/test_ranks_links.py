@@ -57,7 +57,7 @@ def publish(heads: Sequence[RelayProcess], version: int) -> str:
 
 def order(names: Sequence[str], relays: Sequence[RelayProcess], digest: str) -> None:
     """As the controller does."""
-    known = Relays(names, heads=names[:2])
+    known = Relays(names, roots=names[:2])
     for name, relay in zip(names, relays, strict=True):
         known.up(name, relay.endpoint)
     known.wrote(1, digest)

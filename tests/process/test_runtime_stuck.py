@@ -38,7 +38,7 @@ def test_a_call_that_hangs_on_a_lock_is_given_up_and_one_that_computes_for_as_lo
 
     async def run() -> int:
         runtime = LocalRuntime()
-        supervisor = Supervisor(runtime, events, POLICY, Waits(), patient.heard)
+        supervisor = Supervisor(runtime, events, POLICY, Waits(), patient.on_heartbeat)
         try:
             async with asyncio.timeout(240.0):
                 await supervisor.keep(SPEC, session)

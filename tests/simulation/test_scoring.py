@@ -122,7 +122,7 @@ async def _serve(host, pool, until):
     policy = RestartPolicy(
         heartbeat_timeout_s=HEARTBEAT_S, restarts=0, window_s=1e6, backoff_s=0.0, spawn_timeout_s=1.0
     )
-    supervisor = Supervisor(host, Events(clock.now, clock.wall), policy, Waits(), lambda *heard: None)
+    supervisor = Supervisor(host, Events(clock.now, clock.wall), policy, Waits(), lambda *heartbeat: None)
     async with asyncio.TaskGroup() as group:
         spec = WorkerSpec("reward worker", "reward-worker-0", "a:B")
         keeper = group.create_task(supervisor.keep(spec, pool.session, pool.is_scoring))

@@ -28,7 +28,7 @@ def test_a_cancel_in_the_moment_of_a_death_ends_supervision() -> None:
     async def main() -> int:
         runtime = SimRuntime(0)
         supervisor = Supervisor(
-            runtime, Events(clock.now, clock.wall), POLICY, Waits(), Patience(600.0).heard
+            runtime, Events(clock.now, clock.wall), POLICY, Waits(), Patience(600.0).on_heartbeat
         )
         async with asyncio.TaskGroup() as group:
             task = group.create_task(supervisor.keep(SPEC, session))

@@ -11,9 +11,9 @@ from millrace.controller.state.relays import Relays
 from millrace.core.types import Endpoint
 
 
-def relay(host: str, *held: int, head: bool = False, up: bool = True) -> RelayRecord:
+def relay(host: str, *versions: int, root: bool = False, up: bool = True) -> RelayRecord:
     endpoint = Endpoint("memfd", f"/{host}", 3, 8, address=f"{host}:1") if up else None
-    return RelayRecord(host, head, endpoint, held if up else ())
+    return RelayRecord(host, root, endpoint, versions if up else ())
 
 
 def asked(chain: list[RelayRecord], host: str, *orphans: int) -> tuple[int, list[str]] | None:
@@ -22,7 +22,7 @@ def asked(chain: list[RelayRecord], host: str, *orphans: int) -> tuple[int, list
 
 
 def test_each_relay_asks_the_one_before_it_and_falls_back_on_the_earlier_ones() -> None:
-    chain = [relay("a", 3, 4, head=True), relay("b", 3), relay("c", 3), relay("d", 3)]
+    chain = [relay("a", 3, 4, root=True), relay("b", 3), relay("c", 3), relay("d", 3)]
     assert asked(chain, "a") is None
     assert asked(chain, "b") == (4, ["a"])
     assert asked(chain, "c") == (4, ["b", "a"]), "b is told at the same time, and forwards while it receives"
@@ -30,13 +30,13 @@ def test_each_relay_asks_the_one_before_it_and_falls_back_on_the_earlier_ones() 
 
 
 def test_the_chain_closes_around_a_dead_relay() -> None:
-    chain = [relay("a", 4, head=True), relay("b", up=False), relay("c", 3)]
+    chain = [relay("a", 4, root=True), relay("b", up=False), relay("c", 3)]
     assert asked(chain, "b") is None
     assert asked(chain, "c") == (4, ["a"])
 
 
 def test_a_relay_gets_what_a_dead_or_new_head_has_not_from_those_after_it() -> None:
-    dead, new = relay("a", head=True, up=False), relay("a", head=True)
+    dead, new = relay("a", root=True, up=False), relay("a", root=True)
     for head in (dead, new):
         chain = [head, relay("b"), relay("c", 4), relay("d", 3, 4)]
         assert asked(chain, "b") == (4, ["c", "d"])
@@ -44,47 +44,52 @@ def test_a_relay_gets_what_a_dead_or_new_head_has_not_from_those_after_it() -> N
 
 
 def test_a_head_asks_nobody_since_the_trainer_writes_into_it() -> None:
-    assert asked([relay("a", head=True), relay("b", 4)], "a", 3) is None
+    assert asked([relay("a", root=True), relay("b", 4)], "a", 3) is None
 
 
 def test_what_lost_trajectories_need_is_asked_for_after_the_newest_and_of_those_that_hold_it() -> None:
-    chain = [relay("a", 2, 4, head=True), relay("b", 4), relay("c", 3, 4), relay("d")]
+    chain = [relay("a", 2, 4, root=True), relay("b", 4), relay("c", 3, 4), relay("d")]
     assert asked(chain, "d", 2, 3) == (4, ["c", "b", "a"])
-    chain[3].held = (4,)
+    chain[3].versions = (4,)
     assert asked(chain, "d", 2, 3) == (3, ["c"])
-    chain[3].held = (3, 4)
+    chain[3].versions = (3, 4)
     assert asked(chain, "d", 2, 3) == (2, ["a"])
-    chain[3].held = (2, 3, 4)
+    chain[3].versions = (2, 3, 4)
     assert asked(chain, "d", 2, 3) is None
     assert asked(chain, "b", 1) is None, "nobody has it"
 
 
 def test_of_many_sources_few_are_asked_at_a_time_and_all_of_them_in_turn() -> None:
-    assert Fetch(4, ("c", "b", "a")).asked(0) == Fetch(4, ("c", "b", "a")).asked(1) == ("c", "b", "a")
+    assert (
+        Fetch(4, ("c", "b", "a")).sources_after(0)
+        == Fetch(4, ("c", "b", "a")).sources_after(1)
+        == ("c", "b", "a")
+    )
     many = Fetch(4, tuple("gfedcba"))
-    assert many.asked(0) == ("g", "f", "e"), "the nearest"
-    assert {source for misses in range(3) for source in many.asked(misses)} == set("gfedcba")
+    assert many.sources_after(0) == ("g", "f", "e"), "the nearest"
+    assert {source for misses in range(3) for source in many.sources_after(misses)} == set("gfedcba")
 
 
 def test_nothing_is_asked_for_before_there_is_a_version() -> None:
-    assert asked([relay("a", head=True), relay("b")], "b") is None
+    assert asked([relay("a", root=True), relay("b")], "b") is None
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 4))), min_size=2, max_size=6))
-def test_every_relay_that_is_up_gets_to_the_newest_version(found: list[tuple[bool, set[int]]]) -> None:
+def test_every_relay_that_is_up_gets_to_the_newest_version(relays: list[tuple[bool, set[int]]]) -> None:
     chain = [
-        relay(f"h{i}", *sorted(held), head=i == 0, up=up or i == 0) for i, (up, held) in enumerate(found)
+        relay(f"h{i}", *sorted(versions), root=i == 0, up=up or i == 0)
+        for i, (up, versions) in enumerate(relays)
     ]
     newest = max(one.newest for one in chain)
     for one in chain:
         fetch = next_fetch(chain, one.host)
-        if one.head or one.endpoint is None or newest < 0 or newest in one.held:
+        if one.root or one.endpoint is None or newest < 0 or newest in one.versions:
             assert fetch is None
         else:
             own = one.endpoint.address
             assert fetch is not None and fetch.version == newest
             assert own not in fetch.sources and len(set(fetch.sources)) == len(fetch.sources)
-            assert any(newest in other.held for other in chain if _address(other) in fetch.sources)
+            assert any(newest in other.versions for other in chain if _address(other) in fetch.sources)
 
 
 def _address(record: RelayRecord) -> str:
@@ -94,7 +99,7 @@ def _address(record: RelayRecord) -> str:
 @pytest.fixture
 def parts() -> Relays:
     """Of a trainer on the hosts a and b, which has just written version 5."""
-    relays = Relays(["a", "b", "c", "d"], heads=["a", "b"])
+    relays = Relays(["a", "b", "c", "d"], roots=["a", "b"])
     for host in relays:
         relays.up(host, Endpoint("memfd", host, 3, 8, address=host))
         relays.holds(host, [4])
@@ -133,7 +138,7 @@ def test_a_version_written_again_with_other_weights_is_got_again_by_all(parts: R
 
 @pytest.fixture
 def relays() -> Relays:
-    relays = Relays(["b", "a", "c"], heads=["a"])
+    relays = Relays(["b", "a", "c"], roots=["a"])
     for host in "abc":
         relays.up(host, Endpoint("memfd", host, 3, 8, address=f"{host}:1"))
     return relays
@@ -167,17 +172,17 @@ def test_a_version_is_coming_to_a_host_that_has_it_not_yet_unless_its_relay_fail
 def test_what_replicas_can_get_is_what_their_hosts_hold_or_can_fetch(relays: Relays) -> None:
     relays.holds("a", [4, 5])
     relays.holds("b", [3, 5])
-    assert relays.held({"a"}) == (4, 5), "a head fetches nothing"
-    assert relays.held({"b"}) == (3, 4, 5)
+    assert relays.pullable({"a"}) == (4, 5), "a head fetches nothing"
+    assert relays.pullable({"b"}) == (3, 4, 5)
     relays.down("b")
-    assert relays.held({"a", "b"}) == (4, 5) and relays.newest == 5
+    assert relays.pullable({"a", "b"}) == (4, 5) and relays.newest == 5
 
 
 def test_a_version_that_a_relay_keeps_as_a_delta_is_for_replicas_of_its_own_host(relays: Relays) -> None:
-    relays.holds("a", [3, 4, 5], past=[3])
+    relays.holds("a", [3, 4, 5], older_versions=[3])
     relays.holds("b", [5])
-    assert relays.held({"a"}) == (3, 4, 5)
-    assert relays.held({"b"}) == (4, 5)
+    assert relays.pullable({"a"}) == (3, 4, 5)
+    assert relays.pullable({"b"}) == (4, 5)
     assert relays.next_fetch("b", [3]) is None
     assert relays.next_fetch("b", [3, 4]) is not None
 
@@ -187,7 +192,7 @@ def test_a_version_that_is_staged_with_other_weights_goes_down_the_chain_again(r
         relays.holds(host, [5])
     relays.staged(5, "first")
     relays.staged(5, "first")
-    assert relays["b"].held == (5,)
+    assert relays["b"].versions == (5,)
     relays.staged(5, "rounded otherwise")
     assert relays.next_fetch("b", ()) == Fetch(5, ("a:1",))
 
@@ -196,17 +201,17 @@ def test_the_directory_is_asked_behind_every_relay_and_when_none_has_it() -> Non
     def from_directory(chain: list[RelayRecord], host: str, *orphans: int) -> Fetch | None:
         return next_fetch(chain, host, orphans, directory="s3://run", stored=(2, 4))
 
-    chain = [relay("a", 4, head=True), relay("b"), relay("c", up=False)]
+    chain = [relay("a", 4, root=True), relay("b"), relay("c", up=False)]
     assert from_directory(chain, "b") == Fetch(4, ("a:1", "s3://run"))
-    chain[0] = relay("a", head=True, up=False)
+    chain[0] = relay("a", root=True, up=False)
     assert from_directory(chain, "b") == Fetch(4, ("s3://run",))
-    chain[1].held = (4,)
+    chain[1].versions = (4,)
     assert from_directory(chain, "b", 2, 3) == Fetch(2, ("s3://run",))
     assert from_directory(chain, "a") is None
 
 
 def test_steps_that_were_undone_are_not_looked_for_in_the_directory() -> None:
-    relays = Relays(["b", "a"], heads=["a"], directory="s3://run")
+    relays = Relays(["b", "a"], roots=["a"], directory="s3://run")
     for host in ("a", "b"):
         relays.up(host, Endpoint("memfd", f"/{host}", 3, 8, address=f"{host}:1"))
     for version in (4, 5):
@@ -233,10 +238,10 @@ def test_a_host_that_joins_is_the_last_of_the_chain_and_asks_the_nearest_first(r
 
 
 def test_what_a_lone_host_holds_is_seen_host_by_host_once_another_has_joined() -> None:
-    relays = Relays(["a"], heads=["a"])
+    relays = Relays(["a"], roots=["a"])
     relays.up("a", Endpoint("memfd", "a", 3, 8, address="a:1"))
     relays.holds("a", [5])
     relays.join("b")
-    assert relays.held({"b"}) == () and relays.coming("b") == -1
+    assert relays.pullable({"b"}) == () and relays.coming("b") == -1
     relays.up("b", Endpoint("memfd", "b", 3, 8, address="b:1"))
-    assert relays.held({"b"}) == (5,) and relays.coming("b") == 5
+    assert relays.pullable({"b"}) == (5,) and relays.coming("b") == 5

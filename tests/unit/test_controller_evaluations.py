@@ -49,9 +49,9 @@ def test_spared_checkpoints_stay_when_old_ones_are_removed(tmp_path: Path) -> No
 
 def test_it_is_enough_after_so_many_without_a_better_one() -> None:
     records = done(0, 0.1), done(2, 0.8), done(4, 0.5), done(6, 0.8)
-    assert "its best is version 2" in evaluations(*records, version=6, patience=2).enough()
-    assert evaluations(*records, version=6, patience=3).enough() == ""
-    assert evaluations(*records, version=6).enough() == ""
+    assert "its best is version 2" in evaluations(*records, version=6, patience=2).stop_reason()
+    assert evaluations(*records, version=6, patience=3).stop_reason() == ""
+    assert evaluations(*records, version=6).stop_reason() == ""
 
 
 def test_a_late_reward_of_another_version_and_tokens_of_another_lease_change_nothing() -> None:

@@ -25,7 +25,7 @@ NUMBERS = RunNumbers(
 
 def run_state(numbers: RunNumbers, replicas: list[str]) -> RunState:
     """On one host."""
-    return RunState(numbers, dict.fromkeys(replicas, THIS_HOST), Relays([THIS_HOST], heads=[THIS_HOST]))
+    return RunState(numbers, dict.fromkeys(replicas, THIS_HOST), Relays([THIS_HOST], roots=[THIS_HOST]))
 
 
 def complete(state: RunState, trajectory_id: int) -> None:

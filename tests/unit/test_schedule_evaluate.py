@@ -23,16 +23,16 @@ def test_a_newer_version_takes_the_place_of_one_that_waits() -> None:
 
 def test_what_leaves_the_relay_first_goes_first() -> None:
     waiting = DueVersions({"a": 8, "b": 4, "c": 9})
-    assert waiting.next(held=(4, 8)) == ("b", 4)
-    assert waiting.next(held=(8,)) == ("a", 8)
-    assert waiting.next(held=()) is None
+    assert waiting.next(pullable=(4, 8)) == ("b", 4)
+    assert waiting.next(pullable=(8,)) == ("a", 8)
+    assert waiting.next(pullable=()) is None
 
 
 def test_what_no_relay_has_is_gone_once_a_newer_one_is_there() -> None:
     waiting = DueVersions({"a": 8, "b": 4})
-    assert waiting.gone(reachable=()) == []  # a relay that is just restarted
-    assert waiting.gone(reachable=(3,)) == []  # its version is not there yet
-    assert waiting.gone(reachable=(7, 8)) == [("b", 4)]
+    assert waiting.gone(pullable=()) == []  # a relay that is just restarted
+    assert waiting.gone(pullable=(3,)) == []  # its version is not there yet
+    assert waiting.gone(pullable=(7, 8)) == [("b", 4)]
     assert waiting.wanted == {"a": 8}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.controller.step_event import StepTeller
+from millrace.controller.step_event import StepFields
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Batch, StepResult, TrainGroup, TrainSequence
 from millrace.observe.sinks.scalars import step_scalars
@@ -16,7 +16,7 @@ def fields_of(*measured: dict[str, float]) -> dict[str, Any]:
         for index, metrics in enumerate(measured)
     ]
     batch = Batch(0, [TrainGroup(0, token_array([1]), sequences)])
-    return StepTeller().fields(batch, StepResult(1, {}, {}, len(sequences), 1.0))
+    return StepFields().of(batch, StepResult(1, {}, {}, len(sequences), 1.0))
 
 
 def test_what_a_reward_measures_is_told_as_means_over_those_that_have_it() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.controller.fault import may_pass
+from millrace.controller.fault import may_restart
 from millrace.controller.pulse import Waits
 from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
 from millrace.core import clock
@@ -18,7 +18,7 @@ from millrace.core.types import Vitals
 POLICY = RestartPolicy(heartbeat_timeout_s=1.0, restarts=3, window_s=60.0, backoff_s=0.0, spawn_timeout_s=1.0)
 
 
-def heard(handle, vitals, asked_s):
+def on_heartbeat(handle, vitals, sent_s):
     """Nothing to object to."""
 
 
@@ -35,7 +35,7 @@ class DeadOnArrival:
 def test_a_worker_that_dies_at_every_start_ends_the_run_with_one_clear_message():
     async def run():
         runtime = DeadOnArrival()
-        supervisor = Supervisor(runtime, Events(clock.now, clock.wall), POLICY, Waits(), heard)
+        supervisor = Supervisor(runtime, Events(clock.now, clock.wall), POLICY, Waits(), on_heartbeat)
         with pytest.raises(WorkerError) as raised:
             await supervisor.keep(WorkerSpec("replica", "replica-0", "a:B"), None)
         return runtime.starts, str(raised.value)
@@ -58,7 +58,7 @@ class Patient:
 def test_a_worker_whose_start_takes_long_gets_longer_than_others(own_s, expected_s):
     async def run():
         runtime = Patient()
-        supervisor = Supervisor(runtime, Events(clock.now, clock.wall), POLICY, Waits(), heard)
+        supervisor = Supervisor(runtime, Events(clock.now, clock.wall), POLICY, Waits(), on_heartbeat)
         with pytest.raises(RemoteError):
             await supervisor.keep(WorkerSpec("replica", "replica-0", "a:B", spawn_s_max=own_s), None)
         return runtime.timeout_s
@@ -89,7 +89,7 @@ def test_of_a_worker_that_was_killed_is_told_how_much_memory_it_held():
 
     async def run():
         policy = replace(POLICY, heartbeat_timeout_s=0.01, restarts=0)
-        supervisor = Supervisor(Killed(), Events(clock.now, clock.wall), policy, Waits(), heard)
+        supervisor = Supervisor(Killed(), Events(clock.now, clock.wall), policy, Waits(), on_heartbeat)
         with pytest.raises(WorkerError, match=r"SIGKILL\).*for want of memory \(123 MB were resident\)"):
             await supervisor.keep(WorkerSpec("trainer", "trainer", "a:B"), session)
 
@@ -117,7 +117,7 @@ def test_a_foreign_exception_ends_the_run_only_where_the_worker_never_worked(wor
             raise RemoteError("CUDA error: an illegal memory access")
 
     async def run():
-        supervisor = Supervisor(runtime, Events(clock.now, clock.wall), POLICY, waits, heard)
+        supervisor = Supervisor(runtime, Events(clock.now, clock.wall), POLICY, waits, on_heartbeat)
         await supervisor.keep(WorkerSpec("trainer", "trainer", "a:B"), session)
 
     if worked:
@@ -156,7 +156,7 @@ def test_a_worker_that_is_lost_as_its_session_ends_is_made_anew_and_cancels_noth
 
     async def run():
         runtime, policy = LostAtTheEnd(), replace(POLICY, heartbeat_timeout_s=0.03)
-        supervisor = Supervisor(runtime, Events(clock.now, clock.wall), policy, Waits(), heard)
+        supervisor = Supervisor(runtime, Events(clock.now, clock.wall), policy, Waits(), on_heartbeat)
         await supervisor.keep(WorkerSpec("trainer", "trainer", "a:B"), session)
         return runtime.starts, asyncio.current_task().cancelling()
 
@@ -168,5 +168,5 @@ def test_an_error_of_its_own_is_not_tried_again_by_who_has_the_run_itself(role):
     error = ConfigError("no CUDA any more")
     error.raised_in = f"{role}: start"
     again = role not in ("trainer", "reference")
-    assert may_pass(error, role, made=True, worked=True) is again
-    assert may_pass(WorkerDied("killed"), role, made=True, worked=True)
+    assert may_restart(error, role, started=True, worked=True) is again
+    assert may_restart(WorkerDied("killed"), role, started=True, worked=True)

@@ -1,5 +1,5 @@
-"""What the sessions of a run share: its state, its wake-ups, and the few operations on them that more than
-one session needs. No loops here."""
+"""What the sessions of a run share: its state, its wake-ups, and the operations that several sessions need.
+No loops are here."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class RunContext:
         hosts = [spec.place.host for spec in fleet.relays]
         relays = Relays(hosts, self.trainer_hosts, config.weights.directory or "")
         self.state = RunState(_numbers(config), fleet.hosts, relays)
-        self.published: deque[Published] = deque()  # written into the head's slots, not yet staged
-        self.to_relays = Pulse()  # for relays alone: `pulse` fires with every completion
+        self.published: deque[Published] = deque()  # in the slots of the root relay, not yet staged
+        self.to_relays = Pulse()  # for relays only: `pulse` fires with every completion
         self.lineage = Lineage()
-        self.arithmetic = ""  # of the trainer that loaded last: how its steps are rounded
+        self.arithmetic = ""  # how the newest trainer process rounds its steps
         self._computes: dict[str, str] = {}
         self.stopping, self.stop_reason = False, "stopped"
         self.repack_due = False
@@ -92,25 +92,25 @@ class RunContext:
         self.pulse.fire()
 
     @property
-    def heads(self) -> tuple[Endpoint, ...]:
-        """Of the relays of all hosts of the trainer; empty: one of them is not up."""
-        found = [self.state.relays[host].endpoint for host in self.trainer_hosts]
-        return tuple(filter(None, found)) if all(found) else ()
+    def roots(self) -> tuple[Endpoint, ...]:
+        """The endpoints of all root relays; empty: one of these relays is not up."""
+        endpoints = [self.state.relays[host].endpoint for host in self.trainer_hosts]
+        return tuple(filter(None, endpoints)) if all(endpoints) else ()
 
     def endpoint(self, host: str) -> Endpoint | None:
-        """Of the relay of `host`; None: it is not up."""
+        """The endpoint of the relay of `host`; None: the relay is not up."""
         return self.state.relays[host].endpoint
 
-    def computes(self, name: str, told: str) -> None:
-        """What worker `name` says of its arithmetic, when that is news."""
-        if told and self._computes.get(name) != told:
-            self._computes[name] = told
-            self.events.emit("computes", name=name, computes=told)
+    def computes(self, name: str, number_format: str) -> None:
+        """Report the number format in which worker `name` computes, when it is new."""
+        if number_format and self._computes.get(name) != number_format:
+            self._computes[name] = number_format
+            self.events.emit("computes", name=name, computes=number_format)
 
     # ------------------------------------------------------------ leases
 
     def submit(self, replica: str, works: list[Work]) -> None:
-        """Send leases that the state has given."""
+        """Send the works of new leases to `replica`."""
         self.mailboxes[replica].put(Submit(works))
         self.events.emit(
             "leased",
@@ -141,7 +141,7 @@ class RunContext:
         if trajectory is None:
             return
         if self.state.unreplaced > unreplaced == 0 and not self._out_of_signal:
-            self._tell_out_of_signal()
+            self._warn_out_of_signal()
         value = score.value if isinstance(score, Scored) else None
         self.events.emit(
             "scored",
@@ -155,19 +155,19 @@ class RunContext:
         if trajectory.state is not State.SCORED:  # its group is complete, or it ended: a decision may differ
             self.pulse.fire()
 
-    def _tell_out_of_signal(self) -> None:
-        """Once a run. After that the metric `groups_without_signal` of each step tells."""
+    def _warn_out_of_signal(self) -> None:
+        """Once a run. The metric `groups_without_signal` of each step counts these groups."""
         self._out_of_signal = True
         self.events.emit(
             "warned",
             source="algorithm.resample",
             reason=f"after version {self.state.version} {self.state.resampled} groups in which all rewards "
-            "are equal were replaced, which is the limit: further ones are trained, and teach nothing. The "
+            "are equal were replaced, which is the limit: more of them are trained, and teach nothing. The "
             "task is learned, or too hard",
         )
 
     def end_group(self, group_id: int, state: State, reason: str) -> None:
-        """End what is live of a group, and stop the replicas that work on it."""
+        """End the live members of a group, and stop the replicas that work on them."""
         leased: dict[str, list[int]] = {}
         for member in self.state.groups[group_id].group.members:
             if member.state is State.LEASED:
@@ -177,7 +177,8 @@ class RunContext:
             self.mailboxes[replica].put(Abort(ids))
 
     def poisoned(self, trajectory: Trajectory, replica: str) -> None:
-        """Too many replicas died while they decoded it: end the group and never draw its row again."""
+        """Too many replicas died while they decoded `trajectory`: end its group and never draw its row
+        again."""
         row_id = self.state.groups[trajectory.group_id].group.row_id
         reason = f"{self.state.numbers.attempts} replicas died before its next token, last {replica}"
         self.state.quarantine(row_id)
@@ -185,16 +186,16 @@ class RunContext:
         self.end_group(trajectory.group_id, State.ABANDONED, reason)
 
     def give_up_evaluations(self, evaluations: Iterable[str], reason: str) -> None:
-        """These are skipped from now on: the run goes on without them."""
+        """The run goes on without these evaluations: they are skipped from now on."""
         names = [name for name in evaluations if name not in self.evaluations.given_up]
         self.evaluations.given_up |= dict.fromkeys(names, reason)
         if names:
-            told = f"{', '.join(names)}: skipped from now on: {reason}"
-            self.events.emit("warned", source="evaluations", reason=told)
+            warning = f"{', '.join(names)}: skipped from now on: {reason}"
+            self.events.emit("warned", source="evaluations", reason=warning)
 
-    # ------------------------------------------------------------ what holds it up
+    # ------------------------------------------------------------ waits
 
-    def standing(self) -> list[str]:
+    def describe_waits(self) -> list[str]:
         """Who waits for whom, one line each: open waits, the longest first, then idle work."""
         state = self.state
         lines = self.waits.describe()
@@ -210,17 +211,17 @@ class RunContext:
             lines.append(f"{len(state.queued)} trajectories wait for a replica")
         if self.pool.num_requests:
             lines.append(f"{self.pool.num_requests} completions wait for a reward worker")
-        return lines + self.evaluations.standing()
+        return lines + self.evaluations.describe_waits()
 
     # ------------------------------------------------------------ ledger
 
     def flush(self) -> None:
-        """Write what changed."""
+        """Write changed trajectories to the ledger."""
         self.hand_over()
         self.ledger.flush()
 
     def hand_over(self) -> None:
-        """Give what changed to the ledger, which is about to write, and report what ended."""
+        """Give changed trajectories to the ledger, which is about to write, and report the ended ones."""
         self.written_s = clock.now()
         changed, grown, ended = self.state.changes()
         self.ledger.update(changed)

@@ -1,15 +1,15 @@
 """A run: its workers, its loops and its end.
 
 decide         on any news: the schedule's decisions and safeguards     decide.py
-replica        one a replica: its reports in, its orders out     replica_session.py, fleet/live_replicas.py
-reward worker  one a reward worker: prompts and scores     reward_pool.py, fleet/live_reward_workers.py
+replica        one for each replica: reports in, orders out     replica_session.py, fleet/live_replicas.py
+reward worker  one for each reward worker: prompts, scores     reward_pool.py, fleet/live_reward_workers.py
 trainer        replay, then take, step, commit, publish, checkpoint; ends the run     trainer_session.py
-evaluator      one, with reward workers of its own, if the run has evaluations     evaluation/
+evaluator      one, with its own reward workers, if the run has evaluations     evaluation/
 reference      one, if the trainer has no copy of the start weights     reference_session.py
-relay          one a host: stages what the trainer published, or gets it from another relay
+relay          one for each host: stages versions of the trainer, or fetches them from other relays
                fleet/relay_session.py, fleet/live_relays.py
-flush          hands what changed to the ledger
-watch          ends a run that makes no progress and says who waits for whom
+flush          writes changed trajectories to the ledger
+watch          reports who waits for whom when the run makes no progress, and then ends the run
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from millrace.config.schema import Config
 from millrace.controller.context import RunContext
 from millrace.controller.decide import Decisions
 from millrace.controller.evaluation.evaluator_session import EvaluatorSession
-from millrace.controller.fault import may_go
+from millrace.controller.fault import may_go_on_without
 from millrace.controller.fleet.fleet import Fleet
 from millrace.controller.fleet.live_replicas import LiveReplicas
 from millrace.controller.fleet.live_reward_workers import LiveRewardWorkers
@@ -40,10 +40,10 @@ from millrace.core.events import Events
 from millrace.core.protocols import Handle, Ledger, Runtime
 from millrace.schedule.schedule import Schedule
 
-COLLECT_AFTER = 100_000  # objects; Python's own number is 700
+COLLECT_AFTER = 100_000  # objects; Python's default is 700
 INTERRUPTED = "interrupted by the user"
-EMPTY_S_MAX = 86_400.0  # without any replica, before the run ends: somebody is to add some
-QUIET_S = 20.0  # without progress: the first notice of who waits for whom; each doubles the next
+EMPTY_S_MAX = 86_400.0  # a run without replicas ends after this time, unless a user adds some
+QUIET_S = 20.0  # without progress, until the first notice of who waits for whom; each doubles the next
 
 
 class Controller:
@@ -85,7 +85,8 @@ class Controller:
             limits.backoff_s,
             limits.spawn_timeout_s,
         )
-        self._supervisor = Supervisor(runtime, events, policy, self._run.waits, self._run.patience.heard)
+        on_heartbeat = self._run.patience.on_heartbeat
+        self._supervisor = Supervisor(runtime, events, policy, self._run.waits, on_heartbeat)
         self._decisions = Decisions(self._run, check)
         self._reference = ReferenceSession(self._run) if fleet.reference else None
         self._trainer = TrainerSession(
@@ -101,13 +102,13 @@ class Controller:
         return self._supervisor.restarts
 
     def stop(self) -> None:
-        """End the run after the step under way, with a checkpoint; the ledger keeps all the rest."""
+        """End the run after the step under way, with a checkpoint. The ledger has everything else."""
         self._run.stop("stopped")
 
     async def run(self) -> None:
         """Returns when the last step is committed, checkpointed and exported, or the run was stopped.
 
-        Raises: the first fatal error, alone (one of ours where there is one).
+        Raises: the first fatal error, alone: a MillraceError if there is one.
         """
         self._announce()
         started = clock.now()
@@ -118,13 +119,13 @@ class Controller:
         except BaseException as raised:
             error = _cause(raised) if isinstance(raised, BaseExceptionGroup) else raised
             with after(error):
-                self._tell_end(started, ok=False, reason=ended_by(error))
+                self._emit_end(started, ok=False, reason=ended_by(error))
             if error is raised:
                 raise
             raise error from None
-        self._tell_end(started, ok=True, reason=self._run.stop_reason if self._run.stopping else "done")
+        self._emit_end(started, ok=True, reason=self._run.stop_reason if self._run.stopping else "done")
 
-    def _tell_end(self, started_s: float, *, ok: bool, reason: str) -> None:
+    def _emit_end(self, started_s: float, *, ok: bool, reason: str) -> None:
         accounting, took_s = asdict(self._run.ledger.accounting()), clock.now() - started_s
         self._run.events.emit("run_ended", ok=ok, reason=reason, took_s=took_s, accounting=accounting)
 
@@ -168,7 +169,7 @@ class Controller:
         spec, run = self._fleet.evaluator, self._run
         if spec is None:
             return
-        if reason := run.evaluations.enough():
+        if reason := run.evaluations.stop_reason():
             run.stop(reason)
         session, names = EvaluatorSession(run, spec.place.host), list(run.evaluations.sections)
         evaluator = self._keep_evaluating(spec, session.run, session, names)
@@ -187,8 +188,8 @@ class Controller:
         names: list[str],
         exempt: Exempt = never,
     ) -> None:
-        """Training needs no evaluation: evaluations `names` are skipped where `spec`, once it was started,
-        cannot go on."""
+        """Training needs no evaluation. If worker `spec` has started and then cannot go on, the evaluations
+        `names` are skipped."""
         begun = False
 
         async def begin(handle: Handle) -> None:
@@ -199,15 +200,15 @@ class Controller:
         try:
             await self._supervisor.keep(spec, begin, exempt)
         except MillraceError as error:
-            theirs = isinstance(error, RewardError | DataError)  # no reward works, or no row is a prompt
-            if not (begun and theirs) and not may_go(error, first=True, worked=begun, others=True):
+            unusable = begun and isinstance(error, RewardError | DataError)  # no reward works, or no row
+            if not (unusable or may_go_on_without(error, first=True, worked=begun, others=True)):
                 raise
             session.give_up_evaluations(names, error)
         if spec is self._fleet.evaluator:
             await session.skip()
 
     async def _flush(self) -> None:
-        """Not where a step has just been written with all the rest."""
+        """Writes changes to the ledger every `flush_s`. The commit of a step is such a write too."""
         run, flush_s = self._run, self._run.pace.flush_s
         while True:
             await asyncio.sleep(run.written_s + flush_s - clock.now())
@@ -215,8 +216,8 @@ class Controller:
                 run.flush()
 
     async def _watch(self) -> None:
-        """Without progress: say who waits for whom. After `stall_s` that message ends the run, unless an open
-        wait has a deadline of its own. A run without replicas may wait for longer."""
+        """Without progress, report who waits for whom. After `stall_s` the run ends with that report, unless
+        an open wait has its own deadline. A run without replicas may wait longer."""
         patience_s, waits = self._run.config.supervision.stall_s, self._run.waits
         waits.progress()
         progressed_s, notice_s = waits.progressed_s, min(QUIET_S, patience_s)
@@ -230,7 +231,7 @@ class Controller:
             stalled = quiet_s >= stall_s and not waits.bounded
             if quiet_s < notice_s and not stalled:
                 continue
-            lines = self._run.standing()
+            lines = self._run.describe_waits()
             starting = waits.bounded and not any(map(waits.fruitful, self._run.mailboxes))
             self._run.events.emit("starting" if starting else "stalled", waits=lines, quiet_s=quiet_s)
             if not (starting or empty):
@@ -242,7 +243,7 @@ class Controller:
             notice_s *= 2
 
     async def _sleep_on_watch(self, seconds: float) -> None:
-        """Time in which this process itself was stopped (a suspended host) is no stall."""
+        """Time in which this process was stopped is no stall: its host may have been suspended."""
         due_s = clock.now() + seconds
         await asyncio.sleep(seconds)
         late_s = clock.now() - due_s
@@ -252,8 +253,9 @@ class Controller:
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """The cyclic collector looks at every live trajectory again and again. Nearly nothing here is a cycle, so
-    it looks after `COLLECT_AFTER` new objects: a third less CPU time at a thousand GPUs' rates."""
+    """Python's cyclic collector visits every live trajectory each time, and finds almost no cycles. So it
+    runs only after `COLLECT_AFTER` new objects. That saves a third of the CPU time at the rates of 1000
+    GPUs."""
     before = gc.get_threshold()
     gc.set_threshold(COLLECT_AFTER, *before[1:])
     try:
@@ -263,13 +265,13 @@ def _rare_collections() -> Iterator[None]:
 
 
 def ended_by(error: BaseException) -> str:
-    """Why a run ended, in words."""
+    """Why a run ended, for people."""
     if not isinstance(error, Exception):
         return INTERRUPTED
     return f"{type(error).__name__}: {error}"
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error of ours in a tree of exception groups, else the first of all."""
+    """The first MillraceError in a tree of exception groups, or else the first error."""
     errors = list(leaves(group))
     return next((e for e in errors if isinstance(e, MillraceError)), errors[0])

@@ -1,4 +1,4 @@
-"""The decision loop: on any news, ask the schedule its questions and send out the orders."""
+"""The decision loop: on any news, get the schedule's decisions and send out the orders."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Decisions:
     def __init__(self, run: RunContext, check: Callable[[RunState], None]) -> None:
         self._run, self._check = run, check
         self._repack_at_s = 0.0
-        self._seen: View | None = None  # what nothing has changed since
+        self._cached_view: View | None = None  # None: the state has changed
 
     def _view(self) -> View:
-        if self._seen is None:
-            self._seen = self._run.state.view()
-        return self._seen
+        if self._cached_view is None:
+            self._cached_view = self._run.state.view()
+        return self._cached_view
 
     async def loop(self) -> None:
         tick_s = min(TICK_S, self._run.schedule.repack_interval_s or TICK_S)
         while True:
-            began_s, self._seen, heard = clock.now(), None, self._run.pulse.count
+            began_s, self._cached_view, num_pulses = clock.now(), None, self._run.pulse.count
             self._refresh()
             self._place()
             self._admit()
@@ -41,25 +41,25 @@ class Decisions:
             self._expire()
             self._check(self._run.state)
             await asyncio.sleep(min(REST * (clock.now() - began_s), REST_S_MAX))
-            if self._run.pulse.count == heard:
+            if self._run.pulse.count == num_pulses:
                 await self._run.pulse.wait(timeout_s=tick_s)
-            # So that the first of several replicas that has room does not get what is there for all.
+            # Without this wait the first of several replicas that get room would get all the work.
             several = len(self._run.mailboxes) > 1
             await asyncio.sleep(self._run.pace.decision_s if several else 0.0)
 
     def _refresh(self) -> None:
         state = self._run.state
         for order in self._run.schedule.refresh(self._view()):
-            self._seen = None
+            self._cached_view = None
             state.replicas.begin_pull(order.replica_id, order.version)
             self._run.mailboxes[order.replica_id].put(Pull(order.version, order.discard))
 
     def _place(self) -> None:
-        """Lost and restarted trajectories go on, under their own version unless versions may mix."""
+        """Lease lost and restarted trajectories, under their own version unless versions may mix."""
         state, schedule, works = self._run.state, self._run.schedule, _Outbox()
         if not state.queued:
             return
-        view, self._seen = self._view(), None
+        view, self._cached_view = self._view(), None
         lost = set(schedule.restart(view))
         queued = sorted(state.queued.values(), key=lambda t: t.trajectory_id)
         for trajectory in queued:
@@ -81,13 +81,13 @@ class Decisions:
             groups.append(group)
             works.add(replica, *leases)
         if groups:
-            self._seen = None
+            self._cached_view = None
             run.ledger.admit(groups)
             run.events.emit("admitted", group_ids=[g.group_id for g in groups])
             self._submit(works)
 
     def _next_prompt(self) -> Prompt | None:
-        """The next usable prompt; the others are skipped, visibly. None: not fetched yet."""
+        """The next usable prompt. Unusable ones are skipped, with an event. None: not fetched yet."""
         run = self._run
         while (prompt := run.pool.next_prompt()) is not None:
             if isinstance(prompt, Prompt) and prompt.row_id in run.state.quarantined:
@@ -103,12 +103,12 @@ class Decisions:
             self._run.submit(replica, batch)
 
     def _repack(self) -> None:
-        """Every `repack_interval_s`, and at once when a new version can be pulled."""
+        """Runs every `repack_interval_s`, and at once when a new version can be pulled."""
         run, interval = self._run, self._run.schedule.repack_interval_s
         if interval is None or not (run.repack_due or clock.now() >= self._repack_at_s):
             return
         for order in run.schedule.repack(self._view()):
-            self._seen = None
+            self._cached_view = None
             run.state.replicas.begin_move(order.source, order.shares)
             run.mailboxes[order.source].put(Move(order.shares))
         run.repack_due, self._repack_at_s = False, clock.now() + interval
@@ -121,7 +121,7 @@ class Decisions:
 
 
 class _Outbox(dict[str, list[Work]]):
-    """Works by replica: one message each, so that they enter its engine together."""
+    """Works by replica. A replica gets its works in one message, so that they enter its engine together."""
 
     def add(self, replica: str, *works: Work) -> None:
         self.setdefault(replica, []).extend(works)

@@ -1,12 +1,12 @@
-"""Whose an error is, and whether a run can do without the worker whose it is. Pure.
+"""Whether an error is a worker's own, and whether the run can go on without that worker. Pure.
 
-    raised in a worker, or said of one: it died, did not     the worker's
-    answer, cannot start, or serves wrong weights
-    all else: a bug of the controller, the ledger, the       the run's, which ends
-    cluster, the data, cancellation
+    raised in a worker, or by its supervision: it died,      the worker's
+    did not answer, cannot start, serves wrong weights
+    every other error: a bug of the controller, the          the run's, which ends
+    ledger, the cluster, the data, cancellation
 
-What a joiner raises never ends a run. A worker of the start that never worked ends the run at once: most
-often a setting is wrong. One that has worked is given up where others do the same work.
+An error of a joining worker never ends a run. An error of a first worker that has done no work ends the run
+at once: most often a setting is wrong. A worker that has worked is given up if others do the same work.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from millrace.core.errors import (
 )
 
 ALONE = ("trainer", "reference")
-"""Roles whose errors end the run at once, unless they are deaths: what they are given is the run itself."""
+"""Roles whose errors end the run at once, unless the error is a death: another start would meet it again."""
 
 
 def is_workers(error: BaseException) -> bool:
-    """Whether an error that a worker's session raised is that worker's own."""
+    """Whether an error that a worker's session raised is the worker's own error."""
     if isinstance(error, MillraceError) and error.raised_in:
         return True
     return isinstance(error, WorkerError | DeadlineExceeded | WeightsError)
 
 
-def may_pass(error: BaseException, role: str, *, made: bool, worked: bool) -> bool:
-    """Whether another incarnation of the worker may do better. `made`: one was started before; `worked`: one
-    did a part of the run's work."""
-    if isinstance(error, OutOfMemory) and not made:
+def may_restart(error: BaseException, role: str, *, started: bool, worked: bool) -> bool:
+    """Whether another incarnation of the worker may do better. `started`: an earlier incarnation has started.
+    `worked`: an earlier incarnation did a part of the run's work."""
+    if isinstance(error, OutOfMemory) and not started:
         return False
     if isinstance(error, WorkerError | DeadlineExceeded) and not isinstance(error, RemoteError):
         return True
@@ -50,9 +50,9 @@ def may_pass(error: BaseException, role: str, *, made: bool, worked: bool) -> bo
     )
 
 
-def may_go(error: BaseException, *, first: bool, worked: bool, others: bool) -> bool:
-    """Whether the run goes on without the worker whose `error` this is. `first`: it is of the run's start.
-    `others`: there are some that do the same work."""
+def may_go_on_without(error: BaseException, *, first: bool, worked: bool, others: bool) -> bool:
+    """Whether the run goes on without the worker that raised `error`. `first`: the worker is of the run's
+    start. `others`: other workers do the same work."""
     if not is_workers(error):
         return False
     if worked:
@@ -62,8 +62,8 @@ def may_go(error: BaseException, *, first: bool, worked: bool, others: bool) -> 
 
 @contextmanager
 def starting(name: str) -> Iterator[None]:
-    """What the runtime raises while it starts worker `name` is that worker's own, unless the cluster is gone
-    or it is a bug."""
+    """An error of the runtime while it starts worker `name` becomes the worker's own. ClusterError and errors
+    of foreign types do not."""
     try:
         yield
     except ClusterError:

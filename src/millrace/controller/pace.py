@@ -1,4 +1,5 @@
-"""How often a run's loops look. Real runs use the defaults; a large simulated cluster looks less often."""
+"""How often the loops of a run act. Real runs use the defaults. Loops of a large simulated cluster act less
+often."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`decision_s`: with several replicas, decisions wait this long after news, so that more of it collects.
-    `flush_s`: between two writes to the ledger. `look_s`: after news the sessions of trainer and rewards wait
-    this long before they look."""
+    """`decision_s`: with several replicas, decisions wait this long after news, so that more news collects.
+    `flush_s`: between two writes to the ledger. `look_s`: the sessions of the trainer and of reward workers
+    wait this long after news, before they look for work."""
 
     decision_s: float = 0.005
     flush_s: float = 0.2

@@ -1,13 +1,13 @@
-"""How long a command may take: as long as its worker is seen to work on it, and no longer.
+"""How long a command may take: as long as its worker makes progress with it.
 
 A worker whose process answers heartbeats can still be stuck in one call: on a lock, or on a peer that is
-gone. One of three signs ends the worker; only the first needs an earlier call of the same method:
+gone. One of three signs ends the worker. Only the first sign needs an earlier call of the same method:
 
-- the call takes ten times longer than any such call before;
-- for 20 s its process has neither computed nor waited for a disk;
+- the call takes ten times longer than any earlier call of its method;
+- for 20 s the process has neither computed nor waited for a disk;
 - the worker does not know of the call: the request or its answer is lost.
 
-After a wrong judgement the next call of that method has the whole limit, so the mistake costs one restart.
+After a wrong judgement the next call of that method has the full limit, so the mistake costs one restart.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from millrace.core.protocols import Handle
 from millrace.core.types import Vitals
 
 FACTOR = 10.0
-FLOOR_S = 20.0  # no call ends its worker sooner: a loaded machine is slow now and then
+FLOOR_S = 20.0  # no call ends its worker sooner: a loaded machine is sometimes slow
 CPU_SHARE = 0.02  # of one core; answering heartbeats and reporting takes a tenth of that
 CREDIT_S_MAX = FLOOR_S / 2  # between two heartbeats; a longer time means that the controller was stopped
-LOST_S = 15.0  # of heartbeats without a call: some may have arrived before the call, or before its answer
+LOST_S = 15.0  # of heartbeats that do not name a call: a heartbeat may precede the call, or its answer
 
 
 @dataclass(slots=True)
@@ -38,13 +38,13 @@ class _Call:
 @dataclass(slots=True)
 class _Incarnation:
     epoch: int
-    heard_s: float
+    heartbeat_s: float  # when it last answered
     cpu_s: float = 0.0
     calls: list[_Call] = field(default_factory=list)
 
 
 class Patience:
-    """Of one run, for the calls of all its workers. `limit_s` bounds every call."""
+    """For the calls of all workers of one run. `limit_s` bounds every call."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -60,9 +60,9 @@ class Patience:
     async def call(
         self, handle: Handle, method: str, *args: Any, waits: bool = False, also_s: float = 0.0
     ) -> Any:
-        """`handle.call` with the deadline of `method`. `waits`: it may wait for something else that its
-        worker does. So it has all of the limit, and does not tell how long others take. `also_s`: the
-        deadline of something that it usually waits for.
+        """`handle.call` with the deadline of `method`. `waits`: the call may wait for other work of its
+        worker. So it has the full limit, and its time is no measure for later calls. `also_s`: the deadline
+        of other work that the call usually waits for.
 
         Raises: as `handle.call`.
         """
@@ -80,31 +80,31 @@ class Patience:
             self._longest_s[method] = max(self._longest_s.get(method, 0.0), clock.now() - call.started_s)
         return answer
 
-    def heard(self, handle: Handle, vitals: Vitals, asked_s: float) -> None:
-        """A heartbeat, asked for at `asked_s`, was answered. Raises: DeadlineExceeded: a call is stuck."""
+    def on_heartbeat(self, handle: Handle, vitals: Vitals, sent_s: float) -> None:
+        """The worker answered the heartbeat of `sent_s`. Raises: DeadlineExceeded: a call is stuck."""
         worker, now_s = self._incarnation(handle), clock.now()
-        elapsed_s, used_s = now_s - worker.heard_s, vitals.cpu_s - worker.cpu_s
-        worker.heard_s, worker.cpu_s = now_s, vitals.cpu_s
+        elapsed_s, used_s = now_s - worker.heartbeat_s, vitals.cpu_s - worker.cpu_s
+        worker.heartbeat_s, worker.cpu_s = now_s, vitals.cpu_s
         idle = not vitals.disk and used_s < CPU_SHARE * elapsed_s
         for call in worker.calls:
-            if call.started_s >= asked_s:
+            if call.started_s >= sent_s:
                 continue
             waited_s = now_s - call.started_s
             credit_s = min(elapsed_s, waited_s, CREDIT_S_MAX)
             call.idle_s = call.idle_s + credit_s if idle else 0.0
-            known = call.method in vitals.calls or vitals.receiving
-            call.unknown_s = 0.0 if known else call.unknown_s + credit_s
-            told = f"{handle.name} (epoch {handle.epoch}): {call.method} was asked for {waited_s:.0f} s ago"
+            is_known = call.method in vitals.calls or vitals.receiving
+            call.unknown_s = 0.0 if is_known else call.unknown_s + credit_s
+            what = f"{handle.name} (epoch {handle.epoch}): {call.method} was asked for {waited_s:.0f} s ago"
             if call.unknown_s >= LOST_S:
-                raise DeadlineExceeded(f"{told}, and the worker knows nothing of it")
+                raise DeadlineExceeded(f"{what}, and the worker knows nothing of it")
             if call.idle_s >= FLOOR_S:
                 raise DeadlineExceeded(
-                    f"{told}, and for {call.idle_s:.0f} s its process has neither computed nor waited for a "
+                    f"{what}, and for {call.idle_s:.0f} s its process has neither computed nor waited for a "
                     "disk: it is stuck, on a lock or a peer that is gone"
                 )
 
     def _incarnation(self, handle: Handle) -> _Incarnation:
-        known = self._incarnations.get(handle.name)
-        if known is None or known.epoch != handle.epoch:
-            known = self._incarnations[handle.name] = _Incarnation(handle.epoch, clock.now())
-        return known
+        incarnation = self._incarnations.get(handle.name)
+        if incarnation is None or incarnation.epoch != handle.epoch:
+            incarnation = self._incarnations[handle.name] = _Incarnation(handle.epoch, clock.now())
+        return incarnation

@@ -1,7 +1,7 @@
 """The stream of prompts, fetched ahead of need.
 
-If a worker dies in a fetch, any row of the fetch may be the cause, so the rows are fetched again one by one.
-A row that costs two workers is skipped, with the reason.
+If a worker dies in a fetch, any row of the fetch may be the cause. So the rows are fetched again one by one.
+A row that kills two workers is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from millrace.core.types import BadPrompt, Prompt
 
 PROMPT_BATCH = 16  # rows per call: few enough that PROMPTS_TIMEOUT_S is long for them
 PROMPTS_TIMEOUT_S = 20.0
-DEATHS_MAX = 2  # a row whose fetch cost this many workers is skipped
-KILLERS_MAX = 8  # rows in a row that were skipped so: then it is not the rows
+DEATHS_MAX = 2  # a row whose fetch killed this many workers is skipped
+KILLERS_MAX = 8  # after so many such rows in a row the rows are not the cause, and the run ends
 BAD_PROMPTS_MAX = 1000  # skipped prompts in a row that stop the run
 
 
@@ -31,7 +31,7 @@ class PromptStream:
         self._fetched: deque[Prompt | BadPrompt] = deque()
         self._fetching = False
         self._alone_until = 0  # rows below this group id are fetched one by one
-        self._deaths: list[str] = []  # what the next row alone did to its workers
+        self._deaths: list[str] = []  # reasons, of workers that fetched only the next row
         self._bad = self._killers = 0  # in a row
 
     @property
@@ -44,7 +44,7 @@ class PromptStream:
         return len(self._fetched) < self._prefetch
 
     def next(self) -> Prompt | BadPrompt | None:
-        """The next of the stream, or None: not fetched yet.
+        """The next prompt of the stream, or None: not fetched yet.
 
         Raises: DataError: too many prompts in a row cannot be used, so the data must be wrong.
         """
@@ -60,8 +60,8 @@ class PromptStream:
         return prompt
 
     async def fetch(self, handle: Handle) -> None:
-        """The next prompts, from this worker. Raises: PlannedRestart: the fetch cost the worker; the prompts
-        are still due."""
+        """Fetch the next prompts from this worker. Raises: PlannedRestart: the fetch killed the worker. The
+        next fetch gets the same prompts."""
         first, alone = self._next_group_id, self._next_group_id < self._alone_until
         ids = list(range(first, first + (1 if alone else PROMPT_BATCH)))
         self._fetching = True
@@ -85,19 +85,19 @@ class PromptStream:
             self._killers = 0
             return fetched
         row_ids = await handle.call("row_ids", ids, timeout_s=PROMPTS_TIMEOUT_S)
-        told = f"making its prompt cost {DEATHS_MAX} reward workers: {self._deaths[-1]}"
-        self._count_killer(row_ids[0], told)
-        return [BadPrompt(ids[0], row_ids[0], told)]
+        reason = f"making its prompt cost {DEATHS_MAX} reward workers: {self._deaths[-1]}"
+        self._count_killer(row_ids[0], reason)
+        return [BadPrompt(ids[0], row_ids[0], reason)]
 
-    def _suspect(self, ids: list[int], told: str) -> None:
+    def _suspect(self, ids: list[int], reason: str) -> None:
         self._alone_until = max(self._alone_until, ids[-1] + 1)
         if len(ids) == 1:
-            self._deaths.append(told)
+            self._deaths.append(reason)
 
-    def _count_killer(self, row_id: str, told: str) -> None:
+    def _count_killer(self, row_id: str, reason: str) -> None:
         self._killers += 1
         if self._killers >= KILLERS_MAX:
             raise DataError(
-                f"{self._killers} rows in a row cost their reward workers; the last, {row_id}: {told}\n"
+                f"{self._killers} rows in a row cost their reward workers; the last, {row_id}: {reason}\n"
                 "  Look at the data set. The worker's own words are in the run's logs/reward-worker-*.log."
             )

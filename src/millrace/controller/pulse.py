@@ -13,18 +13,18 @@ class Waits:
     """Who waits for what, since when; and when the run last made progress."""
 
     def __init__(self) -> None:
-        self._open: dict[int, tuple[str, float]] = {}  # in words, since when
-        self._bounded: set[int] = set()  # open waits that have a deadline of their own
+        self._open: dict[int, tuple[str, float]] = {}  # who waits for what, since when
+        self._bounded: set[int] = set()  # open waits that have their own deadline
         self._numbers = count()
         self._tried: set[tuple[str, str]] = set()  # waits with a deadline since the last progress
-        self._prepared: set[tuple[str, str]] = set()  # what was got ready since the last progress
+        self._prepared: set[tuple[str, str]] = set()  # (worker, what) since the last progress
         self._fruitful: set[str] = set()
         self.progressed_s = 0.0
 
     @contextmanager
     def waiting(self, who: str, what: str, *, bounded: bool = False) -> Iterator[None]:
-        """`bounded`: this wait has a deadline of its own. Meanwhile the run is not stalled, unless it is the
-        second such wait without progress in between."""
+        """`bounded`: this wait has its own deadline. While it is open the run is not stalled, unless the same
+        wait was bounded before and no progress was made since."""
         number = next(self._numbers)  # one worker may wait for several things
         self._open[number] = (f"{who} waits for {what}", clock.now())
         if bounded and (who, what) not in self._tried:
@@ -38,7 +38,7 @@ class Waits:
 
     @property
     def bounded(self) -> bool:
-        """Something is waited for within its own deadline."""
+        """Whether an open wait has its own deadline."""
         return bool(self._bounded)
 
     def progress(self, worker: str | None = None) -> None:
@@ -50,14 +50,14 @@ class Waits:
             self._fruitful.add(worker)
 
     def prepared(self, worker: str, what: str) -> None:
-        """`worker` has `what`, and can work. Between two times of real progress the same counts once. A
-        worker that is prepared again and again for nothing is a stall."""
+        """`worker` has `what`, and can work. It counts once between two times of real progress: a worker that
+        is prepared again and again without work is a stall."""
         if (worker, what) not in self._prepared:
             self._prepared.add((worker, what))
             self.progressed_s = clock.now()
 
     def fruitful(self, worker: str) -> bool:
-        """Has `worker`, in whichever incarnation, done a part of the run's work?"""
+        """Whether any incarnation of `worker` has done a part of the run's work."""
         return worker in self._fruitful
 
     def discount(self, seconds: float) -> None:
@@ -68,4 +68,4 @@ class Waits:
         """One line per wait, the longest first."""
         now = clock.now()
         waits = sorted(self._open.values(), key=lambda wait: wait[1])
-        return [f"{told} ({now - since:.1f} s)" for told, since in waits]
+        return [f"{wait} ({now - since:.1f} s)" for wait, since in waits]

@@ -1,9 +1,9 @@
 """One replica's session: reports in, orders out.
 
-Orders are carried out one after another. Work that a dead replica never got is leased to another replica,
-because submitting is idempotent.
+Orders are carried out one after another. Work that a dead replica never got is leased to another replica.
+This is safe because submitting is idempotent.
 
-A replica that leaves gives back what it works on, with the tokens so far, and its session ends.
+A replica that leaves gives back its trajectories with their tokens so far, and its session ends.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from millrace.core.errors import DeadlineExceeded, TornVersionError, UnknownVers
 from millrace.core.protocols import Handle
 from millrace.core.types import Report, Served, Trajectory
 
-MISSED_S = 0.5  # before a version is asked for that was not there twice
-LOOKS = 5  # within the deadline of a report
+MISSED_S = 0.5  # before the next decision, after the same version was missing twice
+LOOKS = 5  # for a report, within the deadline of a report
 
 
 class ReplicaSession:
-    """`run` is one incarnation's session; the mailbox is emptied when it ends. It returns when the replica
-    has left; `noticed` is told that the replica itself wants to."""
+    """`run` is one incarnation's session. The mailbox is emptied when the session ends. The session returns
+    when the replica has left. `noticed` is called when the replica itself reports that it has to leave."""
 
     def __init__(self, name: str, run: RunContext, noticed: Callable[[str], None]) -> None:
         self.name, self._run, self._noticed = name, run, noticed
         self._mailbox = run.mailboxes[name]
         self._num_reports = 0
-        self._missed = -1  # the version that was not there at the last pull
+        self._missed = -1  # the version that was missing at the last pull
 
     async def run(self, handle: Handle) -> None:
         run = self._run
@@ -48,7 +48,7 @@ class ReplicaSession:
                 await self._release(handle)
                 for listener in listeners:
                     listener.cancel()
-                await asyncio.wait(listeners)  # see `Supervisor`: what fails now must fail in the group
+                await asyncio.wait(listeners)  # see `Supervisor`: a listener must fail inside the group
         finally:
             self._down()
 
@@ -66,17 +66,17 @@ class ReplicaSession:
     # ------------------------------------------------------------ in
 
     async def _reports(self, handle: Handle) -> None:
-        """Consumes the replica's one stream. Ends (with an error) when the replica does."""
+        """Consumes the replica's stream of reports. Ends, with an error, when the replica ends."""
         async for report in handle.stream("reports"):
             self._num_reports += 1
             self._take_in(report)
         raise WorkerDied(f"{self.name}: its report stream ended")
 
     async def _listen(self) -> None:
-        """A replica promises a report a second. Without reports the replica is killed, even if it answers
-        calls.
+        """A replica promises one report each second. Without reports the replica is killed, even if it
+        answers calls.
 
-        Looks are counted, not seconds: a controller that stood still itself has missed one look.
+        Looks are counted, not seconds: a controller that was stopped has missed one look.
         """
         timeout_s, silent = self._run.config.supervision.heartbeat_timeout_s, 0
         while silent < LOOKS:
@@ -89,7 +89,7 @@ class ReplicaSession:
         )
 
     async def _probe(self, handle: Handle) -> None:
-        """Ask the engine itself: while an engine is stuck in a step, its process can still answer
+        """Call the engine itself: the process of an engine that is stuck in a decode step can still answer
         heartbeats."""
         while True:
             await asyncio.sleep(self._run.config.supervision.heartbeat_timeout_s / 2)
@@ -146,19 +146,19 @@ class ReplicaSession:
         endpoint = run.endpoint(run.state.replicas[self.name].host)
         try:
             if endpoint is None:
-                return  # its host's relay is gone; the next decision waits for the new one
+                return  # the relay of its host is gone; the next decision waits for the new relay
             with run.waits.waiting(self.name, f"version {order.version}", bounded=True):
                 pulling = run.patience.call(handle, "pull", order.version, endpoint)
                 served: Served | None = await self._mailbox.unless_closed(pulling)
         except (UnknownVersionError, TornVersionError):
-            if order.version == self._missed:  # nothing newer: it would be asked for without end
+            if order.version == self._missed:  # no newer version: without a wait the pulls would never end
                 await asyncio.sleep(MISSED_S)
             self._missed = order.version
-            return  # overwritten meanwhile; the next decision asks for the newest
+            return  # overwritten meanwhile; the next decision takes the newest version
         finally:
             run.state.replicas.end_pull(self.name)
         if served is None:
-            return  # it leaves
+            return  # the replica leaves
         run.lineage.check_served(self.name, order.version, served)
         run.state.replicas.served(self.name, served.version)
         run.computes(self.name, served.computes)
@@ -174,8 +174,8 @@ class ReplicaSession:
         )
 
     async def _move(self, handle: Handle, order: Move) -> None:
-        """Each destination gets its share. The rest, and the share of a destination that is gone, wait for a
-        replica."""
+        """Each destination gets its share. The rest, and the share of a destination that is gone, are
+        queued."""
         run, state = self._run, self._run.state
         moved = await self._release(handle)
         for destination in state.replicas.end_move(self.name, order.shares):
@@ -192,13 +192,14 @@ class ReplicaSession:
                 )
 
     async def _release(self, handle: Handle) -> list[Trajectory]:
-        """Take back what the replica still works on; what it has just finished is complete with that."""
+        """Take back the trajectories that the replica still works on. The ones that it has just finished
+        become complete."""
         state = self._run.state
         ids = list(state.replicas[self.name].leased)
-        parts = await self._run.patience.call(handle, "release", ids)
-        self._finished(state.progress(self.name, parts))
-        released = {part.trajectory_id for part in parts}
-        back = [state.trajectories[i] for i in ids if i in released and i in state.replicas[self.name].leased]
-        for trajectory in back:
+        progress = await self._run.patience.call(handle, "release", ids)
+        self._finished(state.progress(self.name, progress))
+        released, leased = {one.trajectory_id for one in progress}, state.replicas[self.name].leased
+        trajectories = [state.trajectories[i] for i in ids if i in released and i in leased]
+        for trajectory in trajectories:
             state.unlease(trajectory)
-        return back
+        return trajectories

@@ -1,8 +1,9 @@
-"""The environment pool: prompts ahead of need (prompts.py), and scores with a deadline each.
+"""The pool of reward workers: prompts ahead of need (prompts.py), and scores with a deadline each.
 
 Any worker serves any job. If a reward does not answer in time, its worker is killed and replaced. That
-trajectory fails with the reason, and the others of its batch are scored again elsewhere. While a reward runs,
-only that deadline ends its worker: a worker whose reward holds the interpreter cannot answer heartbeats.
+trajectory fails with the reason, and the others of its batch are scored again by other workers. While a
+reward runs, only that deadline ends its worker: a reward that holds the interpreter stops the worker's
+heartbeats.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from millrace.core.pulse import Pulse
 from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
 
 SCORE_BATCH = 16  # requests per call: enough to hide the call, few enough to spread over workers
-DEATHS_MAX = 2  # a trajectory whose scoring cost this many workers has failed
+DEATHS_MAX = 2  # a trajectory whose scoring killed this many workers has failed
 FAILURES_MAX = 256  # failed scores in a row that stop the run
-TICK_S = 60.0  # between two looks for work of a worker that nobody woke
-GRACE_S = 2.0  # beyond the deadline, which the worker keeps itself unless its reward holds the interpreter
+TICK_S = 60.0  # between two looks for work without a pulse
+GRACE_S = 2.0  # beyond the deadline: the worker meets it itself unless its reward holds the interpreter
 NEWEST = 1 / SCORE_BATCH  # weight of the newest score in their mean time
 
 
@@ -54,7 +55,7 @@ class RewardPool:
         self._failures = 0
         self._scoring: set[str] = set()  # workers
         self.spare = frozenset[str]()  # workers that are to end
-        self.score_s = 0.0  # that one worker takes for one score, lately
+        self.score_s = 0.0  # recent mean time of one score, by one worker
         self._prompts = PromptStream(waits, next_group_id=next_group_id, prefetch=prefetch)
 
     def request(self, request: ScoreRequest) -> None:
@@ -71,22 +72,22 @@ class RewardPool:
         return len(self._scoring)
 
     def spare_all(self, names: Iterable[str]) -> None:
-        """These workers, and no others, end once they have done what they are at."""
+        """These workers, and no others, end after their present job."""
         self.spare = frozenset(names)
         self._work.fire()
 
     def next_prompt(self) -> Prompt | BadPrompt | None:
-        """The next of the stream, or None: not fetched yet."""
+        """The next prompt of the stream, or None: not fetched yet."""
         prompt = self._prompts.next()
         if prompt is not None and self._prompts.wanted:
             self._work.fire()
         return prompt
 
     def is_scoring(self, handle: Handle) -> bool:
-        """Whether a reward of this worker may be running, which has a deadline of its own."""
+        """Whether a reward of this worker may be running. A reward has its own deadline."""
         return handle.name in self._scoring
 
-    # ------------------------------------------------------------ what a worker's session does
+    # ------------------------------------------------------------ sessions of workers
 
     async def session(self, handle: Handle) -> None:
         """Serve jobs on one worker until it dies or is spare. Prompts first: generation waits for them."""
@@ -105,7 +106,7 @@ class RewardPool:
         try:
             await self._prompts.fetch(handle)
         except BaseException:
-            self._work.fire()  # another worker can fetch them
+            self._work.fire()  # another worker can fetch the prompts
             raise
         self._waits.progress(handle.name)
         self._pulse.fire()
@@ -122,17 +123,17 @@ class RewardPool:
                         trajectory_id, score = await anext(scores)
                     waiting.popleft()
                     self._waits.progress(handle.name)
-                    before_s, began_s = began_s, clock.now()
-                    self._took(began_s - before_s)
+                    previous_s, began_s = began_s, clock.now()
+                    self._average(began_s - previous_s)
                     self._finish(trajectory_id, score)
-        except TimeoutError as error:  # DeadlineExceeded too: the worker saw the deadline itself
+        except TimeoutError as error:  # or DeadlineExceeded: the worker noticed the deadline itself
             self._finish(
                 waiting.popleft().trajectory_id,
                 Failed(f"the reward did not answer within {self._timeout_s:g} s"),
             )
             handle.kill()
-            told = f"{handle.name}: a reward took longer than {self._timeout_s:g} s"
-            raise PlannedRestart(": ".join(filter(None, (told, str(error))))) from None
+            reason = f"{handle.name}: a reward took longer than {self._timeout_s:g} s"
+            raise PlannedRestart(": ".join(filter(None, (reason, str(error))))) from None
         except MillraceError as error:
             if not is_workers(error):
                 raise
@@ -145,12 +146,12 @@ class RewardPool:
             self._requests.extendleft(reversed(waiting))
             self._work.fire()
 
-    def _took(self, score_s: float) -> None:
+    def _average(self, score_s: float) -> None:
         self.score_s = self.score_s + NEWEST * (score_s - self.score_s) if self.score_s else score_s
 
     def _blame(self, waiting: deque[ScoreRequest], death: MillraceError) -> None:
-        """The request under way may have killed the worker. One death may have another cause; after two the
-        request fails."""
+        """The first request of `waiting` may have killed the worker. One death may have another cause. After
+        two deaths the request fails."""
         suspect = waiting[0].trajectory_id
         self._deaths[suspect] = self._deaths.get(suspect, 0) + 1
         if self._deaths[suspect] >= DEATHS_MAX:

@@ -1,4 +1,4 @@
-"""What a `step` event tells of a batch: its rewards, its staleness, and how fair a sample it was."""
+"""The fields of a `step` event: a batch's rewards, its staleness, and how fair a sample it was."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from millrace.core.fairness import LengthMoments, Window
 from millrace.core.types import Batch, StepResult
 
 
-class StepTeller:
-    """Fields of the steps of one process, in order; keeps the window of the last batches."""
+class StepFields:
+    """Fields of the steps of one process, in order. It has the window of the last batches."""
 
     def __init__(self) -> None:
         self._window = Window()
 
-    def fields(self, batch: Batch, result: StepResult) -> dict[str, Any]:
+    def of(self, batch: Batch, result: StepResult) -> dict[str, Any]:
         histogram = staleness_histogram(batch)
         lengths = group_lengths(batch)
         self._window.add(batch.version + 1, lengths, histogram)
@@ -31,18 +31,18 @@ class StepTeller:
             "step_s": result.step_s,
             "logprob_gap": {s: list(gap) for s, gap in result.logprob_gap.items()},
             "metrics": result.metrics,
-            **({"reward_metrics": measured} if (measured := reward_metrics(batch)) else {}),
+            **({"reward_metrics": means} if (means := reward_metrics(batch)) else {}),
         }
 
 
 def reward_metrics(batch: Batch) -> dict[str, float]:
-    """What the reward measured beside the reward: means over the trajectories that have the name."""
+    """The metrics of the reward function: for each name the mean over the trajectories that have it."""
     values: dict[str, list[float]] = {}
     for group in batch.groups:
         for sequence in group.sequences:
             for name, value in sequence.metrics.items():
                 values.setdefault(name, []).append(value)
-    return {name: fmean(found) for name, found in values.items()}
+    return {name: fmean(each) for name, each in values.items()}
 
 
 def staleness_histogram(batch: Batch) -> dict[int, int]:
@@ -63,5 +63,5 @@ def mean_staleness(batch: Batch) -> float:
 
 
 def group_lengths(batch: Batch) -> LengthMoments:
-    """The mean number of tokens of each group's completions, as one batch has them."""
+    """Moments of the groups' lengths. A group's length is the mean number of tokens of its completions."""
     return LengthMoments.of([fmean(len(s.columns) for s in group.sequences) for group in batch.groups])

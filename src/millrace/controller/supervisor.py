@@ -2,8 +2,8 @@
 
     spawn -> session(handle) until the worker dies or misses a heartbeat -> clean up -> back off -> again
 
-A session is all that the controller does with one incarnation. When the worker dies, whatever its
-session waits for raises `WorkerDied`, so a crash takes the same path as an orderly end.
+A session is all that the controller does with one incarnation. When the worker dies, the calls and streams
+of its session raise `WorkerDied`, so a crash takes the same path as an orderly end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.controller.fault import is_workers, may_pass, starting
+from millrace.controller.fault import is_workers, may_restart, starting
 from millrace.controller.pulse import Waits
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, DigestMismatchError, WorkerDied, WorkerError, alone, leaves
@@ -24,13 +24,13 @@ from millrace.core.protocols import Handle, Runtime
 from millrace.core.types import Vitals
 
 BACKOFF_S_MAX = 10.0
-DEATH_GRACE_S = 0.02  # a session that was in a call learns of the death there, and can tell more
+DEATH_GRACE_S = 0.02  # a session in a call learns of the death there, and its error says more
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
     """What to spawn: worker `name` of `role`, an instance of `target` made with `kwargs`, at `place`.
-    `spawn_s_max`: a start may take this long, even where the policy's `spawn_timeout_s` is less."""
+    `spawn_s_max`: a start may take this long, even if the policy's `spawn_timeout_s` is shorter."""
 
     role: str
     name: str
@@ -54,7 +54,7 @@ Exempt = Callable[[Handle], bool]
 
 
 class PlannedRestart(WorkerError):
-    """The session itself wants a fresh worker; it does not count against the restart budget."""
+    """The session itself wants a new incarnation. It does not count against the restart budget."""
 
 
 def never(handle: Handle) -> bool:
@@ -66,8 +66,8 @@ def _stays() -> bool:
 
 
 class Supervisor:
-    """`heard` judges what a worker says of itself with each heartbeat. An error that `heard` raises ends that
-    worker."""
+    """`on_heartbeat` judges the vitals that a worker sends with each heartbeat. An error that it raises ends
+    that worker."""
 
     def __init__(
         self,
@@ -75,12 +75,12 @@ class Supervisor:
         events: Events,
         policy: RestartPolicy,
         waits: Waits,
-        heard: Callable[[Handle, Vitals, float], None],
+        on_heartbeat: Callable[[Handle, Vitals, float], None],
     ) -> None:
         self._runtime, self._events, self._policy, self._waits = runtime, events, policy, waits
-        self._heard = heard
-        self._epochs: dict[str, int] = {}  # of the newest incarnation
-        self._resident_bytes: dict[str, int] = {}  # of it, at its last heartbeat
+        self._on_heartbeat = on_heartbeat
+        self._epochs: dict[str, int] = {}  # of the newest incarnation, by worker
+        self._resident_bytes: dict[str, int] = {}  # at the last heartbeat, by worker
         self.restarts = 0
 
     async def keep(
@@ -90,9 +90,9 @@ class Supervisor:
         exempt: Exempt = never,
         leaves: Callable[[], bool] = _stays,
     ) -> None:
-        """Run `session` on incarnation after incarnation of `spec`, until one returns, or one dies that
-        `leaves` anyway. A worker that is `exempt` may leave a heartbeat unanswered: its work has another
-        deadline.
+        """Run `session` on incarnation after incarnation of `spec`. Returns when a session returns, or when
+        the worker dies and `leaves` says that it was to leave. A worker that is `exempt` may leave a
+        heartbeat unanswered: its work has another deadline.
 
         Raises: the worker's error that another start would meet again; WorkerError when the restart budget is
         spent; every error that is not the worker's. See `fault`.
@@ -109,18 +109,17 @@ class Supervisor:
             if leaves() and not isinstance(cause, DigestMismatchError):
                 return
             worked = died_at is not None or self._waits.fruitful(spec.name)
-            if not may_pass(cause, spec.role, made=spec.name in self._epochs, worked=worked):
+            if not may_restart(cause, spec.role, started=spec.name in self._epochs, worked=worked):
                 raise cause
             died_at = clock.now()
             self.restarts += 1
-            epoch = self._epochs.get(spec.name, 0)
-            told = self._told(spec.name, cause)
-            self._events.emit("worker_died", role=spec.role, name=spec.name, epoch=epoch, cause=told)
+            epoch, reason = self._epochs.get(spec.name, 0), self._reason(spec.name, cause)
+            self._events.emit("worker_died", role=spec.role, name=spec.name, epoch=epoch, cause=reason)
             if not isinstance(cause, PlannedRestart):
                 await self._back_off(spec, crashes, cause)
 
     async def _live(self, spec: WorkerSpec, session: Session, exempt: Exempt, died_at: float | None) -> None:
-        """One incarnation, from spawn to death. Never leaves it running."""
+        """One incarnation, from spawn to death. It never runs on after this."""
         started = clock.now()
         with starting(spec.name), self._waits.waiting(spec.name, "its start", bounded=True):
             handle = await self._runtime.spawn(
@@ -132,11 +131,11 @@ class Supervisor:
             )
         self._epochs[spec.name] = handle.epoch
         fields = {"role": spec.role, "name": spec.name, "epoch": handle.epoch}
-        told = {"pid": getattr(handle, "pid", None)}
-        for more in ("pids", "address"):
-            if hasattr(handle, more):
-                told[more] = getattr(handle, more)
-        self._events.emit("worker_started", **fields, **told, spawn_s=clock.now() - started)
+        process = {"pid": getattr(handle, "pid", None)}
+        for name in ("pids", "address"):
+            if hasattr(handle, name):
+                process[name] = getattr(handle, name)
+        self._events.emit("worker_started", **fields, **process, spawn_s=clock.now() - started)
         if died_at is not None:
             self._events.emit("worker_recovered", **fields, recovery_s=clock.now() - died_at)
         try:
@@ -148,18 +147,18 @@ class Supervisor:
                 await session(handle)
                 for watcher in watchers:
                     watcher.cancel()
-                # A watcher that fails now must fail inside the group. A group that is closing already would
+                # A watcher that fails now must fail inside the group. A group that is already closing does
                 # not undo its cancellation of this task (Python 3.11).
                 await asyncio.wait(watchers)
         finally:
             handle.kill()
 
     async def _heartbeat(self, handle: Handle, exempt: Exempt) -> None:
-        """A worker that does not answer within `heartbeat_timeout_s` is killed. One that is exempt is killed
-        only if it is suspended; it then counts as one that died at its work."""
+        """A worker that does not answer within `heartbeat_timeout_s` is killed. An exempt worker is killed
+        only if it is suspended. It then counts as a worker that died at its work."""
         while True:
             await asyncio.sleep(self._policy.heartbeat_timeout_s / 3)
-            asked_s, was_exempt = clock.now(), exempt(handle)
+            sent_s, was_exempt = clock.now(), exempt(handle)
             try:
                 vitals = await handle.call("__ping__", timeout_s=self._policy.heartbeat_timeout_s)
             except DeadlineExceeded:
@@ -169,16 +168,16 @@ class Supervisor:
                     handle.kill()
                 continue
             self._resident_bytes[handle.name] = vitals.resident_bytes
-            self._heard(handle, vitals, asked_s)
+            self._on_heartbeat(handle, vitals, sent_s)
 
-    def _told(self, name: str, cause: BaseException) -> str:
-        """The kernel gives no reason when it kills for want of memory; the worker's size is a hint."""
-        told = str(cause)
-        if "SIGKILL" not in told:
-            return told
+    def _reason(self, name: str, cause: BaseException) -> str:
+        """The kernel gives no reason when it kills a process for lack of memory; its size is a hint."""
+        reason = str(cause)
+        if "SIGKILL" not in reason:
+            return reason
         resident_bytes = self._resident_bytes.get(name)
         size = f" ({resident_bytes / 1e6:.0f} MB were resident)" if resident_bytes else ""
-        return f"{told}, by somebody or by the kernel for want of memory{size}"
+        return f"{reason}, by somebody or by the kernel for want of memory{size}"
 
     async def _back_off(self, spec: WorkerSpec, crashes: deque[float], cause: BaseException) -> None:
         policy = self._policy
@@ -189,7 +188,7 @@ class Supervisor:
             early = "" if spec.name in self._epochs else ", each time before it was ready"
             raise WorkerError(
                 f"{spec.name} died {len(crashes)} times within {policy.window_s:g} s{early}; the last time: "
-                f"{self._told(spec.name, cause)}\n  Its own words are in the run directory, "
+                f"{self._reason(spec.name, cause)}\n  Its own words are in the run directory, "
                 f"logs/{spec.name}.*.log. The budget is `supervision.restarts` ({policy.restarts})."
             ) from cause
         await asyncio.sleep(min(BACKOFF_S_MAX, policy.backoff_s * 2 ** (len(crashes) - 1)))
@@ -209,16 +208,16 @@ async def _death(handle: Handle) -> None:
 
 
 def _of_worker(failure: Exception) -> BaseException:
-    """The most telling of a worker's errors: a death explains the calls that it broke. Raises: what is not
-    the worker's."""
+    """The worker's error that explains the others: a death explains the calls that it broke. Raises: an error
+    that is not the worker's."""
     if isinstance(failure, ExceptionGroup):
-        _, other = failure.split(is_workers)
-        if other is not None:
-            raise alone(other)
+        _, foreign = failure.split(is_workers)
+        if foreign is not None:
+            raise alone(foreign)
     elif not is_workers(failure):
         raise failure
     errors = list(leaves(failure))
-    own = [e for e in errors if not isinstance(e, WorkerError | DeadlineExceeded)]
+    raised = [e for e in errors if not isinstance(e, WorkerError | DeadlineExceeded)]
     planned = [e for e in errors if isinstance(e, PlannedRestart)]
     deaths = [e for e in errors if isinstance(e, WorkerDied)]
-    return (own or planned or deaths or errors)[0]
+    return (raised or planned or deaths or errors)[0]

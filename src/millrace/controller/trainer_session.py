@@ -1,11 +1,12 @@
 """The trainer's session: replay, then take -> step -> commit -> publish -> checkpoint, until done.
 
-A version is digested while the next step is computed. It is whole at the relay before that step is committed.
-A checkpoint is written while the next steps are made. Its files are complete, then the ledger has it.
+A version is digested while the next step is computed. It is complete at the relay before that step is
+committed. A checkpoint is written while the next steps are computed. The ledger records it once its files are
+complete.
 
 A trainer that crashed goes on as a resumed run does. It loads the newest checkpoint, then repeats the later
 steps in their order, each with its own batch. So each batch is trained once per lineage of the final weights,
-and the versions come out as they were.
+and the repeated versions equal the first ones.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from msgspec.structs import asdict
 from millrace.controller.context import RunContext
 from millrace.controller.reference_session import ReferenceSession
 from millrace.controller.state.groups import make_batch
-from millrace.controller.step_event import StepTeller, mean_staleness, staleness_histogram
+from millrace.controller.step_event import StepFields, mean_staleness, staleness_histogram
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, TrainingError, UnknownVersionError
 from millrace.core.protocols import Handle
@@ -34,10 +35,10 @@ from millrace.core.types import (
 )
 
 TICK_S = 1.0
-REJECTED_MAX = 3  # batches in a row, after which the weights are suspected and not the data
+REJECTED_MAX = 3  # batches in a row: then the weights are suspect, and not the data
 GO_BACK = (
-    "`--resume` tries other trajectories; `--resume --from-version N` goes back to version N and takes "
-    "another way from there"
+    "`--resume` tries other trajectories; `--resume --from-version N` goes back to version N and trains "
+    "on other trajectories from there"
 )
 
 
@@ -56,17 +57,17 @@ class TrainerSession:
         self._run, self._checkpoints, self._export = run, checkpoints, export
         self._reference = reference
         self._loaded: TrainerState | None = None
-        self._published_to: tuple[object, int] | None = None  # (heads, version) last copied
+        self._published_to: tuple[object, int] | None = None  # (root relays, version) of the last copy
         self._publishing: asyncio.Task[None] | None = None  # one at a time
         self._checkpointed = -1  # the version saved last, or being saved
         self._saving: asyncio.Task[None] | None = None  # one at a time
         self._rejected_in_a_row = 0
-        self._teller = StepTeller()
-        self._catching_up = False  # still true at the next catch-up where the trainer died in it
+        self._step_fields = StepFields()
+        self._catching_up = False  # a catch-up that finds it true follows a trainer that died in a catch-up
         self._call = run.patience.call
 
     async def slot_bytes(self) -> int:
-        """What one version needs in a relay; known once a trainer has loaded."""
+        """The bytes of one version in a relay. Waits until a trainer has loaded."""
         while self._loaded is None:
             await self._run.pulse.wait(timeout_s=TICK_S)
         return self._loaded.slot_bytes
@@ -74,25 +75,25 @@ class TrainerSession:
     async def run(self, handle: Handle) -> None:
         """Returns when the last step is committed, checkpointed and exported."""
         try:
-            async with asyncio.TaskGroup() as beside:
+            async with asyncio.TaskGroup() as background:
                 self._publishing = self._saving = None
-                await self._train(handle, beside)
+                await self._train(handle, background)
         finally:
             for host in self._run.trainer_hosts:
                 self._run.state.relays.arrived(host, self._run.state.version)
 
-    async def _train(self, handle: Handle, beside: asyncio.TaskGroup) -> None:
+    async def _train(self, handle: Handle, background: asyncio.TaskGroup) -> None:
         run, state = self._run, self._run.state
-        await self._catch_up(handle, beside)
+        await self._catch_up(handle, background)
         taken_s: float | None = None
         while True:
-            await self._publish(handle, beside)
+            await self._publish(handle, background)
             if state.version >= run.config.steps:
                 break
             free_s = clock.now()
             if taken_s is not None:
                 state.measured.step_took(free_s - taken_s)
-            batch = await self._take(handle, beside)
+            batch = await self._take(handle, background)
             if batch is None:
                 break
             taken_s = clock.now()
@@ -101,7 +102,7 @@ class TrainerSession:
             if isinstance(result, StepRejected):
                 self._reject(result)
                 if result.weights_lost:
-                    await self._catch_up(handle, beside)
+                    await self._catch_up(handle, background)
                 continue
             self._rejected_in_a_row = 0
             record = self._commit(batch, result)
@@ -109,37 +110,37 @@ class TrainerSession:
             self._emit_step(batch, record, result, wait_s=taken_s - free_s, replayed=False)
             run.pulse.fire()
             if state.version % run.config.checkpoints.every == 0:
-                await self._publish(handle, beside)
-                await self._checkpoint(handle, beside, state.version)
-        await self._checkpoint(handle, beside, state.version)
+                await self._publish(handle, background)
+                await self._checkpoint(handle, background, state.version)
+        await self._checkpoint(handle, background, state.version)
         await self._published()
         await self._saved()
         if self._export is not None:
             await self._call(handle, "export", self._export)
-        await self._evaluated(handle, beside)
+        await self._evaluated(handle, background)
 
-    async def _evaluated(self, handle: Handle, beside: asyncio.TaskGroup) -> None:
-        """Wait for the evaluations of the last version, each within its own deadline. A relay that comes back
+    async def _evaluated(self, handle: Handle, background: asyncio.TaskGroup) -> None:
+        """Wait for the evaluations of the last version, each within its own deadline. A relay that restarts
         meanwhile gets that version again."""
         run, evaluations = self._run, self._run.evaluations
         limit_s = clock.now() + evaluations.longest_s + run.config.supervision.step_timeout_s
         evaluations.finishing = True
         with run.waits.waiting("the run", "its last evaluations", bounded=True):
             while not (run.stopping or evaluations.idle(run.state.version) or clock.now() > limit_s):
-                await self._publish(handle, beside)
+                await self._publish(handle, background)
                 await run.pulse.wait(timeout_s=TICK_S)
-        if not run.stopping and (left := evaluations.standing()):
-            told = f"the run ends without what did not come in time: {'; '.join(left)}"
-            run.events.emit("warned", source="evaluations", reason=told)
+        if not run.stopping and (missing := evaluations.describe_waits()):
+            warning = f"the run ends without what did not come in time: {'; '.join(missing)}"
+            run.events.emit("warned", source="evaluations", reason=warning)
 
-    async def _catch_up(self, handle: Handle, beside: asyncio.TaskGroup) -> None:
+    async def _catch_up(self, handle: Handle, background: asyncio.TaskGroup) -> None:
         """Load the newest checkpoint and replay the committed steps after it.
 
-        If the last trainer died before it had caught up, every replayed step is saved. Then a trainer that
-        lives for little more than one step still makes progress.
+        If the last trainer process died before it had caught up, every replayed step is saved. Then even a
+        process that lives for little more than one step makes progress.
         """
         await self._saved()
-        run, died_in_it, self._catching_up = self._run, self._catching_up, True
+        run, died_in_catch_up, self._catching_up = self._run, self._catching_up, True
         checkpoint = run.ledger.checkpoint()
         path = checkpoint.path if checkpoint else None
         with run.waits.waiting("trainer", "its weights to load", bounded=True):
@@ -155,31 +156,31 @@ class TrainerSession:
             if isinstance(result, StepRejected):
                 raise TrainingError(
                     f"step {record.version} was committed, and now its batch is rejected: {result.reason}."
-                    f"\n  The machine computes otherwise than before. {GO_BACK}"
+                    f"\n  The machine computes differently from before. {GO_BACK}"
                 )
             self._emit_step(batch, record, result, wait_s=0.0, replayed=True)
-            if died_in_it:
-                await self._checkpoint(handle, beside, record.version)
+            if died_in_catch_up:
+                await self._checkpoint(handle, background, record.version)
                 await self._saved()
         self._catching_up = False
 
     async def _batch_of(self, record: StepRecord) -> Batch:
-        """The batch of a committed step, as it was. Read group by group: the loop turns in between."""
+        """The batch of a committed step, as it was. Other coroutines run between two groups."""
         groups = []
         for group_id in record.group_ids:
             groups.append(self._run.ledger.group(group_id))
             await asyncio.sleep(0)
         return make_batch(record.version - 1, groups)
 
-    async def _take(self, handle: Handle, beside: asyncio.TaskGroup) -> Batch | None:
-        """Wait for a batch; meanwhile serve a relay that came back. None: the run is to stop.
+    async def _take(self, handle: Handle, background: asyncio.TaskGroup) -> Batch | None:
+        """Wait for a batch; meanwhile publish to a relay that restarted. None: the run is to stop.
 
-        A batch once taken stays taken: a trainer that died in its step gets the same one again.
+        A batch stays taken until its step ends: after a trainer's death the next one gets the same batch.
         """
         run, state = self._run, self._run.state
         with run.waits.waiting("trainer", f"{run.config.batch.prompts} ready groups"):
             while not run.stopping:
-                await self._publish(handle, beside)
+                await self._publish(handle, background)
                 if not state.taken and state.num_ready >= run.config.batch.prompts:
                     state.take(run.schedule.take(state.view()) or ())
                 if state.taken:
@@ -192,7 +193,7 @@ class TrainerSession:
         return None
 
     def _assert_bound(self, batch: Batch) -> None:
-        """The schedule's promise, checked on the tokens themselves before they are trained on."""
+        """Check the schedule's staleness bound on the tokens themselves, before they are trained on."""
         bound, histogram = self._run.schedule.staleness_max, staleness_histogram(batch)
         assert bound is None or max(histogram, default=0) <= bound, (batch.version, histogram, bound)
 
@@ -210,13 +211,14 @@ class TrainerSession:
         return result
 
     def _reject(self, rejected: StepRejected) -> None:
-        """The trajectories at fault end, durably, before another try: a resumed run does not take them again.
+        """The trajectories at fault end, durably, before the next try: a resumed run does not take them
+        again.
 
-        Raises TrainingError: REJECTED_MAX batches in a row were not fit to be trained on.
+        Raises TrainingError: REJECTED_MAX batches in a row were not finite.
         """
         run, self._rejected_in_a_row = self._run, self._rejected_in_a_row + (not rejected.unfit)
-        told = rejected.reason if rejected.unfit else f"not finite at {rejected.reason}"
-        run.state.reject(rejected.trajectory_ids, told)
+        reason = rejected.reason if rejected.unfit else f"not finite at {rejected.reason}"
+        run.state.reject(rejected.trajectory_ids, reason)
         run.flush()
         run.events.emit(
             "step_rejected",
@@ -233,7 +235,7 @@ class TrainerSession:
         run.pulse.fire()
 
     def _commit(self, batch: Batch, result: StepResult) -> StepRecord:
-        """The step happened: one durable transaction, before anybody can see its version."""
+        """Record the step in one durable transaction, before its version is published."""
         run = self._run
         group_ids = [group.group_id for group in batch.groups]
         trained = [s.trajectory_id for group in batch.groups for s in group.sequences]
@@ -243,32 +245,32 @@ class TrainerSession:
         run.state.committed(result.version)
         return record
 
-    async def _publish(self, handle: Handle, beside: asyncio.TaskGroup) -> None:
+    async def _publish(self, handle: Handle, background: asyncio.TaskGroup) -> None:
         """Copy the current version to the current relays of the trainer's hosts, once. Only the copy is
         waited for."""
         run = self._run
-        heads = run.heads
-        if not heads or self._published_to == (target := (heads, run.state.version)):
+        roots = run.roots
+        if not roots or self._published_to == (target := (roots, run.state.version)):
             return
         await self._published()
         try:
-            await self._call(handle, "publish", *heads)
+            await self._call(handle, "publish", *roots)
         except UnknownVersionError:
-            return await self._await_another_relay(heads)
+            return await self._await_another_relay(roots)
         self._published_to = target
         for host in run.trainer_hosts:
             run.state.relays.put(host, run.state.version)
-        self._publishing = beside.create_task(self._hand_over(handle, *target), name="publish")
+        self._publishing = background.create_task(self._hand_over(handle, *target), name="publish")
 
-    async def _hand_over(self, handle: Handle, heads: tuple[Endpoint, ...], version: int) -> None:
-        """Wait until `version`, which is copied, is whole in its slots; then the relays may stage it."""
+    async def _hand_over(self, handle: Handle, roots: tuple[Endpoint, ...], version: int) -> None:
+        """Wait until the copied `version` is complete in its slots. Then the relays may stage it."""
         run = self._run
         with run.waits.waiting("publication", f"the digest of version {version}", bounded=True):
             published: Published = await self._call(handle, "published")
-        if run.heads != heads:
-            return  # one of those relays died meanwhile, and its slots with it
+        if run.roots != roots:
+            return  # a root relay died meanwhile, and its slots with it
         run.lineage.published(published)
-        if len(heads) == 1:
+        if len(roots) == 1:
             run.published.append(published)
         else:
             run.state.relays.wrote(version, published.digest)
@@ -281,17 +283,17 @@ class TrainerSession:
         if self._publishing is not None:
             await self._publishing
 
-    async def _await_another_relay(self, heads: tuple[Endpoint, ...]) -> None:
-        """The slots are gone, so a relay is gone too, and its death will be known in a moment."""
-        run, paths = self._run, " or ".join(endpoint.path for endpoint in heads)
+    async def _await_another_relay(self, roots: tuple[Endpoint, ...]) -> None:
+        """The slots are gone, so a relay died. Wait until its supervision notices the death."""
+        run, paths = self._run, " or ".join(endpoint.path for endpoint in roots)
         with run.waits.waiting("trainer", f"a relay other than {paths}"):
             deadline_s = clock.now() + run.config.supervision.heartbeat_timeout_s
-            while run.heads == heads:
+            while run.roots == roots:
                 if clock.now() > deadline_s:
                     raise DeadlineExceeded(f"the slots at {paths} are gone, yet their relay answers")
                 await run.pulse.wait(timeout_s=TICK_S)
 
-    async def _checkpoint(self, handle: Handle, beside: asyncio.TaskGroup, version: int) -> None:
+    async def _checkpoint(self, handle: Handle, background: asyncio.TaskGroup, version: int) -> None:
         """Begin to save the trainer, which is at `version`, unless that is saved already."""
         if self._checkpointed == version:
             return
@@ -301,10 +303,10 @@ class TrainerSession:
         with self._run.waits.waiting("trainer", "its checkpoint", bounded=True):
             await self._call(handle, "checkpoint", self._checkpoints)
         self._checkpointed = version
-        self._saving = beside.create_task(self._commit_checkpoint(handle, waited_s), name="checkpoint")
+        self._saving = background.create_task(self._commit_checkpoint(handle, waited_s), name="checkpoint")
 
     async def _commit_checkpoint(self, handle: Handle, waited_s: float) -> None:
-        """`waited_s`: for the checkpoint before, which training waited for too."""
+        """`waited_s`: how long training waited for the checkpoint before."""
         run = self._run
         with run.waits.waiting("checkpoint", "its files", bounded=True):
             info: CheckpointInfo = await self._call(
@@ -325,7 +327,7 @@ class TrainerSession:
         run.events.emit(
             "step",
             version=record.version,
-            **self._teller.fields(batch, result),
+            **self._step_fields.of(batch, result),
             wait_s=wait_s,
             groups_ready=run.state.num_ready,
             replayed=replayed,

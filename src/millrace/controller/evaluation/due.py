@@ -1,7 +1,8 @@
-"""Evaluate: which versions, in which order, how hard, and when is it enough? Pure.
+"""Evaluate: which versions, in which order, for which share of the time, and which version is best? Pure.
 
-An evaluator pulls one version, and keeps it until all is generated. While it is busy newer versions come: of
-each evaluation the newest one that is due waits, and an older one that waited is skipped, and told.
+An evaluator pulls one version, and serves it until every completion is generated. Newer versions come while
+it is busy. Of each evaluation only the newest version that is due waits. An older one is skipped, with a
+reason.
 """
 
 from __future__ import annotations
@@ -18,32 +19,34 @@ Series = Sequence[tuple[int, float | None]]
 
 
 def due(every: int, first: int, newest: int, *, last: int) -> list[int]:
-    """The versions from `first` to `newest` that are evaluated: each `every` steps, from the start model on,
-    and `last`, the run's last one."""
+    """The versions from `first` to `newest` that are evaluated: the multiples of `every`, and `last`, which
+    is the run's last version."""
     return [version for version in range(first, newest + 1) if version % every == 0 or version == last]
 
 
 @dataclass(slots=True)
 class DueVersions:
-    """What is due and not begun: of each evaluation one version."""
+    """Evaluations that are due and have not begun, each with one version."""
 
     wanted: dict[str, int] = field(default_factory=dict)
 
     def add(self, name: str, version: int) -> int | None:
-        """The version that is skipped for this one; None: none."""
+        """Returns the version that is skipped for this one; None: none."""
         skipped = self.wanted.get(name)
         self.wanted[name] = version
         return skipped
 
-    def next(self, held: Collection[int]) -> tuple[str, int] | None:
-        """Of those whose version can be pulled, the one that leaves the relay first. None: there is none."""
-        ready = [(version, name) for name, version in self.wanted.items() if version in held]
+    def next(self, pullable: Collection[int]) -> tuple[str, int] | None:
+        """The evaluation with the oldest `pullable` version: it leaves the relay first. None: there is
+        none."""
+        ready = [(version, name) for name, version in self.wanted.items() if version in pullable]
         return min(ready)[::-1] if ready else None
 
-    def gone(self, reachable: Collection[int]) -> list[tuple[str, int]]:
-        """Those whose version is not `reachable` any more, for a newer one is. They wait no longer."""
-        newest = max(reachable, default=-1)
-        lost = [(name, v) for name, v in self.wanted.items() if v not in reachable and v < newest]
+    def gone(self, pullable: Collection[int]) -> list[tuple[str, int]]:
+        """Evaluations whose version is not `pullable` any more, because newer ones are. They wait no
+        longer."""
+        newest = max(pullable, default=-1)
+        lost = [(name, v) for name, v in self.wanted.items() if v not in pullable and v < newest]
         for name, _ in lost:
             del self.wanted[name]
         return lost
@@ -52,7 +55,7 @@ class DueVersions:
 def rest_s(computed_s: float, share: float) -> float:
     """How long an evaluator rests after it has computed, so that it computes for `share` of the time.
 
-    Whoever shares its processors has them alone for 1 - share of the time, so at worst whatever they do takes
+    Processes that share its processors have them alone for 1 - share of the time. At worst their work takes
     1 / (1 - share) times as long.
     """
     return computed_s * (1 - share) / share
@@ -60,11 +63,11 @@ def rest_s(computed_s: float, share: float) -> float:
 
 def best(series: Series) -> int | None:
     """The first version with the highest figure; None: nothing was measured."""
-    known = [(figure, -version) for version, figure in series if figure is not None]
-    return -max(known)[1] if known else None
+    measured = [(figure, -version) for version, figure in series if figure is not None]
+    return -max(measured)[1] if measured else None
 
 
 def since_best(series: Series) -> int:
-    """Evaluations since the best one. One that could not be measured counts as none."""
+    """Evaluations since the best one. An evaluation that could not be measured does not count."""
     top = best(series)
     return sum(top is not None and version > top and figure is not None for version, figure in series)

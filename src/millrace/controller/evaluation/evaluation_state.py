@@ -1,7 +1,7 @@
 """What the controller knows of its evaluations: what is due, what is under way, and how good versions were.
 
-Synchronous and pure of I/O, as `state.py` is. Nothing here is a trajectory: what is evaluated is in no group,
-no batch takes it, and the accounts of training do not count it.
+Synchronous, without I/O, as `state/` is. An evaluated completion is no trajectory: it is in no group, no
+batch takes it, and the accounts of training do not count it.
 """
 
 from __future__ import annotations
@@ -42,17 +42,20 @@ class PromptAttempt:
     finish: Finish | None = None
     score: Score | None = None
 
-    def take(self, part: Progress) -> bool:
-        """New tokens; whether it is complete. What is of another lease, or known already, changes nothing.
+    def take(self, progress: Progress) -> bool:
+        """Append new tokens. Returns whether the completion has ended. Tokens of another lease, or tokens
+        that are here already, change nothing.
 
         Raises: DataError: a gap."""
-        if part.lease != self.lease or self.finish is not None:
+        if progress.lease != self.lease or self.finish is not None:
             return False
-        known = len(self.tokens) - part.start
-        if known < 0:
-            raise DataError(f"evaluated completion {self.index}: {-known} tokens are missing at {part.start}")
-        self.tokens.extend(part.columns.tokens[known:])
-        self.finish = part.finish
+        num_repeated = len(self.tokens) - progress.start
+        if num_repeated < 0:
+            raise DataError(
+                f"evaluated completion {self.index}: {-num_repeated} tokens are missing at {progress.start}"
+            )
+        self.tokens.extend(progress.columns.tokens[num_repeated:])
+        self.finish = progress.finish
         return self.finish is not None
 
     def record(self) -> EvaluationAttempt:
@@ -72,7 +75,8 @@ class PromptAttempt:
 
 @dataclass(slots=True)
 class Underway:
-    """One evaluation of one version. It outlives the evaluator's process: another goes on from its tokens."""
+    """One evaluation of one version. It outlives the evaluator's process: the next process goes on from its
+    tokens."""
 
     section: EvaluationSection
     version: int
@@ -84,7 +88,7 @@ class Underway:
         return [one for one in self.completions if one.score is None]
 
     def score_request(self, one: PromptAttempt) -> ScoreRequest:
-        """Another version's have other numbers, so a late reward of it finds nobody."""
+        """Its id contains the version, so a late score of another version matches no completion."""
         assert one.finish is not None, one
         number = self.version * len(self.completions) + one.index
         return ScoreRequest(number, one.prompt.group_id, one.tokens, one.finish)
@@ -110,7 +114,7 @@ class Underway:
 
 
 class Evaluations:
-    """Of one run, from the ledger's position on. `version` is the run's there."""
+    """The evaluations of one run, from its position in the ledger on, at `version`."""
 
     def __init__(self, config: Config, recorded: Iterable[EvaluationRecord], version: int) -> None:
         self.sections = {section.name: section for section in config.evaluations}
@@ -120,29 +124,29 @@ class Evaluations:
         self.finishing = False  # training is over, and the run waits for the last ones
         self._last, self._resumed = config.steps, version
         self._series: dict[str, list[tuple[int, float | None]]] = {name: [] for name in self.sections}
-        self._looked = dict.fromkeys(self.sections, -1)  # versions up to here are dealt with
-        self._known: set[tuple[str, int]] = set()
+        self._looked = dict.fromkeys(self.sections, -1)  # versions up to this one are dealt with
+        self._recorded: set[tuple[str, int]] = set()
         for record in recorded:
             if record.name in self.sections:
                 self._note(record)
 
     def idle(self, version: int) -> bool:
-        """Whether all that is due up to `version` is dealt with."""
+        """Whether every evaluation that is due up to `version` is dealt with."""
         looked = all(each >= version for each in self._looked.values())
         return looked and self.underway is None and not self.waiting.wanted
 
     @property
     def longest_s(self) -> float:
-        """All of them, each after one that is under way: within their deadlines."""
+        """Seconds until all evaluations end at the latest, each after one that is under way."""
         return sum(2 * section.timeout_s for section in self.sections.values())
 
     def look(self, version: int) -> list[EvaluationRecord]:
-        """Note what is due now that the run is at `version`. Returns what is skipped."""
+        """The run is at `version`: note the evaluations that are due. Returns the ones that are skipped."""
         skipped = []
         for name, section in self.sections.items():
             first, self._looked[name] = self._looked[name] + 1, version
             for each in due.due(section.every, first, version, last=self._last):
-                if (name, each) in self._known:
+                if (name, each) in self._recorded:
                     continue
                 if each < self._resumed:
                     skipped.append(EvaluationRecord(name, each, reason=due.RESUMED))
@@ -163,7 +167,7 @@ class Evaluations:
         self.underway = Underway(section, version, now_s, completions)
 
     def ended(self, record: EvaluationRecord) -> bool:
-        """It is recorded. Whether its version is the best so far."""
+        """Evaluation `record` is recorded. Returns whether its version is the best so far."""
         under = self.underway
         if under is not None and (under.section.name, under.version) == (record.name, record.version):
             self.underway = None
@@ -171,15 +175,15 @@ class Evaluations:
         return due.best(self._series[record.name]) == record.version
 
     def _note(self, record: EvaluationRecord) -> None:
-        self._known.add((record.name, record.version))
+        self._recorded.add((record.name, record.version))
         if not record.reason:
             by = self.sections[record.name].by
             self._series[record.name].append((record.version, figure(record.metrics, by)))
 
-    # ------------------------------------------------------------ what follows from it
+    # ------------------------------------------------------------ consequences for the run
 
-    def enough(self) -> str:
-        """Why the run is to stop; empty: it is not."""
+    def stop_reason(self) -> str:
+        """Why the run is to stop; empty: the run goes on."""
         for name, section in self.sections.items():
             series = self._series[name]
             if section.patience is not None and due.since_best(series) >= section.patience:
@@ -190,24 +194,23 @@ class Evaluations:
         return ""
 
     def spared(self, version: int) -> list[int]:
-        """Versions up to `version` whose checkpoints are to stay: the best, and those not evaluated yet."""
-        found: set[int] = set()
+        """Versions up to `version` whose checkpoints are to stay: the best ones, and the ones to evaluate."""
+        versions: set[int] = set()
         for name, section in self.sections.items():
             if not section.keep_best:
                 continue
             first = max(self._looked[name] + 1, self._resumed)
-            found.update(due.due(section.every, first, version, last=self._last))
-            found.update({self.waiting.wanted[name]} if name in self.waiting.wanted else ())
+            versions.update(due.due(section.every, first, version, last=self._last))
+            versions.update({self.waiting.wanted[name]} if name in self.waiting.wanted else ())
             if self.underway is not None and self.underway.section is section:
-                found.add(self.underway.version)
+                versions.add(self.underway.version)
             if (best := due.best(self._series[name])) is not None:
-                found.add(best)
-        return sorted(found)
+                versions.add(best)
+        return sorted(versions)
 
-    def standing(self) -> list[str]:
-        """What it waits for, for people."""
+    def describe_waits(self) -> list[str]:
+        """What the evaluations wait for, for people."""
         if (under := self.underway) is not None:
-            left = len(under.unscored)
-            of = f"of {len(under.completions)}"
-            return [f"evaluation {under.section.name} of version {under.version}: {left} {of} to come"]
+            scores = f"{len(under.unscored)} of {len(under.completions)} to come"
+            return [f"evaluation {under.section.name} of version {under.version}: {scores}"]
         return [f"evaluation {name} waits for version {v}" for name, v in self.waiting.wanted.items()]

@@ -1,12 +1,12 @@
-"""The evaluator's session: a replica that is set aside. It pulls one version, generates what an evaluation
-asks, and rests so that it computes for no more than its share of the time.
+"""The evaluator's session. The evaluator is a replica apart from the others. It pulls one version, generates
+the completions of an evaluation, and rests so that it computes for no more than its share of the time.
 
-The schedule knows nothing of it: it gets no trajectories and takes none. It waits for versions, which
-training publishes anyway. So a batch waits for it nowhere, but for the processors that they share.
+The schedule does not see the evaluator, and the evaluator works on no trajectory. It waits for versions that
+training publishes anyway. So no batch waits for the evaluator, except for processors that both share.
 
-If it dies, another goes on from the tokens so far under the same weights, or the evaluation is skipped where
-no relay holds these any more. An evaluation is recorded whole, once. One that the controller's death cuts off
-is done again if the resumed run is at its version, and is skipped if not.
+If the evaluator dies, its successor goes on from the tokens so far under the same weights. If no relay holds
+the weights any more, the evaluation is skipped. An evaluation is recorded complete, once. If the controller
+dies during an evaluation, the resumed run repeats it at the same version, and skips it at another version.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ NAME = "evaluator"
 
 @dataclass(slots=True)
 class _Scoring:
-    """Of one evaluation: its reward workers' pool, and its prompts once they are fetched."""
+    """For one evaluation: the pool of its reward workers, and its prompts once they are fetched."""
 
     pool: RewardPool
     prompts: list[Prompt] | None = None
@@ -83,46 +83,46 @@ class EvaluatorSession:
         )
 
     async def run(self, handle: Handle) -> None:
-        """Consumes versions that are due; waits for relays to hold them; ends with the run."""
+        """Consumes versions that are due; waits until a relay holds them; ends with the run."""
         while True:
             if self._state.underway is not None or await self._begin():
-                await self._within_its_time(handle)
+                await self._evaluate(handle)
             else:
                 await self._run.to_relays.wait(timeout_s=TICK_S)
 
     def give_up_evaluations(self, names: Iterable[str], error: MillraceError) -> None:
-        """They cannot be made any more."""
+        """Skip the evaluations `names` from now on."""
         self._run.give_up_evaluations(names, str(error))
         self._news.fire()
 
     async def skip(self) -> None:
-        """In place of `run`, where there is no evaluator any more."""
+        """In place of `run`, when there is no evaluator any more."""
         while True:
             if (under := self._state.underway) is not None:
-                self._skip_forgone(under.section.name, under.version)
+                self._skip_given_up(under.section.name, under.version)
             self._look()
             await self._run.to_relays.wait(timeout_s=TICK_S)
 
     # ------------------------------------------------------------ which
 
-    def _skip_forgone(self, name: str, version: int) -> None:
+    def _skip_given_up(self, name: str, version: int) -> None:
         self._skip(EvaluationRecord(name, version, reason=self._state.given_up[name]))
 
     def _look(self) -> None:
         run, state = self._run, self._state
         for record in state.look(run.state.version):
             self._skip(record)
-        for name, version in state.waiting.gone(run.state.relays.held({self._host})):
+        for name, version in state.waiting.gone(run.state.relays.pullable({self._host})):
             self._skip(EvaluationRecord(name, version, reason=GONE))
         for name in state.given_up.keys() & state.waiting.wanted.keys():
-            self._skip_forgone(name, state.waiting.wanted.pop(name))
+            self._skip_given_up(name, state.waiting.wanted.pop(name))
         run.state.pinned = {self._host: frozenset(state.waiting.wanted.values())}
 
     async def _begin(self) -> bool:
-        """Whether one is under way now."""
+        """Whether an evaluation is under way now."""
         run, state = self._run, self._state
         self._look()
-        chosen = state.waiting.next(run.state.relays[self._host].held)
+        chosen = state.waiting.next(run.state.relays[self._host].versions)
         if chosen is None:
             return False
         name, version = chosen
@@ -132,12 +132,12 @@ class EvaluatorSession:
         return state.underway is not None
 
     async def _prompts(self, name: str) -> list[Prompt]:
-        """Its first usable prompts, each row once; none where it is forgone."""
+        """The first usable prompts of evaluation `name`, each row once; none if it is given up."""
         scoring, section = self._scoring[name], self._state.sections[name]
         if scoring.prompts is not None:
             return scoring.prompts
-        found, rows = list[Prompt](), set[str]()
-        while len(found) < section.prompts:
+        prompts, rows = list[Prompt](), set[str]()
+        while len(prompts) < section.prompts:
             prompt = scoring.pool.next_prompt()
             if name in self._state.given_up:
                 return []
@@ -148,20 +148,21 @@ class EvaluatorSession:
                 break  # the second epoch begins
             rows.add(prompt.row_id)
             if isinstance(prompt, Prompt):
-                found.append(prompt)
-        if not found:
-            raise DataError(f"evaluation {name}: none of its rows can be a prompt, of {len(rows)}")
-        scoring.prompts = found
-        return found
+                prompts.append(prompt)
+        if not prompts:
+            raise DataError(f"evaluation {name}: none of its {len(rows)} rows can be a prompt")
+        scoring.prompts = prompts
+        return prompts
 
     # ------------------------------------------------------------ one evaluation
 
-    async def _within_its_time(self, handle: Handle) -> None:
+    async def _evaluate(self, handle: Handle) -> None:
+        """The evaluation under way, within its deadline."""
         under = self._state.underway
         assert under is not None
-        left_s = under.began_s + under.section.timeout_s - clock.now()
+        remaining_s = under.began_s + under.section.timeout_s - clock.now()
         try:
-            async with asyncio.timeout(max(0.0, left_s)) as limit:
+            async with asyncio.timeout(max(0.0, remaining_s)) as limit:
                 await self._generate(handle, under)
                 while under.unscored and under.section.name not in self._state.given_up:
                     await self._news.wait(timeout_s=TICK_S)
@@ -171,15 +172,16 @@ class EvaluatorSession:
             if not limit.expired():
                 raise
             await self._call(handle, "release", [one.index for one in under.completions])
-            told = f"it took longer than {under.section.timeout_s:g} s (`timeout_s`)"
-            self._skip(EvaluationRecord(under.section.name, under.version, reason=told))
+            reason = f"it took longer than {under.section.timeout_s:g} s (`timeout_s`)"
+            self._skip(EvaluationRecord(under.section.name, under.version, reason=reason))
         else:
             if under.unscored:
-                return self._skip_forgone(under.section.name, under.version)
+                return self._skip_given_up(under.section.name, under.version)
             self._record(under)
 
     async def _generate(self, handle: Handle, under: Underway) -> None:
-        """Burst after burst, as many at once as the engine has slots, each followed by a rest."""
+        """Burst after burst, each of as many completions as the engine has slots. A rest follows each
+        burst."""
         waiting = [one for one in under.completions if one.finish is None]
         if not waiting:
             return
@@ -193,22 +195,23 @@ class EvaluatorSession:
                 began_s = clock.now()
 
     async def _rest(self, seconds: float) -> None:
-        """Until training is over at most: then nobody else computes."""
+        """At most until training is over: then no other worker computes."""
         end_s = clock.now() + seconds
-        while not self._state.finishing and (left_s := end_s - clock.now()) > 0:
-            await self._run.to_relays.wait(timeout_s=min(left_s, TICK_S))
+        while not self._state.finishing and (remaining_s := end_s - clock.now()) > 0:
+            await self._run.to_relays.wait(timeout_s=min(remaining_s, TICK_S))
 
     async def _pull(self, handle: Handle, version: int) -> None:
-        """Waits for a relay that is just restarted.
+        """Waits for a relay that has just restarted.
 
         Raises: UnknownVersionError: the weights are gone. DigestMismatchError.
         """
         run, relays, served = self._run, self._run.state.relays, None
         while served is None:
-            if max(relays.held({self._host}), default=-1) > version not in relays.held({self._host}):
+            pullable = relays.pullable({self._host})
+            if max(pullable, default=-1) > version not in pullable:
                 raise UnknownVersionError(f"version {version} is no longer held")
             endpoint = run.endpoint(self._host)
-            if endpoint is not None and version in relays[self._host].held:
+            if endpoint is not None and version in relays[self._host].versions:
                 served = await self._served(handle, version, endpoint)
             if served is None:
                 await run.to_relays.wait(timeout_s=TICK_S)
@@ -216,7 +219,7 @@ class EvaluatorSession:
         run.computes(NAME, served.computes)
 
     async def _served(self, handle: Handle, version: int, endpoint: Endpoint) -> Served | None:
-        """None: its slots went, or were overwritten, just now."""
+        """None: the slots of the relay have just gone, or were overwritten."""
         try:
             served: Served = await self._call(handle, "pull", version, endpoint)
         except (UnknownVersionError, TornVersionError):
@@ -234,16 +237,17 @@ class EvaluatorSession:
         for one in burst:
             one.lease = self._lease
         await self._call(handle, "submit", [self._work(under, one) for one in burst])
-        left = {one.index: one for one in burst}
-        while left:
-            for part in (await self._next(reports)).progress:
-                if (found := left.get(part.trajectory_id)) is not None and found.take(part):
-                    del left[found.index]
-                    self._scoring[under.section.name].pool.request(under.score_request(found))
-            self._heard()
+        unfinished = {one.index: one for one in burst}
+        while unfinished:
+            for progress in (await self._next(reports)).progress:
+                attempt = unfinished.get(progress.trajectory_id)
+                if attempt is not None and attempt.take(progress):
+                    del unfinished[attempt.index]
+                    self._scoring[under.section.name].pool.request(under.score_request(attempt))
+            self._note_progress()
 
     async def _next(self, reports: AsyncGenerator[Report, None]) -> Report:
-        """A replica promises a report a second."""
+        """A replica promises one report each second."""
         timeout_s = self._run.config.supervision.heartbeat_timeout_s
         try:
             async with asyncio.timeout(timeout_s) as limit:
@@ -256,7 +260,7 @@ class EvaluatorSession:
             raise DeadlineExceeded(f"{NAME}: no report for {timeout_s:g} s") from None
 
     def _work(self, under: Underway, one: PromptAttempt) -> Work:
-        """The noise is that of (evaluation, prompt, attempt): the same for every version."""
+        """The seed follows from (evaluation, prompt, attempt), so it is the same for every version."""
         config, name = self._run.config, under.section.name
         sampling = replace(Sampling(**dict(config.sampling)), logprobs=0, token_masks=False)
         if one.attempt == 0:
@@ -270,10 +274,10 @@ class EvaluatorSession:
         under = self._state.underway
         if under is not None and under.section is section:
             under.scored(score_id, score)
-        self._heard()
+        self._note_progress()
 
-    def _heard(self) -> None:
-        """After the end of training this is the run's only progress."""
+    def _note_progress(self) -> None:
+        """After the end of training only evaluations are the run's progress."""
         self._news.fire()
         if self._state.finishing:
             self._run.waits.progress(NAME)
@@ -288,12 +292,12 @@ class EvaluatorSession:
         run.events.emit(
             "evaluated", name=name, version=record.version, best=best, took_s=took_s, metrics=record.metrics
         )
-        if not self._state.finishing and (reason := self._state.enough()):
+        if not self._state.finishing and (reason := self._state.stop_reason()):
             run.stop(reason)
         run.pulse.fire()
 
     def _skip(self, record: EvaluationRecord) -> None:
-        """It is final: the same version is not tried again."""
+        """The same version is not tried again."""
         self._run.ledger.evaluated(record, [])
         self._state.ended(record)
         self._run.events.emit(

@@ -9,12 +9,12 @@ from millrace.controller.supervisor import WorkerSpec
 from millrace.core.errors import ConfigError
 
 Join = Callable[[Sequence[str], Sequence[WorkerSpec]], list[WorkerSpec]]
-"""For these names, and the replicas that are there: further replicas, where there is room for all of them.
-Raises: ConfigError."""
+"""Places joining replicas with these names beside the present ones. Raises: ConfigError: there is no room for
+all of them."""
 
 
-def no_room(names: Sequence[str], there: Sequence[WorkerSpec]) -> list[WorkerSpec]:
-    raise ConfigError(f"{', '.join(names)} cannot join: the number of replicas is fixed ({len(there)})")
+def no_room(names: Sequence[str], present: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+    raise ConfigError(f"{', '.join(names)} cannot join: the number of replicas is fixed ({len(present)})")
 
 
 def no_host(host: str) -> WorkerSpec:
@@ -28,10 +28,10 @@ async def no_news() -> None:
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """The workers of a run. `relays`: one for each host that has a rank of the trainer or a replica. `join`
-    makes replicas beside the first ones, `relay` the relay of a host that one of them is on. `look` finds out
-    which hosts there are by now, for the next `join`. Raises: MillraceError. `evaluator`: a replica that is
-    set aside. `evaluation_reward_workers`: one for each evaluation, in their order. `reference`: a worker
-    that has the start weights, where the trainer has no copy."""
+    places joining replicas. `relay` makes the relay of a new host. `look` updates the hosts for the next
+    `join`, and raises MillraceError. `evaluator`: a replica for evaluations only.
+    `evaluation_reward_workers`: one for each evaluation, in their order. `reference`: a worker that has the
+    start weights, if the trainer has no copy."""
 
     trainer: WorkerSpec
     relays: tuple[WorkerSpec, ...]
@@ -46,5 +46,5 @@ class Fleet:
 
     @property
     def hosts(self) -> dict[str, str]:
-        """Of every replica, by its name."""
+        """The host of every replica, by the replica's name."""
         return {spec.name: spec.place.host for spec in self.replicas}

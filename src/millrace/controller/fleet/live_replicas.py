@@ -1,13 +1,13 @@
 """The replicas of a run while it goes on: who joins, who leaves, and one coroutine for each of them.
 
-    scale(n)       a command: from now on there shall be n replicas
-    noticed(name)  a replica was told that its host goes away
+    scale(n)       a command: from now on the run wants n replicas
+    noticed(name)  a replica reports that its host goes away
     a coroutine ends: its replica has left
 
-After each of these the fleet is made as large as it shall be. A replica that joins serves nothing before its
-first pull has proved a digest. One that leaves gets nothing new, gives back its trajectories with their
-tokens, and is killed; then its name is forgotten and never given again. A host that the first replica joins
-on gets a relay, and a host whose node is lost loses its replicas.
+After each event replicas join or leave until the fleet has the wanted number. A joining replica serves
+nothing before its first pull has proved a digest. A leaving replica gets no new work, gives back its
+trajectories with their tokens, and is killed. Its name is never used again. A host gets a relay with its
+first replica. A host whose node is lost loses its replicas.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
 from millrace.controller.context import RunContext
-from millrace.controller.fault import may_go
+from millrace.controller.fault import may_go_on_without
 from millrace.controller.fleet.fleet import Fleet
 from millrace.controller.fleet.live_relays import LiveRelays
 from millrace.controller.replica_session import ReplicaSession
@@ -32,15 +32,15 @@ LOST = "the node of its host is lost"
 
 
 def to_leave(replicas: Iterable[ReplicaRecord], num: int) -> list[str]:
-    """Which `num` of `replicas` leave: those that serve nothing yet, then those with the fewest trajectories
-    to move, of equals the last that joined."""
+    """Which `num` of `replicas` leave: first those that serve nothing yet, then those with the fewest
+    trajectories to move. Of equals the newest leaves first."""
     ranked = sorted(enumerate(replicas), key=lambda at: (at[1].version >= 0, len(at[1].leased), -at[0]))
     return [record.name for _, record in ranked[: max(0, num)]]
 
 
 class LiveReplicas:
-    """`wanted` replicas there shall be. Everything here is synchronous but `look`, and the coroutines of the
-    replicas."""
+    """`wanted`: the number of replicas that the run shall have. All methods are synchronous, except `look`
+    and the coroutines of the replicas."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class LiveReplicas:
         self._specs = {spec.name: spec for spec in fleet.replicas}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._first = frozenset(self._specs)
-        self._limits: dict[str, asyncio.Timeout] = {}  # of their coroutines, for those that are not up
+        self._limits: dict[str, asyncio.Timeout] = {}  # end the coroutine of a replica that is not up
         self._group: asyncio.TaskGroup | None = None
         self._next = 1 + max((_number(name) for name in self._specs), default=-1)
         self.wanted = len(fleet.replicas)
-        self.trouble = ""  # why there shall be fewer than the last command asked for
+        self.trouble = ""  # why `wanted` is less than the number of the last command
 
     @property
     def num_serving(self) -> int:
@@ -66,7 +66,7 @@ class LiveReplicas:
 
     @property
     def settled(self) -> bool:
-        """As many serve as shall be there, and nobody is about to leave."""
+        """Whether the wanted number of replicas serve, and none is about to leave."""
         return self.num_serving == self.wanted == len(self._run.state.replicas)
 
     # ------------------------------------------------------------ commands
@@ -78,18 +78,19 @@ class LiveReplicas:
             self._start(spec)
 
     def end(self) -> None:
-        """The run is over: nobody joins any more, and all coroutines end."""
+        """The run is over: no replica joins any more, and all coroutines end."""
         self._group = None
         self.relays.end()
         for task in self._tasks.values():
             task.cancel()
 
     async def look(self) -> None:
-        """Find out which hosts there are by now, for the next replicas. Raises: MillraceError."""
+        """Update the hosts for the next replicas. Raises: MillraceError."""
         await self._fleet.look()
 
     def scale(self, replicas: int) -> None:
-        """There shall be so many. Raises: ConfigError: there is no room for them; then nothing changes."""
+        """The run shall have so many replicas. Raises: ConfigError: they have no room, and nothing
+        changes."""
         if self._group is None:
             raise ConfigError("the run is about to end")
         specs = self._placed(replicas - len(self._run.state.replicas.staying))
@@ -102,13 +103,13 @@ class LiveReplicas:
             self._leave(name, COMMAND)
 
     def noticed(self, name: str) -> None:
-        """Replica `name` was told to end, and says so. Another takes its place unless its host goes away too,
-        which of this host nobody could tell."""
+        """Replica `name` reports that its process was told to end. On the controller's own host another takes
+        its place. On another host none does: that host goes away."""
         record = self._run.state.replicas[name]
         if record.leaving:
             return
         if record.host != THIS_HOST:
-            self._settle_for(self.wanted - 1, f"the host of {name} goes away")
+            self._want(self.wanted - 1, f"the host of {name} goes away")
         self._leave(name, NOTICE)
 
     # ------------------------------------------------------------ one replica
@@ -118,7 +119,7 @@ class LiveReplicas:
         self._tasks[spec.name] = self._group.create_task(self._keep(spec), name=spec.name)
 
     async def _keep(self, spec: WorkerSpec) -> None:
-        """From its start until it has left, or the run is over."""
+        """Keep the replica of `spec` alive until it has left, or the run is over."""
         run, name = self._run, spec.name
         record = run.state.replicas[name]
         session = ReplicaSession(name, run, self.noticed)
@@ -127,32 +128,32 @@ class LiveReplicas:
                 await self._supervisor.keep(spec, session.run, leaves=lambda: bool(record.leaving))
         except (TimeoutError, MillraceError) as error:
             if not (record.leaving and isinstance(error, TimeoutError | WorkerError)):
-                self._forgo(name, error)
+                self._go_on_without(name, error)
         self._gone(name)
         if self._lacks:
             await self._try_to_look()
             self._fill()
         del self._tasks[name]
 
-    def _forgo(self, name: str, error: Exception) -> None:
-        """It cannot be, or not go on. Raises: `error`, where the run cannot do without."""
+    def _go_on_without(self, name: str, error: Exception) -> None:
+        """Replica `name` cannot start, or cannot go on. Raises: `error`, if the run needs that replica."""
         if isinstance(error.__cause__, HostLost):
-            return self._part(name, LOST)
+            return self._mark_leaving(name, LOST)
         staying, fruitful = self._run.state.replicas.staying, self._run.waits.fruitful
         others = any(fruitful(record.name) for record in staying if record.name != name)
-        if not may_go(error, first=name in self._first, worked=fruitful(name), others=others):
+        if not may_go_on_without(error, first=name in self._first, worked=fruitful(name), others=others):
             raise error
         what = "could not go on" if fruitful(name) else "could not join"
-        self._settle_for(self.wanted - 1, f"{name} {what}: {error}")
-        self._part(name, f"it {what}")
+        self._want(self.wanted - 1, f"{name} {what}: {error}")
+        self._mark_leaving(name, f"it {what}")
 
     def _give_up(self, host: str, reason: str, lost: bool) -> None:
-        """No relay can be on `host`. Others take the places of its replicas if its node is lost. A host that
-        joined and cannot be used is not tried again."""
+        """No relay can be on `host`, so its replicas leave. If its node is lost, others take their places. A
+        host that joined and cannot be used is not tried again."""
         for record in self._run.state.replicas.staying:
             if record.host == host:
                 if not lost:
-                    self._settle_for(self.wanted - 1, reason)
+                    self._want(self.wanted - 1, reason)
                 self._leave(record.name, LOST if lost else "its host could not join")
 
     def _join(self, spec: WorkerSpec) -> None:
@@ -167,15 +168,15 @@ class LiveReplicas:
         self._start(spec)
 
     def _leave(self, name: str, reason: str) -> None:
-        """It is drained by its session. One that is not up has nothing to drain."""
+        """The replica's session drains it. A replica that is not up has nothing to drain."""
         run = self._run
-        self._part(name, reason)
+        self._mark_leaving(name, reason)
         run.mailboxes[name].close()
         if not run.state.replicas[name].alive and name in self._limits:
             self._limits[name].reschedule(asyncio.get_running_loop().time())
         run.pulse.fire()
 
-    def _part(self, name: str, reason: str) -> None:
+    def _mark_leaving(self, name: str, reason: str) -> None:
         run, record = self._run, self._run.state.replicas[name]
         run.state.replicas.leave(name, reason)
         run.events.emit("leaving", replica=name, reason=reason, trajectories=list(record.leased))
@@ -184,10 +185,10 @@ class LiveReplicas:
         run = self._run
         del self._specs[name], self._limits[name], run.mailboxes[name]
         run.state.replicas.gone(name)
-        run.to_relays.fire()  # the last one of a host takes the relay with it
+        run.to_relays.fire()  # the relay of a host ends with the host's last replica
         run.events.emit("left", replica=name, replicas=len(run.state.replicas.staying))
 
-    # ------------------------------------------------------------ as many as there shall be
+    # ------------------------------------------------------------ the wanted number
 
     def _placed(self, num: int) -> list[WorkerSpec]:
         """Raises: ConfigError: there is no room for `num` more."""
@@ -198,7 +199,7 @@ class LiveReplicas:
 
     @property
     def _lacks(self) -> bool:
-        """Another is to take the place of one that left."""
+        """Whether another replica is to take the place of one that left."""
         lacks = len(self._run.state.replicas.staying) < self.wanted
         return lacks and self._group is not None and not self._run.stopping
 
@@ -209,19 +210,19 @@ class LiveReplicas:
             self._run.events.emit("warned", source="hosts", reason=str(error))
 
     def _fill(self) -> None:
-        """Somebody has left: another may take the place. Where none can, the run goes on with fewer."""
+        """Another replica takes the place of one that left. If none can, the run goes on with fewer."""
         if not self._lacks:
             return
         staying = len(self._run.state.replicas.staying)
         try:
             specs = self._placed(self.wanted - staying)
         except ConfigError as error:
-            self._settle_for(staying, str(error))
+            self._want(staying, str(error))
             return
         for spec in specs:
             self._join(spec)
 
-    def _settle_for(self, replicas: int, reason: str) -> None:
+    def _want(self, replicas: int, reason: str) -> None:
         self._run.events.emit("scaled", replicas=replicas, before=self.wanted, reason=reason)
         self.wanted, self.trouble = replicas, reason
 

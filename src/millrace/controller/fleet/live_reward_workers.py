@@ -1,9 +1,9 @@
 """The reward workers of a run while it goes on: as many as their queue needs.
 
-    needed = workers at work + waiting completions x seconds of a score / DRAIN_S
+    needed = busy workers + waiting completions x seconds of a score / DRAIN_S
 
-It is kept between `reward.workers` and `reward.workers_max`. More of them start at once. They become fewer
-after `QUIET_S` seconds in which fewer were needed all the time, and none ends while it scores.
+The number stays between `reward.workers` and `reward.workers_max`. More workers start at once. Workers end
+after `QUIET_S` seconds in which fewer were needed all the time. No worker ends while it scores.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from collections.abc import Sequence
 from math import ceil
 
 from millrace.controller.context import RunContext
-from millrace.controller.fault import may_go
+from millrace.controller.fault import may_go_on_without
 from millrace.controller.supervisor import Supervisor, WorkerSpec
 from millrace.core import clock
 from millrace.core.errors import MillraceError
 
 DRAIN_S = 2.0
-"""What waits should be scored within this time. To start a worker takes as long."""
+"""Waiting completions should be scored within this time. The start of a worker takes as long."""
 QUIET_S = 30.0
 LOOK_S = 0.5
 
 
 class RewardWorkersNeeded:
-    """The decision. Pure: it is told the time."""
+    """The decision. Pure: the time is an argument."""
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self.most = least, most
         self.num = least
-        self._peak, self._since_s = least, 0.0  # most that were needed since then
+        self._peak, self._since_s = least, 0.0  # the most that were needed since `_since_s`
 
     def look(self, *, busy: int, waiting: int, score_s: float, now_s: float) -> int:
-        """How many there shall be, with so many at work, and so many completions that `waiting` for one."""
+        """How many workers there shall be, with `busy` workers and `waiting` completions."""
         needed = min(self.most, max(self._least, busy + ceil(waiting * score_s / DRAIN_S)))
         self._peak = max(self._peak, needed)
         if needed > self.num or now_s - self._since_s >= QUIET_S:
@@ -42,7 +42,7 @@ class RewardWorkersNeeded:
 
 
 class LiveRewardWorkers:
-    """`specs` are of all that there may be, the first `least` of them from the start."""
+    """`specs`: all workers that there may be. The first `least` of them start with the run."""
 
     def __init__(
         self, run: RunContext, specs: Sequence[WorkerSpec], supervisor: Supervisor, *, least: int
@@ -70,7 +70,7 @@ class LiveRewardWorkers:
                 self._tasks[spec.name] = self._group.create_task(self._keep(spec), name=spec.name)
 
     async def _keep(self, spec: WorkerSpec) -> None:
-        """Until it is not needed any more, or the run is over."""
+        """Keep the worker of `spec` alive until it is spare, or the run is over."""
         pool = self._run.pool
         while spec.name not in pool.spare and spec in self._specs:
             try:
@@ -78,23 +78,24 @@ class LiveRewardWorkers:
                     spec, pool.session, pool.is_scoring, leaves=lambda: spec.name in pool.spare
                 )
             except MillraceError as error:
-                self._forgo(spec, error)
+                self._go_on_without(spec, error)
         del self._tasks[spec.name]
 
-    def _forgo(self, spec: WorkerSpec, error: MillraceError) -> None:
-        """Others do its work. Raises: `error`, where there are none."""
+    def _go_on_without(self, spec: WorkerSpec, error: MillraceError) -> None:
+        """Other workers do the work of `spec`. Raises: `error`, if there are none."""
         run, fruitful = self._run, self._run.waits.fruitful
+        first, worked = spec.name in self._first, fruitful(spec.name)
         others = any(fruitful(name) for name in self._tasks if name != spec.name)
-        if not may_go(error, first=spec.name in self._first, worked=fruitful(spec.name), others=others):
+        if not may_go_on_without(error, first=first, worked=worked, others=others):
             raise error
         self._specs.remove(spec)
-        told = f"{spec.name} is given up, {len(self._specs)} may be there: {error}"
-        run.events.emit("warned", source="reward workers", reason=told)
+        warning = f"{spec.name} is given up, {len(self._specs)} may be there: {error}"
+        run.events.emit("warned", source="reward workers", reason=warning)
         self._needed.most = min(self._needed.most, len(self._specs))
         self._start(self._needed.num)
 
     async def _follow(self) -> None:
-        """Looks at the queue now and again, until the run ends."""
+        """Adapts the number of workers to the queue every `LOOK_S`, until the run ends."""
         run, pool = self._run, self._run.pool
         while True:
             await asyncio.sleep(LOOK_S)

@@ -1,15 +1,16 @@
-"""The chain that versions go down, from relay to relay: who asks whom for what. Pure.
+"""The chain that versions go down, from relay to relay: which relay fetches which version from where. Pure.
 
-The heads are the relays of the trainer's hosts, into which it writes. Each of the others gets the newest
-version from the one before it, which forwards while it receives. If that one does not answer, it asks those
-before that one. A relay that is down is left out, so the chain closes around it. Behind them all is the
-directory of weights, if the run has one: it outlives every relay.
+The root relays are those of the trainer's hosts. The trainer writes into them. Every other relay gets the
+newest version from the relay before it, which forwards while it receives. If the relay before it does not
+answer, a relay asks the earlier relays. The chain leaves out a relay that is down. The last source is the
+directory of weights, if the run has one: the directory outlives every relay.
 
-A head asks nobody: the trainer writes its current version into a new head.
+A root relay fetches nothing: the trainer writes its current version into a new root relay.
 
-A trainer on several hosts has a head on each, which holds what the ranks there wrote. All relays then get a
-version at the same time, each from the one before it, and the chain is a ring: the first head asks the last
-relay. A relay sends what the next one lacks, so nobody sends more than one whole version.
+A trainer on several hosts has a root relay on each host. A root relay holds the blocks that the ranks of its
+host wrote. All relays then fetch a version at the same time, each from the relay before it. The chain is a
+ring: the first root relay asks the last relay. A relay sends only the chunks that the next relay lacks, so no
+relay sends more than one whole version.
 """
 
 from __future__ import annotations
@@ -20,49 +21,50 @@ from dataclasses import dataclass
 from millrace.core.types import Endpoint
 
 SOURCES_MAX = 3
-"""Asked in one fetch. Each may stay silent for seconds, and a call that does nothing for long is stuck."""
+"""Sources of one fetch. Each may stay silent for seconds, and a call that does nothing for long is stuck."""
 
 
 @dataclass(slots=True)
 class RelayRecord:
-    """One relay. `endpoint` None: it is not up. `held`: versions that replicas of its host read, in order;
-    `past`: those of them that it keeps as deltas, and cannot send. `failing`: the last fetch got nothing.
-    `due`: a version that lies in its slots and is not digested yet; -1: none. `part`: a version of which a
-    head holds what the ranks of its host wrote, and is to get the rest; -1: none."""
+    """One relay. `endpoint` None: the relay is not up. `versions`: what replicas of its host can read, in
+    order. `older_versions`: the part of `versions` that the relay stores as deltas, and cannot send.
+    `failing`: the last fetch got nothing. `due`: a version in its slots that is not digested yet; -1: none.
+    `incomplete`: a version of which a root relay has only the blocks of its own host's ranks; -1: none."""
 
     host: str
-    head: bool
+    root: bool
     endpoint: Endpoint | None = None
-    held: tuple[int, ...] = ()
-    past: tuple[int, ...] = ()
+    versions: tuple[int, ...] = ()
+    older_versions: tuple[int, ...] = ()
     failing: bool = False
     due: int = -1
-    part: int = -1
+    incomplete: int = -1
 
     @property
     def sends(self) -> list[int]:
-        """Versions that other relays can have from it."""
-        return [version for version in self.held if version not in self.past]
+        """Versions that other relays can get from it."""
+        return [version for version in self.versions if version not in self.older_versions]
 
     @property
     def newest(self) -> int:
         """-1: none."""
-        return max(self.held, default=-1)
+        return max(self.versions, default=-1)
 
     def can_send(self, version: int, *, coming: bool) -> bool:
-        """All of it, or of part of it. `coming`: to those that are no heads."""
-        return version in self.sends or version == self.part or (coming and not self.head)
+        """The version, or chunks of it. `coming`: all relays but the root relays are about to receive it."""
+        return version in self.sends or version == self.incomplete or (coming and not self.root)
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """What a relay is to get, and the addresses or directories that it asks, the preferred one first."""
+    """The version that a relay is to get, and its sources: addresses or directories, the preferred first."""
 
     version: int
     sources: tuple[str, ...]
 
-    def asked(self, misses: int) -> tuple[str, ...]:
-        """The sources for one try after so many in a row that got nothing: the next ones after each miss."""
+    def sources_after(self, misses: int) -> tuple[str, ...]:
+        """The sources for the next try, after `misses` tries in a row. Each miss moves on to the next
+        ones."""
         first = misses * SOURCES_MAX % len(self.sources) if len(self.sources) > SOURCES_MAX else 0
         return (self.sources[first:] + self.sources[:first])[:SOURCES_MAX]
 
@@ -75,36 +77,36 @@ def next_fetch(
     directory: str = "",
     stored: Collection[int] = (),
 ) -> Fetch | None:
-    """What the relay of `host` gets next; None: it has everything, or nobody could give it.
+    """What the relay of `host` gets next; None: it has every version, or no source has one that it lacks.
 
-    The newest version comes first, then those that lost trajectories (`orphans`) need to go on. `chain` has
-    the heads first. The `directory`, which has the versions `stored`, is asked when no relay can help.
+    The newest version comes first, then the versions that lost trajectories need (`orphans`). `chain` has
+    the root relays first. The `directory` has the versions `stored`. It is the last source.
     """
     up = [relay for relay in chain if relay.endpoint is not None]
     place = next((i for i, relay in enumerate(up) if relay.host == host), None)
     if place is None:
         return None
-    if up[place].head:
-        part = up[place].part
-        return Fetch(part, addresses([*up[:place][::-1], *up[:place:-1]])) if part >= 0 else None
-    newest = max(*(max(relay.newest, relay.part) for relay in up), max(stored, default=-1))
+    if up[place].root:
+        version = up[place].incomplete
+        return Fetch(version, addresses([*up[:place][::-1], *up[:place:-1]])) if version >= 0 else None
+    newest = max(*(max(relay.newest, relay.incomplete) for relay in up), max(stored, default=-1))
     for version in (newest, *sorted(orphans, reverse=True)):
-        if version >= 0 and version not in up[place].held:
-            asked = sources(up, place, version, coming=version == newest)
-            asked += (directory,) if version in stored else ()
-            if asked:
-                return Fetch(version, asked)
+        if version >= 0 and version not in up[place].versions:
+            candidates = sources(up, place, version, coming=version == newest)
+            candidates += (directory,) if version in stored else ()
+            if candidates:
+                return Fetch(version, candidates)
     return None
 
 
 def sources(up: Sequence[RelayRecord], place: int, version: int, *, coming: bool) -> tuple[str, ...]:
-    """Addresses at which the relay at `place` may ask for `version`: those before it, the nearest first, then
-    those after it. `coming`: the ones before it that are no heads have it or are just getting it."""
+    """Addresses from which the relay at `place` may get `version`: the relays before it, the nearest first,
+    then the relays after it. `coming`: as in `can_send`, for the relays before it."""
     before = [relay for relay in up[:place][::-1] if relay.can_send(version, coming=coming)]
     after = [relay for relay in up[place + 1 :] if version in relay.sends]
     return addresses([*before, *after])
 
 
 def addresses(relays: Iterable[RelayRecord]) -> tuple[str, ...]:
-    """Of those that are up."""
+    """Of the relays that are up."""
     return tuple(relay.endpoint.address for relay in relays if relay.endpoint is not None)

@@ -1,6 +1,6 @@
-"""What the controller knows of a run, and the view of it that decisions are made from.
+"""What the controller knows of a run, and the view of the run from which decisions are made.
 
-Synchronous and pure of I/O: the shell tells what happened, and nobody else changes these records.
+Synchronous, without I/O. Sessions report what happened. Only the methods here change the records.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RunState(Trajectories):
         self.taken: tuple[int, ...] = ()  # groups of the step under way; kept until it is committed
         self.relays = relays
         self.quarantined: set[str] = set()
-        self.pinned: Mapping[str, Collection[int]] = {}  # of a host: versions that its relay is to get too
+        self.pinned: Mapping[str, Collection[int]] = {}  # by host: versions that its relay is to get too
 
     def view(self) -> View:
         """The run as decisions see it."""
@@ -39,13 +39,13 @@ class RunState(Trajectories):
         return View(
             version=version,
             newest=self.relays.newest,
-            held=self.relays.held({record.host for record in self.replicas.values()} or set(self.relays)),
+            held=self.relays.pullable({record.host for record in self.replicas.values()} or set(self.relays)),
             steps_left=numbers.steps - version,
             batch_groups=numbers.batch_groups,
             group_size=numbers.group_size,
             max_sequence_tokens=numbers.max_sequence_tokens,
             groups=tuple([record.view for i, record in self.groups.items() if i not in taken]),
-            replicas=tuple([self._seen(record) for record in staying if record.alive]),
+            replicas=tuple([self._replica_view(record) for record in staying if record.alive]),
             num_replicas=len(staying),
             orphans=tuple(sorted(self.orphans)),
             reached=max(self.reached, max(self.taken, default=-1)),
@@ -58,24 +58,24 @@ class RunState(Trajectories):
         """Versions of the partial tokens of lost trajectories."""
         return {version for t in self.queued.values() for version, _ in t.columns.runs[-1:]}
 
-    def _seen(self, record: ReplicaRecord) -> ReplicaView:
+    def _replica_view(self, record: ReplicaRecord) -> ReplicaView:
         relay = self.relays[record.host]
         if len(self.relays) == 1:
             return record.view(due=relay.due)
-        return record.view(relay.held, self.relays.coming(record.host), relay.due)
+        return record.view(relay.versions, self.relays.coming(record.host), relay.due)
 
     def resume(self, version: int, reached: int, quarantined: Iterable[str]) -> None:
-        """The position found in the ledger."""
+        """Go on from the position in the ledger."""
         self.version, self.reached = version, reached
         self.quarantined.update(quarantined)
 
     def join(self, name: str, host: str) -> None:
-        """A replica becomes a part of the run. Once it is up it pulls a version, and only then it serves."""
+        """A replica becomes a part of the run. It serves after its first pull."""
         kv = self.numbers.slots * self.numbers.max_sequence_tokens
         self.replicas.join(ReplicaRecord(name, self.numbers.slots, kv, host))
 
     def replica_down(self, name: str) -> list[Trajectory]:
-        """Replica `name` is gone. Returns what `lose` returns; of one that leaves, nothing."""
+        """Replica `name` is gone. Returns what `lose` returns, or nothing for a replica that leaves."""
         self.replicas.down(name)
         if self.replicas[name].leaving:
             self.give_back(name)
@@ -91,16 +91,12 @@ class RunState(Trajectories):
         """Never draw this row again."""
         self.quarantined.add(row_id)
 
-    def relay_holds(self, host: str, versions: Iterable[int], past: Iterable[int] = ()) -> None:
-        """What replicas on `host` can pull from now on."""
-        self.relays.holds(host, versions, past)
-
     def next_fetch(self, host: str) -> Fetch | None:
-        """What the relay of `host` gets next from others; None: nothing."""
+        """What the relay of `host` gets next from other relays; None: nothing."""
         return self.relays.next_fetch(host, self.orphans.union(self.pinned.get(host, ())))
 
     def take(self, group_ids: Iterable[int]) -> None:
-        """These groups are the next batch; none: there is none yet."""
+        """These groups are the next batch. Without groups there is no batch yet."""
         self.taken = tuple(group_ids)
 
     def batch(self) -> Batch:
@@ -108,8 +104,8 @@ class RunState(Trajectories):
         return make_batch(self.version, [self.groups[i].group for i in self.taken])
 
     def reject(self, trajectory_ids: Iterable[int], reason: str) -> None:
-        """The batch that was taken cannot be trained on because of these. They end; what is left of it is
-        ready again, but for groups that have no baseline any more."""
+        """The batch that was taken cannot be trained on because of these trajectories. They end. The other
+        groups of the batch are ready again, unless a group has no baseline any more."""
         taken, self.taken, at_fault = self.taken, (), frozenset(trajectory_ids)
         for group_id in taken:
             self._reject(group_id, at_fault, reason)

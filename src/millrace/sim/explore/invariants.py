@@ -262,7 +262,7 @@ class Invariants(Observer):
         for replica in state.replicas.values():
             told = replica.pulling
             if told != self._told.get(replica.name, -1):
-                held = state.relays[replica.host].held
+                held = state.relays[replica.host].versions
                 require(told < 0 or told in held, "a replica pulls what its host holds", told=told, held=held)
             self._told[replica.name] = told
 
