@@ -1,4 +1,4 @@
-"""A live group as the controller keeps it, and the batch that ready groups make."""
+"""The controller's record of a live group, and the batch that ready groups make."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from millrace.schedule.view import GroupView
 
 
 class GroupRecord:
-    """A live group, and what decisions see of it. `birth` never decreases; see `schedule.view`."""
+    """A live group, and its view for decisions. `birth` never decreases; see `schedule.view`."""
 
     __slots__ = ("group", "started_s", "view")
 
     def __init__(self, group: Group, birth: int, started_s: float | None = None) -> None:
-        """`started_s` None: in an earlier session."""
+        """`started_s` None: the group started in an earlier session."""
         self.group, self.view, self.started_s = group, GroupView(group.group_id, birth), started_s
 
     @property
@@ -36,7 +36,7 @@ class GroupRecord:
 
 
 def make_batch(version: int, groups: Iterable[Group]) -> Batch:
-    """What the trainer gets to go from `version` to `version + 1`: the scored members."""
+    """The batch that takes the trainer from `version` to `version + 1`: the scored members of `groups`."""
     return Batch(version, [TrainGroup(g.group_id, g.prompt, _sequences(g)) for g in groups])
 
 

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from millrace.core.errors import DigestMismatchError, UnknownVersionError
 from millrace.core.types import Published, Served, Staged, VersionRecord
 
-VERSIONS_REMEMBERED = 256  # far more than any relay holds
+VERSIONS_REMEMBERED = 256  # far more than any relay has
 
 
 def replay_difference(earlier: Sequence[VersionRecord], now: VersionRecord) -> str:
-    """Why a version that was published before has other weights now; empty: it has not, or was not.
+    """Why a repeated version has other weights than before. Empty: it has the same, or it is the first.
 
-    Steps that are done again on another machine, or with other settings, are rounded otherwise; some devices
-    repeat a step only up to rounding. The weights are then as good as the first, to the last bits. With the
-    same arithmetic nothing explains a difference.
+    Steps that are repeated on another machine, or with other settings, are rounded differently. Some devices
+    repeat a step only up to rounding. Then the weights differ in their last bits, and both are correct. With
+    the same arithmetic nothing explains a difference.
 
-    Raises: DigestMismatchError: nothing explains it.
+    Raises: DigestMismatchError: nothing explains the difference.
     """
     if not earlier or now.digest in (record.digest for record in earlier):
         return ""
@@ -39,16 +39,16 @@ class Lineage:
     """Digests of the newest published versions.
 
     A version may have several digests. A trainer that went back to a checkpoint publishes the version again,
-    and on some devices a repeated step differs in its last bits. Each digest is of weights that the trainer
-    had.
+    and on some devices a repeated step differs in its last bits.
     """
 
     def __init__(self) -> None:
         self._digests: OrderedDict[int, set[str]] = OrderedDict()
-        self._published: dict[int, str] = {}  # the last one that the trainer took itself
+        self._published: dict[int, str] = {}  # the last digest of the trainer itself, by version
 
     def published(self, published: Published | Staged) -> None:
-        """Several ranks of a trainer digest pieces. The relay compares these, and digests the tensors."""
+        """Note a digest of the trainer or of a relay. Several ranks digest blocks; a relay digests
+        tensors."""
         self._digests.setdefault(published.version, set()).add(published.digest)
         self._digests.move_to_end(published.version)
         if isinstance(published, Published):
@@ -58,7 +58,7 @@ class Lineage:
             self._published.pop(version, None)
 
     def digest(self, version: int) -> str:
-        """As the trainer took it when it published `version` last.
+        """The trainer's digest of `version`, when it published that version last.
 
         Raises: UnknownVersionError: too long ago.
         """
@@ -69,18 +69,18 @@ class Lineage:
             )
         return self._published[version]
 
-    def check_served(self, replica: str, asked: int, served: Served) -> None:
-        """What a replica says after a pull of version `asked`.
+    def check_served(self, replica: str, version: int, served: Served) -> None:
+        """Check the replica's answer to a pull of `version`.
 
         Raises: DigestMismatchError: it serves another version, or other weights under that version.
         """
-        known = self._digests.get(asked, set())
-        if served.version == asked and served.digest in known:
+        digests = self._digests.get(version, set())
+        if served.version == version and served.digest in digests:
             return
-        due = " or ".join(sorted(known)) or "nothing"
+        published = " or ".join(sorted(digests)) or "nothing"
         raise DigestMismatchError(
-            f"{replica} was told to serve version {asked} and serves version {served.version} with digest "
-            f"{served.digest}; the trainer published version {asked} as {due}\n"
+            f"{replica} was told to serve version {version} and serves version {served.version} with digest "
+            f"{served.digest}; the trainer published version {version} as {published}\n"
             "  The run must not go on with weights that nobody trained. Look for another writer of the "
             "relay's memory or a faulty engine, then go on with --resume: checkpoints are not affected."
         )

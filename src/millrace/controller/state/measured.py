@@ -1,20 +1,19 @@
-"""What a run measures of itself: running means, from which a schedule sees how far ahead to run."""
+"""A run's measurements of itself: running means, from which a schedule derives how far ahead to run."""
 
 from __future__ import annotations
 
 MEMORY = 64
-"""Durations after which a mean has forgotten most of the earlier ones: lengths drift as a model learns."""
+"""Durations that make up most of a mean. Lengths drift as a model learns, so older durations fade."""
 
 BATCHES = 16
-"""The same for the staleness of batches: it follows what the schedule decides."""
-
+"""The same for the staleness of batches, which follows the schedule's decisions."""
 
 FILLING = 8
-"""The first batches of a run, or after a resume, are young whatever the schedule does: they do not count."""
+"""The first batches of a run, or after a resume, are young under any schedule. They do not count."""
 
 
 class Mean:
-    """Of all observations at first, of about the last `memory` later."""
+    """The mean of all observations at first, and later of about the last `memory`."""
 
     __slots__ = ("_count", "_memory", "value")
 
@@ -24,13 +23,13 @@ class Mean:
 
     def add(self, value: float) -> None:
         self._count = min(self._count + 1, self._memory)
-        before = self.value or 0.0
-        self.value = before + (value - before) / self._count
+        mean = self.value or 0.0
+        self.value = mean + (value - mean) / self._count
 
 
 class RunAverages:
-    """Seconds of groups from their start until they are ready, and of the trainer from one batch until it
-    could take the next; the staleness of trained tokens, in versions."""
+    """Seconds of a group from its start until it is ready. Seconds of the trainer from one batch until it
+    could take the next. The staleness of trained tokens, in versions."""
 
     def __init__(self) -> None:
         self._group, self._step, self._staleness = Mean(), Mean(), Mean(BATCHES)
@@ -49,10 +48,10 @@ class RunAverages:
 
     @property
     def group_steps(self) -> float:
-        """Steps that a trainer which never waits makes while a group is generated; 1 while unknown."""
+        """Batches that a trainer without waits trains while one group is generated; 1 while unknown."""
         return self._group.value / self._step.value if self._group.value and self._step.value else 1.0
 
     @property
     def staleness(self) -> float | None:
-        """None: too little was trained."""
+        """None: too few batches were trained."""
         return self._staleness.value

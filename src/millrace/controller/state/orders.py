@@ -1,4 +1,4 @@
-"""What the controller tells a replica to do, and the mailbox in which orders wait."""
+"""The controller's orders for a replica, and the mailbox in which orders wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millrace.core.pulse import Pulse
 from millrace.core.types import Work
 
 T = TypeVar("T")
-TICK_S = 60.0  # between two looks of a replica that no order woke
+TICK_S = 60.0  # between two looks into a mailbox without a pulse
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Serve `version`. `discard`: what is in flight restarts from its prompts."""
+    """Serve `version`. `discard`: trajectories in flight restart from their prompts."""
 
     version: int
     discard: bool
@@ -29,14 +29,14 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Everything in flight goes to replicas that serve the same version: how many trajectories to each."""
+    """All trajectories in flight go to replicas that serve the same version. `shares`: how many to each."""
 
     shares: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Stop work on these trajectories: their results are not used any more."""
+    """Stop work on these trajectories: their tokens are not used any more."""
 
     trajectory_ids: list[int]
 
@@ -45,8 +45,8 @@ Order = Submit | Pull | Move | Abort
 
 
 class Mailbox:
-    """Orders for one replica, first come, first done. An order stays until it is done. Closed when the
-    replica leaves: then the order under way is the last one."""
+    """Orders for one replica, carried out in the order of their arrival. An order stays until it is done. A
+    mailbox is closed when its replica leaves: then the order under way is the last one."""
 
     def __init__(self) -> None:
         self.orders: list[Order] = []
@@ -68,7 +68,7 @@ class Mailbox:
             self._limit.reschedule(asyncio.get_running_loop().time())
 
     async def first(self) -> Order | None:
-        """None: it was closed."""
+        """The oldest order; None: the mailbox was closed."""
         while not (self.orders or self.closed):
             await self._arrived.wait(timeout_s=TICK_S)
         return None if self.closed else self.orders[0]

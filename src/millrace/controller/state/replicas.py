@@ -1,4 +1,4 @@
-"""What the controller knows of its replicas, and every transition of that."""
+"""What the controller knows of its replicas, and every transition of their records."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from millrace.schedule.view import ReplicaView
 
 @dataclass(slots=True)
 class ReplicaRecord:
-    """One replica. `leased` holds what it may work on, in the order of the leases."""
+    """One replica. `leased`: the trajectories that it may work on, in the order of their leases."""
 
     name: str
     slots: int
     kv_capacity_tokens: int
     host: str = THIS_HOST
-    leaving: str = ""  # why it leaves; empty: it stays
+    leaving: str = ""  # why the replica leaves; empty: it stays
     epoch: int = 0
     alive: bool = False
     version: int = -1
-    pulling: int = -1  # the version that a pull under way takes it to
-    moves: set[str] = field(default_factory=set)  # sources of the moves under way from or to it
+    pulling: int = -1  # the version of the pull under way; -1: none
+    moves: set[str] = field(default_factory=set)  # sources of the moves under way from or to this replica
     leased: dict[int, Trajectory] = field(default_factory=dict)
     load: ReplicaLoad = field(default_factory=lambda: ReplicaLoad(version=-1))
     kv_used_previous: int = 0
@@ -33,8 +33,8 @@ class ReplicaRecord:
     def busy(self) -> bool:
         return self.pulling >= 0 or bool(self.moves)
 
-    def view(self, held: tuple[int, ...] | None = None, coming: int = -1, due: int = -1) -> ReplicaView:
-        """`held` and `coming`: of its host, where there are several."""
+    def view(self, versions: tuple[int, ...] | None = None, coming: int = -1, due: int = -1) -> ReplicaView:
+        """`versions` and `coming`: of the replica's host, if the run has several hosts."""
         leased = len(self.leased)
         return ReplicaView(
             replica_id=self.name,
@@ -49,7 +49,7 @@ class ReplicaRecord:
             kv_capacity_tokens=self.load.kv_capacity_tokens or self.kv_capacity_tokens,
             steps_since_swap=self.load.steps_since_swap,
             groups_since_swap=self.groups_since_swap,
-            held=held,
+            held=versions,
             coming=coming,
             due=due,
         )
@@ -60,32 +60,32 @@ class Replicas(dict[str, ReplicaRecord]):
 
     @property
     def staying(self) -> list[ReplicaRecord]:
-        """Those that are not about to leave."""
+        """The replicas that are not about to leave."""
         return [record for record in self.values() if not record.leaving]
 
     def join(self, record: ReplicaRecord) -> None:
-        """A replica becomes a part of the run. It is not up yet."""
+        """A replica becomes a part of the run. Its process is not up yet."""
         assert record.name not in self, record.name
         self[record.name] = record
 
     def leave(self, name: str, reason: str) -> None:
-        """From now on nothing new goes to it. Moves that are under way to it end elsewhere."""
+        """The replica gets no new work from now on. Moves under way to it end on other replicas."""
         self[name].leaving = reason
         self[name].moves.clear()
 
     def gone(self, name: str) -> None:
-        """It has left: its process is dead, and it holds no lease."""
+        """The replica has left: its process is dead, and it has no lease."""
         record = self.pop(name)
         assert record.leaving and not record.leased, record
 
     def up(self, name: str, epoch: int) -> None:
-        """An incarnation begins: it serves nothing and holds nothing."""
+        """An incarnation begins: it serves no version and has no lease."""
         record = self[name]
         record.alive, record.epoch, record.version = True, epoch, -1
         record.load, record.kv_used_previous, record.groups_since_swap = ReplicaLoad(version=-1), 0, 0
 
     def down(self, name: str) -> None:
-        """It is gone. Its leases are the caller's to take back."""
+        """The incarnation is gone. The caller takes back its leases."""
         record = self[name]
         record.alive, record.version, record.pulling = False, -1, -1
         record.moves.clear()
@@ -97,26 +97,26 @@ class Replicas(dict[str, ReplicaRecord]):
         self[name].pulling = -1
 
     def served(self, name: str, version: int) -> None:
-        """It computes with another version now."""
+        """The replica computes with another version now."""
         self[name].version, self[name].groups_since_swap = version, 0
 
     def reported(self, name: str, load: ReplicaLoad) -> None:
         self[name].load = load
 
     def begin_move(self, source: str, destinations: Iterable[str]) -> None:
-        """From here on all of them are busy, until every move that they are part of has ended."""
+        """Source and destinations are busy from now on, until all of their moves have ended."""
         for name in (source, *destinations):
             self[name].moves.add(source)
 
     def end_move(self, source: str, destinations: Iterable[str]) -> list[str]:
         """Returns the destinations that have not changed since the move began: the same incarnation, the same
-        version, no pull ahead. After its end a move has none."""
-        held = [name for name in destinations if name in self and source in self[name].moves]
-        for name in (source, *held):
+        version, no pull ahead. A second call returns none."""
+        unchanged = [name for name in destinations if name in self and source in self[name].moves]
+        for name in (source, *unchanged):
             self[name].moves.discard(source)
-        return held
+        return unchanged
 
     def note_kv(self) -> None:
-        """The KV use of now is what the next look at repacks compares with."""
+        """The next repack compares the KV use with the KV use of now."""
         for record in self.values():
             record.kv_used_previous = record.load.kv_used_tokens

@@ -1,7 +1,7 @@
 """Trajectories and their groups: every legal transition of them.
 
-Synchronous and pure of I/O. Trajectories that changed collect in `dirty`, those that only have new tokens in
-`grown`, until the shell hands them to the ledger; those that ended also in `ended`.
+Synchronous, without I/O. Changed trajectories collect in `dirty`, trajectories that only have new tokens in
+`grown`, and ended ones also in `ended`, until the sessions hand them to the ledger.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RunNumbers:
 
 
 class Trajectories:
-    """The live ones. Those that ended leave it; the ledger keeps them."""
+    """The live trajectories. A trajectory that ends leaves this record; the ledger has it."""
 
     def __init__(self, numbers: RunNumbers, replicas: Replicas) -> None:
         self.numbers, self.replicas = numbers, replicas
@@ -62,19 +62,19 @@ class Trajectories:
         self.grown: dict[int, Trajectory] = {}
         self.ended: list[Trajectory] = []  # since the shell last looked
         self.resampled = 0  # groups without signal that were replaced since the last step
-        self.unreplaced = 0  # and those that are trained all the same, because that was the limit
+        self.unreplaced = 0  # groups without signal that are trained, because the limit was reached
         self._fruitless: dict[int, int] = {}  # trajectory -> leases lost without a single new token
         self._lease_start: dict[int, tuple[int, int]] = {}  # (tokens, replica's version) at the lease
         self._ready = 0  # groups that became ready, ever
-        self._ready_gone = 0  # of them, those that were trained or ended
+        self._ready_gone = 0  # groups that became ready and then were trained or ended
 
     @property
     def num_ready(self) -> int:
-        """Groups that could be trained on. With fewer than a batch, `take` need not be asked."""
+        """Groups that could be trained on. With fewer than a batch, `take` has nothing to decide."""
         return self._ready - self._ready_gone
 
     def changes(self) -> tuple[list[Trajectory], list[Trajectory], list[Trajectory]]:
-        """What changed, what only has new tokens, and what ended, since the last call."""
+        """Trajectories that changed, that only have new tokens, and that ended, since the last call."""
         changed, grown = list(self.dirty.values()), [t for i, t in self.grown.items() if i not in self.dirty]
         ended, self.ended = self.ended, []
         self.dirty.clear()
@@ -84,7 +84,7 @@ class Trajectories:
     # ------------------------------------------------------------ admission and leases
 
     def admit(self, prompt: Prompt, replica: str, *, now_s: float) -> tuple[Group, list[Work]]:
-        """A new group, all of it leased to `replica`."""
+        """A new group, with all members leased to `replica`."""
         first = prompt.group_id * self.numbers.group_size
         members = [Trajectory(first + k, prompt.group_id) for k in range(self.numbers.group_size)]
         group = Group(prompt.group_id, prompt.row_id, prompt.tokens, prompt.text, members)
@@ -97,8 +97,8 @@ class Trajectories:
         return group, [self.lease(member, replica) for member in members]
 
     def adopt(self, group: Group, *, birth: int) -> list[Trajectory]:
-        """A live group found in the ledger; its birth is `birth` where it has no token. Returns its members
-        that still need a score."""
+        """Take over a live group from the ledger; its birth is `birth` if it has no token. Returns the
+        members that still need a score."""
         oldest = [version for m in group.members for version, _ in m.columns.runs[:1]]
         self.groups[group.group_id] = GroupRecord(group, birth=min(oldest, default=birth))
         unscored = []
@@ -110,11 +110,11 @@ class Trajectories:
                 self.queued[member.trajectory_id] = member
             elif member.state is State.GENERATED:
                 unscored.append(member)
-        self._settle(group.group_id)
+        self._decide_group(group.group_id)
         return unscored
 
     def lease(self, trajectory: Trajectory, replica: str) -> Work:
-        """Let `replica` work on a queued trajectory, from the tokens it has."""
+        """Let `replica` work on a queued trajectory, from its present tokens on."""
         record, tid = self.replicas[replica], trajectory.trajectory_id
         del self.queued[tid]
         trajectory.state, trajectory.replica, trajectory.epoch = State.LEASED, replica, record.epoch
@@ -139,30 +139,30 @@ class Trajectories:
         return QueuedView(trajectory.columns.version_last, self.groups[trajectory.group_id].birth)
 
     def unlease(self, trajectory: Trajectory) -> None:
-        """Take a trajectory back from its replica; it keeps its partial tokens."""
+        """Take a trajectory back from its replica, with its partial tokens."""
         self.replicas[trajectory.replica].leased.pop(trajectory.trajectory_id)
         trajectory.state = State.QUEUED
         self.queued[trajectory.trajectory_id] = trajectory
         self.dirty[trajectory.trajectory_id] = trajectory
 
     def restart(self, trajectory: Trajectory) -> int:
-        """Forget a queued trajectory's partial tokens (its noise stays). Returns how many."""
+        """Drop a queued trajectory's partial tokens; its random seed stays. Returns how many tokens."""
         discarded = len(trajectory.columns)
         trajectory.columns = TokenColumns()
         self.dirty[trajectory.trajectory_id] = trajectory
         return discarded
 
     def lose(self, name: str) -> list[Trajectory]:
-        """Replica `name` is gone: its trajectories wait for another. Returns those abandoned because
-        `attempts` leases in a row were lost without a single new token: their prompt is suspect. A trajectory
-        that waited for a slot has no part in the death."""
+        """Replica `name` is gone: its trajectories are queued again. Returns the trajectories whose prompt is
+        suspect: `attempts` leases in a row were lost without a new token. A trajectory that waited for a slot
+        cannot have caused the death."""
         poisoned, record = [], self.replicas[name]
-        for place, trajectory in enumerate(list(record.leased.values())):
+        for position, trajectory in enumerate(list(record.leased.values())):
             tid = trajectory.trajectory_id
             fruitless = len(trajectory.columns) == self._lease_start[tid][0]
             if not fruitless:
                 self._fruitless.pop(tid, None)
-            elif place < record.slots:
+            elif position < record.slots:
                 self._fruitless[tid] = self._fruitless.get(tid, 0) + 1
             self.unlease(trajectory)
             if self._fruitless.get(tid, 0) >= self.numbers.attempts:
@@ -170,13 +170,14 @@ class Trajectories:
         return poisoned
 
     def give_back(self, name: str) -> None:
-        """Replica `name` leaves: its trajectories wait for another, and none is suspect because of that."""
+        """Replica `name` leaves: its trajectories are queued again, and none becomes suspect."""
         for trajectory in list(self.replicas[name].leased.values()):
             self.unlease(trajectory)
 
     def _recompute_birth(self, record: GroupRecord) -> None:
-        """Oldest version among the members' tokens, or that their replica served at the lease: tokens
-        sampled before a swap can be reported after it. It never falls, so one member that old settles it."""
+        """The oldest version among the members' tokens. For a member without tokens, the version that its
+        replica served at the lease: tokens sampled before a swap can be reported after it. The birth never
+        falls, so the first member with that version ends the search."""
         birth, births = record.birth, []
         for member in record.group.members:
             if member.columns.runs:
@@ -194,30 +195,31 @@ class Trajectories:
 
     # ------------------------------------------------------------ tokens
 
-    def progress(self, name: str, parts: Iterable[Progress]) -> list[Trajectory]:
-        """Append new tokens; what is known already, or belongs to another lease, changes nothing.
+    def progress(self, name: str, reported: Iterable[Progress]) -> list[Trajectory]:
+        """Append new tokens. Tokens that are here already, or belong to another lease, change nothing.
+        Returns the trajectories whose generation ended.
 
         Raises: DataError on a gap, which a lossless stream cannot have.
         """
         leased, finished = self.replicas[name].leased, []
-        for part in parts:
-            trajectory = leased.get(part.trajectory_id)
-            if trajectory is None or part.lease != trajectory.lease:
+        for one in reported:
+            trajectory = leased.get(one.trajectory_id)
+            if trajectory is None or one.lease != trajectory.lease:
                 continue
             columns = trajectory.columns
-            held = len(columns)
-            known = held - part.start
-            if known < 0:
+            num_tokens = len(columns)
+            num_repeated = num_tokens - one.start
+            if num_repeated < 0:
                 raise DataError(
-                    f"trajectory {part.trajectory_id}: {name} reports tokens from {part.start}, "
-                    f"but only {held} are known: {-known} are missing"
+                    f"trajectory {one.trajectory_id}: {name} reports tokens from {one.start}, "
+                    f"but only {num_tokens} are known: {-num_repeated} are missing"
                 )
-            columns.extend(part.columns[known:] if known else part.columns)
-            self.grown[part.trajectory_id] = trajectory
-            if not held and columns:
+            columns.extend(one.columns[num_repeated:] if num_repeated else one.columns)
+            self.grown[one.trajectory_id] = trajectory
+            if not num_tokens and columns:
                 self._recompute_birth(self.groups[trajectory.group_id])
-            if part.finish is not None:
-                self._complete(trajectory, part.finish)
+            if one.finish is not None:
+                self._complete(trajectory, one.finish)
                 finished.append(trajectory)
         return finished
 
@@ -229,7 +231,7 @@ class Trajectories:
     # ------------------------------------------------------------ scores and ends
 
     def score(self, trajectory_id: int, score: Score) -> Trajectory | None:
-        """A reward is known. None: nobody waits for it any more."""
+        """Record a score. Returns its trajectory; None: the trajectory does not wait for a score any more."""
         trajectory = self.trajectories.get(trajectory_id)
         if trajectory is None or trajectory.state is not State.GENERATED:
             return None
@@ -237,7 +239,7 @@ class Trajectories:
             case Scored(value, metrics):
                 trajectory.state, trajectory.reward, trajectory.metrics = State.SCORED, value, metrics
                 self.dirty[trajectory_id] = trajectory
-                self._settle(trajectory.group_id)
+                self._decide_group(trajectory.group_id)
             case Failed(reason):
                 self.end(trajectory, State.FAILED, reason)
             case Abstain(reason):
@@ -253,7 +255,7 @@ class Trajectories:
     def end(self, trajectory: Trajectory, state: State, reason: str) -> None:
         """A live trajectory ends without being trained on."""
         self._end(trajectory, state, reason)
-        self._settle(trajectory.group_id)
+        self._decide_group(trajectory.group_id)
 
     def _end(self, trajectory: Trajectory, state: State, reason: str) -> None:
         tid = trajectory.trajectory_id
@@ -278,8 +280,9 @@ class Trajectories:
         self._fruitless.pop(tid, None)
         self._lease_start.pop(tid, None)
 
-    def _settle(self, group_id: int) -> None:
-        """A group with nothing left to wait for becomes ready, or ends if it has no baseline or no signal."""
+    def _decide_group(self, group_id: int) -> None:
+        """A group whose live members all have scores becomes ready. It ends if it has no baseline or
+        signal."""
         record = self.groups.get(group_id)
         if record is None or record.ready_rank is not None:
             return
@@ -299,8 +302,9 @@ class Trajectories:
             record.ready_rank, self._ready = self._ready, self._ready + 1
 
     def _replaces(self, scored: list[Trajectory]) -> bool:
-        """DAPO's dynamic sampling (arXiv:2503.14476, equation 11): where all rewards are equal all advantages
-        are 0, and a batch is to hold groups that teach. Admission fills the place that such a group leaves.
+        """DAPO's dynamic sampling (arXiv:2503.14476, equation 11): if all rewards of a group are equal, all
+        its advantages are 0. The group teaches nothing, so it ends, and admission starts another one in its
+        place.
         """
         limit = self.numbers.resampled_max
         if not limit or len({member.reward for member in scored}) > 1:
@@ -310,7 +314,7 @@ class Trajectories:
         return replaces
 
     def _reject(self, group_id: int, at_fault: Container[int], reason: str) -> None:
-        """Members that cannot be trained on end; the others stay ready unless they have no baseline."""
+        """Members that cannot be trained on end. The others stay ready unless they have no baseline."""
         live = [m for m in self.groups[group_id].group.members if m.live]
         named = [m for m in live if m.trajectory_id in at_fault]
         for member in named:
