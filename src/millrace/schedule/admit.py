@@ -1,7 +1,7 @@
 """Admit: how many groups may start on a replica now?
 
-The staleness bound and the end of the run are kept by `Schedule` itself, for every rule; a rule here
-says what one replica can use. It is asked about a replica as it is, or as it will be after a pull.
+`Schedule` itself respects the staleness bound and the end of the run, for every rule. A rule only says how
+many groups one replica can use. Its replica is as it is now, or as it will be after a pull.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Admit(Protocol):
 class WithinBound:
     """All that the staleness bound allows, in a queue of at most `rounds_max` times a replica's slots.
 
-    The short queue keeps a replica busy and binds groups late: to whoever is free, at younger weights.
+    The short queue keeps a replica busy and binds groups late: to a free replica, at younger weights.
     None: no queue limit, so that a whole batch starts at once.
     """
 
@@ -47,15 +47,15 @@ class WithinBound:
 class KVRoom:
     """Laminar: a replica starts a round of groups under one version, as its KV cache has room.
 
-    Slots: another group starts while one of the `batch_max` slots (None: all) is free; the members
-    that find none wait in the replica. KV: running trajectories count with what they hold,
-    waiting ones and the new group with the most that they may need; an idle replica may always start
-    one group. Rounds: `round_groups` groups, None: the replica's share of a batch. The next round begins when
+    Slots: another group starts while one of the `batch_max` slots (None: all) is free; members without a free
+    slot wait in the replica. KV: a running trajectory counts with its present tokens. A waiting trajectory,
+    and each member of the new group, counts with the most that it may need. An idle replica may always start
+    one group. Rounds: `round_groups` groups; None: the replica's share of a batch. The next round begins when
     the replica is empty and serves the newest weights.
 
     Source: Laminar, arXiv:2510.12633 (trajectory-level generation). There the round is the engine's maximum
-    batch. Here it is a share of the trainer's batch by default: on a small machine a few replicas would else
-    run far ahead of the trainer.
+    batch. Here it is a share of the trainer's batch by default: otherwise a few replicas of a small machine
+    would run far ahead of the trainer.
     """
 
     round_groups: int | None = None
@@ -64,9 +64,9 @@ class KVRoom:
     def room(self, view: View, replica: ReplicaView) -> int:
         slots = self.batch_max or replica.slots
         by_slots = _groups_to_fill(slots - replica.load, view.group_size)
-        return min(self._round_left(view, replica), by_slots, _groups_in_kv(view, replica))
+        return min(self._round_room(view, replica), by_slots, _groups_in_kv(view, replica))
 
-    def _round_left(self, view: View, replica: ReplicaView) -> int:
+    def _round_room(self, view: View, replica: ReplicaView) -> int:
         round_groups = self.round_groups or -(-view.batch_groups // view.fleet)
         started = replica.groups_since_swap % round_groups
         if started:
@@ -81,12 +81,12 @@ class KVRoom:
 
 @dataclass(frozen=True, slots=True)
 class WhileNewest:
-    """A replica that serves the newest weights starts as many groups as fill its slots, again and again, as
-    far as its KV cache has room (counted as in `KVRoom`). Half a group and more waits there, so that a slot
-    which becomes free is filled at once and not after the next decision.
+    """A replica that serves the newest weights starts as many groups as fill its slots, again and again,
+    while its KV cache has room (counted as in `KVRoom`). At least half a group waits in the replica, so that
+    a free slot is filled at once and not after the next decision.
 
-    Laminar starts a round and lets the replica run empty; here it goes on until newer weights exist, and runs
-    empty only then. So decode batches stay full, and no group starts under weights that are already old.
+    Laminar starts a round and lets the replica run empty. Here the replica goes on until newer weights exist,
+    and runs empty only then. So decode batches stay full, and no group starts under weights that are old.
     """
 
     def room(self, view: View, replica: ReplicaView) -> int:
@@ -101,8 +101,7 @@ class WhileNewest:
 
 
 def _groups_in_kv(view: View, replica: ReplicaView) -> int:
-    """New groups that have KV room. A running trajectory counts with what it holds, a waiting or new one with
-    the most that it may need. An idle replica has room for one group."""
+    """New groups that have KV room, counted as `KVRoom` says. An idle replica has room for one group."""
     promised = replica.kv_used_tokens + replica.waiting * view.max_sequence_tokens
     group_tokens = view.group_size * view.max_sequence_tokens
     groups = max(0, replica.kv_capacity_tokens - promised) // group_tokens
@@ -110,5 +109,5 @@ def _groups_in_kv(view: View, replica: ReplicaView) -> int:
 
 
 def _groups_to_fill(free_slots: int, group_size: int) -> int:
-    """Groups that it takes to leave none of `free_slots` empty."""
+    """The number of groups that fill `free_slots`."""
     return max(0, -(-free_slots // group_size))

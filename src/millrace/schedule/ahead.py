@@ -1,10 +1,10 @@
 """Ahead: how many batches does generation run ahead of the trainer?
 
-The staleness bound is what is allowed, this is what is wanted: enough groups under way that the trainer finds
-a batch when it is free, and not more, since each further one only waits and grows old.
+The staleness bound says how far ahead generation may run. This decision says how far it should run: far
+enough that a free trainer finds a batch. Every group beyond that only waits and grows old.
 
-By Little's law a trainer that takes B groups a step needs B D / T groups under way, where a group takes D
-seconds until it is ready and a step T. So D / T batches are enough.
+By Little's law a trainer that takes B groups every T seconds needs B D / T groups under way, if a group takes
+D seconds until it is ready. So D / T batches are enough.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from math import ceil, floor, inf
 from millrace.schedule.view import View
 
 RESERVE = 2.0
-"""Groups end out of order: so many times the batches of Little's law keep the trainer busy."""
+"""Groups end out of order, so the trainer needs this multiple of the batches of Little's law."""
 
 AHEAD_MAX = 16
-"""Batches at most where there is no bound."""
+"""Batches at most, if there is no bound."""
 
 YOUNGER = 0.02
-"""Data that is younger than was wanted by more than this share lets admission go on."""
+"""Admission goes on while the data is younger than wanted by more than this share."""
 
 GAIN = 4.0
-"""Batches for each further version by which data is younger than was wanted."""
+"""Additional batches for each version by which the data is younger than wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class WithCapacity:
-    """As many batches ahead as the replicas that are there hold, within the staleness bound: what their slots
-    decode at once, `rounds` times over.
+    """As many groups ahead as fill the slots of the present replicas `rounds` times, within the staleness
+    bound.
 
-    So more is begun at once when replicas join. When they are taken away no more is begun than the rest can
-    generate, and what is begun does not grow old in a queue.
+    So more groups start at once when replicas join. When replicas leave, no more groups start than the other
+    replicas can generate, and groups do not grow old in a queue.
     """
 
     staleness_max: int | None
     rounds: int
 
     def groups_max(self, view: View) -> int:
-        """Live groups at most, without those in training. Without replicas a batch."""
+        """Live groups at most, without those in training. Without replicas one batch."""
         lead = view.version - view.newest
         slots = sum(replica.slots for replica in view.replicas)
-        held = self.rounds * slots / (view.group_size * view.batch_groups)
+        batches = self.rounds * slots / (view.group_size * view.batch_groups)
         limit = inf if self.staleness_max is None else self.staleness_max
-        return ceil(view.batch_groups * (min(held, limit) + 1 - lead))
+        return ceil(view.batch_groups * (min(batches, limit) + 1 - lead))
 
     def describe(self) -> str:
         return f"a batch, and {self.rounds} x the slots of the replicas that are there"
@@ -53,25 +53,25 @@ class WithCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """`batches` None: as many as measured durations need. Within
+    """`batches` None: as many as measured durations need, with these limits:
 
-    - at least one, else the trainer waits for each batch from its start;
+    - at least one batch, or else the trainer waits for each batch from its start;
     - at most the middle between 1 and the staleness bound. The other half is for stragglers: without it the
       trainer waits for the longest group of every batch, and all groups are as old as the bound;
-    - in whole shares of a replica, 1 / replicas of a batch. A replica takes newer weights only when it is
-      empty, so what it starts it starts together.
+    - a multiple of one replica's share, which is 1 / replicas of a batch. A replica takes newer weights only
+      when it is empty, so it starts its whole share together.
 
-    Where generation is the slower side, groups are trained younger than that: they do not wait for the
-    trainer. But ready groups that wait for an earlier one of the stream leave slots empty. So admission goes
-    on, within the bound, until the data is as old as was wanted.
+    If generation is slower than training, groups do not wait for the trainer, and they are trained younger
+    than wanted. But ready groups that wait for an earlier group of the stream leave slots empty. So admission
+    goes on, within the bound, until the data is as old as wanted.
     """
 
     staleness_max: int | None
     batches: float | None = None
 
     def groups_max(self, view: View) -> int:
-        """Live groups at most, without those in training. The last of so many would be trained that many
-        versions after the newest weights, if all were ready in time."""
+        """Live groups at most, without those in training. If all were ready in time, the last of them would
+        be trained `_batches` versions after the newest weights."""
         lead = view.version - view.newest
         return ceil(view.batch_groups * (self._batches(view) + 1 - lead))
 

@@ -7,7 +7,7 @@ The trainer consumes B groups per version. Counted from the version k of its nex
     for every j:  #{g live : d(g) <= j}  <=  B (j - k + 1)
 
 which is necessary (pigeonhole) and sufficient (earliest deadline first) for training all of them in
-time. Admission keeps it true for k, `choose` keeps it true for k + 1; then no group is ever too old.
+time. Admission keeps the groups feasible at k, and `choose` at k + 1. Then no group is ever too old.
 Proof: docs/schedules.md. AReaL's `N_r <= B (i + eta + 1)` (arXiv:2505.24298, eq. 3) is the special
 case in which the birth of every live group is the current version i.
 """
@@ -21,14 +21,14 @@ from sys import maxsize
 
 from millrace.schedule.view import GroupView, View
 
-NO_LIMIT = maxsize  # so many groups that no bound is in sight
+NO_LIMIT = maxsize  # groups
 UNBOUNDED_ROUNDS = 2
-"""Without a staleness bound, live groups are limited to this many times what the slots of all replicas hold
-(or a batch, if that is more). One round is being generated, and one waits for the trainer."""
+"""Without a staleness bound, live groups are limited to this many rounds. A round fills the slots of all
+replicas, and has at least a batch. One round is being generated, and one waits for the trainer."""
 
 
 def unbounded_groups_max(slots: int, batch_groups: int, group_size: int) -> int:
-    """Live groups at most where no staleness bound limits them."""
+    """Live groups at most, if no staleness bound limits them."""
     return UNBOUNDED_ROUNDS * max(batch_groups, -(-slots // group_size))
 
 
@@ -44,15 +44,15 @@ def groups_max(view: View, staleness_max: int | None) -> int:
 def groups_room(view: View, staleness_max: int | None, live_max: int = NO_LIMIT) -> int:
     """New groups that may start on the newest version now: within the bound, within `groups_max`, and so that
     at most `live_max` are live."""
-    left = max(0, min(live_max, groups_max(view, staleness_max)) - len(view.groups))
-    return min(left, Deadlines(view, staleness_max, view.groups).room(view.newest))
+    room = max(0, min(live_max, groups_max(view, staleness_max)) - len(view.groups))
+    return min(room, Deadlines(view, staleness_max, view.groups).room(view.newest))
 
 
 class Deadlines:
-    """Groups counted by deadline, with the places left for each.
+    """Groups counted by deadline, with the free places for each deadline.
 
-    Each live deadline costs one entry. So the cost of asking and adding grows with the distinct births, which
-    are few, and not with the groups. `staleness_max` None: everything fits.
+    Each live deadline costs one entry. So the cost of `room` and `add` grows with the distinct births, which
+    are few, and not with the groups. `staleness_max` None: every group fits.
     """
 
     def __init__(self, view: View, staleness_max: int | None, groups: Iterable[GroupView] = ()) -> None:
@@ -68,7 +68,7 @@ class Deadlines:
 
     @property
     def feasible(self) -> bool:
-        """Can every group in the book be trained by its deadline?"""
+        """Whether every group in the book can be trained by its deadline."""
         return all(free >= 0 for free in self._free)
 
     def room(self, birth: int) -> int:
@@ -84,10 +84,10 @@ class Deadlines:
                 self._free[index] -= 1
 
     def owed(self) -> list[tuple[int, int]]:
-        """(deadline j, groups due by j that this very batch must hold), for the j where any must.
+        """(deadline j, how many groups due by j this batch must have), for every j where it must have any.
 
-        What is left after the batch must be feasible one version later, when B fewer places remain:
-        the batch owes max(0, #{d <= j} - B (j - k)).
+        The other groups must be feasible one version later, when B fewer places remain. So the batch owes
+        max(0, #{d <= j} - B (j - k)).
         """
         return [
             (deadline, self._batch - free)
@@ -99,7 +99,7 @@ class Deadlines:
         return self._batch * max(0, deadline - self._version + 1)
 
     def _entry(self, deadline: int) -> int:
-        """Index of a deadline, entered with no groups of its own where it is new."""
+        """Index of a deadline. A new deadline is entered, without groups."""
         index = bisect_left(self._deadlines, deadline)
         if index == len(self._deadlines) or self._deadlines[index] != deadline:
             due = self._places(self._deadlines[index - 1]) - self._free[index - 1] if index else 0

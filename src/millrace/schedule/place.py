@@ -13,10 +13,10 @@ _Entry = tuple[bool, int, float, int, int]
 
 
 def placements(view: View, queued: Iterable[QueuedView], *, mixes_versions: bool) -> list[str | None]:
-    """A replica for each of `queued`, in their order; None: wait. Each counts as load for those after it.
+    """A replica for each of `queued`, in their order; None: wait. Each placed trajectory counts as load.
 
     Partial tokens go on under their own version, or under that or a later one if the schedule mixes versions.
-    Without tokens any version will do that is not older than the birth of the group, so that the group's
+    A trajectory without tokens may take any version from the birth of its group on, so that the group's
     deadline stays. Free slots are preferred, then the newest version, then the lowest load.
 
     Cost: for n trajectories, R replicas and V versions served, O(R + n (V + log R)).
@@ -28,9 +28,9 @@ def placements(view: View, queued: Iterable[QueuedView], *, mixes_versions: bool
     for heap in heaps.values():
         heapify(heap)
     placed: list[str | None] = []
-    for wanted in queued:
-        oldest = wanted.birth if wanted.version is None else wanted.version
-        exact = wanted.version is not None and not mixes_versions
+    for trajectory in queued:
+        oldest = trajectory.birth if trajectory.version is None else trajectory.version
+        exact = trajectory.version is not None and not mixes_versions
         fit = [
             heap for version, heap in heaps.items() if version == oldest or (version > oldest and not exact)
         ]

@@ -52,13 +52,13 @@ def build(config: Config) -> Schedule:
             )
         case schedules.RLBoost() as knobs:
             return rlboost(staleness_max=knobs.staleness_max)
-        case schedules.FunctionSchedule() as own:
-            return _own(own.path, config)
+        case schedules.FunctionSchedule() as function:
+            return _from_function(function.path, config)
         case unknown:
             assert_never(unknown)
 
 
-def _own(path: str, config: Config) -> Schedule:
+def _from_function(path: str, config: Config) -> Schedule:
     make, _ = load_function("schedule.path", path)
     with boundary("`schedule.path`", f"calling {path!r} with the configuration", ConfigError):
         schedule = make(config)
@@ -74,8 +74,8 @@ def synchronous() -> Schedule:
     """Generate a batch, train on it, hand out the new weights, generate the next. Staleness 0.
 
     The bound is the barrier. Under S = 0 a group may start only on a replica that serves the version at which
-    the batch will be trained, and only B groups fit. The replicas wait for the trainer, and the trainer waits
-    for the slowest trajectory.
+    the batch will be trained, and only B groups may be live. The replicas wait for the trainer, and the
+    trainer waits for the slowest trajectory.
     """
     return Schedule(
         kind="synchronous",
@@ -91,8 +91,8 @@ def synchronous() -> Schedule:
 def llamarl(*, lag: int, iteration_tokens: int) -> Schedule:
     """LlamaRL (arXiv:2505.24034): generation runs `lag` batches ahead; partial rollout between iterations.
 
-    Differs: the paper steps generator and trainer in lockstep and bounds the lag by that; here replicas
-    iterate independently of each other and admission bounds it.
+    Differs: the paper runs generator and trainer in lockstep, and that bounds the lag. Here replicas iterate
+    independently of each other, and admission bounds the lag.
     """
     return Schedule(
         kind="llamarl",
@@ -124,10 +124,10 @@ def areal(*, eta: int) -> Schedule:
 
 
 def rlax(*, reload_staleness: int, acceptance_staleness: int) -> Schedule:
-    """RLAX (arXiv:2512.06392): a knob for when replicas must reload, one for what the trainer accepts.
+    """RLAX (arXiv:2512.06392): one staleness at which replicas must reload, and one that the trainer accepts.
 
-    Differs: the paper refuses rollouts beyond the acceptance staleness when they arrive; here a group starts
-    only if it will be accepted, so that the refusal is left for faults. Discarded partials restart.
+    Differs: the paper refuses rollouts beyond the acceptance staleness when they arrive. Here a group starts
+    only if it will be accepted, so only faults lead to refusals. Discarded trajectories restart.
     """
     return Schedule(
         kind="rlax",
@@ -145,8 +145,8 @@ def laminar(
 ) -> Schedule:
     """Laminar (arXiv:2510.12633): each replica at its own pace and version; repack empties the slow ones.
 
-    Differs: the paper has no bound (`staleness_max` None) and reports a staleness of at most 4; with a bound,
-    admission keeps it and the batch waits for groups at their deadline.
+    Differs: the paper has no bound (`staleness_max` None) and reports a staleness of at most 4. With a bound,
+    admission respects the bound, and the batch waits for groups at their deadline.
     """
     return Schedule(
         kind="laminar",
@@ -163,12 +163,12 @@ def laminar(
 def millrace(
     *, staleness_max: int | None, ahead: float | None, repack_interval_s: float, batch_max: int | None
 ) -> Schedule:
-    """Laminar's trajectories of one version, with other answers to admit, repack and take.
+    """Laminar's trajectories of one version, with other rules to admit, repack and take.
 
-    A replica on the newest weights keeps its slots full until newer ones exist; then it runs empty. Repack
-    empties only as many replicas as there are new groups for, onto the emptiest replica and not the fullest.
-    Generation runs as far ahead as the trainer needs (`Ahead`), and batches are fair (`InOrder`). Found with
-    the simulator, and compared with Laminar in docs/experiments.md.
+    A replica on the newest weights keeps its slots full until newer weights exist; then it runs empty. Repack
+    empties only as many replicas as new groups need, onto the emptiest replica and not the fullest.
+    Generation runs as far ahead as the trainer needs (`Ahead`), and batches are fair (`InOrder`). Designed
+    with the simulator, and compared with Laminar in docs/experiments.md.
     """
     ahead_rule = Ahead(staleness_max, ahead)
     return Schedule(
@@ -187,16 +187,16 @@ def millrace(
 def rlboost(*, staleness_max: int | None) -> Schedule:
     """RLBoost (arXiv:2510.19225): for replicas that come and go, such as preemptible instances.
 
-    New groups go to replicas with the newest weights only. Each replica pulls them by itself, when it is
-    empty: one that joins pulls first, so it starts at the newest version. Trajectories of a replica that is
-    taken away go on elsewhere with their tokens, which the controller does for every schedule.
+    New groups go only to replicas with the newest weights. Each replica pulls these weights when it is empty.
+    A joining replica pulls first, so it starts at the newest version. The trajectories of a preempted replica
+    go on elsewhere with their tokens. The controller does this for every schedule.
 
-    Differs: in the paper the trainer's own GPUs generate at the beginning of each step, until partial
-    responses are handed over to the instances, and this share of seeding is adapted to how many there are.
-    Here a trainer never generates. So what is seeded is groups: the share begun ahead of the trainer follows
-    the slots of the replicas that are there (`WithCapacity`). The paper's steps are on-policy; here the bound
-    says how stale a group may be, and 0 is on-policy. The paper also moves requests to even out load between
-    instances; here only those of a replica that leaves move.
+    Differs: in the paper the trainer's own GPUs generate at the beginning of each step, and then hand over
+    partial responses to the instances. The paper adapts this share to the number of instances. Here a trainer
+    never generates. Instead the number of groups begun ahead of the trainer follows the slots of the present
+    replicas (`WithCapacity`). The paper's steps are on-policy. Here the bound says how stale a group may be,
+    and 0 is on-policy. The paper also moves requests to balance the load of instances. Here only trajectories
+    of a leaving replica move.
     """
     return Schedule(
         kind="rlboost",

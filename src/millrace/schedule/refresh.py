@@ -1,7 +1,7 @@
 """Refresh: when does a replica take newer weights?
 
-A rule here is asked only about replicas that serve something older than the newest version of their host and
-are not busy. First pulls and the recovery of lost trajectories are the same for all rules: see `Schedule`.
+A rule decides only for replicas that are not busy and serve an older version than the newest one of their
+host. First pulls and the recovery of lost trajectories are the same for all rules: see `Schedule`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class Refresh(Protocol):
 
     @property
     def discards(self) -> bool:
-        """Do trajectories in flight restart from their prompts (else they go on under the new weights)?"""
+        """Whether trajectories in flight restart from their prompts. If not, they go on under new weights."""
 
     def due(self, view: View, replica: ReplicaView) -> bool:
-        """Shall `replica` take `view.newest_for(replica)` now?"""
+        """Whether `replica` takes `view.newest_for(replica)` now."""
 
     def describe(self) -> str:
         """One line for people."""
@@ -66,7 +66,7 @@ class BetweenIterations:
 class AtOnce:
     """AReaL (arXiv:2505.24298): as soon as newer weights exist, in the middle of trajectories.
 
-    They go on under the new weights with their KV recomputed, so their tokens carry several versions.
+    Trajectories go on under the new weights with their KV recomputed, so their tokens have several versions.
     """
 
     discards = False
@@ -82,7 +82,7 @@ class AtOnce:
 class BeyondReload:
     """RLAX (arXiv:2512.06392): when further behind than `reload_staleness`; partial rollouts are discarded.
 
-    An empty replica does not wait for that and takes newer weights at no cost.
+    An empty replica takes newer weights at once: this costs nothing.
     """
 
     reload_staleness: int

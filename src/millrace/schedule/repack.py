@@ -5,12 +5,12 @@ hand all of their trajectories to one another:
 
     S = {r : C_used(r) < min(C_max, C_prev(r)) and 0 < N(r) < B}
 
-in ascending order of C_used, each moves whole onto the destination d of S with
+in ascending order of C_used, each source s moves as a whole onto the destination d of S with
 
     C(d) + C(planned for d) + C(s) <= C_max    and    N(d) + N(planned for d) + N(s) <= B
 
-that has the highest projected KV load (best fit). C is KV use, and C_prev its reading at the tick before: a
-replica whose use still grows is ramping up and takes no part. N counts running and waiting trajectories, and
+that has the highest projected KV load (best fit). C is KV use, and C_prev the KV use at the tick before: a
+replica whose KV use still grows is ramping up and takes no part. N counts running and waiting trajectories.
 B is the roofline decode batch.
 """
 
@@ -29,7 +29,7 @@ class Repack(Protocol):
 
     @property
     def interval_s(self) -> float:
-        """Seconds between two looks; there is one right after each trainer update as well."""
+        """Seconds between two calls of `moves`. Another call follows each new version."""
 
     def moves(self, view: View) -> list[RepackOrder]:
         """Moves to make now. Source and destination serve the same version and are not busy."""
@@ -40,7 +40,7 @@ class Repack(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BestFit:
-    """The published algorithm. `batch_max` (B) None: a destination's own slots."""
+    """The published algorithm. `batch_max` (B) None: the slots of the destination."""
 
     interval_s: float
     kv_fraction_max: float
@@ -62,8 +62,8 @@ def plan(
     """Which replicas hand all of their trajectories to which.
 
     C_max is `kv_max_tokens_fraction` of the replica's own capacity, so replicas may differ in size.
-    Guarantees: same version only; both limits hold with everything already planned; no replica is both
-    source and destination; busy and ramping-up replicas take no part. Equal loads go by the order given.
+    Guarantees: same version only; both limits include every planned move; no replica is both source and
+    destination; busy and ramping-up replicas take no part. Equal loads go by the order of `replicas`.
     """
     by_version: dict[int, list[_Ramping]] = defaultdict(list)
     for replica in replicas:
@@ -75,7 +75,7 @@ def plan(
 
 @dataclass(slots=True)
 class _Ramping:
-    """A replica with its limits, and its load as planned so far."""
+    """A replica with its limits, and its load after the moves planned so far."""
 
     replica: ReplicaView
     kv_tokens_max: float

@@ -1,12 +1,13 @@
 """Repack on demand: empty a replica only when the newest weights have work for it.
 
-Laminar packs whatever ramps down, as densely as fits. Under a staleness bound that can be too much, for two
-reasons. An emptied replica is idle where the bound leaves no room for new groups. The last trajectories of a
-version decode slower on a full replica, and at their deadline the trainer waits for them. So here
+Laminar packs all replicas that ramp down, as densely as possible. Under a staleness bound that can be too
+much, for two reasons. An emptied replica is idle if the bound leaves no room for new groups. The last
+trajectories of a version decode slower on a full replica, and at their deadline the trainer waits for them.
+So
 
-- as many replicas are emptied as it takes to start what the bound admits, and no more;
-- those with the fewest trajectories go first;
-- each trajectory goes to what is then the *emptiest* other replica under its version, within a limit, so a
+- only as many replicas are emptied as the groups need that the bound admits;
+- the replicas with the fewest trajectories go first;
+- each trajectory goes to the *emptiest* other replica of its version at that moment, within a limit. So a
   replica that fits nowhere as a whole can be emptied too;
 - only replicas behind the newest version take part: the others still start new groups.
 
@@ -25,14 +26,14 @@ from millrace.schedule.deadlines import groups_room
 from millrace.schedule.view import RepackOrder, ReplicaView, View
 
 PACKED_MAX = 48
-"""Trajectories on a replica that receives. With about so many long ones, their KV makes a decode step twice
-as long as that of a single one (7B to 72B on H800, `sim/costs/generation.py`). See docs/experiments.md."""
+"""Trajectories at most on a replica that receives some. The KV of so many long trajectories doubles the time
+of a decode step (7B to 72B on H800, `sim/costs/generation.py`). See docs/experiments.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnDemand:
-    """`ahead` is the schedule's. `batch_max` None: what a replica surely runs at a time, and not more
-    than `PACKED_MAX`."""
+    """`ahead` is the schedule's. `batch_max` None: as many trajectories as a replica can run at their
+    longest, and at most `PACKED_MAX`."""
 
     interval_s: float
     ahead: Ahead
@@ -62,7 +63,7 @@ class OnDemand:
 
 def replicas_wanted(view: View, room: int) -> int:
     """Replicas to empty so that `room` new groups can start. Replicas on the newest weights, or pulling them,
-    can take groups already and are not counted."""
+    can start groups already, so they need not be emptied."""
     ready = [r for r in view.replicas if r.version_next >= view.newest_for(r) or r.load == 0]
     free = sum(max(0, replica.slots - replica.load) for replica in ready) // view.group_size
     slots = max((replica.slots for replica in view.replicas), default=1)
@@ -70,10 +71,10 @@ def replicas_wanted(view: View, room: int) -> int:
 
 
 def plan_demand(replicas: Sequence[ReplicaView], limits: Sequence[int], *, wanted: int) -> list[RepackOrder]:
-    """At most `wanted` moves. `limits`, one for each of `replicas`: trajectories on it, if it receives any.
+    """At most `wanted` moves. `limits`: for each of `replicas`, its trajectories at most if it receives any.
 
-    Guarantees: same version only; the limits hold with everything already planned; no replica is both source
-    and destination. Equal loads go by the order given.
+    Guarantees: same version only; the limits include every planned move; no replica is both source and
+    destination. Equal loads go by the order of `replicas`.
     """
     loads = [_Load(replica, limit, replica.load) for replica, limit in zip(replicas, limits, strict=True)]
     room, emptiest = Counter[int](), defaultdict[int, _Heap](list)  # by version
@@ -98,7 +99,7 @@ def plan_demand(replicas: Sequence[ReplicaView], limits: Sequence[int], *, wante
 
 @dataclass(slots=True)
 class _Load:
-    """A replica, and its load as planned so far."""
+    """A replica, and its load after the moves planned so far."""
 
     replica: ReplicaView
     limit: int
@@ -112,11 +113,11 @@ class _Load:
 
 
 _Heap = list[tuple[int, int, _Load]]
-"""(load, place in the order given, the replica) of those with room; emptied ones are dropped when met."""
+"""(load, position, replica) of replicas with room. An emptied replica is dropped when it comes up."""
 
 
 def _spread(num: int, heap: _Heap) -> Iterator[str]:
-    """Where `num` trajectories go, one by one."""
+    """The destinations of `num` trajectories, one by one."""
     while num:
         _, index, best = heappop(heap)
         if best.emptied:

@@ -1,6 +1,6 @@
 """Route: on which replica does an admitted group start?
 
-A group starts whole on one replica: its members share the prefill of their prompt.
+All members of a group start on one replica: they share the prefill of their prompt.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from millrace.schedule.view import ReplicaView, View
 
 
 class Route(Protocol):
-    """The decision where. Lower ranks go first, equal ranks in the order of the replicas."""
+    """The choice of a replica. Lower ranks go first, equal ranks in the order of the replicas."""
 
     def rank(self, view: View, replica: ReplicaView, load: int) -> float | None:
-        """How wanted `replica` is for the next group; None: not at all.
+        """The rank of `replica` for the next group; None: the group may not start there.
 
-        `load` counts its trajectories with those of groups routed in this same decision. Replicas
-        that are about to serve (`busy`) are asked about as they will be after the pull. To
-        give one a rank is to keep its share for it: the group waits there until the pull is done.
+        `load` counts the trajectories of `replica`, with the groups that this decision has routed to it. A
+        replica that is about to serve (`busy`) is as it will be after its pull. If it has a rank it may get a
+        group: the group waits there until the pull is done.
         """
 
     def describe(self) -> str:
@@ -30,7 +30,7 @@ class Route(Protocol):
 class LeastLoaded:
     """The replica with the lowest load per slot, counting those that are just taking new weights.
 
-    Without their share kept for them, the first replica to finish its pull would get the whole batch.
+    Without a share for the pulling replicas, the first replica to finish its pull would get the whole batch.
     """
 
     def rank(self, view: View, replica: ReplicaView, load: int) -> float | None:
@@ -43,7 +43,8 @@ class LeastLoaded:
 @dataclass(frozen=True, slots=True)
 class NewestOnly:
     """RLBoost (arXiv:2510.19225): the least loaded of the replicas that serve the newest weights, or are just
-    taking them. The others only end what they have begun, and then they are empty and take them too."""
+    taking them. The other replicas finish their trajectories. Then they are empty and take new weights
+    too."""
 
     def rank(self, view: View, replica: ReplicaView, load: int) -> float | None:
         return None if replica.version < view.newest else load / replica.slots

@@ -1,14 +1,13 @@
 """A schedule: five decisions that differ between schedules, and three safeguards that do not.
 
 Decisions: `admit` and `route` (one question: where does a new group start now?), `refresh`, `repack`, `take`.
-Each has a rule in a file of its own name. The staleness bound, the end of the run and first pulls hold for
-every rule and live here.
+Each decision has a rule in the file of its name. The staleness bound, the end of the run and first pulls are
+the same for every rule, so they are here.
 
-Safeguards, for trajectories and groups that a fault has set back: `place` (on which replica does a queued
-trajectory go on?), `restart` (which ones must begin again?), `expire` (which groups end as stale?).
+Safeguards, for trajectories and groups after a fault: `place` (on which replica does a queued trajectory go
+on?), `restart` (which trajectories must begin again?), `expire` (which groups end as stale?).
 
-Pure: every method is a function of the view. So the controller that trains and the controller that is
-simulated decide alike.
+Pure: every method is a function of the view. So a simulated controller decides as a real one does.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from millrace.schedule.view import QueuedView, RefreshOrder, RepackOrder, Replic
 class Schedule:
     """Five decisions under one staleness bound.
 
-    `staleness_max` None: unbounded. `mixes_versions`: may one trajectory hold tokens of several versions?
-    A refresh rule that leaves trajectories in flight without discarding them needs it.
+    `staleness_max` None: unbounded. `mixes_versions`: whether one trajectory may have tokens of several
+    versions. A refresh rule needs `mixes_versions` if trajectories in flight go on under new weights.
     """
 
     kind: str
@@ -98,11 +97,12 @@ class Schedule:
         return placements(view, queued, mixes_versions=self.mixes_versions)
 
     def refresh(self, view: View) -> list[RefreshOrder]:
-        """Which replicas take which version now. Busy replicas are left alone.
+        """Which replicas take which version now. Busy replicas get no order.
 
-        A first pull, and an empty replica for lost trajectories that no replica serves the version of,
-        come before the schedule's own rule. Only such a pull may go to an older version. A replica that
-        serves the version of lost trajectories gets these first. Else one could go to and fro between two.
+        Two kinds of pulls come before the schedule's own rule. A new replica makes its first pull. An empty
+        replica takes the version of lost trajectories that no replica serves; only this pull may go to an
+        older version. A replica that serves the version of lost trajectories gets them before newer weights.
+        Otherwise a replica could go to and fro between two versions.
         """
         resumable = self._resumable(view)
         present = {replica.version_next for replica in view.replicas}
@@ -125,11 +125,10 @@ class Schedule:
         return [] if self.repack_rule is None else self.repack_rule.moves(view)
 
     def take(self, view: View) -> list[int] | None:
-        """Group ids of the next batch in the order to be trained, exactly `view.batch_groups`; None: wait.
+        """Group ids of the next batch, exactly `view.batch_groups` of them, in ascending order; None: wait.
 
-        Waits while too few groups are ready. Also waits while a group that is not ready has to be in this
-        batch, so that no group misses its deadline. The order is by group id, so equal sets are equal
-        batches.
+        Waits while too few groups are ready. Also waits while an unready group must be in this batch, so that
+        no group misses its deadline. Equal sets of groups are equal batches.
         """
         if view.steps_left <= 0:
             return None
@@ -144,7 +143,8 @@ class Schedule:
         return overdue(view, self.staleness_max)
 
     def restart(self, view: View) -> list[int]:
-        """Versions of orphans that no replica serves and none will: these begin again from their prompts."""
+        """Versions of orphans that no replica serves or will serve. These orphans begin again from their
+        prompts."""
         if self.mixes_versions:
             return []
         present = {replica.version_next for replica in view.replicas}
@@ -163,7 +163,7 @@ class Schedule:
         }
 
     def _after_pulls(self, view: View) -> list[ReplicaView]:
-        """Replicas as admission has to see them: those that pull, or will, as they serve afterwards."""
+        """The replicas as admission needs them: a replica that pulls, or will pull, is as after its pull."""
         orders = {order.replica_id: order.version for order in self.refresh(view)}
         replicas = []
         for replica in view.replicas:
@@ -177,7 +177,7 @@ class Schedule:
         return [replica for replica in replicas if replica.version >= 0]
 
     def _awaits(self, view: View, replica: ReplicaView) -> bool:
-        """It can start nothing before the version comes that its host is just getting."""
+        """Whether `replica` can start nothing before the version that its host is about to get."""
         if replica.coming <= replica.version or replica.load > 0:
             return False
         bound = self.staleness_max
@@ -191,7 +191,7 @@ class Schedule:
         return self.refresh_rule.due(view, replica)
 
     def _resumable(self, view: View) -> list[int]:
-        """Versions of orphans that a replica could serve without refreshing away from them at once."""
+        """Versions of orphans that a replica could serve without a refresh to a newer version at once."""
         if self.mixes_versions:
             return []
         served = {replica.version_next for replica in view.replicas}

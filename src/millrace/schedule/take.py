@@ -1,6 +1,6 @@
 """Take: which ready groups make the next batch?
 
-A rule here only says in which order groups are wanted. `Schedule.take` gives the first batch in that order
+A rule only gives the order in which groups are wanted. `Schedule.take` chooses the first batch in that order
 that leaves every other live group trainable in time (`deadlines.choose`). The batch is sorted by group id, so
 two schedules that choose the same set train on the identical batch.
 """
@@ -14,14 +14,14 @@ from typing import Protocol
 from millrace.schedule.view import GroupView, View
 
 REPLICAS = 8
-"""From so many replicas on, `InOrder` has its whole tolerance. Chosen in the simulator."""
+"""With so many replicas or more, `InOrder` has its full tolerance. Chosen in the simulator."""
 
 
 class Take(Protocol):
     """The order in which ready groups are wanted."""
 
     def ranked(self, view: View, ready: list[GroupView]) -> list[GroupView]:
-        """Those of `ready` that may be trained now, most wanted first."""
+        """The groups of `ready` that may be trained now, most wanted first."""
 
     def describe(self) -> str:
         """One line for people."""
@@ -42,13 +42,14 @@ class FirstReady:
 class InOrder:
     """In the order of the data stream, so that a batch is a sample of the stream and not of its short groups.
 
-    To wait for every straggler would cost speed. So a batch passes over groups that are not ready, and later
-    batches take them up. A batch stays fair while the two balance: they differ by at most sqrt(B).
-    The mean length of B groups has a standard error of sigma / sqrt(B), so for every B the mean shifts by the
-    same small number of standard errors. More are taken up only where nothing else is ready.
+    Waiting for every straggler would cost speed. So a batch passes over groups that are not ready, and later
+    batches take them up. A batch is fair if the number of groups it passes over and the number of groups it
+    takes up differ by at most sqrt(B). The mean length of B groups has a standard error of sigma / sqrt(B),
+    so the mean shifts by the same small number of standard errors for every B. A batch takes up more groups
+    only if nothing else is ready.
 
     With fewer than `REPLICAS` replicas the tolerance is less in proportion, but at least 1. A replica starts
-    its share of a batch at once, and the fewer the shares, the more of a batch ends at the same time.
+    its share of a batch at once. With fewer and larger shares, more of a batch ends at the same time.
     """
 
     def ranked(self, view: View, ready: list[GroupView]) -> list[GroupView]:
@@ -60,7 +61,7 @@ class InOrder:
         behind, new = in_order[:split], in_order[split:]
 
         def balanced(num: int) -> bool:
-            """May a batch take `num` groups up? The rest of it are the first new ones."""
+            """Whether a batch may take up `num` groups. The others are the first new groups."""
             rest = size - num
             passed = bisect_right(unready, new[rest - 1].group_id) if 0 < rest <= len(new) else 0
             return rest >= len(new) or num - passed <= tolerance

@@ -1,8 +1,8 @@
-"""What a decision may look at. Plain data, made by the controller; no clock, no I/O.
+"""The input of every decision. Plain data, made by the controller; no clock, no I/O.
 
-Words: a group's *birth* is the oldest version among its tokens, or the version its replica serves if
-it has none yet. A group that is trained at trainer version k has staleness k - birth. So under a bound S its
-*deadline* is birth + S: the last trainer version at which it may be taken.
+Words: a group's *birth* is the oldest version among its tokens, or the version that its replica serves if the
+group has no tokens yet. A group that is trained at trainer version k has staleness k - birth. So under a
+bound S its *deadline* is birth + S: the last trainer version at which it may be taken.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 
 class GroupView(msgspec.Struct, frozen=True):
-    """A live group. `ready_rank` orders groups by when they became ready; None: not yet."""
+    """A live group. `ready_rank` orders groups by the time at which they became ready; None: not yet."""
 
     group_id: int
     birth: int
@@ -27,8 +27,8 @@ class ReplicaView(msgspec.Struct, frozen=True):
 
     replica_id: str
     version: int  # being served; -1: none yet
-    busy: bool = False  # a pull or a move is under way: leave it alone
-    pulling_version: int = -1  # what it pulls; -1: nothing
+    busy: bool = False  # a pull or a move is under way: the replica gets no order
+    pulling_version: int = -1  # the version of a pull under way; -1: none
     running: int = 0
     waiting: int = 0
     slots: int = 1
@@ -39,7 +39,7 @@ class ReplicaView(msgspec.Struct, frozen=True):
     groups_since_swap: int = 0  # groups started here under the present version
     held: tuple[int, ...] | None = None  # versions that its host holds, oldest first; None: `View.held`
     coming: int = -1  # the version that its host is about to hold; -1: none
-    due: int = -1  # the version that the trainer has just put there: pullable in a moment; -1: none
+    due: int = -1  # the version that the trainer has just copied there: pullable in a moment; -1: none
 
     @property
     def load(self) -> int:
@@ -51,7 +51,7 @@ class ReplicaView(msgspec.Struct, frozen=True):
 
     @property
     def version_next(self) -> int:
-        """What it serves once it is no longer busy."""
+        """The version that the replica serves once it is no longer busy."""
         return self.pulling_version if self.pulling_version >= 0 else self.version
 
 
@@ -64,11 +64,11 @@ class QueuedView(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True):
-    """One consistent look at the run.
+    """The run at one moment.
 
-    `version` is the one at which the next batch that `take` chooses will be trained. So from the
-    moment a batch is taken its groups leave `groups` and `version` already counts its step (applied or
-    not), and steps to be replayed after a crash count too; `steps_left` counts the rest.
+    `version` is the version at which the next batch will be trained, so it counts the batch that is taken,
+    applied or not, and batches to be repeated after a crash. The groups of the taken batch are not in
+    `groups`. `steps_left` counts the versions after `version`.
     """
 
     version: int
@@ -81,8 +81,8 @@ class View(msgspec.Struct, frozen=True):
     groups: tuple[GroupView, ...]  # live groups in admission order
     replicas: tuple[ReplicaView, ...]  # those that are up, in a fixed order
     orphans: tuple[int, ...] = ()  # versions of the partial tokens of lost trajectories, ascending
-    reached: int = -1  # the highest id of a group that was ever trained: how far the stream has come
-    group_steps: float = 1.0  # steps that a trainer which never waits makes while a group is generated
+    reached: int = -1  # the highest id of a group that was ever trained: the position in the data stream
+    group_steps: float = 1.0  # batches that a trainer without waits trains while one group is generated
     staleness: float | None = None  # mean of recently trained tokens; None: too little was trained
     num_replicas: int = 0  # of the run, up or not; at least those that are up
 
@@ -113,7 +113,7 @@ class RefreshOrder(msgspec.Struct, frozen=True):
 
 
 class RepackOrder(msgspec.Struct, frozen=True):
-    """Empty `source`: its trajectories go to others that serve the same version, `shares` of them to each."""
+    """Empty `source`: its trajectories go to replicas of the same version, `shares` of them to each."""
 
     source: str
     shares: dict[str, int]
