@@ -14,7 +14,7 @@ class MillraceError(Exception):
 
 
 class ConfigError(MillraceError, ValueError):
-    """The configuration cannot be run as written."""
+    """A run with this configuration is not possible."""
 
 
 class DataError(MillraceError, ValueError):
@@ -34,7 +34,7 @@ class WeightsError(MillraceError, RuntimeError):
 
 
 class UnknownVersionError(WeightsError, LookupError):
-    """The version asked for is not held (never published, or already overwritten)."""
+    """The version is not here: it was never published, or is already overwritten."""
 
 
 class TornVersionError(WeightsError):
@@ -46,11 +46,11 @@ class DigestMismatchError(WeightsError):
 
 
 class WrongBaseError(WeightsError):
-    """A delta was made against other bytes than those that are here. Another base, or none, helps."""
+    """A delta was made against other bytes than those here. Fetch a delta to another base, or no delta."""
 
 
 class CorruptDeltaError(WeightsError):
-    """A delta is damaged: fetch it again, or what it leads to."""
+    """A delta is damaged: fetch the delta again, or the bytes that it encodes."""
 
 
 class WorkerError(MillraceError, RuntimeError):
@@ -58,7 +58,7 @@ class WorkerError(MillraceError, RuntimeError):
 
 
 class WorkerDied(WorkerError):
-    """The worker is gone; calls and streams in flight end with this."""
+    """The worker is gone; calls and streams in flight end with this error."""
 
 
 class HostLost(WorkerError):
@@ -66,7 +66,7 @@ class HostLost(WorkerError):
 
 
 class OutOfMemory(WorkerError, MemoryError):
-    """A worker could not have the memory, of the host or of a device, that its work needs."""
+    """A worker's work needs more memory, of the host or of a device, than there is."""
 
 
 class RemoteError(WorkerError):
@@ -94,7 +94,7 @@ class RewardError(MillraceError, RuntimeError):
 
 
 REMOTE_TRACEBACK = "remote traceback:\n"
-"""How the note begins that has the traceback of an error from its worker."""
+"""The first words of a note with the traceback of an error in its worker."""
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
@@ -107,7 +107,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def alone(error: BaseException) -> BaseException:
-    """The one error in a nest of exception groups, as a task group wraps it; else the group."""
+    """The only error in nested exception groups, as a task group wraps it, or else the group."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
@@ -115,8 +115,8 @@ def alone(error: BaseException) -> BaseException:
 
 @contextmanager
 def boundary(role: str, what: str, kind: type[MillraceError] = WorkerError) -> Iterator[None]:
-    """Turn a foreign exception into ours, naming the role and what it was doing. Our errors pass through
-    unchanged; so do cancellation, interrupts, and what `needing_memory` turns into `OutOfMemory`.
+    """Turn a foreign exception into a MillraceError that names the role and its work. A MillraceError passes
+    through unchanged. So do cancellation, interrupts, and errors for `needing_memory`.
     """
     try:
         yield
@@ -130,7 +130,7 @@ def boundary(role: str, what: str, kind: type[MillraceError] = WorkerError) -> I
 
 @contextmanager
 def after(first: BaseException | None) -> Iterator[None]:
-    """A failure after the first error becomes a note on the first, which is the one to report."""
+    """A failure after the `first` error becomes a note on the first error, which is to be reported."""
     try:
         yield
     except MillraceError as later:
@@ -141,18 +141,18 @@ def after(first: BaseException | None) -> Iterator[None]:
 
 @contextmanager
 def needing_memory(role: str, what: str, advice: str) -> Iterator[None]:
-    """Turn an allocation that failed, of Python, torch or a device, into OutOfMemory. Others pass through."""
+    """Turn a failed allocation, of Python, torch or a device, into OutOfMemory. Other errors pass through."""
     try:
         yield
     except Exception as error:
         if isinstance(error, MillraceError) or not _lacks_memory(error):
             raise
-        told = str(error).strip().splitlines() or [type(error).__name__]
-        raise OutOfMemory(f"{role} has no memory left for {what}: {told[0]}\n  {advice}") from error
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise OutOfMemory(f"{role} has no memory left for {what}: {lines[0]}\n  {advice}") from error
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """torch has a class of its own for devices, and none for the host."""
+    """torch has its own exception class for memory of devices, and none for memory of the host."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
@@ -167,8 +167,8 @@ OTHER_FILE = "Name a file in a directory that is there and can be written, with 
 
 @contextmanager
 def writing(path: object, advice: str = GO_ON) -> Iterator[None]:
-    """Turn what the operating system raises while a file is written, by default one of the run, into
-    StorageError."""
+    """Turn errors of the operating system while a file is written into StorageError. The default `advice` is
+    for files of the run."""
     try:
         yield
     except OSError as error:

@@ -22,7 +22,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 HEADER = frozenset({"kind", "time_s", "wall_s"})
-"""Names that no field may have: in `events.jsonl` these names are beside the fields."""
+"""Names that no field may have: a line of `events.jsonl` has these names beside the fields."""
 
 Sink = Callable[[Event], None]
 

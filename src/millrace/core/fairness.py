@@ -1,8 +1,8 @@
 """How fresh and how fair a run's batches are, over a window of the last ones. Pure.
 
-The noun is a group's *length*: the mean number of tokens of its trained completions. A batch is a fair sample
-if its groups are a random choice among those of the window, as far as lengths tell. A schedule that trains
-what is ready first trains short groups together and long ones together, and is not fair.
+A group's *length* is the mean number of tokens of its trained completions. A batch is a fair sample if, by
+their lengths, its groups are a random choice among the groups of the window. A schedule that trains the first
+ready groups trains short groups together and long groups together, and is not fair.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from statistics import fmean, pstdev
 
 BATCHES = 32
 """Batches of a window. In it, the fairness of random batches has a standard error of sqrt(2 / 31) = 0.25.
-Lengths drift with training, so a longer window would tell of the drift."""
+Lengths drift with training, so a longer window would measure the drift."""
 
 BATCHES_MIN = 16
 """Fewer batches have no figures: the standard error would be above sqrt(2 / 15) = 0.37."""
@@ -25,7 +25,7 @@ BAND = 0.5, 1.3
 """Fairness of batches that are fair samples, for people and for `doctor`."""
 
 EVEN = 1e-9
-"""Lengths that differ by less than this part of their mean are equal."""
+"""Lengths that differ by less than this share of their mean count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class LengthMoments:
 
     @classmethod
     def of(cls, lengths: Sequence[float]) -> LengthMoments:
-        """Raises StatisticsError: there is none."""
+        """Raises StatisticsError: `lengths` is empty."""
         return cls(len(lengths), fmean(lengths), pstdev(lengths))
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a window says. None: it has fewer than `BATCHES_MIN` batches, or equal lengths.
+    """The figures of a window. None: the window has fewer than `BATCHES_MIN` batches, or equal lengths.
 
-    `staleness_mean` is over trained tokens, in versions. For `fairness` and `next` see the functions.
+    `staleness_mean` is over trained tokens, in versions. `next` is the `next_correlation`.
     """
 
     batches: int
@@ -62,8 +62,8 @@ def fairness(batches: Sequence[LengthMoments]) -> float | None:
 
     n_b, m_b: groups and mean length of batch b; B: batches; x_g: length of a group; N: groups; m: their mean.
     The mean of a random batch of n_b out of N groups has the variance (1 - n_b / N) / n_b times the lower
-    bracket. Times n_b and summed over batches, that is B - 1 times the bracket. So the mean over all ways to
-    make the batches is exactly 1.
+    bracket. Multiplied by n_b and summed over batches, this gives B - 1 times the bracket. So the mean over
+    all divisions into such batches is exactly 1.
 
     1: fair samples, with a standard error of sqrt(2 / (B - 1)) for many groups a batch. 0: every batch has
     the same mean. n_b: every batch holds groups of one length.
@@ -99,16 +99,15 @@ def next_correlation(batches: Sequence[LengthMoments]) -> float | None:
 
 
 def windows(batches: Sequence[LengthMoments]) -> list[Sequence[LengthMoments]]:
-    """Whole windows of `BATCHES`, the last one first. The mean of their figures tells of a long run: as one
-    window, its lengths drift with what is learned, and that would count as unfair."""
+    """Windows of exactly `BATCHES` batches, the last one first. The mean of their figures is for a long run:
+    in one long window the drift of lengths with training would count as unfair."""
     return [batches[end - BATCHES : end] for end in range(len(batches), BATCHES - 1, -BATCHES)]
 
 
 class Window:
-    """The last batches of a run. A batch costs its own size to add, and the figures the window's.
+    """The last batches of a run.
 
-    A batch that is trained again counts once. A resumed run begins a new window: its figures come back
-    after `BATCHES_MIN` batches.
+    A repeated batch counts once. A resumed run begins a new window, with figures after `BATCHES_MIN` batches.
     """
 
     def __init__(self, batches: int = BATCHES) -> None:

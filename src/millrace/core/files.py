@@ -1,7 +1,7 @@
-"""Files that somebody else may have put there: a name in a stranger's run may lead to a device without end,
-to a pipe that nobody writes, or to JSON that no stack is deep enough for.
+"""Files that a stranger may have written. A name in a stranger's run may lead to an endless device, to a pipe
+without a writer, or to JSON that is nested too deeply for any stack.
 
-Only a regular file is read, under its own name, without waiting, and up to a number of bytes.
+Only a regular file is read, without following links, without waiting, and up to a number of bytes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from millrace.core.errors import DataError
 BYTES_MAX = 64 << 20
 LINE_BYTES_MAX = 16 << 20
 NESTING_MAX = 64
-"""Objects and arrays within each other."""
+"""Levels of objects and arrays in JSON."""
 
 
 def opened(path: Path | str) -> BinaryIO:
     """The regular file at `path`, to be read. A link is not followed: a run writes none.
 
-    Raises: FileNotFoundError: there is nothing. DataError: it is something else, or not readable.
+    Raises: FileNotFoundError: there is no file. DataError: the file is not regular, or not readable.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -40,7 +40,7 @@ def opened(path: Path | str) -> BinaryIO:
 
 
 def refuse_irregular(path: Path | str) -> None:
-    """For whoever opens the file by its name. Nothing at all is regular. Raises: DataError."""
+    """For callers that open the file by its name. A missing file passes. Raises: DataError."""
     try:
         mode = os.lstat(path).st_mode
     except OSError:
@@ -53,7 +53,7 @@ def refuse_irregular(path: Path | str) -> None:
 
 
 def read(path: Path | str, bytes_max: int = BYTES_MAX) -> bytes:
-    """The whole file. Raises: as `opened`; DataError: it has more bytes."""
+    """The content of a file. Raises: as `opened`; DataError: the file has more than `bytes_max` bytes."""
     with opened(path) as file:
         data = file.read(bytes_max + 1)
     if len(data) > bytes_max:
@@ -62,7 +62,7 @@ def read(path: Path | str, bytes_max: int = BYTES_MAX) -> bytes:
 
 
 def read_json(path: Path | str, bytes_max: int = BYTES_MAX) -> Any:
-    """Raises: as `read`; DataError: it is no JSON, or nested more than `NESTING_MAX` deep."""
+    """Raises: as `read`; DataError: the file is no JSON, or nested more than `NESTING_MAX` deep."""
     try:
         tree = json.loads(read(path, bytes_max))
         _refuse_deep(tree)
@@ -74,13 +74,13 @@ def read_json(path: Path | str, bytes_max: int = BYTES_MAX) -> Any:
 
 
 def others_may_write(path: Path) -> bool:
-    """Whether somebody else owns it, or may write into it: it must not be run as code. Raises: OSError."""
+    """Whether another user owns the file, or may write into it: do not run it as code. Raises: OSError."""
     status = path.stat()
     return status.st_uid != os.geteuid() or bool(status.st_mode & 0o022)
 
 
 def lines(file: BinaryIO, where: object) -> Iterator[bytes]:
-    """Lines of an open file, the last one perhaps without its end. Raises: DataError: one is too long."""
+    """Lines of an open file, the last one perhaps incomplete. Raises: DataError: a line is too long."""
     while line := file.readline(LINE_BYTES_MAX + 1):
         refuse_long(line, where)
         yield line

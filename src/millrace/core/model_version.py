@@ -1,4 +1,4 @@
-"""Which version of its run a written model is: a small file beside the weights."""
+"""The version of a model on disk, in a small file beside the weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def write(directory: Path, version: int) -> None:
 
 
 def read(directory: Path) -> int:
-    """-1: there is no model, or it does not say."""
+    """-1: there is no model, or no version beside it."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         return int(files.read_json(directory / FILE)["version"])
     return -1

@@ -22,14 +22,14 @@ def find_object(
 ) -> tuple[Any, ModuleType]:
     """The object at `path`, and its module. `load` gets the text before the last ":".
 
-    `called` names in errors what the path is for, and `form` how it must look.
-    Raises: `kind` for a path of another form, or a module without that name; whatever `load` raises.
+    Errors name the purpose of the path (`called`) and the `form` that it must have.
+    Raises: `kind` for a path of another form, or a module without that name; the errors of `load`.
     """
     source, _, name = path.rpartition(":")
     if not source or not name:
         raise kind(f"{called} ({path!r}) must be {form}")
     module = load(source)
     if not hasattr(module, name):
-        own = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
-        raise kind(f"{called} ({path!r}): {source} has no `{name}`; it has {', '.join(own) or 'nothing'}")
+        names = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
+        raise kind(f"{called} ({path!r}): {source} has no `{name}`; it has {', '.join(names) or 'nothing'}")
     return getattr(module, name), module

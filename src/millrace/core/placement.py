@@ -8,28 +8,28 @@ THIS_HOST = "localhost"
 """The controller's own host."""
 
 ROLES = ("trainer", "rollout", "reward")
-"""What a host may carry: ranks of the trainer, replicas, reward workers. A relay follows the first two."""
+"""What may run on a host: ranks of the trainer, replicas, reward workers. A relay goes with the first two."""
 
 OWN_ADDRESS = "own-address"
-"""As an argument of a worker: the runtime puts the address there at which other hosts reach the worker's. The
-node of a cluster that is a host may be lost, and another with another address take its place."""
+"""An argument of a worker that the runtime replaces with the address of the worker's host. Only the runtime
+knows the address: if a node of a cluster is lost, a node with another address may take its place."""
 
 
 class Place(msgspec.Struct, frozen=True):
     """Where one worker runs.
 
     A role never names a device. Its process sees the devices of its place and no others. So torch, JAX, NCCL
-    or any other library counts them from the first, and a library that opens "the" GPU by itself cannot open
-    one that belongs to another worker.
+    and other libraries count the devices from 0. A library that opens "the" GPU by itself cannot open the GPU
+    of another worker.
 
     host     a name; `THIS_HOST` is the controller's
-    devices  GPUs there, by their number in `nvidia-smi`; (): none; None: those that the controller may use
-    share    of the memory of each device, above 0 and at most 1, what this worker may take
+    devices  GPUs of the host, by their number in `nvidia-smi`; (): none; None: those of the controller
+    share    of the memory of each device that this worker may take, above 0 and at most 1
     python   path of an interpreter; None: a fork of a process that has imported the roles already
-    environ  variables that it gets beside the controller's
+    environ  environment variables in addition to the controller's
     ranks    processes that make up the worker
     hosts    of the ranks, equally many on each, neighbours together; (): all are on `host`, as the first is
-    meet     the address of the first of `hosts`, at which the others reach it
+    meet     the address of the first of `hosts`, at which the ranks of other hosts reach it
     """
 
     host: str = THIS_HOST
@@ -43,7 +43,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def variables(self) -> dict[str, str]:
-        """What is set in the worker's environment. CUDA must count as `nvidia-smi` does."""
+        """Environment variables of the worker. CUDA must number devices as `nvidia-smi` does."""
         if self.devices is None:
             return dict(self.environ)
         visible = ",".join(map(str, self.devices))
@@ -51,11 +51,11 @@ class Place(msgspec.Struct, frozen=True):
 
 
 HERE = Place()
-"""In the controller's surroundings: its host, whatever devices it may use, its Python."""
+"""The controller's own place: its host, the devices that it may use, its Python."""
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """`index` is its number in `nvidia-smi`. `free_bytes` is what nobody uses at this moment."""
+    """`index`: its number in `nvidia-smi`. `free_bytes`: memory that no process uses at this moment."""
 
     index: int
     name: str
@@ -66,9 +66,10 @@ class Gpu(msgspec.Struct, frozen=True):
 class Host(msgspec.Struct, frozen=True):
     """What the processes of a run may use of a host.
 
-    `memory_bytes` is the host's, or the control group's limit if that is less; shared memory is taken from
-    it too (the relay's has no other limit: it is a memfd). `free_bytes` is what can be had at this moment.
-    `address`: where other hosts reach it; empty: there are none. `roles`: what may run there, of `ROLES`.
+    `memory_bytes`: of the host, or the limit of the control group if that is less. Shared memory counts too
+    (the relay's has no other limit: it is a memfd). `free_bytes`: memory that is free at this moment.
+    `address`: where other hosts reach this host; empty: there are none. `roles`: those of `ROLES` that may
+    run here.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""What the controller commands. Roles are passive; every command is idempotent.
+"""The interfaces of the roles that the controller commands. Roles are passive; every command is idempotent.
 
-The controller knows these shapes and no concrete class. Methods of a role are called through a
-`Handle`, which adds the deadline, the epoch and death.
+The controller knows these interfaces and no concrete class. It calls methods of a role through a `Handle`,
+which adds the deadline, the epoch and the death of the worker.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Handle(Protocol):
     """One incarnation of one worker.
 
     `dead` is a future that resolves (never raises) to a human-readable cause when this incarnation is
-    gone; calls and streams in flight then raise `WorkerDied`. A handle never comes back to life: a
-    respawn under the same name is a new handle with a higher `epoch`.
+    gone. Calls and streams in flight then raise `WorkerDied`. A dead handle stays dead: a respawn under the
+    same name is a new handle with a higher `epoch`.
     """
 
     name: str
@@ -60,18 +60,18 @@ class Handle(Protocol):
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Await `worker.method(*args)`.
 
-        Raises: the worker's own MillraceError; RemoteError for any other exception there;
-        WorkerDied; DeadlineExceeded after `timeout_s` (the call may still take effect there).
+        Raises: the worker's own MillraceError; RemoteError for any other exception in the worker; WorkerDied;
+        DeadlineExceeded after `timeout_s` (the call may still take effect in the worker).
         """
 
     def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
-        """Iterate what the worker's async generator `method(*args)` yields, in order, without loss.
+        """Iterate over the values of the worker's async generator `method(*args)`, in order, without loss.
 
-        Closing the iterator cancels the generator there. Back-pressure is the consumer's pace.
+        Closing the iterator cancels the generator in the worker. The generator waits for a slow consumer.
         """
 
     def kill(self) -> None:
-        """Stop it now (SIGKILL to its process group, or the simulated equal). Idempotent."""
+        """Stop the worker now (SIGKILL to its process group, or the simulated equivalent). Idempotent."""
 
 
 class Runtime(Protocol):
@@ -88,7 +88,7 @@ class Runtime(Protocol):
     ) -> Handle:
         """Start `target` ("package.module:Class"), constructed with `kwargs`, as worker `name` at `place`.
 
-        Raises: what the constructor raised (as `Handle.call` does); DeadlineExceeded; WorkerDied.
+        Raises: the constructor's error (as `Handle.call` does); DeadlineExceeded; WorkerDied.
         """
 
     async def close(self) -> None:
@@ -105,22 +105,22 @@ class Replica(Protocol):
     `leaving`."""
 
     def reports(self) -> AsyncIterator[Report]:
-        """The one stream of a replica: batches of new tokens, and at least one report a second."""
+        """The one stream of a replica: new tokens and the load, in at least one report each second."""
 
     async def submit(self, works: list[Work]) -> None: ...
 
     async def release(self, trajectory_ids: list[int]) -> list[Progress]:
-        """Stop working on these and give back all of their tokens since `Work.tokens`.
+        """Stop work on these trajectories, and return all of their tokens since `Work.tokens`.
 
-        One `Progress` for each trajectory really released (empty if it has no new token). One that has
-        finished and was not reported yet is given back with its `finish`, and is not reported again. Ids
-        that are unknown, or were reported to their end, are left out, so releasing twice changes nothing."""
+        One `Progress` for each trajectory that was released (empty if it has no new token). A trajectory that
+        has finished unreported is returned with its `finish`, and is not reported again. Ids that are
+        unknown, or were reported to their end, are left out. So a second release changes nothing."""
 
     async def pull(self, version: int, endpoint: Endpoint) -> Served:
         """Copy `version` into standby and digest it while decoding goes on, then swap between two decode
-        steps. Trajectories in flight go on under it with their KV recomputed.
-        Of the version that is served already nothing is copied: it is digested again.
-        Raises: UnknownVersionError, TornVersionError (both: ask again for the newest),
+        steps. Trajectories in flight go on under `version` with their KV recomputed.
+        A version that is served already is only digested again.
+        Raises: UnknownVersionError, TornVersionError (both: pull the newest version instead),
         DigestMismatchError (fatal)."""
 
 
@@ -130,24 +130,23 @@ class Trainer(Protocol):
 
     async def step(self, batch: Batch) -> StepResult | StepRejected:
         """All optimizer steps of one batch. A repeat of the last applied batch version returns its result
-        again. What is not finite is rejected, with what is at fault: a repeat of that batch is rejected
-        again."""
+        again. A batch with a loss or gradient that is not finite is rejected, and so is its repeat."""
 
     async def publish(self, *endpoints: Endpoint) -> None:
-        """Copy the current version into slots of the relays at `endpoints`, one for each of the trainer's
-        hosts in their order: what the ranks there hold of it. Training goes on while it is digested: nobody
-        can read it before. A repeat copies nothing."""
+        """Copy the current version into slots of the root relays at `endpoints`, one for each of the
+        trainer's hosts in their order. The ranks of a host copy their own blocks. Training goes on while the
+        version is digested; no replica can read it before. A repeat copies nothing."""
 
     async def published(self) -> Published:
-        """Wait until the version that was copied last is digested, and whole in its slot."""
+        """Wait until the version that was copied last is digested, and complete in its slot."""
 
     async def checkpoint(self, directory: str) -> None:
         """Begin to save everything as `directory`/`v{version:08d}`, atomically. Training goes on meanwhile.
-        One checkpoint at a time: a second one first waits for the first."""
+        A second checkpoint waits for the first one."""
 
     async def saved(self, spared: Sequence[int] = ()) -> CheckpointInfo:
-        """Wait until the checkpoint that was begun last is complete. Old ones are removed, but for those of
-        the versions `spared`."""
+        """Wait until the last checkpoint is complete. Old checkpoints are removed, except those of the
+        versions `spared`."""
 
     async def export(self, directory: str) -> None:
         """Save the model and tokenizer as a Hugging Face directory."""
@@ -157,34 +156,33 @@ class Reference(Protocol):
     """The weights that a run began with. It only computes."""
 
     async def load(self, digest: str) -> str:
-        """Load them, and say in which number format they are computed with. Raises: DigestMismatchError: they
-        are not what version 0 was published as, with `digest`."""
+        """Load the weights. Returns the number format of the computation. Raises: DigestMismatchError: the
+        weights are not version 0, which was published with `digest`."""
 
     async def score(self, batch: Batch) -> list[array[float]]:
-        """For each sequence, in order, what `TrainSequence.reference` is. A repeat gives the same bits."""
+        """`TrainSequence.reference` of each sequence, in order. A repeat gives the same bits."""
 
 
 class Relay(Protocol):
     async def open(self, slot_bytes: int) -> Endpoint:
-        """Allocate the slots (touching every page) and say where they are."""
+        """Allocate the slots (touching every page). Returns where they are."""
 
     async def stage(self, version: int, digest: str) -> Staged:
-        """Digest what the trainer wrote and, if equal to `digest`, make it pullable.
+        """Digest the version that the trainer wrote. If the digest is `digest`, make the version pullable.
         Raises: UnknownVersionError, DigestMismatchError."""
 
     async def fetch(self, version: int, digest: str, sources: list[str]) -> Staged:
         """Get `version`, published with `digest`, from the first relay of `sources` that answers, and make it
-        pullable. Sources are addresses, the preferred one first; they may still be receiving it themselves.
+        pullable. Sources are addresses, the preferred one first. A source may still be receiving the version.
 
-        It asks for what it lacks: a repeat with other sources goes on where the last one stopped. `Staged`
-        names the source and what was received.
-        A source with `://` is a directory or bucket; it is read when no relay could help.
-        Raises: UnknownVersionError (no source has it, or will have it), DigestMismatchError,
+        The relay fetches only the chunks that it lacks: a repeat with other sources goes on where the last
+        fetch stopped. A source with `://` is a directory or bucket; it is read when no relay has the version.
+        Raises: UnknownVersionError (no source has the version, or will have it), DigestMismatchError,
         WeightsError (no source answers)."""
 
     async def store(self, version: int, digest: str) -> Stored:
-        """Write a staged version to the directory of weights, some time soon. It says at once how the last
-        one ended: ask again."""
+        """Begin to write a staged version to the directory of weights. Returns at once, with the result of
+        the last write: a later call returns the result of this one."""
 
 
 class RewardWorker(Protocol):
@@ -194,7 +192,7 @@ class RewardWorker(Protocol):
         """Raises: OutOfMemory: one of these rows needs more than this worker has left."""
 
     async def row_ids(self, group_ids: list[int]) -> list[str]:
-        """The names of their rows, without a look at these."""
+        """The names of their rows, without reading the rows."""
 
     def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score]]:
         """Scores in the order of the requests, each yielded as soon as it is known.
@@ -205,22 +203,23 @@ class RewardWorker(Protocol):
 
 
 class WeightsWriter(Protocol):
-    """Writes versions into a relay's slots: each of a trainer's processes its own blocks. One trainer per
-    relay. Readers of a slot that is written see it torn, never mixed."""
+    """Writes versions into a relay's slots: each process of a trainer writes its own blocks. One trainer per
+    relay. A reader of a slot that is being written gets TornVersionError, never mixed bytes."""
 
     def begin(self, version: int, manifest: Sequence[TensorSpec]) -> Filling:
-        """By one process: take the oldest slot for these tensors. It is unreadable until `end`."""
+        """By one process: take the oldest slot for these tensors. The slot is unreadable until `end`."""
 
     def fill(self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]) -> None:
-        """By each process: copy its own blocks there."""
+        """By each process: copy its own blocks into the slot."""
 
     def pin(self, register: Callable[[Any], Callable[[], None]]) -> None:
-        """As a reader's."""
+        """As `WeightsReader.pin`."""
 
     def places(
         self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]
     ) -> list[Any]:
-        """In place of `fill`, for who copies and digests by itself: the bytes in the slot for each block."""
+        """In place of `fill`, for a caller that copies and digests itself: the slot's bytes for each
+        block."""
 
     def end(
         self,
@@ -229,23 +228,23 @@ class WeightsWriter(Protocol):
         written: Iterable[NamedPiece],
         elsewhere: Iterable[NamedPiece] = (),
     ) -> str:
-        """By the process that began, once all have filled: the digest of the version, made of its pieces.
-        Theirs are taken of the blocks, not of the copy.
-        `elsewhere`: those that were written into the slots of other hosts, from where the relay gets them.
+        """By the process that began, after every process has filled: the digest of the version, made of the
+        digests of its blocks. A block's digest is of the source, not of the copy. `elsewhere`: blocks that
+        were written into slots of other hosts. The relay gets them from there.
 
-        Raises: WeightsError: the pieces are not exactly the tensors, or another trainer took the slot."""
+        Raises: WeightsError: the blocks are not exactly the tensors, or another trainer took the slot."""
 
     def close(self) -> None: ...
 
 
 class WeightsReader(Protocol):
-    """Reads staged versions from a relay's slots, at any time, without any lock."""
+    """Reads staged versions from a relay's slots, at any time, without a lock."""
 
     def held(self) -> list[int]:
         """Complete versions, oldest first."""
 
     def pin(self, register: Callable[[Any], Callable[[], None]]) -> None:
-        """Have the slots registered with a GPU by `register`, which returns what undoes it, until `close`."""
+        """Register the slots with a GPU until `close`. `register` returns a function that undoes this."""
 
     def read(
         self,
@@ -255,15 +254,15 @@ class WeightsReader(Protocol):
     ) -> str:
         """Copy every tensor into the writable buffers of `into` and return the staged digest.
 
-        Names, dtypes and shapes must agree exactly with the manifest. `copy` does it for buffers that are
-        not in this process's memory: from the tensors in the slot, until all are copied.
-        Raises: UnknownVersionError, TornVersionError, WeightsError (a tensor missing, left over, or
-        of another dtype or shape: all are named)."""
+        Names, dtypes and shapes must agree exactly with the manifest. `copy` copies from the tensors in the
+        slot into buffers that are not in this process's memory; it returns when all are copied.
+        Raises: UnknownVersionError, TornVersionError, WeightsError (naming every tensor that is missing, in
+        excess, or of another dtype or shape)."""
 
     def view(self, version: int) -> AbstractContextManager[tuple[str, list[NamedBuffer]]]:
-        """The staged digest, and the tensors where they lie, read-only: nothing is copied.
+        """The staged digest, and the tensors in the slot, read-only: nothing is copied.
 
-        Raises: UnknownVersionError; at exit TornVersionError: what was made of them means nothing."""
+        Raises: UnknownVersionError; at exit TornVersionError: results from these tensors are void."""
 
     def close(self) -> None: ...
 
@@ -275,13 +274,13 @@ class Ledger(Protocol):
     """The durable record. Synchronous: a flush is a local transaction of milliseconds at most."""
 
     def recover(self) -> Recovered:
-        """What the file holds, ready to go on from: for the start of a run, as it reads every live group."""
+        """The state from which a run goes on. For the start of a run, because it reads every live group."""
 
     def checkpoint(self) -> CheckpointInfo | None:
-        """The newest complete one."""
+        """The newest complete checkpoint."""
 
     def steps_after(self, version: int) -> list[StepRecord]:
-        """Committed steps, in order: after a checkpoint's version, what is to be done again."""
+        """Committed steps, in order. After a checkpoint's version these are the steps to repeat."""
 
     def group(self, group_id: int) -> Group:
         """A group of a committed step, with its members and their tokens."""
@@ -289,13 +288,13 @@ class Ledger(Protocol):
     def admit(self, groups: Sequence[Group]) -> None: ...
 
     def skip(self, prompts: Sequence[BadPrompt]) -> None:
-        """Record prompts that never became groups (their ids are used up)."""
+        """Record prompts that never became groups. Their group ids are not used again."""
 
     def update(self, trajectories: Sequence[Trajectory]) -> None:
-        """Record their present state; tokens already recorded are not written again."""
+        """Record the present state of `trajectories`. Recorded tokens are not written again."""
 
     def grow(self, trajectories: Sequence[Trajectory]) -> None:
-        """They have new tokens and are otherwise as they were."""
+        """Record the new tokens of `trajectories`, which are otherwise unchanged."""
 
     def commit_step(self, record: StepRecord) -> None:
         """Mark the step's trajectories trained, durably, together with its record."""
@@ -303,29 +302,29 @@ class Ledger(Protocol):
     def commit_checkpoint(self, info: CheckpointInfo) -> None: ...
 
     def published(self, version: int) -> list[VersionRecord]:
-        """What it was published as, the first time first. A repeat that was rounded otherwise adds one."""
+        """The records of `version`, the first one first. A repeat that was rounded differently adds one."""
 
     def publish(self, record: VersionRecord) -> None: ...
 
     def evaluations(self) -> list[EvaluationRecord]:
-        """Every one, in the order of their versions."""
+        """All evaluations, in the order of their versions."""
 
     def evaluated(self, record: EvaluationRecord, attempts: Sequence[EvaluationAttempt]) -> None:
-        """One evaluation, whole and durably. Each (name, version) once. Raises LedgerError."""
+        """Record one complete evaluation, durably. Each (name, version) once. Raises LedgerError."""
 
     def accounting(self) -> Accounting: ...
 
     def flush(self) -> Accounting:
-        """Make everything so far durable, but for the newest tokens of some of those that only grew: their
-        turn comes in one of the next. Raises LedgerError if the accounts do not close."""
+        """Make everything so far durable, except the newest tokens of some trajectories that only grew: a
+        later flush writes them. Raises LedgerError if the accounts do not close."""
 
     def close(self) -> None: ...
 
 
 class Recovered(Protocol):
-    """State found in the ledger."""
+    """The state of a run in the ledger."""
 
     next_group_id: int
-    groups: list[Group]  # live groups, by id; queued and leased members keep their partial tokens
+    groups: list[Group]  # live groups, by id; queued and leased members have their partial tokens
     version: int  # after the last committed step
     quarantined: list[str]  # ids of rows that are never to be drawn again

@@ -1,4 +1,4 @@
-"""How loops wake each other: a pulse, waited for with a deadline."""
+"""How loops wake each other: they wait for a pulse, with a deadline."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 
 
 class Pulse:
-    """Wakes every waiter. Check the condition, then `wait`: nothing is lost in between, because no
-    other coroutine runs between the two. `count`: how often it fired."""
+    """Wakes every waiter. Check the condition, then `wait`: no other coroutine runs between the two, so no
+    pulse is lost. `count`: how often the pulse fired."""
 
     def __init__(self) -> None:
         self._event, self.count = asyncio.Event(), 0
@@ -18,7 +18,7 @@ class Pulse:
         self._event = asyncio.Event()
 
     async def wait(self, timeout_s: float) -> bool:
-        """True if it fired within `timeout_s`."""
+        """Whether the pulse fired within `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()

@@ -1,7 +1,7 @@
-"""Which models are computed right: by the trainer, and by each engine.
+"""Which models the trainer and each engine compute correctly.
 
-Another model may load and run, and compute wrong numbers. No code here computes scaled logits, or frequencies
-that depend on the length of the sequence.
+Another model may load and run, and give wrong numbers. No code of Millrace computes scaled logits, or
+frequencies that depend on the length of the sequence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FULL, WINDOWED = "full_attention", "sliding_attention"  # types of layers, as tr
 
 
 class Supported(NamedTuple):
-    """`computer`: what computes; it begins a sentence. `activations`: None where every one is computed."""
+    """`computer`: the trainer or engine, as the first words of a sentence. `activations` None: all work."""
 
     computer: str
     families: tuple[str, ...]
@@ -38,13 +38,13 @@ VLLM = Supported(
     tuple(family for family in TRAINER.families if family not in ("gemma2", "qwen3_moe")),
     otherwise='Use a model of these families, or `rollout.engine = "own"`',
 )
-"""Those that pass the tests of engines with it, of which vLLM runs more."""
+"""vLLM runs more families. The tests of engines pass with these families."""
 GEMMA = ("gemma2", "gemma3_text")
 CAPS = {
     "gemma2": ("attn_logit_softcapping", "final_logit_softcapping"),
     "gemma3_text": ("final_logit_softcapping",),
 }
-"""Of a family, the caps that its own code applies. Other code ignores the key."""
+"""By family: the caps that the code of the family applies. Other code ignores these keys."""
 PARTIAL_ROTARY = ("phi3",)
 """Families that rotate a part of a head where `partial_rotary_factor` says so."""
 
@@ -52,7 +52,7 @@ PARTIAL_ROTARY = ("phi3",)
 def refuse_unsupported(config: Any, supported: Supported) -> None:
     """`config`: a Hugging Face configuration, with its defaults filled in.
 
-    Raises: DataError naming what is not computed.
+    Raises: DataError that names the unsupported part.
     """
     if config.model_type not in supported.families:
         raise DataError(
@@ -66,7 +66,7 @@ def refuse_unsupported(config: Any, supported: Supported) -> None:
 
 
 def activation(config: Any) -> str:
-    """Gemma's key wins over that of others, which its files have besides."""
+    """Gemma's key comes first: files of Gemma models have the other key too."""
     return str(getattr(config, "hidden_activation", None) or config.hidden_act)
 
 

@@ -1,7 +1,7 @@
-"""The nouns every layer shares. Plain data: no behaviour beyond what a field derives.
+"""The nouns that all layers share. Plain data: methods only derive values from fields.
 
-Messages are frozen msgspec structs (cheap to pickle and to encode); `Trajectory` and `Group` are the
-two mutable records, owned by the controller and mirrored by the ledger.
+Messages are frozen msgspec structs (cheap to pickle and to encode). `Trajectory` and `Group` are the two
+mutable records: the controller owns them, and the ledger mirrors them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class State(StrEnum):
     REJECTED = "rejected"  # refused by a filter
     STALE = "stale"  # too old to be trained on
     ABANDONED = "abandoned"  # never completed
-    FAILED = "failed"  # environment or reward raised
+    FAILED = "failed"  # the environment or the reward raised
 
 
 TERMINAL = frozenset({State.TRAINED, State.REJECTED, State.STALE, State.ABANDONED, State.FAILED})
@@ -53,8 +53,8 @@ class Sampling(msgspec.Struct, frozen=True):
 
     Order: penalties, banned tokens, logits / temperature, then min-p, top-k, top-p, then renormalise.
     Recorded log-probs are of that final distribution; greedy tokens record the log-prob at temperature 1
-    without min-p, top-k and top-p. An end token is part of the completion; a stop string ends the trajectory
-    with the token that completes it.
+    without min-p, top-k and top-p. An end token is part of the completion. A stop string ends the trajectory
+    with the token that completes the string.
     """
 
     max_tokens: int
@@ -103,11 +103,11 @@ class BadPrompt(msgspec.Struct, frozen=True):
 
 
 class Work(msgspec.Struct, frozen=True):
-    """A lease: generate this trajectory, going on from `tokens` (already sampled, maybe elsewhere).
+    """A lease: generate this trajectory, from `tokens` on (already sampled, perhaps by another replica).
 
-    `lease` counts the leases of this trajectory; a report with another lease is refused. Submitting
-    the same (trajectory, lease) twice changes nothing. `max_tokens` counts from the prompt, so the
-    remaining budget is `sampling.max_tokens - len(tokens)`.
+    `lease` counts the leases of this trajectory; progress with another lease is refused. Submitting the same
+    (trajectory, lease) twice changes nothing. `max_tokens` counts from the prompt, so the remaining budget is
+    `sampling.max_tokens - len(tokens)`.
     """
 
     trajectory_id: int
@@ -130,7 +130,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True):
-    """What a replica says of itself. Counters are cumulative since it started."""
+    """A replica's load. Counters are cumulative since the replica started."""
 
     version: int
     running: int = 0  # trajectories in decode slots
@@ -145,27 +145,27 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """One message of a replica's report stream: a batch of progress, and its load. Pickled, it is a few
-    buffers, however many trajectories it tells of.
+    """One message of a replica's report stream: new tokens, and the replica's load. Pickled, a report is a
+    few buffers, for any number of trajectories.
 
-    `leaving`: it was told that its host goes away, and asks to be emptied."""
+    `leaving`: the replica's process was told to end, and the replica asks to be emptied."""
 
     progress: list[Progress]
     load: ReplicaLoad
     leaving: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        heads = [(p.trajectory_id, p.lease, p.start, p.finish) for p in self.progress]
+        headers = [(p.trajectory_id, p.lease, p.start, p.finish) for p in self.progress]
         packed = pack([p.columns for p in self.progress])
-        return _unpacked_report, (heads, packed, self.load, self.leaving)
+        return _unpacked_report, (headers, packed, self.load, self.leaving)
 
 
 def _unpacked_report(
-    heads: list[tuple[int, int, int, Finish | None]], packed: Packed, load: ReplicaLoad, leaving: bool
+    headers: list[tuple[int, int, int, Finish | None]], packed: Packed, load: ReplicaLoad, leaving: bool
 ) -> Report:
     progress = [
         Progress(trajectory_id, lease, start, columns, finish)
-        for (trajectory_id, lease, start, finish), columns in zip(heads, unpack(packed), strict=True)
+        for (trajectory_id, lease, start, finish), columns in zip(headers, unpack(packed), strict=True)
     ]
     return Report(progress, load, leaving)
 
@@ -174,7 +174,7 @@ def _unpacked_report(
 
 
 class Scored(msgspec.Struct, frozen=True, tag="scored"):
-    """`answer`: what the completion answers, where somebody counts equal answers; None: nobody does."""
+    """`answer`: the answer in the completion, for counts of equal answers; None: nothing counts them."""
 
     value: float
     metrics: dict[str, float] = {}
@@ -207,9 +207,9 @@ class ScoreRequest(msgspec.Struct, frozen=True):
 
 
 class TrainSequence(msgspec.Struct, frozen=True):
-    """A completion to train on. `mask` says of each token whether it is trained; None: all are. `metrics`
-    are what the reward measured beside. `reference`: log-probs of its tokens under the reference, float32,
-    NaN where none is trained; None: the trainer finds them."""
+    """A completion to train on. `mask` says for each token whether it is trained; None: all are. `metrics`:
+    of the reward function. `reference`: log-probs of its tokens under the reference, float32, NaN for tokens
+    that are not trained; None: the trainer computes them."""
 
     trajectory_id: int
     columns: TokenColumns
@@ -234,14 +234,14 @@ class TrainGroup(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What one version consumes: applying it takes version `version` to `version + 1`."""
+    """The groups that one version consumes: the batch takes version `version` to `version + 1`."""
 
     version: int
     groups: list[TrainGroup]
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """`version` is the one after the step. `logprob_gap` maps staleness to (mean, max, tokens)."""
+    """`version`: after the batch. `logprob_gap` maps staleness to (mean, max, tokens)."""
 
     version: int
     metrics: dict[str, float]
@@ -251,9 +251,9 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class StepRejected(msgspec.Struct, frozen=True):
-    """The batch cannot be trained on; the version is as it was. `trajectory_ids` are at fault: all of the
-    batch's where none can be named. `weights_lost`: the trainer must load again before its next step.
-    `unfit`: no weights could be trained on these; else the loss or gradient is not finite."""
+    """The batch cannot be trained on; the version is unchanged. `trajectory_ids` are at fault: all of the
+    batch if the trainer cannot tell which. `weights_lost`: the trainer must load again before its next batch.
+    `unfit`: no weights could be trained on these; if not, the loss or gradient is not finite."""
 
     version: int
     trajectory_ids: list[int]
@@ -266,9 +266,9 @@ class StepRejected(msgspec.Struct, frozen=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where a host's weight slots are: a path that any process of this run on the host can open.
+    """A host's weight slots: at a path that any process of this run on the host can open.
 
-    `address`: where their relay serves the relays of other hosts, as HOST:PORT; empty: nowhere.
+    `address`: HOST:PORT at which their relay serves the relays of other hosts; empty: it serves none.
     """
 
     kind: str
@@ -280,34 +280,34 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 class Published(msgspec.Struct, frozen=True):
     version: int
-    digest: str  # of the source tensors, taken by the trainer, of the pieces that its processes hold
+    digest: str  # of the source tensors, by the trainer, made of the blocks that its ranks have
     weights_bytes: int
-    stall_s: float  # what the trainer waited for: the copy, and an update for the digest
-    digest_s: float = 0.0  # from the copy until the version was whole: the digest
+    stall_s: float  # how long training waited: for the copy, and in an update for the digest
+    digest_s: float = 0.0  # from the copy until the digest was complete
 
 
 class Staged(msgspec.Struct, frozen=True):
     version: int
-    digest: str  # of the bytes the relay holds, of whole tensors
+    digest: str  # of the relay's bytes, over complete tensors
     held: list[int]  # versions that replicas of its host can read, oldest first
-    stage_s: float  # until it was complete here
-    source: str = ""  # address of the relay that it came from; of the last, if there were several
+    stage_s: float  # until the version was complete here
+    source: str = ""  # address of the relay that sent the version; of the last one, if several did
     received_bytes: int = 0  # over the network
-    decoded_bytes: int = 0  # the same, as they are here
-    encodings: dict[str, int] = {}  # chunks received of each kind of delta, and whole ones: raw, nixl
-    past: list[int] = []  # of `held`, those that are here as deltas only, and cannot be sent to other hosts
-    dropped: dict[int, str] = {}  # versions that can be read no more since the last answer, and why
+    decoded_bytes: int = 0  # the received bytes after decoding
+    encodings: dict[str, int] = {}  # received chunks of each kind: the kinds of deltas, raw, nixl
+    past: list[int] = []  # of `held`, older versions that are here as deltas: other hosts cannot get them
+    dropped: dict[int, str] = {}  # versions that became unreadable since the last answer, and why
 
 
 class Stored(msgspec.Struct, frozen=True):
     """How the last version was written to the directory of weights. -1: none was."""
 
     version: int
-    digest: str  # as it was published
+    digest: str  # as the trainer published the version
     weights_bytes: int = 0
-    told: dict[str, int] = {}  # anchor_bytes, delta_bytes, chunks of each kind; empty: it was there
+    told: dict[str, int] = {}  # anchor_bytes, delta_bytes, chunks of each kind; empty: it was there before
     store_s: float = 0.0
-    reason: str = ""  # why it is not there
+    reason: str = ""  # why the version was not written; empty: it was
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -319,18 +319,18 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class Vitals(msgspec.Struct, frozen=True):
-    """What a worker's process says of itself with a heartbeat."""
+    """The state of a worker's process, in its answer to a heartbeat."""
 
-    cpu_s: float  # used since it started
+    cpu_s: float  # used since the process started
     resident_bytes: int
-    disk: bool  # it waits for a disk, or has read from one since the last heartbeat
-    calls: list[str]  # methods that it is executing, without streams
-    receiving: bool = False  # a large command has begun to come and is not complete
+    disk: bool  # the process waits for a disk, or has read from a disk since the last heartbeat
+    calls: list[str]  # methods that are being executed, without streams
+    receiving: bool = False  # a large command is arriving and is not complete
 
 
 class TrainerState(msgspec.Struct, frozen=True):
-    """What a trainer says when it is ready. `slot_bytes` is what one version needs in a relay.
-    `arithmetic` is what decides how steps are rounded; empty: a repeated step may differ in its last bits."""
+    """A trainer that has loaded. `slot_bytes`: of one version in a relay. `arithmetic`: all that decides how
+    steps are rounded; empty: a repeated step may differ in its last bits."""
 
     version: int
     slot_bytes: int
@@ -339,7 +339,7 @@ class TrainerState(msgspec.Struct, frozen=True):
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True):
-    """`save_s`: until the files were complete; `stall_s`: of it, for which training waited. The ledger has no
+    """`save_s`: until the files were complete. `stall_s`: how long training waited; the ledger has no
     stall."""
 
     version: int
@@ -366,7 +366,7 @@ class Trajectory:
     finish: Finish | None = None
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    trained_version: int | None = None  # the version that its batch made
+    trained_version: int | None = None  # the version after its batch
 
     @property
     def live(self) -> bool:
@@ -413,9 +413,9 @@ class VersionRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Which trajectories a batch had, and what applying it made."""
+    """The trajectories of a batch, and its metrics."""
 
-    version: int  # after the step
+    version: int  # after the batch
     group_ids: list[int]
     trajectory_ids: list[int]
     metrics: dict[str, Any]
@@ -423,8 +423,8 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationAttempt:
-    """A completion that was evaluated: never trained on. `attempt` 0 is the greedy one. `reward` None: there
-    is none, for `reason`."""
+    """A completion that was evaluated: never trained on. `attempt` 0 is greedy. `reward` None: there is none,
+    for `reason`."""
 
     prompt_index: int
     row_id: str
@@ -438,8 +438,8 @@ class EvaluationAttempt:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """What became of evaluation `name` of `version`. `reason`: why it was skipped; empty: it was done, and
-    `metrics` has what it measured."""
+    """The result of evaluation `name` of `version`. `reason`: why it was skipped; empty: it was done, with
+    these `metrics`."""
 
     name: str
     version: int

@@ -1,8 +1,8 @@
 """Tokens of one completion as packed columns, from the engine that samples them to the trainer.
 
-A token is four bytes of id, four of log-prob, and a share of a run of versions. So a completion of thousands
-of tokens is two buffers and a few pairs, however often it is sent, kept or cut. Where sampling cuts tokens
-off, those that could come lie beside it.
+A token is four bytes of id, four bytes of log-prob, and a share of a run of versions. So a completion of
+thousands of tokens is two buffers and a few pairs, to send, to store and to cut. If sampling cuts tokens off,
+the token masks and their counts are two more buffers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ LOGPROB_MAX = 1e-4
 
 Buffer = bytes | bytearray | memoryview | array
 
-Beside = tuple[TopLogprobs | None, AllowedTokens | None]
-Packed = tuple[list[list[tuple[int, int]]], bytes, bytes, list[Beside]]
-"""Several columns as few buffers: the runs of each, all token ids, all log-probs; what is beside each."""
+Extras = tuple[TopLogprobs | None, AllowedTokens | None]
+Packed = tuple[list[list[tuple[int, int]]], bytes, bytes, list[Extras]]
+"""Several columns as few buffers: the runs of each, all token ids, all log-probs; the extras of each."""
 
 
 def token_array(tokens: Iterable[int] = ()) -> array[int]:
@@ -32,16 +32,16 @@ def token_array(tokens: Iterable[int] = ()) -> array[int]:
 
 
 class TokenColumns:
-    """Tokens, and under which distribution each was sampled. They grow at the end and never change.
+    """The tokens of a completion with their log-probs and versions. Columns grow at the end only.
 
     tokens    int32, ids
-    logprobs  float32, of the distribution really sampled from
-    runs      (version, how many tokens in a row), in order of position; no two neighbours have one version
-    top_logprobs    the most likely tokens at each position; None: nobody asked
-    token_masks   all tokens that could have come at each position; None: the whole vocabulary
+    logprobs  float32, of the distribution that was sampled from
+    runs      (version, how many tokens in a row), in order of position; neighbours have different versions
+    top_logprobs    the most likely tokens at each position; None: not recorded
+    token_masks   all tokens that could have come at each position; None: the complete vocabulary
 
-    Equal are columns whose bytes are: NaN equals itself, and -0.0 is not 0.0. Pickling with protocol 5 hands
-    out the buffers as they are, so what is sent out of band must not grow any more.
+    Columns are equal if their bytes are: NaN equals itself, and -0.0 is not 0.0. Pickling with protocol 5
+    hands out the buffers without a copy, so columns that are sent out of band must not grow any more.
     """
 
     __slots__ = ("logprobs", "runs", "token_masks", "tokens", "top_logprobs")
@@ -57,7 +57,7 @@ class TokenColumns:
     def of(
         cls, tokens: Iterable[int], logprobs: Iterable[float], versions: int | Iterable[int]
     ) -> TokenColumns:
-        """`versions`: of every token, or one for all. Log-probs are rounded to float32.
+        """`versions`: one for each token, or one for all tokens. Log-probs are rounded to float32.
 
         Raises: ValueError: the columns differ in length.
         """
@@ -92,7 +92,7 @@ class TokenColumns:
         columns._refuse_misaligned()
         return columns
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ reading
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -126,7 +126,7 @@ class TokenColumns:
 
     @property
     def version_first(self) -> int | None:
-        """Of the first token; None: there is none."""
+        """The version of the first token; None: there is no token."""
         return self.runs[0][0] if self.runs else None
 
     @property
@@ -134,7 +134,7 @@ class TokenColumns:
         return self.runs[-1][0] if self.runs else None
 
     def versions(self) -> list[int]:
-        """Of every token."""
+        """The version of every token."""
         return [version for version, count in self.runs for _ in range(count)]
 
     def without_top_logprobs(self) -> TokenColumns:
@@ -156,7 +156,7 @@ class TokenColumns:
         top_logprobs: Row | None = None,
         token_masks: bytes | None = None,
     ) -> None:
-        """`top_logprobs`: given for every token, always as many, or for none. `token_masks`: int32 ids."""
+        """`top_logprobs`: for every token, always as many, or for no token. `token_masks`: int32 ids."""
         if top_logprobs is not None:
             self.top_logprobs = self.top_logprobs or TopLogprobs(len(top_logprobs[0]))
             self.top_logprobs.append(top_logprobs)
@@ -168,7 +168,7 @@ class TokenColumns:
         self._extend_runs(version, 1)
 
     def extend(self, other: TokenColumns) -> None:
-        """Raises: ValueError: likely tokens are known of one part only."""
+        """Raises: ValueError: only one of the two columns has likely tokens."""
         if self.top_logprobs is not None or other.top_logprobs is not None:
             self._extend_top_logprobs(other)
         if self.token_masks is not None or other.token_masks is not None:
@@ -212,13 +212,13 @@ class TokenColumns:
                 f"{len(self.token_masks.counts)} positions"
             )
 
-    # ------------------------------------------------------------ carrying
+    # ------------------------------------------------------------ sending
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        carried = pickle.PickleBuffer if protocol >= 5 else array.tobytes
-        plain, token_masks = (carried(self.tokens), carried(self.logprobs)), self.token_masks
-        beside = token_masks and (carried(token_masks.counts), carried(token_masks.tokens))
-        return TokenColumns.from_buffers, (*plain, self.runs, self.top_logprobs, beside)
+        buffer = pickle.PickleBuffer if protocol >= 5 else array.tobytes
+        plain, token_masks = (buffer(self.tokens), buffer(self.logprobs)), self.token_masks
+        masks = token_masks and (buffer(token_masks.counts), buffer(token_masks.tokens))
+        return TokenColumns.from_buffers, (*plain, self.runs, self.top_logprobs, masks)
 
 
 def pack(columns: Sequence[TokenColumns]) -> Packed:
@@ -233,13 +233,13 @@ def pack(columns: Sequence[TokenColumns]) -> Packed:
 
 
 def unpack(packed: Packed) -> list[TokenColumns]:
-    """What `pack` was given. Raises: ValueError: the parts do not fit together."""
-    all_runs, token_bytes, logprob_bytes, all_beside = packed
+    """The inverse of `pack`. Raises: ValueError: the buffers do not fit together."""
+    all_runs, token_bytes, logprob_bytes, all_extras = packed
     tokens, logprobs = array("i"), array("f")
     tokens.frombytes(token_bytes)
     logprobs.frombytes(logprob_bytes)
     unpacked, start = [], 0
-    for runs, (top_logprobs, token_masks) in zip(all_runs, all_beside, strict=True):
+    for runs, (top_logprobs, token_masks) in zip(all_runs, all_extras, strict=True):
         end = start + (runs[0][1] if len(runs) == 1 else sum([count for _, count in runs]))
         columns = TokenColumns.__new__(TokenColumns)
         columns.tokens, columns.logprobs = tokens[start:end], logprobs[start:end]
@@ -255,7 +255,7 @@ def _cut(runs: Sequence[tuple[int, int]], start: int, stop: int) -> Iterator[tup
     """The runs of positions [start, stop)."""
     first = 0
     for version, count in runs:
-        kept = min(first + count, stop) - max(first, start)
-        if kept > 0:
-            yield version, kept
+        overlap = min(first + count, stop) - max(first, start)
+        if overlap > 0:
+            yield version, overlap
         first += count

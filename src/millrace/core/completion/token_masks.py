@@ -1,4 +1,4 @@
-"""The tokens that could have come at each position of a completion, where sampling cuts the others off."""
+"""The tokens that could have come at each position of a completion, if sampling cuts other tokens off."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class AllowedTokens:
-    """Position after position, the sampled token among them.
+    """The allowed tokens of each position, in order of position. The sampled token is one of them.
 
-    counts  int32, how many could come; 0: all of the vocabulary, or nothing was sampled there
-    tokens  int32, their ids
+    counts  int32, how many could come; 0: the complete vocabulary, or no token was sampled there
+    tokens  int32, the ids of all positions
     """
 
     counts: array[int] = field(default_factory=lambda: array("i"))

@@ -12,10 +12,10 @@ Row = tuple[list[int], list[float]]
 
 @dataclass(slots=True)
 class TopLogprobs:
-    """`num` tokens of each position, sampled or not.
+    """The `num` most likely tokens of each position, sampled or not.
 
-    tokens    int32, ids, position after position
-    logprobs  float32, of the distribution sampled from; -inf: the token could not come
+    tokens    int32, ids, in order of position
+    logprobs  float32, of the distribution that was sampled from; -inf: the token could not come
     """
 
     num: int
@@ -39,7 +39,7 @@ class TopLogprobs:
         return len(self.tokens) == len(self.logprobs) == self.num * num_positions
 
     def rows(self) -> Iterator[list[tuple[int, float]]]:
-        """(id, log-prob) of those that could come, position after position."""
+        """(id, log-prob) of the tokens that could come, for one position after another."""
         pairs = list(zip(self.tokens, self.logprobs, strict=True))
         for start in range(0, len(pairs), self.num):
             yield [pair for pair in pairs[start : start + self.num] if pair[1] > float("-inf")]
