@@ -24,20 +24,19 @@ from millrace.config.inert import inert
 from millrace.config.schema import Config
 from millrace.controller.context import RunContext
 from millrace.controller.decide import Decisions
-from millrace.controller.evaluation.evaluator_session import EvaluatorSession
-from millrace.controller.fault import may_go_on_without
+from millrace.controller.evaluation.live_evaluations import LiveEvaluations
 from millrace.controller.fleet.fleet import Fleet
 from millrace.controller.fleet.live_replicas import LiveReplicas
 from millrace.controller.fleet.live_reward_workers import LiveRewardWorkers
 from millrace.controller.pace import PACE, Pace
 from millrace.controller.reference_session import ReferenceSession
 from millrace.controller.state.run_state import RunState
-from millrace.controller.supervisor import Exempt, RestartPolicy, Session, Supervisor, WorkerSpec, never
+from millrace.controller.supervisor import RestartPolicy, Supervisor
 from millrace.controller.trainer_session import TrainerSession
 from millrace.core import clock
-from millrace.core.errors import DataError, DeadlineExceeded, MillraceError, RewardError, after, leaves
+from millrace.core.errors import DeadlineExceeded, MillraceError, after, leaves
 from millrace.core.events import Events
-from millrace.core.protocols import Handle, Ledger, Runtime
+from millrace.core.protocols import Ledger, Runtime
 from millrace.schedule.schedule import Schedule
 
 COLLECT_AFTER = 100_000  # objects; Python's default is 700
@@ -148,8 +147,7 @@ class Controller:
             self.replicas.relays.begin(group)
             self._reward_workers.begin(group)
             self.replicas.begin(group)
-            loops = list[asyncio.Task[None]]()
-            self._evaluate(group, loops)
+            loops = LiveEvaluations(self._run, self._fleet, self._supervisor).begin(group)
             if (spec := self._fleet.reference) is not None and self._reference is not None:
                 session = self._supervisor.keep(spec, self._reference.run)
                 loops.append(group.create_task(session, name=spec.name))
@@ -163,49 +161,6 @@ class Controller:
             self._reward_workers.end()
             for loop in loops:
                 loop.cancel()
-
-    def _evaluate(self, group: asyncio.TaskGroup, loops: list[asyncio.Task[None]]) -> None:
-        """The evaluator's coroutine and those of its reward workers, if the run has evaluations."""
-        spec, run = self._fleet.evaluator, self._run
-        if spec is None:
-            return
-        if reason := run.evaluations.stop_reason():
-            run.stop(reason)
-        session, names = EvaluatorSession(run, spec.place.host), list(run.evaluations.sections)
-        evaluator = self._keep_evaluating(spec, session.run, session, names)
-        loops.append(group.create_task(evaluator, name=spec.name))
-        for worker, pool, name in zip(
-            self._fleet.evaluation_reward_workers, session.pools, names, strict=True
-        ):
-            scoring = self._keep_evaluating(worker, pool.session, session, [name], pool.is_scoring)
-            loops.append(group.create_task(scoring, name=worker.name))
-
-    async def _keep_evaluating(
-        self,
-        spec: WorkerSpec,
-        work: Session,
-        session: EvaluatorSession,
-        names: list[str],
-        exempt: Exempt = never,
-    ) -> None:
-        """Training needs no evaluation. If worker `spec` has started and then cannot go on, the evaluations
-        `names` are skipped."""
-        begun = False
-
-        async def begin(handle: Handle) -> None:
-            nonlocal begun
-            begun = True
-            await work(handle)
-
-        try:
-            await self._supervisor.keep(spec, begin, exempt)
-        except MillraceError as error:
-            unusable = begun and isinstance(error, RewardError | DataError)  # no reward works, or no row
-            if not (unusable or may_go_on_without(error, first=True, worked=begun, others=True)):
-                raise
-            session.give_up_evaluations(names, error)
-        if spec is self._fleet.evaluator:
-            await session.skip()
 
     async def _flush(self) -> None:
         """Writes changes to the ledger every `flush_s`. The commit of a step is such a write too."""
