@@ -88,7 +88,7 @@ def test_the_chain_closes_round_a_relay_that_is_lost_in_mid_broadcast(way: str) 
             places[1].link(up=False)
         for relay in relays[2:]:
             staged = relay.answer()
-            assert (staged.digest, staged.held) == (digest, [1])
+            assert (staged.digest, staged.versions) == (digest, [1])
             assert staged.received_bytes < 1.5 * NUM_BYTES  # what had arrived was not asked for again
             assert held_bytes(relay, 1) == [tensor.data for tensor in model(1)]
 
@@ -101,10 +101,10 @@ def test_a_relay_that_was_cut_off_says_who_does_not_answer_and_goes_on_where_it_
         places[1].link(up=False)
         with pytest.raises(WeightsError, match=f"the relay at {head.endpoint.address} "):
             other.answer()
-        assert open_reader(other.endpoint).held() == []
+        assert open_reader(other.endpoint).versions() == []
         places[1].link(up=True)
         staged = asked_until_it_answers(other, 1, digest, [head.endpoint.address])
-        assert staged.held == [1] and staged.received_bytes < 1.2 * NUM_BYTES
+        assert staged.versions == [1] and staged.received_bytes < 1.2 * NUM_BYTES
 
 
 def test_a_stranger_who_takes_the_port_of_a_dead_relay_gets_no_weights() -> None:

@@ -17,13 +17,13 @@ class FileReader:
     def __init__(self, endpoint: Endpoint) -> None:
         self._directory = Path(endpoint.path)
 
-    def held(self) -> list[int]:
+    def versions(self) -> list[int]:
         return sorted(int(path.stem[1:]) for path in self._directory.glob("v*.safetensors"))
 
     def read(self, version: int, into: Sequence[NamedBuffer], copy: object = None) -> str:
         path = self._directory / f"v{version}.safetensors"
         if not path.exists():
-            raise UnknownVersionError(f"version {version} is not held; held: {self.held()}")
+            raise UnknownVersionError(f"version {version} is not held; held: {self.versions()}")
         tensors = load_file(path)
         for buffer in into:
             buffer.data[:] = tensors[buffer.name].reshape(-1).view(torch.uint8).numpy()

@@ -176,7 +176,7 @@ def test_what_several_processes_write_is_read_as_what_one_writes(host, world):
             served = host.stage(version, ranks.publish(version, seed))
             assert served == digest_buffers(model(seed))
             assert digest_buffers(host.read(version)) == served
-    assert host.reader.held() == [2, 3, 4]
+    assert host.reader.versions() == [2, 3, 4]
 
 
 @pytest.mark.parametrize("moment", ["after begin", "while it fills", "before the end"])
@@ -194,7 +194,7 @@ def test_a_version_whose_writer_is_killed_is_unreadable_until_new_ones_wrote_it(
                 ranks.ask(rank, "fill", filling, 2, None)
         ranks.processes[victim].kill()
         ranks.processes[victim].join(DEADLINE_S)
-        assert host.reader.held() == [1]
+        assert host.reader.versions() == [1]
         with pytest.raises(UnknownVersionError, match="version 2 is in no slot"):
             host.stage(2, digest_buffers(model(2)))
     assert digest_buffers(host.read(1)) == digest_buffers(model(1))
@@ -228,7 +228,7 @@ def test_blocks_that_are_not_exactly_the_weights_are_no_version(host, fault):
     wrong = blocks[1:] if fault == "missing" else [*blocks, blocks[0]]
     with pytest.raises(WeightsError, match=r"version 1 is not whole.*`rows` \[7, 6\] \(1 of 6 tensors\)"):
         write_alone(open_writer(host.endpoint), 1, wrong)
-    assert host.reader.held() == []
+    assert host.reader.versions() == []
 
 
 def test_a_piece_that_begins_before_its_tensor_is_no_part_of_it():

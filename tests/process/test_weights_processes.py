@@ -147,7 +147,7 @@ def test_a_writer_killed_at_any_moment_leaves_the_last_staged_version_readable()
             assert first_line(child) == "writing"
             child.send_signal(signal.SIGKILL)
             child.wait()
-        assert reader.held() == [1]
+        assert reader.versions() == [1]
         assert reader.read(1, weights(0)) == digest
     writer.write(2, weights(9))
     assert asyncio.run(relay.stage(2, digest_buffers(weights(9)))).held == [1, 2]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from millrace.core.digest import Filling, NamedBuffer, NamedPiece, TensorSpec, version_digest
+from millrace.core.digest import Filling, NamedBlock, NamedBuffer, TensorSpec, version_digest
 from millrace.core.types import Endpoint
 from millrace.weights import ring
 
@@ -75,8 +75,8 @@ class _Saboteur:
         self,
         filling: Filling,
         manifest: Sequence[TensorSpec],
-        written: Iterable[NamedPiece],
-        elsewhere: Iterable[NamedPiece] = (),
+        written: Iterable[NamedBlock],
+        elsewhere: Iterable[NamedBlock] = (),
     ) -> str:
         pieces = dict(written)
         return version_digest((s.name, s.dtype, s.shape, pieces[s.name].digest) for s in manifest)

@@ -48,7 +48,7 @@ def test_slots_that_cannot_be_registered_are_told_once_and_used_all_the_same(run
         reader.pin(pinned.pinned)
         reader.pin(pinned.pinned)
     assert len(told) == 1 and runtime.forgotten == 1
-    assert reader.held() == []
+    assert reader.versions() == []
     reader.close()
 
 

@@ -20,15 +20,15 @@ from tests.cables import wire
 from millrace.core.digest import (
     MULTILINEAR,
     BlockDigest,
+    NamedBlock,
     NamedBuffer,
-    NamedPiece,
     digest_buffers,
     tensor_digest,
 )
 from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError
 from millrace.core.types import Staged
 from millrace.weights.chain import holding
-from millrace.weights.chain.holding import Holding
+from millrace.weights.chain.holding import ChunkedVersion
 from millrace.weights.chain.wire import Link, LinkDeadlines
 from millrace.weights.manifest import make_manifest
 from millrace.weights.relay import RelayWorker
@@ -83,7 +83,7 @@ class Host:
         with self.reader.view(version) as (_, tensors):
             return [bytes(tensor.data) for tensor in tensors]
 
-    def partial(self, version: int, digest: str) -> Holding | None:
+    def partial(self, version: int, digest: str) -> ChunkedVersion | None:
         """What has arrived of a version."""
         assert self.relay._network is not None
         return self.relay._network._versions.find(version, digest)
@@ -123,7 +123,7 @@ def test_a_version_goes_down_a_chain_bit_for_bit():
         digest = a.publish(7, model(1))
         for host, source in ((b, a), (c, b)):
             staged = host.fetch(7, digest, source.address)
-            assert (staged.digest, staged.held, staged.source) == (digest, [7], source.address)
+            assert (staged.digest, staged.versions, staged.source) == (digest, [7], source.address)
             assert staged.received_bytes == staged.decoded_bytes == MODEL_BYTES
             assert host.read(7) == [bytes(tensor.data) for tensor in model(1)]
 
@@ -135,7 +135,7 @@ def test_a_relay_forwards_what_it_has_before_it_has_all():
             fetched = [pool.submit(b.fetch, 1, digest, slow.address)]
             fetched.append(pool.submit(c.fetch, 1, digest, next_one.address))
             until(lambda: next_one.passed > 5000)
-            assert b.reader.held() == c.reader.held() == []
+            assert b.reader.versions() == c.reader.versions() == []
             slow.free.set()
             assert [future.result(DEADLINE_S).held for future in fetched] == [[1], [1]]
     assert c.read(1) == [bytes(tensor.data) for tensor in model(1)]
@@ -154,7 +154,7 @@ def test_a_later_call_goes_on_where_an_earlier_one_stopped():
         digest = a.publish(1, model(1))
         with pytest.raises(WeightsError, match="has ended the connection"):
             b.fetch(1, digest, dying.address)
-        assert b.reader.held() == []
+        assert b.reader.versions() == []
         assert b.fetch(1, digest, other.address).held == [1]
         assert other.passed < MODEL_BYTES - 7000 + OVERHEAD_BYTES
 
@@ -223,7 +223,7 @@ def test_a_slot_that_is_overwritten_while_it_is_sent_is_torn_for_who_receives_it
         monkeypatch.setattr(Link, "send_bytes", send_bytes)
         with pytest.raises(UnknownVersionError, match=r"has overwritten version 1"):
             b.fetch(1, digest, a.address)
-        assert b.reader.held() == [] and b.partial(1, digest).here.sum() == 1
+        assert b.reader.versions() == [] and b.partial(1, digest).here.sum() == 1
 
 
 def test_a_second_order_for_a_version_takes_over_from_the_first():
@@ -260,7 +260,7 @@ def test_a_change_in_the_memory_of_a_source_is_found_by_the_digest_of_the_piece(
         a.writer._memory.data[0][100] ^= 1
         with pytest.raises(DigestMismatchError, match=r"`embed` of version 1 has digest .* the trainer's"):
             b.fetch(1, digest, a.address)
-        assert b.reader.held() == []
+        assert b.reader.versions() == []
 
 
 def test_the_secret_of_another_run_is_refused_in_words_and_nothing_is_sent():
@@ -268,7 +268,7 @@ def test_the_secret_of_another_run_is_refused_in_words_and_nothing_is_sent():
         digest = a.publish(1, model(1))
         with pytest.raises(WeightsError, match=r"at 127.* refuses this one: their secrets or"):
             b.fetch(1, digest, cable.address)
-        assert cable.passed < 100 and b.reader.held() == []
+        assert cable.passed < 100 and b.reader.versions() == []
 
 
 def test_a_relay_with_an_address_needs_a_secret():
@@ -294,7 +294,7 @@ def test_a_corrupted_chunk_is_refused_and_named():
         digest = a.publish(1, model(1))
         with pytest.raises(DigestMismatchError, match=r"chunk \d of `embed` of version 1 was changed"):
             b.fetch(1, digest, cable.address)
-        assert b.reader.held() == []
+        assert b.reader.versions() == []
         assert b.fetch(1, digest, a.address).held == [1]
 
 
@@ -312,7 +312,7 @@ def test_no_source_answers_and_each_is_named():
 
 def test_a_version_that_was_digested_on_a_gpu_is_checked_by_the_same_hash_on_every_host():
     """In pieces, one tensor without any: what replicas of both hosts are told to have is the same."""
-    tensors, pieces = model(1), list[NamedPiece]()
+    tensors, pieces = model(1), list[NamedBlock]()
     blocks = list[NamedBuffer]()
     for tensor in tensors:
         rows = np.split(tensor.data, 2) if len(tensor.shape) == 2 else [tensor.data]

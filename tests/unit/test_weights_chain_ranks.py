@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_weights_chain import DEADLINE_S, Host, hosts, until, wire
 
-from millrace.core.digest import BlockDigest, NamedBuffer, NamedPiece, digest_buffers, tensor_digest
+from millrace.core.digest import BlockDigest, NamedBlock, NamedBuffer, digest_buffers, tensor_digest
 from millrace.core.errors import DigestMismatchError, UnknownVersionError, WeightsError
 from millrace.core.types import Staged
 from millrace.weights.chain import holding
@@ -61,7 +61,7 @@ def halves(tensors: Sequence[NamedBuffer]) -> Iterator[Block]:
             yield cut(whole, dim, middle, whole.shape[dim]), 1
 
 
-def pieces(blocks: Sequence[Block], head: int) -> list[NamedPiece]:
+def pieces(blocks: Sequence[Block], head: int) -> list[NamedBlock]:
     return [
         (b.name, BlockDigest(b.start or (0,) * len(b.shape), tuple(b.shape), tensor_digest(b.data)))
         for b, owner in blocks
@@ -103,7 +103,7 @@ def test_two_heads_with_half_of_the_pieces_each_complete_each_other_and_feed_one
             got = fetch_all(1, digest, orders)
             sent = {"a": of_a.passed, "b": of_b.passed, "d": of_d.passed}
         for host, staged in zip(orders, got, strict=True):
-            assert (staged.held, staged.digest) == ([1], digest_buffers(tensors))
+            assert (staged.versions, staged.digest) == ([1], digest_buffers(tensors))
             assert host.read(1) == the_bytes(tensors)
         num_bytes = sum(len(tensor.data) for tensor in tensors)
         assert got[0].decoded_bytes + got[1].decoded_bytes == num_bytes
@@ -113,11 +113,11 @@ def test_two_heads_with_half_of_the_pieces_each_complete_each_other_and_feed_one
 def test_a_head_cannot_stage_what_others_wrote_and_is_readable_only_when_it_has_all():
     with hosts("a", "b") as (a, b):
         digest = publish([a, b], 1, model(1), list(halves(model(1))))
-        with pytest.raises(UnknownVersionError, match="3 pieces were written on other hosts"):
+        with pytest.raises(UnknownVersionError, match="3 blocks were written on other hosts"):
             asyncio.run(a.relay.stage(1, digest))
         with pytest.raises(WeightsError, match="no source was named"):
             a.fetch(1, digest)
-        assert a.reader.held() == b.reader.held() == []
+        assert a.reader.versions() == b.reader.versions() == []
         assert fetch_all(1, digest, {a: [b.address], b: [a.address]})[0].held == [1]
 
 
@@ -137,7 +137,7 @@ def test_a_change_in_what_a_rank_wrote_is_found_and_nobody_gets_it():
             errors = [future.exception(DEADLINE_S) for future in futures]
         assert all(isinstance(error, WeightsError) for error in errors)
         assert any(isinstance(error, DigestMismatchError) for error in errors)
-        assert a.reader.held() == b.reader.held() == []
+        assert a.reader.versions() == b.reader.versions() == []
 
 
 def test_the_ranks_take_another_slot_than_the_one_that_is_being_completed():

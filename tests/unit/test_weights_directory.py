@@ -20,8 +20,8 @@ from millrace.weights.layout import Memory, attach
 from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 from millrace.weights.store.directory import Directory
-from millrace.weights.store.restore_paths import StoredVersion, Way, needless, shortest
-from millrace.weights.store.restoring import restore, wholes
+from millrace.weights.store.restore_paths import RestorePath, StoredVersion, shortest_path, unneeded
+from millrace.weights.store.restoring import all_slot_weights, restore
 
 SIZES = {"embed": ("bfloat16", 700_001), "norm": ("float32", 33), "head": ("bfloat16", 400_000)}
 SLOT_BYTES = 2_300_000
@@ -64,9 +64,9 @@ class Host:
         asyncio.run(self.relay.stage(version, DIGESTS[version]))
 
     def store(self, directory: Directory, version: int, **options: int) -> dict[str, int]:
-        found = {whole.version: whole for whole in wholes(self.memory)}
+        found = {whole.version: whole for whole in all_slot_weights(self.memory)}
         whole = found.pop(version)
-        return directory.write(whole, found.values(), **{"anchor_every": 4, "kept": 3} | options)
+        return directory.write(whole, found.values(), **{"anchor_every": 4, "keep": 3} | options)
 
     def holds_exactly(self, version: int) -> bool:
         into = buffers({name: np.zeros_like(data) for name, data in VERSIONS[0].items()})
@@ -135,7 +135,7 @@ def test_an_anchor_is_a_safetensors_file_of_the_version(tmp_path):
 
 
 def test_every_anchor_ends_a_chain_and_old_chains_are_removed(directory):
-    filled(directory, 9, anchor_every=3, kept=2)
+    filled(directory, 9, anchor_every=3, keep=2)
     assert {v: entry.anchor for v, entry in directory.entries().items()} == {
         6: True,
         7: False,
@@ -153,7 +153,7 @@ def test_every_anchor_ends_a_chain_and_old_chains_are_removed(directory):
 @pytest.mark.parametrize("how", [flipped, lambda data: data[: len(data) // 2], lambda data: None])
 @pytest.mark.parametrize("name", ["v00000003.delta", "v00000002.delta", "v00000003.json", "v00000002.json"])
 def test_a_broken_link_is_passed_by_way_of_the_anchor(directory, how, name):
-    filled(directory, 6, anchor_every=4, kept=9)
+    filled(directory, 6, anchor_every=4, keep=9)
     follower = Host()
     restore(directory, follower.memory, 1, DIGESTS[1])
     damage(directory, name, how)
@@ -163,7 +163,7 @@ def test_a_broken_link_is_passed_by_way_of_the_anchor(directory, how, name):
 
 @pytest.mark.parametrize("how", [flipped, lambda data: data[:-1], lambda data: None])
 def test_a_broken_anchor_is_passed_by_way_of_the_chain_before_it(directory, how):
-    filled(directory, 6, anchor_every=4, kept=9)
+    filled(directory, 6, anchor_every=4, keep=9)
     damage(directory, "v00000004.safetensors", how)
     for version in (4, 5):
         cold = Host()
@@ -189,7 +189,7 @@ def test_a_slot_that_is_restored_is_unreadable_until_every_digest_is_right(direc
     cold = Host()
     with pytest.raises(UnknownVersionError):
         restore(directory, cold.memory, 1, DIGESTS[1])
-    assert cold.reader.held() == []
+    assert cold.reader.versions() == []
 
 
 def test_a_version_is_written_once_and_again_with_other_weights(directory):
@@ -201,7 +201,7 @@ def test_a_version_is_written_once_and_again_with_other_weights(directory):
     assert list(directory.entries()) == [0, 1, 2]  # the steps after 2 were undone
     cold = Host()
     restore(directory, cold.memory, 2, DIGESTS[7])
-    assert cold.reader.held() == [2]
+    assert cold.reader.versions() == [2]
 
 
 def test_a_writer_whose_bases_are_gone_writes_an_anchor(directory):
@@ -238,27 +238,27 @@ ENTRIES = {
 
 
 @pytest.mark.parametrize(
-    ("held", "broken", "way"),
+    ("present", "broken", "path"),
     [
-        ({}, (), Way(4, True, (6,), 110)),
-        ({4: "d4"}, (), Way(4, False, (6,), 10)),
-        ({6: "d6"}, (), Way(6, False, (), 0)),
-        ({2: "d2"}, (), Way(2, False, (3, 4, 6), 30)),
-        ({2: "other"}, (), Way(4, True, (6,), 110)),
-        ({}, {(4, "anchor")}, Way(1, True, (2, 3, 4, 6), 140)),
-        ({2: "d2"}, {(3, "delta")}, Way(4, True, (6,), 110)),
+        ({}, (), RestorePath(4, True, (6,), 110)),
+        ({4: "d4"}, (), RestorePath(4, False, (6,), 10)),
+        ({6: "d6"}, (), RestorePath(6, False, (), 0)),
+        ({2: "d2"}, (), RestorePath(2, False, (3, 4, 6), 30)),
+        ({2: "other"}, (), RestorePath(4, True, (6,), 110)),
+        ({}, {(4, "anchor")}, RestorePath(1, True, (2, 3, 4, 6), 140)),
+        ({2: "d2"}, {(3, "delta")}, RestorePath(4, True, (6,), 110)),
         ({}, {(6, "delta")}, None),
     ],
 )
-def test_the_shortest_way_begins_at_what_is_held_or_at_an_anchor(held, broken, way):
-    assert shortest(ENTRIES, 6, "d6", held, broken) == way
+def test_the_shortest_way_begins_at_what_is_held_or_at_an_anchor(present, broken, path):
+    assert shortest_path(ENTRIES, 6, "d6", present, broken) == path
 
 
 def test_what_the_kept_versions_are_reached_from_stays():
-    assert needless(ENTRIES, 1) == [1, 2, 3]
-    assert needless(ENTRIES, 2) == [1, 2, 3]
-    assert needless(ENTRIES, 3) == []
-    assert needless({}, 3) == []
+    assert unneeded(ENTRIES, 1) == [1, 2, 3]
+    assert unneeded(ENTRIES, 2) == [1, 2, 3]
+    assert unneeded(ENTRIES, 3) == []
+    assert unneeded({}, 3) == []
 
 
 def asked(relay: RelayWorker, version: int) -> Stored:

@@ -48,7 +48,7 @@ def test_what_has_the_name_of_a_file_is_told_and_never_written_through(place, ki
 @pytest.mark.parametrize("name", ["v00000003.json", "v00000003.delta", "v00000004.safetensors"])
 def test_what_has_the_name_of_a_file_is_passed_by_another_way_and_never_read(place, kind, name):
     directory = Directory(f"file://{place}")
-    filled(directory, 6, anchor_every=4, kept=9)
+    filled(directory, 6, anchor_every=4, keep=9)
     (place / name).unlink()
     PLANTS[kind](place / name)
     cold = Host()

@@ -18,7 +18,7 @@ from test_weights_chain import (
     wire,
 )
 
-from millrace.core.digest import BlockDigest, NamedPiece, digest_buffers, tensor_digest
+from millrace.core.digest import BlockDigest, NamedBlock, digest_buffers, tensor_digest
 from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError
 from millrace.weights.chain.nixl import link
 from millrace.weights.chain.nixl.double import AgentDouble
@@ -60,7 +60,7 @@ def test_a_relay_forwards_what_it_has_pulled_before_it_has_all(agents):
             fetched = [pool.submit(b.fetch, 1, digest, slow.address)]
             fetched.append(pool.submit(c.fetch, 1, digest, b.address))
             until(lambda: len(agents["c"].pulls) > 2)
-            assert b.reader.held() == c.reader.held() == []
+            assert b.reader.versions() == c.reader.versions() == []
             slow.free.set()
             assert [future.result(DEADLINE_S).held for future in fetched] == [[1], [1]]
         assert c.read(1) == the_bytes(1)
@@ -71,7 +71,7 @@ def test_rows_that_lie_apart_are_pulled_to_where_they_belong():
     tensor = model(1)[0]
     rows, columns = tensor.shape
     whole = tensor.data.reshape(rows, 4 * columns)
-    pieces = list[NamedPiece]()
+    pieces = list[NamedBlock]()
     for start in (0, columns // 2):
         block = np.ascontiguousarray(whole[:, 4 * start :][:, : 2 * columns])
         pieces.append(("embed", BlockDigest((0, start), (rows, columns // 2), tensor_digest(block))))
@@ -102,7 +102,7 @@ def test_a_relay_that_pulls_refuses_one_without_nixl_in_words():
         digest = a.publish(1, model(1))
         with pytest.raises(WeightsError, match=rf"{a.address} has no NIXL.*`weights.transport` must be the"):
             b.fetch(1, digest, a.address)
-        assert b.reader.held() == []
+        assert b.reader.versions() == []
 
 
 def test_what_changes_on_its_way_is_refused_and_named(agents):
@@ -116,7 +116,7 @@ def test_what_changes_on_its_way_is_refused_and_named(agents):
             DigestMismatchError, match=r"chunk 2 of `embed` of version 1 was changed on its way"
         ):
             b.fetch(1, digest, a.address)
-        assert b.reader.held() == [] and not b.partial(1, digest).here[2]
+        assert b.reader.versions() == [] and not b.partial(1, digest).here[2]
         assert b.fetch(1, digest, a.address).held == [1]
         assert b.read(1) == the_bytes(1)
 
@@ -133,7 +133,7 @@ def test_a_slot_that_is_overwritten_while_it_is_pulled_is_torn_and_no_damage(age
         agents["b"].landed = go_back
         with pytest.raises(UnknownVersionError, match=r"overwritten"):
             b.fetch(1, digest, a.address)
-        assert b.reader.held() == [] and not b.partial(1, digest).here[2]
+        assert b.reader.versions() == [] and not b.partial(1, digest).here[2]
 
 
 def test_a_change_in_the_memory_of_a_source_is_found_by_the_digest_of_the_piece():
@@ -142,7 +142,7 @@ def test_a_change_in_the_memory_of_a_source_is_found_by_the_digest_of_the_piece(
         a.writer._memory.data[0][100] ^= 1
         with pytest.raises(DigestMismatchError, match=r"`embed` of version 1 has digest .* the trainer's"):
             b.fetch(1, digest, a.address)
-        assert b.reader.held() == []
+        assert b.reader.versions() == []
 
 
 def test_a_source_that_nixl_calls_dead_is_left_for_the_next_one(agents):

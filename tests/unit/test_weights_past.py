@@ -54,8 +54,8 @@ class Host:
 
     @property
     def past(self) -> OlderVersions:
-        assert self.relay._past is not None
-        return self.relay._past
+        assert self.relay._older is not None
+        return self.relay._older
 
     def publish(self, version: int, data: np.ndarray) -> Staged:
         """And wait until it has led to what it can."""
@@ -98,8 +98,8 @@ def test_every_version_that_is_held_comes_back_and_the_deltas_stay_within_half_a
             models.append(changed(models[-1], share, version))
             host.publish(version, models[-1])
             assert host.past.num_bytes <= SLOT_BYTES // 2
-            held = host.reader.held()
-            assert held == sorted({*host.past.versions(), *host.reader._memory.held()})
+            held = host.reader.versions()
+            assert held == sorted({*host.past.versions(), *host.reader._memory.versions()})
             assert held == list(range(held[0], version + 1)), "nothing is missing in between"
             for old in held:
                 assert host.read(old)[1] == models[old].tobytes()
@@ -111,8 +111,8 @@ def test_two_slots_hold_as_many_versions_as_are_asked_for_where_little_changes()
         for version in range(14):
             staged = host.publish(version, data)
             data = changed(data, 1e-3, version)
-        assert host.reader.held() == list(range(5, 14))
-        assert staged.past == list(range(4, 12)) and staged.held[-2:] == [12, 13]
+        assert host.reader.versions() == list(range(5, 14))
+        assert staged.delta_versions == list(range(4, 12)) and staged.versions[-2:] == [12, 13]
         assert host.past.num_bytes <= SLOT_BYTES // 2
 
 
@@ -120,9 +120,9 @@ def test_what_finds_no_room_is_told_with_the_reason():
     with opened() as host:
         host.publish(0, first(0))
         host.publish(1, first(1))
-        assert host.reader.held() == [0, 1]
+        assert host.reader.versions() == [0, 1]
         staged = host.publish(2, first(2))
-        assert host.reader.held() == [1, 2]
+        assert host.reader.versions() == [1, 2]
         told = {**staged.dropped, **host.past.take_dropped()}
         assert set(told) == {0} and "its delta has" in told[0]
 
@@ -135,7 +135,7 @@ def test_the_oldest_goes_when_the_room_is_full():
             data = changed(data, 0.25, version)
         assert dropped and list(dropped) == list(range(len(dropped))), "one after the other, from the oldest"
         assert "no room" in dropped[0]
-        assert host.reader.held() == list(range(len(dropped | host.past.take_dropped()), 8))
+        assert host.reader.versions() == list(range(len(dropped | host.past.take_dropped()), 8))
 
 
 def test_after_a_return_to_a_checkpoint_no_undone_version_is_read():
@@ -146,8 +146,8 @@ def test_after_a_return_to_a_checkpoint_no_undone_version_is_read():
             models.append(changed(models[version], 1e-3, version))
         again = changed(models[1], 1e-3, 77)
         host.publish(2, again)
-        assert host.reader.held()[-1] == 2 and host.read(2)[1] == again.tobytes()
-        for version in set(host.reader.held()) - {2}:
+        assert host.reader.versions()[-1] == 2 and host.read(2)[1] == again.tobytes()
+        for version in set(host.reader.versions()) - {2}:
             assert host.read(version)[1] == models[version].tobytes()
 
 
@@ -157,7 +157,7 @@ def test_a_reader_of_a_version_that_is_gone_is_told():
         for version in range(6):
             host.publish(version, data)
             data = changed(data, 1e-3, version)
-        assert host.reader.held() == [3, 4, 5]
+        assert host.reader.versions() == [3, 4, 5]
         with pytest.raises(UnknownVersionError, match="version 2 is not held"):
             host.read(2)
 
@@ -174,7 +174,7 @@ def test_a_reader_that_has_begun_reads_on_when_the_relay_drops_the_version():
             assert pieces[0].data.tobytes() == data[0].tobytes() and digest_buffers(pieces) == digest
 
 
-@pytest.mark.parametrize("broken", ["chunk_deltas", "wholes"])
+@pytest.mark.parametrize("broken", ["chunk_deltas", "all_slot_weights"])
 def test_an_error_of_any_kind_ends_no_more_than_one_delta(monkeypatch, broken):
     with opened() as host:
         data, dropped = [first()], {}
@@ -184,8 +184,8 @@ def test_an_error_of_any_kind_ends_no_more_than_one_delta(monkeypatch, broken):
                     patch.setattr(history, broken, no_memory)
                 dropped |= host.publish(version, data[version]).dropped
             data.append(changed(data[version], 1e-3, version))
-        assert host.reader.held() == [1, 2, 3, 4]
-        assert broken == "wholes" or "MemoryError" in dropped[0]
+        assert host.reader.versions() == [1, 2, 3, 4]
+        assert broken == "all_slot_weights" or "MemoryError" in dropped[0]
 
 
 def no_memory(*_: object) -> object:
@@ -204,7 +204,7 @@ def test_without_a_thread_a_version_is_whole_and_the_next_one_tries_again(monkey
         host.publish(0, data[0])
         host.publish(1, data[1])
         host.publish(2, changed(data[1], 1e-3, 2))
-        assert host.reader.held() == [0, 1, 2]
+        assert host.reader.versions() == [0, 1, 2]
 
 
 def test_a_version_that_is_fetched_again_with_other_weights_is_not_told_as_dropped(monkeypatch):

@@ -96,7 +96,7 @@ def test_what_was_published_is_read_bit_for_bit(host):
 
 def test_a_version_that_is_written_but_not_staged_is_not_readable(host):
     host.writer.write(1, model(1))
-    assert host.reader.held() == []
+    assert host.reader.versions() == []
     with pytest.raises(UnknownVersionError, match="version 1 is not held"):
         host.reader.read(1, model(1))
 
@@ -106,7 +106,7 @@ def test_a_flipped_bit_in_the_slot_is_found_when_it_is_staged(host):
     host.writer._memory.data[0][5] ^= 0b100
     with pytest.raises(DigestMismatchError, match="version 1 in slot 0 of relay `relay`"):
         host.stage(1, digest_buffers(model(1)))
-    assert host.reader.held() == []
+    assert host.reader.versions() == []
 
 
 def test_two_swapped_tensors_of_one_shape_are_found_when_they_are_staged(host):
@@ -202,7 +202,7 @@ def test_a_slot_overwritten_while_it_is_staged_is_not_confirmed(host, monkeypatc
     monkeypatch.setattr(relay, "digest_slot", overtaken)
     with pytest.raises(TornVersionError):
         host.stage(1, digest_buffers(model(1)))
-    assert host.reader.held() == []
+    assert host.reader.versions() == []
 
 
 def test_a_late_confirmation_of_an_overwritten_filling_confirms_nothing(host):
@@ -211,16 +211,16 @@ def test_a_late_confirmation_of_an_overwritten_filling_confirms_nothing(host):
     confirmed = int(memory.records["staged"][0])
     host.writer.write(1, model(2))
     memory.records["staged"][0] = confirmed
-    assert host.reader.held() == []
+    assert host.reader.versions() == []
 
 
 def test_a_writer_killed_in_the_middle_leaves_nothing_readable_and_its_slot_is_used_again(host):
     host.publish(1, model(1))
     host.writer.begin(2, make_manifest(model(2)))
-    assert host.reader.held() == [1]
+    assert host.reader.versions() == [1]
     host.writer = open_writer(host.endpoint)
     host.publish(2, model(2))
-    assert host.reader.held() == [1, 2]
+    assert host.reader.versions() == [1, 2]
 
 
 def test_the_newest_staged_version_survives_while_others_are_written():
@@ -228,7 +228,7 @@ def test_the_newest_staged_version_survives_while_others_are_written():
     host.publish(1, model(1))
     for version in range(2, 6):
         host.writer.write(version, model(version))
-        assert host.reader.held() == [1]
+        assert host.reader.versions() == [1]
     host.close()
 
 
@@ -236,7 +236,7 @@ def test_going_back_to_a_checkpoint_drops_the_versions_of_the_undone_steps(host)
     for version in (1, 2, 3):
         host.publish(version, model(version))
     staged = host.publish(2, model(20))
-    assert staged.held == [1, 2]
+    assert staged.versions == [1, 2]
     standby = model(0)
     host.reader.read(2, standby)
     assert digest_buffers(standby) == digest_buffers(model(20))
@@ -256,7 +256,7 @@ def test_held_versions_are_always_the_last_ones_written_there(slots, moves):
             if staged:
                 held = host.stage(newest, digest_buffers(model(fill))).held
                 assert newest in held and len(held) <= slots and held == sorted(set(held))
-            for version in host.reader.held():
+            for version in host.reader.versions():
                 assert host.reader.read(version, model(0)) == digest_buffers(model(contents[version]))
     finally:
         host.close()
@@ -287,7 +287,7 @@ def test_a_version_larger_than_a_slot_is_refused_before_anything_is_touched(host
     host.publish(1, model(1))
     with pytest.raises(WeightsError, match="version 2 has 8196 bytes, a slot has 8192"):
         host.writer.write(2, [tensor("big", "float32", (2049,), 1)])
-    assert host.reader.held() == [1]
+    assert host.reader.versions() == [1]
 
 
 def test_a_version_may_fill_its_slot_to_the_last_byte(host):
@@ -305,7 +305,7 @@ def test_a_closed_reader_holds_nothing_and_closes_twice(host):
     host.publish(1, model(1))
     host.reader.close()
     host.reader.close()
-    assert host.reader.held() == []
+    assert host.reader.versions() == []
 
 
 def test_a_reader_cannot_write(host):

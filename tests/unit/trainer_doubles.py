@@ -28,7 +28,7 @@ from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.completion.token_masks import AllowedTokens
-from millrace.core.digest import Filling, NamedBuffer, NamedPiece, TensorSpec, version_digest
+from millrace.core.digest import Filling, NamedBlock, NamedBuffer, TensorSpec, version_digest
 from millrace.core.types import Batch, Endpoint, TrainGroup, TrainSequence
 from millrace.trainer.attention import NAME
 from millrace.trainer.files.checkpoint import Saver
@@ -243,8 +243,8 @@ class MemoryWriter:
         self,
         filling: Filling,
         manifest: list[TensorSpec],
-        written: Iterable[NamedPiece],
-        elsewhere: Iterable[NamedPiece] = (),
+        written: Iterable[NamedBlock],
+        elsewhere: Iterable[NamedBlock] = (),
     ) -> str:
         pieces = dict(written)
         self.ended.append(filling.version)

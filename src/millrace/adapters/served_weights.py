@@ -96,8 +96,8 @@ class MergingReader:
     def __reduce__(self) -> tuple[Any, ...]:
         return MergingReader, (self._reader, self._base, self._scale)
 
-    def held(self) -> list[int]:
-        return self._reader.held()
+    def versions(self) -> list[int]:
+        return self._reader.versions()
 
     def pin(self, register: Callable[[Any], Callable[[], None]]) -> None:
         """What an engine copies does not come from the slots."""

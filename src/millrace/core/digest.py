@@ -5,13 +5,12 @@ accidental change, at memory speed. It is no defence against an adversary. A ver
 dtypes, shapes and tensor digests in order. So it also detects a tensor that is dropped, renamed, swapped or
 moved.
 
-A publisher that computes on a GPU digests there, by a hash for GPUs (`multilinear`). Digests of that kind
-begin with `ml-`. A check of a digest computes a digest of the same kind.
+A publisher that computes on a GPU digests there, with a hash for GPUs (`multilinear`). The digests of this
+hash begin with its kind, `ml-`. A reader checks a digest with the hash of the digest's kind.
 
-If several processes have blocks of a tensor, no process can digest the complete tensor. Each process digests
-its blocks, and the tensor's digest is made of the blocks' digests. The version digest is then of the blocks
-(`published_digest`). A reader of complete tensors digests the tensors (`digest_buffers`). With one block for
-each tensor both digests are equal.
+Several processes may hold the blocks of one tensor. Each process digests its blocks, and the tensor's digest
+is made of the blocks' digests. `published_digest` is the version digest that is made of blocks.
+`digest_buffers` is the version digest of whole tensors. With one block a tensor the two are the same.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 from millrace.core.multilinear import Multilinear
 
 XXH3, MULTILINEAR = "", "ml-"
-BAND_BYTES = 1 << 18  # copied at a time, of a block that is not contiguous: they stay in the cache
+BAND_BYTES = 1 << 18  # copied at a time from a block that is not contiguous: they stay in the cache
 
 
 class BlockDigest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -36,10 +35,10 @@ class BlockDigest(msgspec.Struct, frozen=True, omit_defaults=True):
     start: tuple[int, ...]
     shape: tuple[int, ...]
     digest: str  # of its bytes, row-major
-    absent: bool = False  # not in this slot yet: a process on another host wrote the block
+    absent: bool = False  # a process on another host wrote the block, and this slot lacks it
 
 
-NamedPiece = tuple[str, BlockDigest]  # with the tensor's name
+NamedBlock = tuple[str, BlockDigest]  # with the tensor's name
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -50,19 +49,19 @@ class TensorSpec(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
-    pieces: tuple[BlockDigest, ...] = ()  # in a written slot: the blocks that make up the tensor
+    blocks: tuple[BlockDigest, ...] = msgspec.field(default=(), name="pieces")  # together they are the tensor
 
     @property
     def digest(self) -> str:
-        """The digest of the only block, or a digest of the blocks' digests."""
-        if len(self.pieces) == 1:
-            return self.pieces[0].digest
-        blocks = sorted((block.start, block.shape, block.digest) for block in self.pieces)
-        return _of_digests(blocks, version_kind([self]))
+        """The digest of the only block, or a digest of the digests of all blocks."""
+        if len(self.blocks) == 1:
+            return self.blocks[0].digest
+        entries = sorted((block.start, block.shape, block.digest) for block in self.blocks)
+        return _of_digests(entries, version_kind([self]))
 
 
 class Filling(msgspec.Struct, frozen=True):
-    """One filling of a slot, which its writers share."""
+    """One filling of a slot, while its writers write."""
 
     version: int
     slot: int
@@ -70,18 +69,18 @@ class Filling(msgspec.Struct, frozen=True):
 
 
 class NamedBuffer(msgspec.Struct, frozen=True):
-    """A tensor, or a block of a tensor, as bytes. `data` is a contiguous buffer of uint8 (a numpy array or
-    memoryview)."""
+    """The bytes of a tensor, or of a block of a tensor. `data` is a contiguous buffer of uint8 (a numpy array
+    or memoryview)."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     data: Any
-    start: tuple[int, ...] | None = None  # where the block begins in its tensor; None: a complete tensor
+    start: tuple[int, ...] | None = None  # where the block begins in its tensor; None: a whole tensor
 
 
 def kind_of(digest: str) -> str:
-    """The kind of hash of `digest`: XXH3 or MULTILINEAR."""
+    """XXH3 or MULTILINEAR: the hash that made the digest."""
     return MULTILINEAR if digest.startswith(MULTILINEAR) else XXH3
 
 
@@ -95,7 +94,7 @@ def tensor_digest(data: Any, kind: str = XXH3) -> str:
 
 
 def block_digest(block: NDArray[np.uint8], kind: str = XXH3) -> str:
-    """As `tensor_digest`, for any strides: the bytes are taken in row-major order, some at a time."""
+    """As `tensor_digest`, of a block of any strides, row-major. It copies `BAND_BYTES` at a time."""
     if block.flags.c_contiguous:
         return tensor_digest(block.reshape(-1), kind)
     state = xxhash.xxh3_128() if kind == XXH3 else Multilinear()
@@ -106,7 +105,7 @@ def block_digest(block: NDArray[np.uint8], kind: str = XXH3) -> str:
 
 
 def version_digest(entries: Iterable[tuple[str, str, Sequence[int], str]], kind: str = XXH3) -> str:
-    """Digest of (name, dtype, shape, tensor digest) in order. The tensor digests are of `kind`."""
+    """Digest of (name, dtype, shape, tensor digest) in order. `kind`: of the tensor digests."""
     return _of_digests([(n, d, list(s), h) for n, d, s, h in entries], kind)
 
 
@@ -115,8 +114,8 @@ def digest_buffers(buffers: Iterable[NamedBuffer], kind: str = XXH3) -> str:
     return version_digest(((b.name, b.dtype, b.shape, tensor_digest(b.data, kind)) for b in buffers), kind)
 
 
-def digest_blocks(blocks: Iterable[NamedBuffer]) -> list[NamedPiece]:
-    """The digest of each block, with its tensor's name."""
+def digest_blocks(blocks: Iterable[NamedBuffer]) -> list[NamedBlock]:
+    """The name and the digest of each block."""
     return [
         (b.name, BlockDigest(b.start or (0,) * len(b.shape), tuple(b.shape), tensor_digest(b.data)))
         for b in blocks
@@ -130,8 +129,8 @@ def published_digest(tensors: Sequence[TensorSpec]) -> str:
 
 
 def version_kind(tensors: Iterable[TensorSpec]) -> str:
-    """The kind of the digests of their blocks."""
-    return next((kind_of(block.digest) for tensor in tensors for block in tensor.pieces), XXH3)
+    """The kind of the digests of the tensors' blocks."""
+    return next((kind_of(block.digest) for tensor in tensors for block in tensor.blocks), XXH3)
 
 
 def _of_digests(entries: Any, kind: str) -> str:
@@ -139,7 +138,7 @@ def _of_digests(entries: Any, kind: str) -> str:
 
 
 def lay_out(tensors: Iterable[tuple[str, str, Sequence[int], int]]) -> list[TensorSpec]:
-    """Places tensors, as (name, dtype, shape, bytes), one after the other in a slot."""
+    """Place tensors (name, dtype, shape, bytes) one after the other in a slot."""
     specs, offset = [], 0
     for name, dtype, shape, num_bytes in tensors:
         specs.append(TensorSpec(name, dtype, tuple(shape), offset, num_bytes))

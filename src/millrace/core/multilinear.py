@@ -1,23 +1,23 @@
 """A digest that a GPU computes where the bytes are: sums of integer products, equal in numpy, torch and JAX.
 
-The bytes are taken as little-endian words of 8 bytes, in blocks of `WORDS`. The last block is filled up with
-zeros. Each block has two sums modulo 2^64. With the odd keys k and k' of a word's position in the block:
+The hash reads little-endian words w of 8 bytes, in blocks of `WORDS` words. Zeros fill the last block. Each
+block has two sums modulo 2^64. A word's place in the block has two odd keys, k and k':
 
     low = sum k w        high = sum k' floor(w / 2^32)
 
-The digest is XXH3-128 of all sums in order and of the number of bytes. The sums are a 512th of the bytes, and
-only the sums leave the device.
+The digest is XXH3-128 of all sums in order and of the number of bytes. The sums have a 512th of the bytes,
+and only the sums leave the device.
 
-**Bound.** Compare two contents of a block. Let d be the difference of their words at a position, and t the
-smallest number of zero bits at the end of any nonzero d. If a low half differs, t is below 32. Take a
-position whose d ends in t zeros. The two `low` are equal only if k d has one certain value, which the other
-keys decide. This fixes all but t of the 63 free bits of k. So the two `low` are equal with probability
-2^(t-63), at most 2^-32. If only high halves differ, the same is true of `high`. Changes to the last bits of
-both halves are missed with probability 2^-126. The probability is over the keys, for a change that does not
-depend on the keys. A changed order of blocks is missed with probability 2^-128, by XXH3.
+**Bound.** A change adds a difference d to each word of a block. Every d ends in at least t zero bits, and one
+d ends in exactly t. If a low half changes, t is below 32. `low` stays the same only if k d, at the place of
+that one d, equals the value that the other keys leave. The equation fixes all but t of the 63 free bits of k.
+So `low` stays the same with probability 2^(t-63), at most 2^-32. If only high halves change, the same holds
+for `high`. A change of the last bits of both halves is missed with probability 2^-126. The probabilities are
+over the keys, for a change that does not depend on the keys. A change of the order of blocks is missed by
+XXH3 with probability 2^-128.
 
 **Certain.** Every flip of one bit changes a sum, because the keys are odd. Every exchange of two elements of
-1, 2, 4 or 8 bytes within a block changes a sum: the difference of two keys ends in less than 33 zeros.
+1, 2, 4 or 8 bytes within a block changes a sum: the difference of two keys ends in fewer than 33 zeros.
 
 Source: multilinear hashing of Carter and Wegman (1979) as in Lemire and Kaser, "Strongly universal string
 hashing is fast" (arXiv:1202.4961), which keeps the upper bits of one sum of half words. Keys: SplitMix64
@@ -34,14 +34,14 @@ from numpy.typing import NDArray
 
 WORDS = 1024
 BLOCK_BYTES = 8 * WORDS
-BAND = 64  # blocks at a time: they stay in the cache
+BAND = 64  # blocks summed at a time: they stay in the cache
 HALF = np.uint64(32)
 
 Words = NDArray[np.uint64]
 
 
 def _keys() -> Words:
-    """(2, WORDS): the keys of `low`, the keys of `high`."""
+    """(2, WORDS): the keys of `low`, then the keys of `high`."""
     z = np.arange(1, 2 * WORDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         z = (z ^ z >> np.uint64(shift)) * np.uint64(factor)
@@ -52,8 +52,8 @@ KEYS = _keys()
 
 
 def block_sums(words: Any, keys: Any) -> tuple[Any, Any]:
-    """(low, high), each (blocks,), of `words` (blocks, WORDS) and `keys` (2, WORDS): int64 arrays of one
-    library, where integers wrap. JAX needs `enable_x64`."""
+    """(low, high), each (blocks,), of `words` (blocks, WORDS) and `keys` (2, WORDS). All are int64 arrays of
+    one library, where sums wrap. JAX needs `enable_x64`."""
     low = (words * keys[0]).sum(-1)
     high = (((words >> 32) & 0xFFFFFFFF) * keys[1]).sum(-1)
     return low, high
@@ -67,7 +67,7 @@ def finished(sums: Any, num_bytes: int) -> str:
 
 
 class Multilinear:
-    """The digest of bytes that come in buffers of any size, with the interface of xxhash's states."""
+    """The digest of bytes that come in chunks of any size. Its methods are those of a state of xxhash."""
 
     def __init__(self) -> None:
         self._state, self._tail, self._num_bytes = xxhash.xxh3_128(), b"", 0
@@ -75,18 +75,18 @@ class Multilinear:
 
     def update(self, data: Any) -> None:
         """`data`: contiguous bytes."""
-        new = np.frombuffer(data, np.uint8)
-        self._num_bytes += len(new)
+        chunk = np.frombuffer(data, np.uint8)
+        self._num_bytes += len(chunk)
         if self._tail:
             missing = BLOCK_BYTES - len(self._tail)
-            self._tail += new[:missing].tobytes()
-            new = new[missing:]
+            self._tail += chunk[:missing].tobytes()
+            chunk = chunk[missing:]
             if len(self._tail) < BLOCK_BYTES:
                 return
-            self._take(np.frombuffer(self._tail, np.uint8))
-        end = len(new) - len(new) % BLOCK_BYTES
-        self._take(new[:end])
-        self._tail = new[end:].tobytes()
+            self._add(np.frombuffer(self._tail, np.uint8))
+        end = len(chunk) - len(chunk) % BLOCK_BYTES
+        self._add(chunk[:end])
+        self._tail = chunk[end:].tobytes()
 
     def hexdigest(self) -> str:
         state = self._state.copy()
@@ -95,13 +95,13 @@ class Multilinear:
         state.update(self._num_bytes.to_bytes(8, "little"))
         return state.hexdigest()
 
-    def _take(self, blocks: NDArray[np.uint8]) -> None:
-        band_bytes = BAND * BLOCK_BYTES
-        for start in range(0, len(blocks), band_bytes):
-            self._state.update(self._sums(blocks[start : start + band_bytes]))
+    def _add(self, blocks: NDArray[np.uint8]) -> None:
+        step = BAND * BLOCK_BYTES
+        for start in range(0, len(blocks), step):
+            self._state.update(self._sums(blocks[start : start + step]))
 
     def _sums(self, blocks: NDArray[np.uint8]) -> memoryview:
-        """(blocks, 2). As `block_sums`, without temporary arrays."""
+        """(blocks, 2), as `block_sums`. The high halves go into the memory of `_high`."""
         words = blocks.view("<u8").reshape(-1, WORDS)
         sums, high = np.empty((len(words), 2), np.uint64), self._high[: len(words)]
         np.einsum("bw,w->b", words, KEYS[0], out=sums[:, 0])

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
-from millrace.core.digest import Filling, NamedBuffer, NamedPiece, TensorSpec
+from millrace.core.digest import Filling, NamedBlock, NamedBuffer, TensorSpec
 from millrace.core.placement import HERE, Place
 from millrace.core.types import (
     Accounting,
@@ -225,8 +225,8 @@ class WeightsWriter(Protocol):
         self,
         filling: Filling,
         manifest: Sequence[TensorSpec],
-        written: Iterable[NamedPiece],
-        elsewhere: Iterable[NamedPiece] = (),
+        written: Iterable[NamedBlock],
+        elsewhere: Iterable[NamedBlock] = (),
     ) -> str:
         """By the process that began, after every process has filled: the digest of the version, made of the
         digests of its blocks. A block's digest is of the source, not of the copy. `elsewhere`: blocks that
@@ -240,7 +240,7 @@ class WeightsWriter(Protocol):
 class WeightsReader(Protocol):
     """Reads staged versions from a relay's slots, at any time, without a lock."""
 
-    def held(self) -> list[int]:
+    def versions(self) -> list[int]:
         """Complete versions, oldest first."""
 
     def pin(self, register: Callable[[Any], Callable[[], None]]) -> None:

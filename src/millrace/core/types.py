@@ -289,13 +289,13 @@ class Published(msgspec.Struct, frozen=True):
 class Staged(msgspec.Struct, frozen=True):
     version: int
     digest: str  # of the relay's bytes, over complete tensors
-    held: list[int]  # versions that replicas of its host can read, oldest first
+    versions: list[int]  # versions that replicas of its host can read, oldest first
     stage_s: float  # until the version was complete here
     source: str = ""  # address of the relay that sent the version; of the last one, if several did
     received_bytes: int = 0  # over the network
     decoded_bytes: int = 0  # the received bytes after decoding
     encodings: dict[str, int] = {}  # received chunks of each kind: the kinds of deltas, raw, nixl
-    past: list[int] = []  # of `held`, older versions that are here as deltas: other hosts cannot get them
+    delta_versions: list[int] = []  # of `versions`, those that are here as deltas: other hosts cannot get them
     dropped: dict[int, str] = {}  # versions that became unreadable since the last answer, and why
 
 
@@ -305,7 +305,7 @@ class Stored(msgspec.Struct, frozen=True):
     version: int
     digest: str  # as the trainer published the version
     weights_bytes: int = 0
-    told: dict[str, int] = {}  # anchor_bytes, delta_bytes, chunks of each kind; empty: it was there before
+    written: dict[str, int] = {}  # anchor_bytes, delta_bytes, chunks of each kind; empty: it was there
     store_s: float = 0.0
     reason: str = ""  # why the version was not written; empty: it was
 

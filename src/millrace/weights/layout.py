@@ -9,20 +9,19 @@ A record has two halves in cache lines of their own, so that no field has two wr
     writer's half    sequence, version, manifest bytes       (the trainer's first process)
     relay's half     staged sequence, digest, pinned         (the relay)
 
-**Seqlock.** `sequence` is odd while a slot is being written and grows with every write, so it names one
-filling of the slot. The relay confirms a filling by storing the sequence that it digested: a slot is
-readable only while `staged == sequence` and even. A confirmation that arrives after the slot was
-overwritten names an old sequence and confirms nothing. Readers compare the sequence before and after
-they copy.
+**Seqlock.** `sequence` is odd while a slot is being written and grows with every write, so a sequence names
+one filling of the slot. The relay stores in `staged` the sequence that it digested. A slot is readable only
+while `staged == sequence` and both are even. If the slot was overwritten before, `staged` is an old sequence
+and confirms nothing. Readers compare the sequence before and after they copy.
 
 **Memory order.** Each record field is an aligned word, stored and loaded whole. x86 keeps the order of
-stores and of loads. ARM may not: a reader there could in theory pass both checks with old bytes. That
-cannot go unnoticed, since every replica digests what it serves after a pull and compares.
+stores and of loads. ARM may change the order: a reader there could in theory pass both checks with old bytes.
+The replica would find the old bytes, because every replica digests its weights after a pull and compares.
 
-**Who may open it.** The memory is a memfd, which has no name in any file system. So no memory is left behind
-when its processes die, however they die. Processes of the run open `/proc/<pid>/fd/<fd>` of the relay. The
-kernel grants that to the same user on the same host (and pid namespace) only; no socket listens. A mapping
-outlives the relay. The file is sealed against resizing, so every mapped page stays valid.
+**Access.** The memory is a memfd, which has no name in any file system. So the memory is freed when its
+processes die, in any way. Processes of the run open `/proc/<pid>/fd/<fd>` of the relay. The kernel permits
+only the same user, on the same host and in the same pid namespace. No socket listens. A mapping outlives the
+relay. The file is sealed against resizing, so every mapped page stays valid.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from millrace.core.types import Endpoint
 MAGIC = b"MLLRACEW"
 FORMAT = 4
 PAGE = mmap.PAGESIZE
-MANIFEST_BYTES = 4 << 20  # address space only: pages of it that no manifest reaches are never allocated
+MANIFEST_BYTES = 4 << 20  # address space only: the kernel never allocates pages that no manifest reaches
 TOUCH_BYTES = 64 << 20
 
 HEADER = np.dtype([("magic", "S8"), ("format", "<u8"), ("slots", "<u8"), ("slot_bytes", "<u8")])
@@ -71,11 +70,11 @@ class Memory:
         self.slots, self.slot_bytes = slots, slot_bytes
         self.records = np.frombuffer(mapped, RECORD, count=slots, offset=RECORDS_OFFSET)
         start, stride = _data_area(slots, slot_bytes)
-        whole = np.frombuffer(mapped, np.uint8)
+        memory = np.frombuffer(mapped, np.uint8)
         first = start - slots * MANIFEST_BYTES
-        self.manifests = [whole[first + i * MANIFEST_BYTES :][:MANIFEST_BYTES] for i in range(slots)]
-        self.data = [whole[start + i * stride :][:slot_bytes] for i in range(slots)]
-        self._area = whole[start : start + slots * stride]
+        self.manifests = [memory[first + i * MANIFEST_BYTES :][:MANIFEST_BYTES] for i in range(slots)]
+        self.data = [memory[start + i * stride :][:slot_bytes] for i in range(slots)]
+        self._area = memory[start : start + slots * stride]
         self._unpin: Callable[[], None] | None = None
 
     def sequence(self, slot: int) -> int:
@@ -97,15 +96,15 @@ class Memory:
         return self.written(slot) and int(self.records["staged"][slot]) == self.sequence(slot)
 
     def pinned(self, slot: int) -> bool:
-        """Whether the relay is completing what the slot holds: better another one is written."""
+        """Whether the relay still completes the slot's version: writers then prefer another slot."""
         return int(self.records["pinned"][slot]) == self.sequence(slot) > 0
 
-    def held(self) -> list[int]:
+    def versions(self) -> list[int]:
         """Staged versions, oldest first."""
         return sorted(self.version(slot) for slot in range(self.slots) if self.complete(slot))
 
     def find(self, version: int) -> tuple[int, int] | None:
-        """(slot, sequence) of a staged version. The sequence is read first: later checks cover the rest."""
+        """(slot, sequence) of a staged version. The sequence is read first, so later checks find changes."""
         for slot in range(self.slots):
             sequence = self.sequence(slot)
             if self.complete(slot) and self.version(slot) == version:
@@ -113,22 +112,23 @@ class Memory:
         return None
 
     def fill(self) -> None:
-        """Allocate every page of the data area by writing it. Only the owner, before anyone reads.
+        """Allocate every page of the data area by writing to it. Only the owner calls this, before any
+        reader.
 
-        Fresh pages cost ten times a copy; paying here keeps it out of every publish.
+        To write a fresh page takes ten times as long as a copy. No publish has to wait for fresh pages.
         """
         for data in self.data:
             for start in range(0, len(data), TOUCH_BYTES):
                 data[start : start + TOUCH_BYTES] = 0
 
     def pin(self, register: Callable[[Bytes], Callable[[], None]]) -> None:
-        """Have the data area registered, once, with what copies by itself. `register` returns its undoing, at
-        `close`."""
+        """Register the data area, once, with a device that copies. `register` returns the function that
+        `close` calls to undo the registration."""
         if self._unpin is None:
             self._unpin = register(self._area)
 
     def close(self) -> None:
-        """Let go of the mapping: the ring looks empty from here on. Idempotent."""
+        """Release the mapping. From then on the ring looks empty. Idempotent."""
         unpin, self._unpin = self._unpin, None
         if unpin is not None:
             unpin()
@@ -162,9 +162,9 @@ def attach(endpoint: Endpoint, *, writable: bool) -> Memory:
     """Map the ring at `endpoint`. Only the trainer's writer asks for `writable`.
 
     Raises:
-        UnknownVersionError: the relay is gone, or the path leads to something else by now (its process id
-            is another's): ask for the present endpoint.
-        WeightsError: the endpoint is of a kind that this build does not know.
+        UnknownVersionError: the relay is gone, or another process has its process id. Ask for the present
+            endpoint.
+        WeightsError: this build does not know the endpoint's kind.
     """
     if endpoint.kind != "memfd":
         raise WeightsError(f"weights endpoint of kind {endpoint.kind!r}: this build knows only 'memfd'")
@@ -186,11 +186,11 @@ def attach(endpoint: Endpoint, *, writable: bool) -> Memory:
 
 def _check(mapped: mmap.mmap, endpoint: Endpoint) -> None:
     expected = (MAGIC, FORMAT, endpoint.slots, endpoint.slot_bytes)
-    found = None if len(mapped) < PAGE else np.frombuffer(mapped, HEADER, count=1)[0].item()
-    if found != expected:
+    header = None if len(mapped) < PAGE else np.frombuffer(mapped, HEADER, count=1)[0].item()
+    if header != expected:
         raise UnknownVersionError(
             f"{endpoint.path} is not the ring of weights that was announced: expected (magic, format, slots, "
-            f"slot bytes) = {expected}, found {found}. Open the relay's present endpoint."
+            f"slot bytes) = {expected}, found {header}. Open the relay's present endpoint."
         )
 
 

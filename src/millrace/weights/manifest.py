@@ -1,4 +1,4 @@
-"""Manifests: which tensors a slot holds, where and in which pieces, and whether a reader expects those."""
+"""Manifests: the tensors of a slot, their places and blocks, and whether a reader expects these tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 
 
 def bytes_of(tensor: NamedBuffer) -> Bytes:
-    """The tensor's memory as flat uint8, without a copy. Raises WeightsError if it is not that."""
+    """The tensor's memory as flat uint8, without a copy. Raises WeightsError: not contiguous uint8."""
     data = np.asarray(tensor.data)
     if data.dtype != np.uint8 or not data.flags.c_contiguous:
         raise WeightsError(
@@ -44,19 +44,19 @@ def make_manifest(tensors: Sequence[NamedBuffer]) -> list[TensorSpec]:
 
 
 def placed(data: Bytes, spec: TensorSpec, start: Sequence[int], shape: Sequence[int]) -> Bytes:
-    """The bytes of a block of a tensor, where they lie in a slot: a view, of any strides."""
-    whole = data[spec.offset : spec.offset + spec.num_bytes]
+    """A view of any strides of the bytes of a tensor's block, in the slot."""
+    tensor = data[spec.offset : spec.offset + spec.num_bytes]
     if tuple(shape) == spec.shape:
-        return whole
+        return tensor
     width = spec.num_bytes // math.prod(spec.shape)
-    rows = whole.reshape(*spec.shape[:-1], spec.shape[-1] * width)
+    rows = tensor.reshape(*spec.shape[:-1], spec.shape[-1] * width)
     *above, last = (slice(begin, begin + size) for begin, size in zip(start, shape, strict=True))
     return rows[(*above, slice(last.start * width, last.stop * width))]
 
 
 def exact(spec: TensorSpec) -> bool:
-    """Whether each value of the tensor is in exactly one of its pieces."""
-    return _exact(spec.shape, spec.num_bytes, tuple((piece.start, piece.shape) for piece in spec.pieces))
+    """Whether each value of the tensor is in exactly one of its blocks."""
+    return _exact(spec.shape, spec.num_bytes, tuple((block.start, block.shape) for block in spec.blocks))
 
 
 @lru_cache(1 << 14)
@@ -88,7 +88,7 @@ def read_manifest(memory: Memory, slot: int, sequence: int) -> list[TensorSpec]:
 
 
 def decode_manifest(encoded: bytes, slot_bytes: int, where: str) -> list[TensorSpec]:
-    """A manifest that a slot has room for. Raises WeightsError: it is damaged, and `where` it is."""
+    """The manifest. Raises WeightsError: the manifest at `where` is damaged, or no slot has room for it."""
     try:
         manifest = msgspec.msgpack.decode(encoded, type=list[TensorSpec])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -100,20 +100,20 @@ def decode_manifest(encoded: bytes, slot_bytes: int, where: str) -> list[TensorS
                 f"{spec.num_bytes} bytes, the slot has {slot_bytes}"
             )
         if not exact(spec):
-            raise WeightsError(f"the manifest {where} is damaged: `{spec.name}` is not its pieces")
+            raise WeightsError(f"the manifest {where} is damaged: `{spec.name}` is not its blocks")
     return manifest
 
 
 def in_order(manifest: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """The same tensors one after the other, with their pieces in order, wherever these are: alike for all
-    that hold a version."""
-    laid = lay_out((spec.name, spec.dtype, spec.shape, spec.num_bytes) for spec in manifest)
+    """The same tensors one after the other, their blocks in order and none absent. Every relay with a version
+    gets the same manifest."""
+    specs = lay_out((spec.name, spec.dtype, spec.shape, spec.num_bytes) for spec in manifest)
     return [
         replace(
             spec,
-            pieces=tuple(replace(p, absent=False) for p in sorted(old.pieces, key=lambda piece: piece.start)),
+            blocks=tuple(replace(b, absent=False) for b in sorted(old.blocks, key=lambda block: block.start)),
         )
-        for spec, old in zip(laid, manifest, strict=True)
+        for spec, old in zip(specs, manifest, strict=True)
     ]
 
 
@@ -128,26 +128,27 @@ def check_sequence(memory: Memory, slot: int, sequence: int) -> None:
 
 
 def digest_slot(memory: Memory, slot: int, manifest: Sequence[TensorSpec]) -> tuple[str, str]:
-    """Version digests of what is in the slot: (of tensors, as readers take it; of pieces, as writers did).
+    """Version digests of the bytes in the slot: (of tensors, as readers digest; of blocks, as writers did).
     The kind of hash is the writers'."""
-    data, kind, tensors, pieced = memory.data[slot], version_kind(manifest), [], []
+    data, kind, tensors, specs = memory.data[slot], version_kind(manifest), [], []
     for spec in manifest:
-        whole = tensor_digest(data[spec.offset : spec.offset + spec.num_bytes], kind)
-        tensors.append((spec.name, spec.dtype, spec.shape, whole))
-        found = [
-            whole
-            if piece.shape == spec.shape and kind_of(piece.digest) == kind
-            else block_digest(placed(data, spec, piece.start, piece.shape), kind_of(piece.digest))
-            for piece in spec.pieces
+        digest = tensor_digest(data[spec.offset : spec.offset + spec.num_bytes], kind)
+        tensors.append((spec.name, spec.dtype, spec.shape, digest))
+        digests = [
+            digest
+            if block.shape == spec.shape and kind_of(block.digest) == kind
+            else block_digest(placed(data, spec, block.start, block.shape), kind_of(block.digest))
+            for block in spec.blocks
         ]
-        pieces = (replace(piece, digest=digest) for piece, digest in zip(spec.pieces, found, strict=True))
-        pieced.append(replace(spec, pieces=tuple(pieces)))
-    return version_digest(tensors, kind), published_digest(pieced)
+        blocks = (replace(block, digest=digest) for block, digest in zip(spec.blocks, digests, strict=True))
+        specs.append(replace(spec, blocks=tuple(blocks)))
+    return version_digest(tensors, kind), published_digest(specs)
 
 
-def compare(version: int, held: Sequence[NamedBuffer], into: Sequence[NamedBuffer]) -> None:
-    """Raise WeightsError, naming every tensor that differs, unless `into` has a place for exactly `held`."""
-    published = {tensor.name: tensor for tensor in held}
+def compare(version: int, tensors: Sequence[NamedBuffer], into: Sequence[NamedBuffer]) -> None:
+    """Raise WeightsError, naming every tensor that differs, unless `into` has a place for exactly
+    `tensors`."""
+    published = {tensor.name: tensor for tensor in tensors}
     expected = {tensor.name: tensor for tensor in into}
     faults = [f"`{name}` was not published" for name in expected if name not in published]
     faults += [f"`{name}` has no place here" for name in published if name not in expected]
@@ -157,10 +158,10 @@ def compare(version: int, held: Sequence[NamedBuffer], into: Sequence[NamedBuffe
         here = (ours.dtype, tuple(ours.shape), ours.data.nbytes)
         if there != here:
             faults.append(f"`{name}` is published as {_describe(*there)}, expected as {_describe(*here)}")
-    if not faults and [tensor.name for tensor in held] != [tensor.name for tensor in into]:
-        first = next(i for i, tensor in enumerate(held) if tensor.name != into[i].name)
+    if not faults and [tensor.name for tensor in tensors] != [tensor.name for tensor in into]:
+        first = next(i for i, tensor in enumerate(tensors) if tensor.name != into[i].name)
         faults.append(
-            f"the order differs: tensor {first} is `{held[first].name}`, expected `{into[first].name}`"
+            f"the order differs: tensor {first} is `{tensors[first].name}`, expected `{into[first].name}`"
         )
     if faults:
         raise WeightsError(

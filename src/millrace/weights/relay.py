@@ -1,4 +1,4 @@
-"""The relay: owns the memory of published weights on one host, and verifies what is in it."""
+"""The relay: owns the memory of published weights on one host, and verifies the weights in it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ class RelayWorker:
 
     Args:
         name: shown in errors.
-        slots: versions held whole at the same time, at least 2: one readable, one being written.
-        versions: held at all; those beyond `slots` as deltas, in half a slot together.
-        address: of this host, where it listens for the relays of other hosts; empty: nowhere.
-        secret: of the run, which the relays prove to each other.
+        slots: versions that are complete in memory at the same time, at least 2: one is read, one is written.
+        versions: all versions in memory; those beyond `slots` are deltas, which fill at most half a slot.
+        address: of this host, where the relay listens for relays of other hosts; empty: nowhere.
+        secret: of the run; relays prove to each other that they know it.
         transport: of raw chunks between hosts: "tcp", or "nixl".
-        deadlines: how long it waits for other relays.
-        directory: where it stores versions, a URL; None: nowhere. Every `anchor_every`th is whole.
-        owner: the run, as that directory knows it.
+        deadlines: how long the relay waits for other relays.
+        directory: the URL where the relay stores versions; None: nowhere.
+        anchor_every: every `anchor_every`th version in the directory is a complete one.
+        owner: the run's name in the directory.
     """
 
     def __init__(
@@ -70,14 +71,14 @@ class RelayWorker:
         self._storer: Storer | None = None
         self._fd = -1
         self._memory: Memory | None = None
-        self._past: OlderVersions | None = None
+        self._older: OlderVersions | None = None
         self._network: Network | None = None
 
     async def open(self, slot_bytes: int) -> Endpoint:
-        """Allocate the slots, every page of them, and say where they are. Idempotent.
+        """Allocate every page of the slots, and return where the slots are. Idempotent.
 
         Raises:
-            WeightsError: open already with another size, or the memory or the address cannot be had.
+            WeightsError: open already with another size, or no such memory or address.
         """
         async with self._lock:
             if self._memory is None:
@@ -92,104 +93,106 @@ class RelayWorker:
             return Endpoint("memfd", f"/proc/{os.getpid()}/fd/{self._fd}", self._slots, slot_bytes, address)
 
     async def stage(self, version: int, digest: str) -> Staged:
-        """Digest what the trainer wrote and, if it equals the trainer's own `digest`, make it readable.
+        """Digest the version that the trainer wrote. If the result equals `digest`, make the version
+        readable.
 
-        `digest` is of the pieces that the trainer's processes wrote. The one that is returned is of whole
-        tensors, as replicas take it. A trainer of one process writes whole tensors: the two are the same.
+        `digest` is of the blocks that the trainer's processes wrote. The returned digest is of whole tensors,
+        as replicas digest. A trainer of one process writes whole tensors: then the two are the same.
 
-        Staging a staged version again confirms it without reading it again.
+        To stage a staged version again confirms it without another read.
 
         Raises:
-            UnknownVersionError: not in any slot (never published, or already overwritten).
+            UnknownVersionError: in no slot (never published, or already overwritten).
             TornVersionError: overwritten while it was digested.
             DigestMismatchError: the bytes here are not those that the trainer digested.
         """
         started = time.perf_counter()
         async with self._lock:
             memory = self._opened()
-            read = await asyncio.to_thread(self._stage, memory, version, digest)
+            tensors_digest = await asyncio.to_thread(self._stage, memory, version, digest)
             if self._network is not None:
                 self._network.staged()
-            return self._staged(Staged(version, read, memory.held(), time.perf_counter() - started))
+            stage_s = time.perf_counter() - started
+            return self._staged(Staged(version, tensors_digest, memory.versions(), stage_s))
 
     async def fetch(self, version: int, digest: str, sources: list[str]) -> Staged:
-        """Get `version`, published with `digest`, from the first of the relays at `sources` (HOST:PORT) that
-        has it or receives it, and make it readable. Other relays may have what is here of it meanwhile. Where
-        no relay can help, it is read from those of `sources` that are directories (URLs).
+        """Fetch `version`, published with `digest`, and make it readable. The source is the first relay of
+        `sources` (HOST:PORT) that has or receives the version. If no relay can help, the relay reads the
+        directories (URLs) of `sources`. Other relays may fetch chunks that are here already.
 
-        Idempotent: only what lacks is asked for. A later call for the same version takes over from the
-        present one, which raises WeightsError. What another digest was fetched with is replaced.
+        Idempotent: the relay asks only for missing chunks. A later call for the same version takes over, and
+        the earlier call raises WeightsError. A version that was fetched with another digest is replaced.
 
         Raises:
-            UnknownVersionError: no source has it.
-            TornVersionError: its slot was taken for another version meanwhile.
-            DigestMismatchError: what arrived is not what was published.
+            UnknownVersionError: no source has the version.
+            TornVersionError: another version took its slot.
+            DigestMismatchError: the bytes that arrived differ from the published bytes.
             WeightsError: no source answers, or this relay has no address.
         """
         started = time.perf_counter()
         memory = self._opened()
-        got = await asyncio.to_thread(_readable, memory, version, digest)
-        if got is None:
-            if self._past is not None and version in memory.held():
-                self._past.forget(version)  # it was made again
+        fetched = await asyncio.to_thread(_readable, memory, version, digest)
+        if fetched is None:
+            if self._older is not None and version in memory.versions():
+                self._older.forget(version)  # the trainer made the version again
             with boundary(f"relay `{self._name}`", f"fetching version {version}", WeightsError):
-                got = await self._fetched(memory, version, digest, sources)
+                fetched = await self._fetched(memory, version, digest, sources)
         fetch_s = time.perf_counter() - started
         return self._staged(
             Staged(
                 version,
-                got.digest,
-                memory.held(),
+                fetched.digest,
+                memory.versions(),
                 fetch_s,
-                got.source,
-                got.received_bytes,
-                got.decoded_bytes,
-                got.encodings,
+                fetched.source,
+                fetched.received_bytes,
+                fetched.decoded_bytes,
+                fetched.encodings,
             )
         )
 
     async def store(self, version: int, digest: str) -> Stored:
         """Write a readable version, published with `digest`, to the directory, in a thread of its own.
-        Returns at once, how the last one ended. Idempotent.
+        Returns at once how the last write ended. Idempotent.
 
         Raises: ConfigError: the directory cannot be used. WeightsError: this relay has none.
         """
         if self._storer is None:
             if self._directory is None:
                 raise WeightsError(f"relay `{self._name}` has no directory to store versions in")
-            place = await asyncio.to_thread(Directory, self._directory, self._owner)
-            self._storer = self._storer or Storer(place, self._opened(), anchor_every=self._anchor_every)
+            directory = await asyncio.to_thread(Directory, self._directory, self._owner)
+            self._storer = self._storer or Storer(directory, self._opened(), anchor_every=self._anchor_every)
         return self._storer.ask(version, digest)
 
     def close(self) -> None:
-        """Stop to listen and to serve other hosts. Readers here read on. Idempotent."""
+        """Stop the service to other hosts. Readers of this host can still read. Idempotent."""
         if self._network is not None:
             self._network.close()
 
     async def _fetched(self, memory: Memory, version: int, digest: str, sources: list[str]) -> Fetched:
         async with self._restoring:
-            pass  # until nothing is written into the slot that this may take
+            pass  # wait until no restore writes into the slot that this fetch may take
         relays = [source for source in sources if "://" not in source]
-        places = [source for source in sources if "://" in source]
-        failed: WeightsError | None = None
-        if self._network is not None and (relays or not places):  # ranks of this host may have all of it
+        urls = [source for source in sources if "://" in source]
+        failure: WeightsError | None = None
+        if self._network is not None and (relays or not urls):  # ranks of this host may have every block
             try:
                 return await self._network.fetch(version, digest, relays)
             except DigestMismatchError:
                 raise
             except WeightsError as error:
-                failed = error
+                failure = error
         elif relays:
-            failed = WeightsError(f"relay `{self._name}` has no address, so it cannot ask {relays}")
-        for place in places:
+            failure = WeightsError(f"relay `{self._name}` has no address, so it cannot ask {relays}")
+        for url in urls:
             try:
-                return await self._restored(memory, version, digest, place)
+                return await self._restored(memory, version, digest, url)
             except WeightsError as error:
-                failed = type(error)(f"{failed}; {error}") if failed else error
-        raise failed or WeightsError(f"version {version} cannot be fetched: no source was named")
+                failure = type(error)(f"{failure}; {error}") if failure else error
+        raise failure or WeightsError(f"version {version} cannot be fetched: no source was named")
 
-    async def _restored(self, memory: Memory, version: int, digest: str, place: str) -> Fetched:
-        directory = await asyncio.to_thread(Directory, place)
+    async def _restored(self, memory: Memory, version: int, digest: str, url: str) -> Fetched:
+        directory = await asyncio.to_thread(Directory, url)
         await self._restoring.acquire()
         running = asyncio.get_running_loop()
         writing = running.run_in_executor(None, restore, directory, memory, version, digest)
@@ -197,23 +200,25 @@ class RelayWorker:
         num_bytes = await asyncio.shield(writing)
         if self._network is not None:
             self._network.staged()
-        got = _readable(memory, version, digest)
-        if got is None:
+        fetched = _readable(memory, version, digest)
+        if fetched is None:
             raise TornVersionError(f"the slot of version {version} was taken when it had been read")
-        return replace(got, source=place, received_bytes=num_bytes)
+        return replace(fetched, source=url, received_bytes=num_bytes)
 
     def _has_written(self, writing: asyncio.Future[int]) -> None:
-        """No thread can be stopped, so a cancelled restore's slot is not free before this."""
+        """Free the slot of a restore. A cancelled restore's thread cannot be stopped, so it writes until
+        here."""
         self._restoring.release()
-        writing.cancelled() or writing.exception()  # nobody may wait for it any more
+        writing.cancelled() or writing.exception()  # retrieved here: the caller may not wait any more
 
     def _staged(self, staged: Staged) -> Staged:
-        """With what is kept as deltas, which the newest version may add to."""
-        if self._past is None:
+        """`staged` with the versions that are kept as deltas. A new version makes an older one a delta."""
+        if self._older is None:
             return staged
-        self._past.keeping.ask()
-        past, dropped = self._past.versions(), self._past.take_dropped()
-        return replace(staged, held=sorted({*staged.held, *past}), past=past, dropped=dropped)
+        self._older.keeping.ask()
+        older, dropped = self._older.versions(), self._older.take_dropped()
+        versions = sorted({*staged.versions, *older})
+        return replace(staged, versions=versions, delta_versions=older, dropped=dropped)
 
     def _opened(self) -> Memory:
         if self._memory is None:
@@ -232,7 +237,7 @@ class RelayWorker:
             ) from error
         memory.fill()
         if self._versions > self._slots:
-            self._past = OlderVersions(
+            self._older = OlderVersions(
                 memory, self._fd, bytes_max=slot_bytes // 2, versions_max=self._versions - 1
             )
         if self._address:
@@ -248,27 +253,27 @@ class RelayWorker:
 
     def _stage(self, memory: Memory, version: int, digest: str) -> str:
         slot, sequence = self._find(memory, version)
-        if self._past is not None:
-            self._past.forget(version)
+        if self._older is not None:
+            self._older.forget(version)
         manifest = read_manifest(memory, slot, sequence)
-        if absent := sum(piece.absent for spec in manifest for piece in spec.pieces):
+        if absent := sum(block.absent for spec in manifest for block in spec.blocks):
             raise UnknownVersionError(
-                f"of weights version {version}, {absent} pieces were written on other hosts: relay "
-                f"`{self._name}` must fetch these"
+                f"of weights version {version}, {absent} blocks were written on other hosts: relay "
+                f"`{self._name}` must fetch these blocks"
             )
         if memory.complete(slot):
-            read, found = memory.digest(slot), published_digest(manifest)
+            tensors_digest, blocks_digest = memory.digest(slot), published_digest(manifest)
         else:
-            read, found = digest_slot(memory, slot, manifest)
+            tensors_digest, blocks_digest = digest_slot(memory, slot, manifest)
         check_sequence(memory, slot, sequence)
-        if found != digest:
+        if blocks_digest != digest:
             raise DigestMismatchError(
-                f"weights version {version} in slot {slot} of relay `{self._name}` have digest {found}, the "
-                f"trainer's have {digest}: the bytes changed between the trainer and here. Stop the run and "
-                "check the host's memory; the last checkpoint is not affected."
+                f"weights version {version} in slot {slot} of relay `{self._name}` have digest "
+                f"{blocks_digest}, the trainer's have {digest}: the bytes changed between the trainer and "
+                "here. Stop the run and check the host's memory; the last checkpoint is not affected."
             )
-        confirm(memory, slot, sequence, read)
-        return read
+        confirm(memory, slot, sequence, tensors_digest)
+        return tensors_digest
 
     def _find(self, memory: Memory, version: int) -> tuple[int, int]:
         for slot in range(memory.slots):
@@ -283,7 +288,7 @@ class RelayWorker:
 
 
 def _readable(memory: Memory, version: int, digest: str) -> Fetched | None:
-    """A version that can be read already and was published with `digest`."""
+    """The version, if it is readable already and was published with `digest`."""
     if (place := memory.find(version)) is None:
         return None
     same = published_digest(read_manifest(memory, *place)) == digest

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from millrace.core.digest import (
     BlockDigest,
     Filling,
+    NamedBlock,
     NamedBuffer,
-    NamedPiece,
     TensorSpec,
     digest_blocks,
     published_digest,
@@ -33,13 +33,13 @@ from millrace.weights.manifest import (
     read_manifest,
 )
 from millrace.weights.slots import check_room, drop_above, fill_in, take_slot
-from millrace.weights.store.rebuilding import kept, rebuilt
+from millrace.weights.store.rebuilding import delta_versions, rebuilt
 
 Copy = Callable[[Sequence[NamedBuffer], Sequence[NamedBuffer]], None]
 
 
-def _copy(held: Sequence[NamedBuffer], into: Sequence[NamedBuffer]) -> None:
-    for source, target in zip(held, into, strict=True):
+def _copy(tensors: Sequence[NamedBuffer], into: Sequence[NamedBuffer]) -> None:
+    for source, target in zip(tensors, into, strict=True):
         np.copyto(bytes_of(target), source.data)
 
 
@@ -54,12 +54,11 @@ def open_reader(endpoint: Endpoint) -> RingReader:
 
 
 class RingWriter:
-    """Writes versions. One trainer at a time: one that is respawned opens the ring anew.
+    """Writes versions of one trainer at a time. A respawned trainer opens the ring anew.
 
-    A trainer of several processes has a writer in each. One begins, all fill, and the same one ends when all
-    have answered. Until then the sequence is odd. Where one dies, the slot stays unreadable until a later
-    `begin` takes it and makes the sequence another. With that `fill` and `end` refuse who is left of the
-    earlier processes.
+    Each process of a trainer has a writer. One process begins, all processes fill, and the process that began
+    ends. The sequence is odd until then. If a process dies, the slot stays unreadable until a later `begin`
+    takes the slot and changes its sequence. Then `fill` and `end` refuse the earlier trainer's processes.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -71,7 +70,8 @@ class RingWriter:
         """Copy `tensors` into a slot; nobody can read it until the relay has staged it.
 
         Returns:
-            The version digest of `tensors` as they are here, not of the copy: what is staged is held to it.
+            The version digest of `tensors` here, not of the copy. The relay compares the copy with the
+            digest.
         Raises:
             WeightsError: the version does not fit, or a buffer is not contiguous bytes.
         """
@@ -81,7 +81,7 @@ class RingWriter:
         return self.end(filling, manifest, digest_blocks(tensors))
 
     def begin(self, version: int, manifest: Sequence[TensorSpec]) -> Filling:
-        """Take a slot, as `slots` says, for the tensors of `manifest`. Versions above are dropped.
+        """Take a slot, as `slots` chooses, for the tensors of `manifest`. Drop the versions above `version`.
 
         Raises: WeightsError: no room.
         """
@@ -91,16 +91,16 @@ class RingWriter:
         return Filling(version, *take_slot(self._memory, version))
 
     def fill(self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]) -> None:
-        """Copy this process's blocks to their places. Two threads share them: both let go of the GIL.
+        """Copy this process's blocks to their places. Two threads share the blocks: both release the GIL.
 
         Raises: WeightsError: not bytes. TornVersionError: another writer has taken the slot.
         """
         specs, data = {spec.name: spec for spec in manifest}, self._memory.data[filling.slot]
-        left = iter(blocks)
+        remaining = iter(blocks)
 
         def work() -> None:
-            for block in left:
-                self._hold(filling)
+            for block in remaining:
+                self._check(filling)
                 start = block.start or (0,) * len(block.shape)
                 place = placed(data, specs[block.name], start, block.shape)
                 np.copyto(place, bytes_of(block).reshape(place.shape))
@@ -110,50 +110,51 @@ class RingWriter:
             work()
         finally:
             other.result()
-        self._hold(filling)
+        self._check(filling)
 
     def end(
         self,
         filling: Filling,
         manifest: Sequence[TensorSpec],
-        written: Iterable[NamedPiece],
-        elsewhere: Iterable[NamedPiece] = (),
+        written: Iterable[NamedBlock],
+        elsewhere: Iterable[NamedBlock] = (),
     ) -> str:
-        """The version is whole: `written` are the pieces of all processes that fill this slot, `elsewhere`
-        those of processes on other hosts, which fill the slots of their own. The relay gets these from there.
+        """Complete the version. `written`: blocks of all processes that fill this slot. `elsewhere`: blocks
+        of processes on other hosts, which fill slots of their own hosts. The relay fetches these blocks.
 
-        Returns: the version digest of all pieces.
-        Raises: WeightsError: they are not exactly the tensors of `manifest`. TornVersionError: as `fill`.
+        Returns: the version digest of all blocks.
+        Raises: WeightsError: the blocks are not exactly the tensors of `manifest`. TornVersionError: as
+        `fill`.
         """
-        pieces = dict[str, list[BlockDigest]]()
-        for name, piece in chain(written, ((n, replace(p, absent=True)) for n, p in elsewhere)):
-            pieces.setdefault(name, []).append(piece)
-        whole = [replace(spec, pieces=tuple(pieces.get(spec.name, ()))) for spec in manifest]
-        if faults := [f"`{spec.name}` {list(spec.shape)}" for spec in whole if not exact(spec)]:
+        blocks = dict[str, list[BlockDigest]]()
+        for name, block in chain(written, ((n, replace(b, absent=True)) for n, b in elsewhere)):
+            blocks.setdefault(name, []).append(block)
+        specs = [replace(spec, blocks=tuple(blocks.get(spec.name, ()))) for spec in manifest]
+        if faults := [f"`{spec.name}` {list(spec.shape)}" for spec in specs if not exact(spec)]:
             raise WeightsError(
                 f"version {filling.version} is not whole: what its processes wrote is not exactly "
-                f"{', '.join(faults[:4])} ({len(faults)} of {len(whole)} tensors). Each value must "
-                "be in a part of one rank"
+                f"{', '.join(faults[:4])} ({len(faults)} of {len(specs)} tensors). Each value must "
+                "be in a block of one rank"
             )
-        encoded = msgspec.msgpack.encode(whole)
+        encoded = msgspec.msgpack.encode(specs)
         check_room(self._memory, filling.version, 0, len(encoded))
-        self._hold(filling)
+        self._check(filling)
         fill_in(self._memory, filling.slot, filling.version, encoded)
-        return published_digest(whole)
+        return published_digest(specs)
 
     def pin(self, register: Callable[[Bytes], Callable[[], None]]) -> None:
-        """So that a GPU copies into the slots by itself. See `Memory.pin`."""
+        """Let a GPU copy into the slots. See `Memory.pin`."""
         self._memory.pin(register)
 
     def places(
         self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]
     ) -> list[Bytes]:
-        """In place of `fill`, for who copies by itself: where in the slot each block's bytes go.
+        """In place of `fill`, for a caller that copies: the place of each block's bytes in the slot.
 
-        A block of whole rows has a place in one piece. Raises: TornVersionError: as `fill`.
+        The place of a block of whole rows is contiguous. Raises: TornVersionError: as `fill`.
         """
         specs, data = {spec.name: spec for spec in manifest}, self._memory.data[filling.slot]
-        self._hold(filling)
+        self._check(filling)
         return [
             placed(data, specs[block.name], block.start or (0,) * len(block.shape), block.shape)
             for block in blocks
@@ -164,8 +165,8 @@ class RingWriter:
         self._helper.shutdown()
         self._memory.close()
 
-    def _hold(self, filling: Filling) -> None:
-        """Raise TornVersionError unless the slot is still this filling's."""
+    def _check(self, filling: Filling) -> None:
+        """Raise TornVersionError: another writer took the slot of this filling."""
         now = self._memory.sequence(filling.slot)
         if now != filling.sequence:
             raise TornVersionError(
@@ -175,7 +176,8 @@ class RingWriter:
 
 
 class RingReader:
-    """Reads staged versions, at any time, from any process, without locks. Pickled, it is a `LaterReader`."""
+    """Reads staged versions, at any time, from any process, without locks. Pickle makes it a
+    `LaterReader`."""
 
     def __init__(self, memory: Memory, endpoint: Endpoint) -> None:
         self._memory, self._endpoint = memory, endpoint
@@ -183,51 +185,52 @@ class RingReader:
     def __reduce__(self) -> tuple[type[LaterReader], tuple[Endpoint]]:
         return LaterReader, (self._endpoint,)
 
-    def held(self) -> list[int]:
+    def versions(self) -> list[int]:
         """Complete versions, oldest first: in slots, and as deltas."""
-        return sorted({*self._memory.held(), *kept(self._memory, self._endpoint.path)})
+        return sorted({*self._memory.versions(), *delta_versions(self._memory, self._endpoint.path)})
 
     def pin(self, register: Callable[[Bytes], Callable[[], None]]) -> None:
-        """So that a GPU copies from the slots by itself. See `Memory.pin`."""
+        """Let a GPU copy from the slots. See `Memory.pin`."""
         self._memory.pin(register)
 
     def read(self, version: int, into: Sequence[NamedBuffer], copy: Copy | None = None) -> str:
         """Copy every tensor of `version` into the writable buffers of `into`, in the manifest's order.
 
-        After an error the buffers hold anything: nothing may be computed from them. The copy lets go of
-        the GIL, so a thread can pull while another decodes. `copy`: for buffers that are not in this memory.
-        It gets the tensors in the slot and `into`, and has copied all when it returns.
+        After an error nothing may be computed from the buffers. The copy releases the GIL, so one thread can
+        pull while another thread decodes. `copy`: a function for buffers that are not in this memory. It gets
+        the tensors in the slot and `into`, and returns when all are copied.
 
         Returns:
-            The digest under which it was staged; compare it with one taken of the buffers.
+            The digest under which the version was staged. The caller compares a digest of the buffers with
+            it.
         Raises:
-            UnknownVersionError: not held.
-            TornVersionError: overwritten meanwhile. Both: ask again for the newest.
-            WeightsError: tensors are missing, left over, or of another dtype, shape or order.
+            UnknownVersionError: the relay does not have the version. Ask again for the newest.
+            TornVersionError: overwritten during the copy. Ask again for the newest.
+            WeightsError: tensors are missing, unexpected, or of another dtype, shape or order.
         """
-        with self.view(version) as (digest, held):
-            compare(version, held, into)
-            (copy or _copy)(held, into)
+        with self.view(version) as (digest, tensors):
+            compare(version, tensors, into)
+            (copy or _copy)(tensors, into)
         return digest
 
     @contextmanager
     def view(self, version: int) -> Iterator[tuple[str, list[NamedBuffer]]]:
-        """The digest under which `version` was staged, and its tensors, read-only, where they lie. One that
-        the relay keeps as a delta is rebuilt in memory of this process for as long.
+        """The digest under which `version` was staged, and its tensors in the slot, read-only. A version that
+        the relay keeps as a delta is rebuilt in memory of this process, until exit.
 
-        Raises: UnknownVersionError. At exit TornVersionError, whatever happened inside: the tensors were
-        overwritten meanwhile, and what was made of them means nothing.
+        Raises: UnknownVersionError. At exit TornVersionError, in place of any error inside: the tensors were
+        overwritten during the view, so results from the tensors mean nothing.
         """
         memory, place = self._memory, self._memory.find(version)
         if place is None:
             digest, manifest, data = rebuilt(memory, self._endpoint.path, version)
-            yield digest, [_part(spec, data) for spec in manifest]
+            yield digest, [_tensor(spec, data) for spec in manifest]
             return
         slot, sequence = place
         digest, data = memory.digest(slot), memory.data[slot]
         manifest = read_manifest(memory, slot, sequence)
         try:
-            yield digest, [_part(spec, data) for spec in manifest]
+            yield digest, [_tensor(spec, data) for spec in manifest]
         finally:
             check_sequence(memory, slot, sequence)
 
@@ -236,14 +239,13 @@ class RingReader:
         self._memory.close()
 
 
-def _part(spec: TensorSpec, data: Bytes) -> NamedBuffer:
-    part = data[spec.offset : spec.offset + spec.num_bytes]
-    return NamedBuffer(spec.name, spec.dtype, tuple(spec.shape), part)
+def _tensor(spec: TensorSpec, data: Bytes) -> NamedBuffer:
+    tensor_bytes = data[spec.offset : spec.offset + spec.num_bytes]
+    return NamedBuffer(spec.name, spec.dtype, tuple(spec.shape), tensor_bytes)
 
 
 class LaterReader:
-    """A reader in another process. It maps the ring when a view is asked for, so a relay that is gone is an
-    error of the view."""
+    """A reader for another process. `view` maps the ring, so `view` raises the error of a dead relay."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -251,5 +253,5 @@ class LaterReader:
     @contextmanager
     def view(self, version: int) -> Iterator[tuple[str, list[NamedBuffer]]]:
         """As `RingReader.view`."""
-        with open_reader(self._endpoint).view(version) as held:
-            yield held
+        with open_reader(self._endpoint).view(version) as tensors:
+            yield tensors

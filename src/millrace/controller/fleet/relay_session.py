@@ -100,7 +100,7 @@ class RelaySession:
 
     def _holds(self, staged: Staged) -> None:
         run = self._run
-        run.state.relays.holds(self._host, staged.held, staged.past)
+        run.state.relays.holds(self._host, staged.versions, staged.delta_versions)
         for version, reason in sorted(staged.dropped.items()):
             run.events.emit("version_dropped", host=self._host, version=version, reason=reason)
 
@@ -128,7 +128,7 @@ class RelaySession:
             "stored",
             version=last.version,
             weights_bytes=last.weights_bytes,
-            written=last.told,
+            written=last.written,
             store_s=last.store_s,
         )
         run.to_relays.fire()

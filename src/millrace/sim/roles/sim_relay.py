@@ -42,7 +42,7 @@ class SimRelay:
         if found != digest:
             raise DigestMismatchError(f"version {version}: the slot holds {found}, published was {digest}")
         shelf.stage(version)
-        return Staged(version=version, digest=found, held=shelf.held, stage_s=clock.now() - started)
+        return Staged(version=version, digest=found, versions=shelf.held, stage_s=clock.now() - started)
 
     async def fetch(self, version: int, digest: str, sources: list[str]) -> Staged:
         async with self._turn:

@@ -12,8 +12,8 @@ from millrace.core.digest import (
     MULTILINEAR,
     BlockDigest,
     Filling,
+    NamedBlock,
     NamedBuffer,
-    NamedPiece,
     lay_out,
     version_digest,
 )
@@ -55,7 +55,7 @@ class DeviceBuffers:
         rounded = (part.block.to(self._dtype) for part in self._parts)
         copied_from(self._device, rounded, writer.places(filling, self.manifest, self._blocks))
 
-    def pieces(self, after: Any = None) -> list[NamedPiece]:
+    def pieces(self, after: Any = None) -> list[NamedBlock]:
         """What was copied, with digests taken of the weights themselves, beside what the device computes
         `after` that mark."""
         with aside(self._device, after):

@@ -12,8 +12,8 @@ import torch
 
 from millrace.core.digest import (
     Filling,
+    NamedBlock,
     NamedBuffer,
-    NamedPiece,
     digest_blocks,
     digest_buffers,
     kind_of,
@@ -78,7 +78,7 @@ class PublishBuffers:
         """The current weights, into the slot of `filling`."""
         writer.fill(filling, self.manifest, self.fill())
 
-    def pieces(self) -> list[NamedPiece]:
+    def pieces(self) -> list[NamedBlock]:
         """What was copied, with digests taken of the buffers, not of the copy."""
         return digest_blocks(self.blocks)
 
@@ -217,7 +217,7 @@ class Publisher:
         )
 
     def _ended(
-        self, writer: WeightsWriter, filling: Filling | None, written: Sequence[Sequence[NamedPiece]]
+        self, writer: WeightsWriter, filling: Filling | None, written: Sequence[Sequence[NamedBlock]]
     ) -> str:
         """The version's digest, where this rank ends it; `written`: by each rank."""
         ranks, every = self._ranks, chain.from_iterable
@@ -227,7 +227,7 @@ class Publisher:
         elsewhere = [*written[: here.start], *written[here.stop :]]
         return writer.end(filling, self.buffers.manifest, every(written[here]), every(elsewhere))
 
-    def _digest(self) -> list[NamedPiece]:
+    def _digest(self) -> list[NamedBlock]:
         pieces = self.buffers.pieces()
         self._beside.release()
         self._held = ""

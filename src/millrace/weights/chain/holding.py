@@ -1,4 +1,4 @@
-"""One version in a slot, as chunks: which of them are here, and what they must be together."""
+"""One version in a slot, as chunks: the chunks that are here, and the digests that the blocks must have."""
 
 from __future__ import annotations
 
@@ -31,26 +31,27 @@ CHUNK_STEP_BYTES, CHUNK_BYTES_MAX = 64 << 10, 4 << 20
 
 
 class SlotTaken(TornVersionError):
-    """The slot of what arrives is another version's now: no other source can help."""
+    """Another version took the slot of the version that arrives: no other source can help."""
 
 
-class Holding:
-    """A version that is whole here, or is arriving.
+class ChunkedVersion:
+    """A version in a slot, complete or arriving.
 
-    Every relay cuts a manifest into the same chunks, each within one piece and of at most `chunk_bytes`. A
-    chunk may be sent on as soon as it is here. The version is readable once every piece's digest is right.
+    Every relay cuts a manifest into the same chunks, each within one block and of at most `chunk_bytes`. A
+    relay may send a chunk as soon as the chunk is here. The version is readable once every block's digest is
+    right.
 
     Attributes:
-        version, digest  which one; `digest` as the trainer published it
-        manifest         with its tensors and pieces `in_order`
-        chunks           where each lies in the slot, of any strides
-        here             (chunks,) bool: it is here
-        ended            why no more will arrive for now; empty: it may
-        news             fires when a chunk has arrived, or no more will
-        seals            of chunks, once they are known: XXH3-64 of their bytes
-        received_bytes   of it, from other relays, as they were sent
-        decoded_bytes    the same, as they are here
-        encodings        chunks received of each kind: raw, nixl, or a delta's kind
+        version, digest  `digest` as the trainer published it
+        manifest         with its tensors and blocks `in_order`
+        chunks           a view of each chunk in the slot, of any strides
+        here             (chunks,) bool: the chunk is here
+        ended            why no more chunks will arrive for now; empty: more may arrive
+        news             fires when a chunk has arrived, or `ended` is set
+        checksums        by chunk, once known: XXH3-64 of its bytes
+        received_bytes   from other relays, as sent
+        decoded_bytes    from other relays, as they are in the slot
+        encodings        number of chunks received of each kind: raw, nixl, or a delta's kind
     """
 
     def __init__(
@@ -62,90 +63,90 @@ class Holding:
         self.checksums: dict[int, int] = {}
         self.ended, self.received_bytes, self.decoded_bytes = "", 0, 0
         self.encodings = Counter[str]()
-        self._pieces = [(tensor, piece) for tensor, spec in enumerate(manifest) for piece in spec.pieces]
-        self._spans = list[slice]()  # of chunks, for each piece
+        self._blocks = [(tensor, block) for tensor, spec in enumerate(manifest) for block in spec.blocks]
+        self._chunks_of = list[slice]()  # for each block
         most = chunk_bytes(manifest)
-        for piece in range(len(self._pieces)):
+        for block in range(len(self._blocks)):
             first = len(self.chunks)
-            self.chunks += cut(self._place(piece), most)
-            self._spans.append(slice(first, len(self.chunks)))
-        self._piece_of = [index for index, span in enumerate(self._spans) for _ in self.chunks[span]]
-        self._right = [False] * len(self._pieces)
+            self.chunks += cut(self._place(block), most)
+            self._chunks_of.append(slice(first, len(self.chunks)))
+        self._block_of = [block for block, chunks in enumerate(self._chunks_of) for _ in self.chunks[chunks]]
+        self._right = [False] * len(self._blocks)
         self._kind = version_kind(manifest)
-        # Digests of those that are whole and right: at first of those without a value.
+        # Digests of tensors that are complete and right. A tensor without a value is right from the start.
         self._tensors = [tensor_digest(b"", self._kind)] * len(manifest)
         self.here: NDArray[np.bool_] = np.zeros(len(self.chunks), bool)
         self.news = Pulse()
 
     @property
     def writers(self) -> bool:
-        """Whether processes of the trainer wrote what is here, and may take the slot again at any time."""
+        """Whether processes of the trainer wrote the slot. They may take the slot again at any time."""
         return self.sequence % 2 == 0
 
     @property
     def intact(self) -> bool:
-        """Whether the slot still holds this."""
+        """Whether the slot still has this version."""
         return self.memory.sequence(self.slot) == self.sequence
 
     def check(self) -> None:
         """Raise TornVersionError unless `intact`."""
         check_sequence(self.memory, self.slot, self.sequence)
 
-    def hold(self) -> None:
-        """Before bytes are written into the slot. Raises SlotTaken unless `intact`."""
+    def check_slot(self) -> None:
+        """Called before bytes are written into the slot. Raises SlotTaken unless `intact`."""
         if not self.intact:
             raise SlotTaken(f"the slot of version {self.version} was taken while it arrived")
 
     def mark_here(self, absent: Collection[tuple[str, tuple[int, ...]]]) -> None:
-        """All pieces but these (tensor, start)."""
-        for (tensor, piece), span in zip(self._pieces, self._spans, strict=True):
-            self.here[span] = (self.manifest[tensor].name, piece.start) not in absent
+        """Mark every block here, except the blocks (tensor, start) of `absent`."""
+        for (tensor, block), chunks in zip(self._blocks, self._chunks_of, strict=True):
+            self.here[chunks] = (self.manifest[tensor].name, block.start) not in absent
 
     def arrived(self, index: int, checksum: int | None) -> int | None:
-        """This chunk is here. Returns its piece, if that is whole with it."""
+        """Mark a chunk here. Returns the chunk's block, if the block is complete now."""
         self.here[index] = True
         if checksum is not None:
             self.checksums[index] = checksum
         self.news.fire()
-        piece = self._piece_of[index]
-        return piece if self.here[self._spans[piece]].all() else None
+        block = self._block_of[index]
+        return block if self.here[self._chunks_of[block]].all() else None
 
     def unchecked(self) -> list[int]:
-        """Pieces that are whole, and were not checked yet."""
+        """Blocks that are complete, and were not checked yet."""
         return [
-            piece
-            for piece, span in enumerate(self._spans)
-            if not self._right[piece] and self.here[span].all()
+            block
+            for block, chunks in enumerate(self._chunks_of)
+            if not self._right[block] and self.here[chunks].all()
         ]
 
-    async def check_piece(self, piece: int) -> None:
-        """Digest a piece that is whole. Raises DigestMismatchError: its chunks are to be asked for again."""
-        tensor, published = self._pieces[piece]
+    async def check_block(self, block: int) -> None:
+        """Digest a complete block. Raises DigestMismatchError: the block's chunks must be fetched again."""
+        tensor, published = self._blocks[block]
         kind = kind_of(published.digest)
-        found = await asyncio.to_thread(block_digest, self._place(piece), kind)
-        if found != published.digest:
-            self.check()  # or ranks here have begun to write another version into the slot
-            self.here[self._spans[piece]] = False
+        digest = await asyncio.to_thread(block_digest, self._place(block), kind)
+        if digest != published.digest:
+            self.check()  # ranks of this host may have begun to write another version into the slot
+            self.here[self._chunks_of[block]] = False
             raise DigestMismatchError(
-                f"{self._name(piece)} of version {self.version} has digest {found} here, and the trainer's "
+                f"{self._name(block)} of version {self.version} has digest {digest} here, and the trainer's "
                 f"has {published.digest}"
             )
-        self._right[piece] = True
+        self._right[block] = True
         spec = self.manifest[tensor]
-        if len(spec.pieces) == 1 and kind == self._kind:
-            self._tensors[tensor] = found
-        elif all(right for right, (of, _) in zip(self._right, self._pieces, strict=True) if of == tensor):
+        if len(spec.blocks) == 1 and kind == self._kind:
+            self._tensors[tensor] = digest
+        elif all(right for right, (of, _) in zip(self._right, self._blocks, strict=True) if of == tensor):
             data = self.memory.data[self.slot][spec.offset : spec.offset + spec.num_bytes]
             self._tensors[tensor] = await asyncio.to_thread(tensor_digest, data, self._kind)
 
     def finish(self) -> str:
-        """Every piece is right: make the version readable. Returns its digest, of whole tensors."""
+        """Make the version readable: every block is right. Returns the version's digest, of whole tensors."""
         if self.memory.complete(self.slot) and self.intact:
-            return self.memory.digest(self.slot)  # staged meanwhile
+            return self.memory.digest(self.slot)  # staged during the fetch
         assert all(self._right), self.version
         digests = zip(self.manifest, self._tensors, strict=True)
         entries = ((spec.name, spec.dtype, spec.shape, digest) for spec, digest in digests)
-        whole = version_digest(entries, self._kind)
+        digest = version_digest(entries, self._kind)
         encoded = msgspec.msgpack.encode(self.manifest)
         self.check()
         if self.writers:
@@ -153,74 +154,75 @@ class Holding:
         else:
             fill_in(self.memory, self.slot, self.version, encoded)
             self.sequence += 1
-        confirm(self.memory, self.slot, self.sequence, whole)
-        return whole
+        confirm(self.memory, self.slot, self.sequence, digest)
+        return digest
 
-    def as_laid_out(self, other: Holding) -> bool:
-        """Whether the other's chunks are the same parts of the same tensors."""
+    def same_layout(self, other: ChunkedVersion) -> bool:
+        """Whether both versions cut the same tensors into the same chunks."""
         return _layout(self.manifest) == _layout(other.manifest)
 
     def width(self, index: int) -> int:
-        """Bytes of an element of this chunk's tensor; 1 where that is not known."""
-        tensor, _ = self._pieces[self._piece_of[index]]
+        """Bytes of an element of the chunk's tensor; 1 for an unknown dtype."""
+        tensor, _ = self._blocks[self._block_of[index]]
         return WIDTHS.get(self.manifest[tensor].dtype, 1)
 
     def chunk_name(self, index: int) -> str:
-        """For people."""
-        piece = self._piece_of[index]
-        return f"chunk {index - self._spans[piece].start} of {self._name(piece)}"
+        """The chunk's name in messages."""
+        block = self._block_of[index]
+        return f"chunk {index - self._chunks_of[block].start} of {self._name(block)}"
 
-    def end(self, why: str) -> None:
-        """No more will arrive for now: who waits for more is told."""
-        self.ended = why
+    def end(self, reason: str) -> None:
+        """No more chunks will arrive for now: wake the tasks that wait for chunks."""
+        self.ended = reason
         self.news.fire()
 
-    def _place(self, piece: int) -> Bytes:
-        tensor, block = self._pieces[piece]
-        return placed(self.memory.data[self.slot], self.manifest[tensor], block.start, block.shape)
+    def _place(self, block: int) -> Bytes:
+        tensor, digest = self._blocks[block]
+        return placed(self.memory.data[self.slot], self.manifest[tensor], digest.start, digest.shape)
 
-    def _name(self, piece: int) -> str:
-        tensor, block = self._pieces[piece]
+    def _name(self, block: int) -> str:
+        tensor, digest = self._blocks[block]
         spec = self.manifest[tensor]
-        return f"`{spec.name}`" + ("" if block.shape == spec.shape else f" from {list(block.start)}")
+        return f"`{spec.name}`" + ("" if digest.shape == spec.shape else f" from {list(digest.start)}")
 
 
 def _layout(manifest: Sequence[TensorSpec]) -> list[tuple[object, ...]]:
     return [
-        (spec.name, spec.dtype, spec.shape, [(piece.start, piece.shape) for piece in spec.pieces])
+        (spec.name, spec.dtype, spec.shape, [(block.start, block.shape) for block in spec.blocks])
         for spec in manifest
     ]
 
 
-def written(memory: Memory, slot: int, sequence: int) -> Holding:
-    """What processes of the trainer, or this relay, wrote into a slot: all of it, or the pieces of this host.
+def written(memory: Memory, slot: int, sequence: int) -> ChunkedVersion:
+    """The version that the trainer's processes, or this relay, wrote into a slot: complete, or the blocks of
+    this host.
 
     Raises: TornVersionError, WeightsError (its manifest is damaged).
     """
     manifest = read_manifest(memory, slot, sequence)
-    absent = {(spec.name, piece.start) for spec in manifest for piece in spec.pieces if piece.absent}
-    holding = Holding(memory, (slot, sequence), memory.version(slot), in_order(manifest))
-    holding.mark_here(absent)
-    return holding
+    absent = {(spec.name, block.start) for spec in manifest for block in spec.blocks if block.absent}
+    chunked = ChunkedVersion(memory, (slot, sequence), memory.version(slot), in_order(manifest))
+    chunked.mark_here(absent)
+    return chunked
 
 
-def arriving(memory: Memory, version: int, manifest: Sequence[TensorSpec]) -> Holding:
-    """A slot for a version of which nothing is here yet. Raises WeightsError: no room."""
+def arriving(memory: Memory, version: int, manifest: Sequence[TensorSpec]) -> ChunkedVersion:
+    """Take a slot for a version that has no chunk here yet. Raises WeightsError: no room."""
     encoded = msgspec.msgpack.encode(manifest)
     check_room(memory, version, sum(spec.num_bytes for spec in manifest), len(encoded))
-    return Holding(memory, take_slot(memory, version), version, manifest)
+    return ChunkedVersion(memory, take_slot(memory, version), version, manifest)
 
 
 def chunk_bytes(manifest: Sequence[TensorSpec]) -> int:
-    """What a chunk has at most. One more relay in a chain costs the time of one chunk: with 256 of them, less
-    than 1/256 of a broadcast. Large versions have more, of 4 MiB."""
+    """The most bytes of a chunk. One more relay in a chain costs the time of one chunk. A version has 256
+    chunks, so a chunk costs less than 1/256 of a broadcast. A large version has more chunks, of 4 MiB."""
     share = sum(spec.num_bytes for spec in manifest) // CHUNKS
     return min(CHUNK_BYTES_MAX, (share // CHUNK_STEP_BYTES + 1) * CHUNK_STEP_BYTES)
 
 
 def cut(view: Bytes, most: int) -> Iterator[Bytes]:
-    """A block of a tensor as parts of at most so many bytes: runs of its bytes where these lie together, else
-    groups of its rows."""
+    """Cut a tensor's block into chunks of at most `most` bytes: runs of bytes if the block is contiguous,
+    else groups of rows."""
     if not view.size:
         return
     if view.flags.c_contiguous:

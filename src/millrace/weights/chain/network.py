@@ -1,7 +1,7 @@
-"""A relay's side of the network: it serves the versions that it has, and fetches those that it is told to.
+"""A relay's network: the relay serves its versions to other relays, and fetches versions from other relays.
 
-All of it runs in a thread with a loop of its own. So what is sent and received waits for no call of the role,
-and a role that is busy is not silent.
+A thread with an event loop of its own sends and receives. So no transfer waits for a call of the role, and a
+busy role still answers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from millrace.core.errors import WeightsError, leaves
 from millrace.weights.chain.fetching import Order, fetch
-from millrace.weights.chain.holding import Holding
+from millrace.weights.chain.holding import ChunkedVersion
 from millrace.weights.chain.nixl.link import NIXL, Agent
 from millrace.weights.chain.sending import answer
 from millrace.weights.chain.wire import Identity, Link, LinkDeadlines, VersionRequest, accepted, listening
@@ -27,16 +27,16 @@ from millrace.weights.versions import Versions
 
 LOG = logging.getLogger(__name__)
 LINKS_MAX = 64
-"""Relays of the run that are served at the same time; who comes later waits until one ends."""
+"""Relays of the run that are served at the same time. Later relays wait until a link ends."""
 UNPROVED_MAX = 64
-"""Connections that have not proved the secret yet; who comes later takes the place of the oldest."""
+"""Connections that have not proved the secret yet. A later connection takes the place of the oldest."""
 THREAD_S = 10.0
-"""For the thread to begin, and to end: it is a daemon, so a process does not wait for it."""
+"""The longest wait for the thread's start and end. It is a daemon: the process does not wait at its exit."""
 
 
 class Fetched(msgspec.Struct, frozen=True):
     """A version that is readable now. `digest`: of whole tensors; `source`: the address of the last relay.
-    `decoded_bytes`: what came, as it is here; `encodings`: chunks of each kind."""
+    `decoded_bytes`: `received_bytes` as they are in the slot; `encodings`: number of chunks of each kind."""
 
     digest: str
     source: str = ""
@@ -46,10 +46,10 @@ class Fetched(msgspec.Struct, frozen=True):
 
 
 class Network:
-    """Listens, serves and fetches from its making until `close`.
+    """Listens, serves and fetches until `close`.
 
     Attributes:
-        address  where it listens: HOST:PORT
+        address  HOST:PORT where it listens
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Network:
                 f"relay `{name}` cannot listen on {address} ({error.strerror or error}): this must be an "
                 "address of its own host"
             ) from error
-        self._own = Identity(self.address, secret)
+        self._identity = Identity(self.address, secret)
         self._unproved: dict[socket.socket, None] = {}  # the oldest first
         self._strangers = 0
         self._fetches: dict[tuple[int, str], asyncio.Task[None]] = {}
@@ -86,9 +86,9 @@ class Network:
         ready.result(THREAD_S)
 
     async def fetch(self, version: int, digest: str, sources: Sequence[str]) -> Fetched:
-        """Get a version and make it readable. One at a time, in the order of the calls.
+        """Fetch a version and make it readable. One version at a time, in the order of the calls.
 
-        A later call for the same version takes over from the present one, whose caller is told.
+        A later call for the same version takes over, and the earlier call raises WeightsError.
         Raises: as `fetching.fetch`.
         """
         future: Future[Fetched] = Future()
@@ -97,7 +97,7 @@ class Network:
         return await asyncio.wrap_future(future)
 
     def staged(self) -> None:
-        """Another version is whole: tell who waits for it."""
+        """Another version is complete: wake the links that wait for it."""
         self._loop.call_soon_threadsafe(self._versions.news.fire)
 
     def close(self) -> None:
@@ -126,13 +126,13 @@ class Network:
             while True:
                 connection, peer = await self._accepted()
                 if len(self._unproved) == UNPROVED_MAX:
-                    self._turn_out(next(iter(self._unproved)))
+                    self._end_unproved(next(iter(self._unproved)))
                 self._unproved[connection] = None
                 links.create_task(self._serve(connection, f"{peer[0]}:{peer[1]}", room))
-                await asyncio.sleep(0)  # those that are here go on, however many come
+                await asyncio.sleep(0)  # present links go on, even if many connections come
 
-    def _turn_out(self, connection: socket.socket) -> None:
-        """Its task sees the connection end."""
+    def _end_unproved(self, connection: socket.socket) -> None:
+        """End a connection: its task then ends too."""
         del self._unproved[connection]
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
@@ -142,14 +142,14 @@ class Network:
             try:
                 connection, peer = await self._loop.sock_accept(self._listener)
                 return connection, (peer[0], peer[1])
-            except OSError:  # who called is gone already, or no file descriptor is left for now
+            except OSError:  # the caller is gone already, or no file descriptor is free for now
                 await asyncio.sleep(self._deadlines.heartbeat_s)
 
     async def _serve(self, connection: socket.socket, peer: str, room: asyncio.Semaphore) -> None:
-        """One request. Whatever goes wrong, who asked has heard of it, or sees the connection end."""
+        """Serve one request. After any error the receiver gets a message, or sees the connection end."""
         proved = False
         try:
-            async with accepted(connection, peer, self._own, self._deadlines) as link:
+            async with accepted(connection, peer, self._identity, self._deadlines) as link:
                 proved = True
                 self._unproved.pop(connection, None)
                 async with room:
@@ -165,7 +165,7 @@ class Network:
             self._unproved.pop(connection, None)
 
     def _count_stranger(self, error: WeightsError) -> None:
-        """Each time that they are twice as many there is a line."""
+        """Log a line each time that the number of strangers has doubled."""
         self._strangers += 1
         if self._strangers.bit_count() == 1:
             LOG.warning(
@@ -197,7 +197,7 @@ class Network:
             del self._fetches[key]
 
     async def _fetch(self, key: tuple[int, str], sources: Sequence[str], future: Future[Fetched]) -> None:
-        """Its caller hears of every possible end."""
+        """Fetch, and give `future` the result or the error in every case."""
         try:
             async with self._turn:
                 future.set_result(await self._fetched(*key, sources))
@@ -217,37 +217,37 @@ class Network:
             VersionRequest(version, digest, versions.present(), pulls=self._agent is not None),
             self._slot_bytes,
             lambda manifest: versions.begin(version, manifest, digest),
-            lambda base, holding: versions.base([base], holding),
-            self._own,
+            lambda base, chunked: versions.base([base], chunked),
+            self._identity,
             self._deadlines,
             self._agent,
         )
         ours = versions.find(version, digest)
         try:
             with _pinned(ours):
-                holding, source = await fetch(order, sources, ours)
-                whole = holding.finish()
+                chunked, source = await fetch(order, sources, ours)
+                whole_digest = chunked.finish()
         except BaseException:
             versions.ended(version, digest, "no source of it is left")
             raise
         return Fetched(
-            whole,
+            whole_digest,
             source,
-            holding.received_bytes,
-            holding.decoded_bytes,
-            dict(holding.encodings),
+            chunked.received_bytes,
+            chunked.decoded_bytes,
+            dict(chunked.encodings),
         )
 
 
 @contextmanager
-def _pinned(holding: Holding | None) -> Iterator[None]:
-    """What ranks of this host wrote is completed before they take its slot again, if there is another."""
-    if holding is None or not holding.writers:
+def _pinned(chunked: ChunkedVersion | None) -> Iterator[None]:
+    """Pin the slot that ranks of this host wrote, so that they take another slot until it is complete."""
+    if chunked is None or not chunked.writers:
         yield
         return
-    pinned = holding.memory.records["pinned"]
-    pinned[holding.slot] = holding.sequence
+    pinned = chunked.memory.records["pinned"]
+    pinned[chunked.slot] = chunked.sequence
     try:
         yield
     finally:
-        pinned[holding.slot] = 0
+        pinned[chunked.slot] = 0

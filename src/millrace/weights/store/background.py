@@ -1,4 +1,4 @@
-"""Work of a relay that nobody waits for."""
+"""Background work of a relay: no call waits for it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ LOG = logging.getLogger(__name__)
 
 
 class BackgroundThread:
-    """Does `work` in a thread of its own whenever somebody asks. What is asked for while it works is done
-    once more, after that. An error ends the work of that time only, and the process's log has it. The thread
-    dies with the process."""
+    """Does `work` in a thread of its own after each `ask`. An `ask` during the work makes the thread work
+    once more. An error ends only the work in progress, and goes to the process's log. The thread dies with
+    the process."""
 
     def __init__(self, name: str, work: Callable[[], None]) -> None:
         self._name, self._work = name, work
         self._lock = threading.Lock()
-        self._asked = self._working = False
+        self._requested = self._working = False
 
     @property
     def idle(self) -> bool:
-        """Whether all that was asked for is done."""
+        """Whether all requested work is done."""
         return not self._working
 
     def ask(self) -> None:
-        """Returns at once. Where no thread can be had, the next one who asks tries again."""
+        """Request the work. Returns at once. If no thread can start, the next `ask` tries again."""
         with self._lock:
-            self._asked = True
+            self._requested = True
             if self._working:
                 return
             try:
@@ -39,19 +39,18 @@ class BackgroundThread:
                 LOG.warning("cannot %s: %s", self._name, error)
 
     def _run(self) -> None:
-        while self._is_asked():
+        while self._take_request():
             try:
                 self._work()
             except Exception:
                 LOG.exception("cannot %s", self._name)
 
-    def _is_asked(self) -> bool:
+    def _take_request(self) -> bool:
         with self._lock:
-            asked, self._asked = self._asked, False
-            self._working = asked
-            return asked
+            self._working, self._requested = self._requested, False
+            return self._working
 
 
-def told(error: Exception) -> str:
-    """In words."""
+def reason_of(error: Exception) -> str:
+    """The error's message, with its type if the error is not Millrace's."""
     return str(error) if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"

@@ -1,12 +1,13 @@
 """A directory or bucket as a transport: anchors, and chains of deltas. Any place that fsspec knows.
 
-    v00000040.json          the entry: written last, so a version without one is not there
-    v00000040.safetensors   an anchor: the whole version, as other programs read it too
-    v00000041.delta         of each chunk of the version's bytes, its delta against the entry's base
+    v00000040.json          the entry: written last, so a version without an entry does not exist
+    v00000040.safetensors   an anchor: the complete version, which other programs can read too
+    v00000041.delta         the delta of each chunk of the version against the entry's base
     owner                   the run that writes here
 
-One relay writes, any number read, and nobody locks. Writers end with the entry. Readers verify every digest,
-so what is torn, damaged or gone is found, and another way is taken. A relay of another run writes nothing.
+One relay writes, any number of readers read, and nobody locks. The writer writes the entry last. Readers
+verify every digest. So a reader finds a torn, damaged or missing file, and takes another path. A relay of
+another run writes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from millrace.core.errors import ConfigError, CorruptDeltaError, WeightsError, b
 from millrace.weights.delta.coding import WIDTHS, apply, encode, kind_of
 from millrace.weights.layout import Bytes
 from millrace.weights.store.plain_files import PARTIAL, create, open_plain, put
-from millrace.weights.store.restore_paths import StoredVersion, anchor_is_due, needless
+from millrace.weights.store.restore_paths import StoredVersion, anchor_is_due, unneeded
 
 CHUNK_BYTES = 1 << 20
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
@@ -33,9 +34,9 @@ OWNER, OWNER_MAX = "owner", 200
 HEADER_BYTES_MAX = 100 << 20  # what safetensors allows
 
 
-class Whole(msgspec.Struct, frozen=True):
-    """A version in a slot. `digest` as it was published; `data` the bytes of its tensors; `check` raises
-    TornVersionError once they were overwritten."""
+class SlotWeights(msgspec.Struct, frozen=True):
+    """A version in a slot. `digest`: as published. `data`: the bytes of its tensors. `check` raises
+    TornVersionError if the bytes were overwritten."""
 
     version: int
     digest: str
@@ -50,7 +51,7 @@ class Directory:
 
     Args:
         url: of fsspec: `file:///shared/run`, `s3://bucket/run`, `gs://...`, `memory://...`.
-        owner: the run that writes; empty: it is only read, or nobody else writes.
+        owner: the run that writes; empty: this process only reads, or no other run writes.
     """
 
     def __init__(self, url: str, owner: str = "") -> None:
@@ -66,70 +67,70 @@ class Directory:
         self._files.invalidate_cache()
         with boundary("weights", f"list {self.url}", WeightsError):
             marked = OWNER in self._names()
-        first = self.read(OWNER).decode(errors="replace") if marked else ""
-        if first not in ("", self._owner):  # a run that was killed while it wrote its mark left it empty
-            first = first[:OWNER_MAX]
+        owner = self.read(OWNER).decode(errors="replace") if marked else ""
+        if owner not in ("", self._owner):  # empty: a run was killed while it wrote the file
+            owner = owner[:OWNER_MAX]
             raise ConfigError(
-                f"`weights.directory` ({self.url}) belongs to the run `{first}`, and this is "
+                f"`weights.directory` ({self.url}) belongs to the run `{owner}`, and this is "
                 f"`{self._owner}`: each would drop the versions of the other.\n  Name another directory. If "
-                f"nobody needs the versions of `{first}` any more, delete the directory, or `{OWNER}` in it"
+                f"nobody needs the versions of `{owner}` any more, delete the directory, or `{OWNER}` in it"
             )
 
     def entries(self) -> dict[int, StoredVersion]:
-        """Of every version that is there, ascending. Raises WeightsError: the directory cannot be read."""
+        """The entry of every version, ascending. Raises WeightsError: the directory cannot be read."""
         self._files.invalidate_cache()
         with boundary("weights", f"list {self.url}", WeightsError):
             names = self._names()
-        found = {}
+        entries = {}
         for name in sorted(names):
             if name.startswith("v") and name.endswith(".json"):
                 with suppress(msgspec.MsgspecError, WeightsError, UnicodeDecodeError):
                     entry = msgspec.json.decode(self.read(name), type=StoredVersion)
                     if name == file_name(entry.version, "json"):
-                        found[entry.version] = entry
-        return found
+                        entries[entry.version] = entry
+        return entries
 
-    def write(self, whole: Whole, bases: Iterable[Whole], *, anchor_every: int, kept: int) -> dict[str, int]:
-        """Write a version: as a delta against the newest of `bases` that is here, and as an anchor when that
-        is due. Versions above it are dropped first: the steps that made them were undone.
+    def write(
+        self, weights: SlotWeights, bases: Iterable[SlotWeights], *, anchor_every: int, keep: int
+    ) -> dict[str, int]:
+        """Write a version: a delta against the newest of `bases` in the directory, and an anchor if one is
+        due. Later versions are dropped first: the batches that made them were undone. The newest `keep`
+        versions stay.
 
-        Returns: bytes written as anchor and as delta, and chunks of each kind of delta. Empty: it was here.
-        Raises: WeightsError: it cannot be written. TornVersionError: it was overwritten meanwhile.
+        Returns: bytes of the anchor and of the delta, and chunks of each kind of delta. Empty: already here.
+        Raises: WeightsError: it cannot be written. TornVersionError: the slot was overwritten.
         ConfigError: another run writes here.
         """
-        entries = self.entries()
-        if (here := entries.get(whole.version)) is not None and here.digest == whole.digest:
+        entries, version = self.entries(), weights.version
+        if (stored := entries.get(version)) is not None and stored.digest == weights.digest:
             return {}
-        with boundary("weights", f"write version {whole.version} to {self.url}", WeightsError):
+        with boundary("weights", f"write version {version} to {self.url}", WeightsError):
             self._files.makedirs(self._root, exist_ok=True)
             self._claim()
             self._sweep()
-            self._drop(v for v in entries if v >= whole.version)
-            entries = {v: entry for v, entry in entries.items() if v < whole.version}
-            base = _newest_base(whole, bases, entries)
-            entry, told = (
-                StoredVersion(whole.version, whole.digest, len(whole.data), whole.encoded, False),
-                {},
-            )
+            self._drop(v for v in entries if v >= version)
+            entries = {v: entry for v, entry in entries.items() if v < version}
+            base, written = _newest_base(weights, bases, entries), dict[str, int]()
+            entry = StoredVersion(version, weights.digest, len(weights.data), weights.encoded, False)
             if base is not None:
-                deltas = list(chunk_deltas(whole, base))
+                deltas = list(chunk_deltas(weights, base))
                 base.check()
-                self._put(file_name(whole.version, "delta"), deltas)
-                told = dict(Counter(map(kind_of, deltas))) | {"delta_bytes": sum(map(len, deltas))}
+                self._put(file_name(version, "delta"), deltas)
+                written = dict(Counter(map(kind_of, deltas))) | {"delta_bytes": sum(map(len, deltas))}
                 entry = msgspec.structs.replace(
                     entry, base=base.version, base_digest=base.digest, deltas=[len(delta) for delta in deltas]
                 )
             if base is None or anchor_is_due(entries, base.version, anchor_every):
-                self._put(file_name(whole.version, "safetensors"), anchor_parts(whole))
+                self._put(file_name(version, "safetensors"), anchor_chunks(weights))
                 entry = msgspec.structs.replace(entry, anchor=True)
-                told["anchor_bytes"] = len(whole.data)
-            whole.check()
-            self._put(file_name(whole.version, "json"), [msgspec.json.encode(entry)])
-            self._drop(needless(entries | {whole.version: entry}, kept))
-        return told
+                written["anchor_bytes"] = len(weights.data)
+            weights.check()
+            self._put(file_name(version, "json"), [msgspec.json.encode(entry)])
+            self._drop(unneeded(entries | {version: entry}, keep))
+        return written
 
     def read(self, name: str) -> bytes:
-        """A whole file. Raises WeightsError."""
+        """All bytes of a file. Raises WeightsError."""
         with boundary("weights", f"read {self.url}/{name}", WeightsError):
             if not self._local:
                 data: bytes = self._files.cat_file(f"{self._root}/{name}")
@@ -138,7 +139,7 @@ class Directory:
                 return file.read()
 
     def read_anchor(self, version: int, into: Bytes) -> None:
-        """The tensors of an anchor, one after the other. Raises WeightsError: gone, or of another size."""
+        """Read the tensors of an anchor, one after the other. Raises WeightsError: gone, or too short."""
         name = file_name(version, "safetensors")
         with boundary("weights", f"read {self.url}/{name}", WeightsError):
             path = f"{self._root}/{name}"
@@ -148,11 +149,11 @@ class Directory:
                     raise WeightsError(f"{self.url}/{name} is no safetensors file")
                 file.seek(8 + header)
                 for at in range(0, len(into), CHUNK_BYTES):
-                    part = file.read(min(CHUNK_BYTES, len(into) - at))
-                    into[at : at + len(part)] = memoryview(part)
-                    if len(part) < min(CHUNK_BYTES, len(into) - at):
+                    chunk = file.read(min(CHUNK_BYTES, len(into) - at))
+                    into[at : at + len(chunk)] = memoryview(chunk)
+                    if len(chunk) < min(CHUNK_BYTES, len(into) - at):
                         raise WeightsError(
-                            f"{self.url}/{name} ends after {at + len(part)} of {len(into)} bytes"
+                            f"{self.url}/{name} ends after {at + len(chunk)} of {len(into)} bytes"
                         )
 
     def _names(self) -> list[str]:
@@ -162,19 +163,19 @@ class Directory:
             return []
         return [path.rstrip("/").rpartition("/")[2] for path in paths]
 
-    def _put(self, name: str, parts: Sequence[Any]) -> None:
-        """A file is there whole or not at all where it can be renamed, and where objects come with their end.
-        Elsewhere the entry, which comes last, makes it so."""
+    def _put(self, name: str, chunks: Sequence[Any]) -> None:
+        """Write a file. On a local disk, and in most buckets, the file appears complete or not at all.
+        Elsewhere readers ignore an incomplete version, because its entry is written last."""
         path = f"{self._root}/{name}"
         if self._local:
-            return put(path, parts)
+            return put(path, chunks)
         with self._files.open(path, "wb") as file:
-            for part in parts:
-                file.write(part)
+            for chunk in chunks:
+                file.write(chunk)
 
     def _claim(self) -> None:
-        """Of two runs that begin at once, one has a local directory. The later one has a bucket, and the
-        earlier one is told at its next version."""
+        """Write `owner`. If two runs begin at once, exactly one run gets a local directory. The later run
+        gets a bucket, and the earlier run gets the error when it writes its next version."""
         path = f"{self._root}/{OWNER}"
         if self._owner and self._local:
             if self._files.exists(path) and not self.read(OWNER):
@@ -187,14 +188,14 @@ class Directory:
             self.refuse_other()
 
     def _sweep(self) -> None:
-        """What a relay that was killed left half written."""
+        """Delete the incomplete files of a relay that was killed."""
         for name in self._names():
             if name.endswith(PARTIAL):
                 with suppress(OSError):
                     self._files.rm_file(f"{self._root}/{name}")
 
     def _drop(self, versions: Iterable[int]) -> None:
-        """Entries first: a reader sees a version whole or not."""
+        """Delete versions, entries first, so that no reader sees an incomplete version."""
         for version in versions:
             for suffix in ("json", "delta", "safetensors"):
                 with suppress(FileNotFoundError):
@@ -205,17 +206,18 @@ def file_name(version: int, suffix: str) -> str:
     return f"v{version:08}.{suffix}"
 
 
-def chunk_deltas(whole: Whole, base: Whole) -> Iterator[bytes]:
-    """Of each CHUNK_BYTES. A chunk is taken as elements of the tensor in which it begins."""
-    starts = [spec.offset for spec in whole.manifest]
-    for start in range(0, len(whole.data), CHUNK_BYTES):
-        spec, cut = whole.manifest[bisect(starts, start) - 1], slice(start, start + CHUNK_BYTES)
-        yield encode(whole.data[cut], base.data[cut], WIDTHS.get(spec.dtype, 1))
+def chunk_deltas(weights: SlotWeights, base: SlotWeights) -> Iterator[bytes]:
+    """The delta of each chunk of CHUNK_BYTES. Its elements have the dtype of the tensor where the chunk
+    begins."""
+    starts = [spec.offset for spec in weights.manifest]
+    for start in range(0, len(weights.data), CHUNK_BYTES):
+        spec, cut = weights.manifest[bisect(starts, start) - 1], slice(start, start + CHUNK_BYTES)
+        yield encode(weights.data[cut], base.data[cut], WIDTHS.get(spec.dtype, 1))
 
 
 def apply_all(deltas: Any, sizes: Sequence[int], data: Bytes) -> None:
-    """The delta of every chunk of `data`, in place: `sizes` are their bytes. Raises CorruptDeltaError,
-    WrongBaseError."""
+    """Apply the delta of every chunk to `data`, in place. `sizes`: bytes of each delta. Raises
+    CorruptDeltaError, WrongBaseError."""
     if len(deltas) != sum(sizes) or len(sizes) != -(-len(data) // CHUNK_BYTES):
         raise CorruptDeltaError(f"{len(deltas)} bytes for {len(sizes)} chunks are not {sum(sizes)}")
     at = 0
@@ -225,42 +227,44 @@ def apply_all(deltas: Any, sizes: Sequence[int], data: Bytes) -> None:
         at += size
 
 
-def anchor_parts(whole: Whole) -> list[Any]:
+def anchor_chunks(weights: SlotWeights) -> list[Any]:
     """A safetensors file: its header, and the bytes of the tensors as they lie in the slot."""
     header: dict[str, Any] = {
-        "__metadata__": {"format": "pt", "version": str(whole.version), "digest": whole.digest}
+        "__metadata__": {"format": "pt", "version": str(weights.version), "digest": weights.digest}
     }
-    for spec in whole.manifest:
+    for spec in weights.manifest:
         if spec.dtype not in DTYPES:
             raise WeightsError(f"tensor `{spec.name}` of dtype {spec.dtype} has no name in safetensors")
         ends = [spec.offset, spec.offset + spec.num_bytes]
         header[spec.name] = {"dtype": DTYPES[spec.dtype], "shape": spec.shape, "data_offsets": ends}
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
-    cuts = range(0, len(whole.data), CHUNK_BYTES)
+    starts = range(0, len(weights.data), CHUNK_BYTES)
     return [
         len(encoded).to_bytes(8, "little"),
         encoded,
-        *(memoryview(whole.data[start : start + CHUNK_BYTES]) for start in cuts),
+        *(memoryview(weights.data[start : start + CHUNK_BYTES]) for start in starts),
     ]
 
 
-def _newest_base(whole: Whole, bases: Iterable[Whole], entries: Mapping[int, StoredVersion]) -> Whole | None:
-    """The newest that readers can have, and that lies in a slot as `whole` does."""
+def _newest_base(
+    weights: SlotWeights, bases: Iterable[SlotWeights], entries: Mapping[int, StoredVersion]
+) -> SlotWeights | None:
+    """The newest version in the directory with the layout of `weights`."""
     fits = (
         base
         for base in bases
         if (entry := entries.get(base.version)) is not None
         and entry.digest == base.digest
-        and as_laid_out(base, whole)
+        and same_layout(base, weights)
     )
     return max(fits, key=lambda base: base.version, default=None)
 
 
-def as_laid_out(one: Whole, other: Whole) -> bool:
+def same_layout(one: SlotWeights, other: SlotWeights) -> bool:
     """Whether both have the same tensors at the same places."""
     return _layout(one) == _layout(other)
 
 
-def _layout(whole: Whole) -> list[tuple[Any, ...]]:
-    return [(spec.name, spec.dtype, spec.shape, spec.offset, spec.num_bytes) for spec in whole.manifest]
+def _layout(weights: SlotWeights) -> list[tuple[Any, ...]]:
+    return [(spec.name, spec.dtype, spec.shape, spec.offset, spec.num_bytes) for spec in weights.manifest]

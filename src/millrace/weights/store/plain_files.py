@@ -1,5 +1,5 @@
-"""Files in a directory into which others may write too: made under names that nobody can know before, never
-followed where they are links, and never waited for."""
+"""Files in a directory where other users may write too. New files have names that nobody can guess. No link
+is followed, and no open waits."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _KINDS = {stat.S_IFLNK: "link", stat.S_IFDIR: "directory", stat.S_IFIFO: "FIFO",
 
 
 def create(path: str) -> BinaryIO:
-    """A new file. Raises: OSError: something has its name."""
+    """A new file. Raises: OSError: the name exists."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666), "wb")
 
 
 def put(path: str, parts: Iterable[Any]) -> None:
-    """A file that is there whole or not at all, in place of an earlier one. Raises: OSError, WeightsError:
-    something that is no file has its name."""
+    """Write a file completely or not at all, in place of an earlier file. Raises: OSError. WeightsError: the
+    name exists and is no file."""
     partial = f"{path}.{token_hex(8)}{PARTIAL}"
     with create(partial) as file:
         try:
@@ -38,7 +38,7 @@ def put(path: str, parts: Iterable[Any]) -> None:
 
 
 def open_plain(path: str) -> BinaryIO:
-    """To read. Raises: OSError, WeightsError: it is no file."""
+    """Open a file to read. Raises: OSError. WeightsError: not a file."""
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | _FLAGS), "rb")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A reader's way to a version that its relay keeps as a delta. `past` has the relay's side."""
+"""How a reader rebuilds a version that its relay keeps as a delta. `history` has the relay's side."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from millrace.core.errors import UnknownVersionError, WeightsError
 from millrace.weights.layout import Bytes, Memory
 from millrace.weights.manifest import decode_manifest
 from millrace.weights.store.directory import apply_all
-from millrace.weights.store.restoring import whole_in
+from millrace.weights.store.restoring import slot_weights
 
 NAME = "millrace-past-"
 LENGTH_BYTES = 8
 
 
 class DeltaEntry(msgspec.Struct, frozen=True):
-    """What leads to `version`: the deltas of all chunks, of `sizes` bytes, against the next newer `base`. The
-    digests are those of whole tensors, as readers take them."""
+    """The entry of `version`: the deltas of its chunks, of `sizes` bytes, against `base`, a newer version.
+    The digests are of whole tensors, as readers digest."""
 
     version: int
     digest: str
@@ -35,55 +35,57 @@ class DeltaEntry(msgspec.Struct, frozen=True):
 
 
 def rebuilt(memory: Memory, ring: str, version: int) -> tuple[str, list[TensorSpec], Bytes]:
-    """The reader's side: `version` in memory of this process, with the digest under which it was staged.
+    """Rebuild `version` in memory of this process: (digest under which it was staged, manifest, bytes).
 
     Args:
         ring: the path of `memory` among the relay's open files, /proc/PID/fd/FD.
-    Raises: UnknownVersionError: it is not held. TornVersionError: what it was made of was overwritten.
+    Raises: UnknownVersionError: the relay does not have the version. TornVersionError: a base was
+    overwritten.
     """
-    with _opened(ring) as found:
-        entries = {kept: entry for kept, (entry, _) in found.items()}
-        way = way_to(version, entries, whole_digests(memory))
-        data = _copied(memory, way[-1].base)
-        for entry in reversed(way):
-            _follow(entry, found[entry.version][1], data)
-    last = way[0]
+    with _opened(ring) as files:
+        path = delta_path(version, {v: entry for v, (entry, _) in files.items()}, slot_digests(memory))
+        data = _copied(memory, path[-1].base)
+        for entry in reversed(path):
+            _follow(entry, files[entry.version][1], data)
+    last = path[0]
     return last.digest, decode_manifest(last.manifest, memory.slot_bytes, f"of version {version}"), data
 
 
-def kept(memory: Memory, ring: str) -> list[int]:
-    """Versions that `rebuilt` can make, and that are in no slot."""
-    with _opened(ring) as found:
-        return reachable({version: entry for version, (entry, _) in found.items()}, memory)
+def delta_versions(memory: Memory, ring: str) -> list[int]:
+    """Versions in no slot that `rebuilt` can make."""
+    with _opened(ring) as files:
+        return reachable({version: entry for version, (entry, _) in files.items()}, memory)
 
 
 def reachable(entries: Mapping[int, DeltaEntry], memory: Memory) -> list[int]:
-    """Versions that are in no slot, and that deltas lead to; ascending."""
-    whole, found = whole_digests(memory), list[int]()
-    for version in sorted(entries.keys() - whole.keys()):
+    """Versions in no slot that deltas lead to; ascending."""
+    in_slots, versions = slot_digests(memory), list[int]()
+    for version in sorted(entries.keys() - in_slots.keys()):
         with suppress(UnknownVersionError):
-            way_to(version, entries, whole)
-            found.append(version)
-    return found
+            delta_path(version, entries, in_slots)
+            versions.append(version)
+    return versions
 
 
-def way_to(version: int, entries: Mapping[int, DeltaEntry], whole: Mapping[int, str]) -> list[DeltaEntry]:
-    """Those that lead from a whole version to this one, this one's first. Raises: UnknownVersionError."""
-    way, at, expected = list[DeltaEntry](), version, ""
+def delta_path(
+    version: int, entries: Mapping[int, DeltaEntry], in_slots: Mapping[int, str]
+) -> list[DeltaEntry]:
+    """The deltas from a version in a slot to `version`, the last one first. Raises: UnknownVersionError."""
+    path, at, expected = list[DeltaEntry](), version, ""
     while True:
         entry = entries.get(at)
-        if entry is None or (way and entry.digest != expected) or entry.base <= at:
+        if entry is None or (path and entry.digest != expected) or entry.base <= at:
             raise UnknownVersionError(
-                f"weights version {version} is not held; held: {sorted(whole)}. Pull the newest."
+                f"weights version {version} is not held; held: {sorted(in_slots)}. Pull the newest."
             )
-        way.append(entry)
+        path.append(entry)
         at, expected = entry.base, entry.base_digest
-        if whole.get(at) == expected:
-            return way
+        if in_slots.get(at) == expected:
+            return path
 
 
-def whole_digests(memory: Memory) -> dict[int, str]:
-    """Of the versions that are whole in a slot."""
+def slot_digests(memory: Memory) -> dict[int, str]:
+    """The digest of each complete version in a slot."""
     slots = [slot for slot in range(memory.slots) if memory.complete(slot)]
     return {memory.version(slot): memory.digest(slot) for slot in slots}
 
@@ -92,14 +94,14 @@ def _copied(memory: Memory, version: int) -> Bytes:
     """Raises: UnknownVersionError, TornVersionError."""
     if (place := memory.find(version)) is None:
         raise UnknownVersionError(f"weights version {version} was overwritten: pull the newest")
-    whole = whole_in(memory, *place)
-    data: Bytes = whole.data.copy()
-    whole.check()
+    weights = slot_weights(memory, *place)
+    data: Bytes = weights.data.copy()
+    weights.check()
     return data
 
 
 def _follow(entry: DeltaEntry, deltas: Bytes, data: Bytes) -> None:
-    """Go one version back, in place. Raises: UnknownVersionError: it does not lead there."""
+    """Go one version back, in place. Raises: UnknownVersionError: the delta does not fit `data`."""
     try:
         apply_all(deltas[: sum(entry.sizes)], entry.sizes, data)
     except WeightsError as error:
@@ -108,27 +110,27 @@ def _follow(entry: DeltaEntry, deltas: Bytes, data: Bytes) -> None:
 
 @contextmanager
 def _opened(ring: str) -> Iterator[dict[int, tuple[DeltaEntry, Bytes]]]:
-    """What the relay keeps at this moment: entries, and deltas where they lie."""
+    """The relay's delta files at this moment: entries, and views of the deltas."""
     with ExitStack() as stack:
-        found = {}
-        for path in _named(ring):
-            with suppress(OSError, ValueError, msgspec.MsgspecError):  # it went in this moment
+        files = {}
+        for path in _delta_files(ring):
+            with suppress(OSError, ValueError, msgspec.MsgspecError):  # the relay closed it at this moment
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 stack.callback(os.close, fd)
-                if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:  # else it is still being made
+                if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:  # else the relay still writes it
                     data = np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ), np.uint8)
                     length = int.from_bytes(data[-LENGTH_BYTES:].tobytes(), "little")
                     encoded = data[-LENGTH_BYTES - length : -LENGTH_BYTES]
                     entry = msgspec.msgpack.decode(encoded.tobytes(), type=DeltaEntry)
-                    found[entry.version] = entry, data
-        yield found
+                    files[entry.version] = entry, data
+        yield files
 
 
-def _named(ring: str) -> Iterator[str]:
-    """The memory files of older versions of a ring."""
-    files, _, fd = ring.rpartition("/")
+def _delta_files(ring: str) -> Iterator[str]:
+    """The paths of a ring's delta files."""
+    directory, _, fd = ring.rpartition("/")
     with suppress(OSError):
-        for number in os.listdir(files):
+        for number in os.listdir(directory):
             with suppress(OSError):
-                if f":{NAME}{fd}-" in os.readlink(f"{files}/{number}"):
-                    yield f"{files}/{number}"
+                if f":{NAME}{fd}-" in os.readlink(f"{directory}/{number}"):
+                    yield f"{directory}/{number}"

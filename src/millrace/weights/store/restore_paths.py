@@ -1,7 +1,7 @@
-"""Which files of a directory lead to a version, and which nobody needs any more. Pure.
+"""The files of a directory that restore a version, and the versions that no reader needs. Pure.
 
-A directory holds for each version an entry, and beside it an anchor (the whole version), a delta against an
-earlier version, or both. A reader begins at an anchor or at a version that it holds, and applies deltas.
+A directory has for each version an entry, and an anchor (the complete version), a delta against an earlier
+version, or both. A reader begins with an anchor, or with a version in its memory, and applies deltas.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Broken = Collection[tuple[int, str]]  # (version, ANCHOR or DELTA)
 
 
 class StoredVersion(msgspec.Struct, frozen=True):
-    """What a directory says of a version.
+    """The entry of a version in a directory.
 
     Attributes:
-        digest        as it was published, of its pieces
-        num_bytes     of its tensors
-        manifest      its tensors and their pieces, as in a slot
-        anchor        whether the whole version is there
-        base          the version that its delta was made against; -1: it has no delta
-        base_digest   of that one, as it was published
+        digest        the published digest, of the version's blocks
+        num_bytes     of the version's tensors
+        manifest      the version's tensors and blocks, as in a slot
+        anchor        whether the directory has the version's anchor
+        base          the version that the delta was made against; -1: no delta
+        base_digest   the published digest of `base`
         deltas        bytes of the delta of each chunk, in order
     """
 
@@ -40,8 +40,8 @@ class StoredVersion(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """From `start` by `deltas`, the oldest first. `anchor`: `start` is read; else it is held."""
+class RestorePath:
+    """From version `start` by `deltas`, the oldest first. `anchor`: `start` is read; else it is in memory."""
 
     start: int
     anchor: bool
@@ -49,57 +49,55 @@ class Way:
     num_bytes: int
 
 
-def shortest(
+def shortest_path(
     entries: Mapping[int, StoredVersion],
     version: int,
     digest: str,
-    held: Mapping[int, str],
+    present: Mapping[int, str],
     broken: Broken = (),
-) -> Way | None:
-    """The way to `version` with the fewest bytes to read; None: there is none.
+) -> RestorePath | None:
+    """The path to `version` with the fewest bytes to read; None: no path.
 
     Args:
-        digest: of `version`, as it was published.
-        held: what the reader has whole: version to published digest.
-        broken: files that turned out to be missing or damaged.
+        digest: the published digest of `version`.
+        present: complete versions in the reader's memory: version to published digest.
+        broken: files that are missing or damaged.
     """
-    best: Way | None = None
-    at, expected, num_bytes, path = version, digest, 0, list[int]()
+    best: RestorePath | None = None
+    at, expected, num_bytes, deltas = version, digest, 0, list[int]()
     while True:
-        if held.get(at) == expected:
-            found = Way(at, False, tuple(reversed(path)), num_bytes)
-            return found if best is None or num_bytes < best.num_bytes else best
+        if present.get(at) == expected:
+            path = RestorePath(at, False, tuple(reversed(deltas)), num_bytes)
+            return path if best is None or num_bytes < best.num_bytes else best
         entry = entries.get(at)
         if entry is None or entry.digest != expected:
             return best
         if entry.anchor and (at, ANCHOR) not in broken:
-            whole = num_bytes + entry.num_bytes
-            if best is None or whole < best.num_bytes:
-                best = Way(at, True, tuple(reversed(path)), whole)
+            with_anchor = num_bytes + entry.num_bytes
+            if best is None or with_anchor < best.num_bytes:
+                best = RestorePath(at, True, tuple(reversed(deltas)), with_anchor)
         if not 0 <= entry.base < at or (at, DELTA) in broken:
             return best
-        path.append(at)
+        deltas.append(at)
         num_bytes += sum(entry.deltas)
         at, expected = entry.base, entry.base_digest
 
 
 def anchor_is_due(entries: Mapping[int, StoredVersion], base: int, anchor_every: int) -> bool:
-    """Whether the version after `base` must be whole: no chain leads to `base`, the chain has `anchor_every`
-    versions with it, or to read the chain takes as long as to read a whole version."""
+    """Whether the version after `base` needs an anchor. It does if no path leads to `base`, if its own path
+    would have `anchor_every` deltas, or if the deltas to `base` have as many bytes as an anchor."""
     entry = entries.get(base)
-    if entry is None:
+    path = None if entry is None else shortest_path(entries, base, entry.digest, {})
+    if entry is None or path is None:
         return True
-    way = shortest(entries, base, entry.digest, {})
-    if way is None:
-        return True
-    return len(way.deltas) + 1 >= anchor_every or way.num_bytes >= 2 * entry.num_bytes
+    return len(path.deltas) + 1 >= anchor_every or path.num_bytes >= 2 * entry.num_bytes
 
 
-def needless(entries: Mapping[int, StoredVersion], kept: int) -> list[int]:
-    """Versions that can go, oldest first: all before the anchor from which the oldest of the newest `kept`
-    versions is reached."""
-    newest = sorted(entries)[-kept:]
+def unneeded(entries: Mapping[int, StoredVersion], keep: int) -> list[int]:
+    """Versions that can go, oldest first: all before the anchor of the path to the oldest of the newest
+    `keep` versions."""
+    newest = sorted(entries)[-keep:]
     if not newest:
         return []
-    way = shortest(entries, newest[0], entries[newest[0]].digest, {})
-    return [version for version in sorted(entries) if way is not None and version < way.start]
+    path = shortest_path(entries, newest[0], entries[newest[0]].digest, {})
+    return [version for version in sorted(entries) if path is not None and version < path.start]

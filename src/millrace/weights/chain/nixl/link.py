@@ -37,7 +37,7 @@ from millrace.core.errors import (
     WeightsError,
     boundary,
 )
-from millrace.weights.chain.holding import CHUNK_BYTES_MAX, Holding
+from millrace.weights.chain.holding import CHUNK_BYTES_MAX, ChunkedVersion
 from millrace.weights.chain.wire import Chunk, ChunkChecksum, Link, Taken, Unknown, Waiting, as_bytes
 from millrace.weights.layout import Bytes, Memory
 
@@ -196,17 +196,17 @@ class Pulls:
     def __init__(
         self,
         link: Link,
-        holding: Holding,
+        chunked: ChunkedVersion,
         pull: Pull,
         *,
         tasks: asyncio.TaskGroup,
         arrived: Callable[[int, int], None],
     ) -> None:
-        self._link, self._holding, self._pull, self._arrived = link, holding, pull, arrived
+        self._link, self._holding, self._pull, self._arrived = link, chunked, pull, arrived
         self._queue = asyncio.Queue[Chunk | None]()  # at most all chunks
         self._wrong, self._announced = list[int](), 0
         self._under_way, self._began_s, self._busy_s, self._pulled_bytes = 0, 0.0, 0.0, 0
-        self.coming = holding.here.copy()
+        self.coming = chunked.here.copy()
         self._workers = [tasks.create_task(self._work()) for _ in range(AHEAD)]
 
     def begin(self, chunk: Chunk) -> None:
@@ -247,7 +247,7 @@ class Pulls:
                 self._busy_s += now() - self._began_s
 
     def _keep(self, chunk: Chunk, data: Bytes) -> None:
-        self._holding.hold()
+        self._holding.check_slot()
         if xxhash.xxh3_64_intdigest(as_bytes(data)) != chunk.checksum:
             self._wrong.append(chunk.index)
             return
@@ -272,25 +272,25 @@ class Pulls:
                 )
 
 
-async def announce(link: Link, holding: Holding, index: int) -> bool:
+async def announce(link: Link, chunked: ChunkedVersion, index: int) -> bool:
     """As a source: this chunk can be pulled. False: it was overwritten, and who asked is told.
 
     Its seal is the one that it came with. A seal that is taken here is of whole bytes: the slot is looked at
     afterwards.
     """
-    place = holding.chunks[index]
-    checksum = holding.checksums.get(index)
+    place = chunked.chunks[index]
+    checksum = chunked.checksums.get(index)
     if checksum is None:
         checksum = xxhash.xxh3_64_intdigest(as_bytes(np.ascontiguousarray(place)))
-    if not holding.intact:
-        await link.send(Unknown(f"weights version {holding.version} was overwritten here"))
+    if not chunked.intact:
+        await link.send(Unknown(f"weights version {chunked.version} was overwritten here"))
         return False
-    holding.checksums[index] = checksum
+    chunked.checksums[index] = checksum
     await link.send(Chunk(index, NIXL, place.size, place.ctypes.data, checksum))
     return True
 
 
-async def until_taken(link: Link, holding: Holding) -> float:
+async def until_taken(link: Link, chunked: ChunkedVersion) -> float:
     """As a source: who asked has all that was announced. Returns the bytes/s of its pulls.
 
     Raises: WeightsError: it is gone, or silent.
@@ -301,7 +301,7 @@ async def until_taken(link: Link, holding: Holding) -> float:
                 continue
             case Taken(wrong, bytes_s):
                 if wrong:
-                    await link.send(ChunkChecksum(0 if holding.intact else None))
+                    await link.send(ChunkChecksum(0 if chunked.intact else None))
                 return bytes_s
             case other:
                 raise WeightsError(f"the relay at {link.peer} does not keep the protocol: it says {other}")
