@@ -47,7 +47,7 @@ def publish(head: RelayProcess, version: int) -> str:
     tensors = [NamedBuffer(t.name, t.dtype, t.shape, np.frombuffer(t.data, np.uint8)) for t in model(version)]
     digest = writer.write(version, tensors)
     writer.close()
-    assert head.call("stage", version, digest).held == [version]
+    assert head.call("stage", version, digest).versions == [version]
     return digest
 
 

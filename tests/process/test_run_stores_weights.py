@@ -24,4 +24,4 @@ def test_a_run_stores_versions_that_a_cold_relay_reads(start: Path, warm: None, 
     cold = RelayWorker("cold", 2)
     asyncio.run(cold.open(entries[newest].num_bytes))
     got = asyncio.run(cold.fetch(newest, staged[newest], [url]))
-    assert (got.digest, got.held) == (staged[newest], [newest])
+    assert (got.digest, got.versions) == (staged[newest], [newest])

@@ -39,7 +39,7 @@ def publish(head: RelayProcess) -> str:
     writer = open_writer(head.endpoint)
     digest = writer.write(1, model())
     writer.close()
-    assert head.call("stage", 1, digest).held == [1]
+    assert head.call("stage", 1, digest).versions == [1]
     return digest
 
 
@@ -64,7 +64,7 @@ def test_a_relay_killed_in_mid_broadcast_leaves_nothing_readable_and_the_next_on
             victim.kill()
             got = last.answer()
     assert ring.versions() == []  # a mapping outlives its relay
-    assert (got.held, got.digest, got.source) == ([1], digest, head.endpoint.address)
+    assert (got.versions, got.digest, got.source) == ([1], digest, head.endpoint.address)
     assert got.decoded_bytes == NUM_BYTES  # no chunk that had arrived came a second time
     with open_reader(last.endpoint).view(1) as (_, tensors):
         assert all(

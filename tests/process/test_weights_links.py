@@ -71,7 +71,7 @@ def model(seed: int) -> list[NamedBuffer]:
 def publish(head: RelayProcess, version: int) -> str:
     with closing(open_writer(head.endpoint)) as writer:
         digest = writer.write(version, model(version))
-    assert version in head.call("stage", version, digest).held
+    assert version in head.call("stage", version, digest).versions
     return digest
 
 
@@ -137,7 +137,7 @@ def test_a_source_killed_while_it_gives_is_left_for_the_next_one(relays, transpo
             last.ask("fetch", 6, digest, [cable.address, head.endpoint.address])
             until(lambda: cable.passed > HELD_BYTES[transport] // 2)
             victim.kill()
-            assert 6 in last.answer().held and has(last, 6)
+            assert 6 in last.answer().versions and has(last, 6)
 
 
 def test_a_source_that_stops_without_a_word_is_left_at_a_deadline(relays, transport):
@@ -152,7 +152,7 @@ def test_a_source_that_stops_without_a_word_is_left_at_a_deadline(relays, transp
                 os.kill(victim.process.pid, signal.SIGSTOP)
                 with pytest.raises(WeightsError, match=r"nothing any more for 4 s|not ended within 4 s"):
                     last.answer()
-    assert last.call("fetch", 20, digest, [head.endpoint.address]).held[-1] == 20 and has(last, 20)
+    assert last.call("fetch", 20, digest, [head.endpoint.address]).versions[-1] == 20 and has(last, 20)
 
 
 @without_nixl

@@ -150,5 +150,5 @@ def test_a_writer_killed_at_any_moment_leaves_the_last_staged_version_readable()
         assert reader.versions() == [1]
         assert reader.read(1, weights(0)) == digest
     writer.write(2, weights(9))
-    assert asyncio.run(relay.stage(2, digest_buffers(weights(9)))).held == [1, 2]
+    assert asyncio.run(relay.stage(2, digest_buffers(weights(9)))).versions == [1, 2]
     os.close(int(endpoint.path.rsplit("/", 1)[1]))

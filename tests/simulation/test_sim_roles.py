@@ -340,7 +340,7 @@ def test_the_relay_holds_the_last_versions_only() -> None:
             await stage.publish()
         with pytest.raises(UnknownVersionError):
             await call(stage.replica, "pull", 1, stage.endpoint)
-        return (await stage.publish()).held
+        return (await stage.publish()).versions
 
     assert on_stage(scenario, slots=3) == [2, 3, 4]
 

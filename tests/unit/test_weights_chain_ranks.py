@@ -118,14 +118,14 @@ def test_a_head_cannot_stage_what_others_wrote_and_is_readable_only_when_it_has_
         with pytest.raises(WeightsError, match="no source was named"):
             a.fetch(1, digest)
         assert a.reader.versions() == b.reader.versions() == []
-        assert fetch_all(1, digest, {a: [b.address], b: [a.address]})[0].held == [1]
+        assert fetch_all(1, digest, {a: [b.address], b: [a.address]})[0].versions == [1]
 
 
 def test_a_head_that_has_everything_needs_no_source():
     with hosts("a") as (a,):
         tensors = model(1)
         digest = publish([a], 1, tensors, [(tensor, 0) for tensor in tensors])
-        assert a.fetch(1, digest).held == [1] and a.read(1) == the_bytes(tensors)
+        assert a.fetch(1, digest).versions == [1] and a.read(1) == the_bytes(tensors)
 
 
 def test_a_change_in_what_a_rank_wrote_is_found_and_nobody_gets_it():
@@ -166,7 +166,7 @@ def test_ranks_that_have_no_other_slot_take_the_one_that_is_being_completed_and_
                 newest = publish([a, b], version, model(version), list(halves(model(version))))
             slow.free.set()
             assert isinstance(fetched.exception(DEADLINE_S), WeightsError)
-        assert fetch_all(3, newest, {a: [b.address], b: [a.address]})[0].held == [3]
+        assert fetch_all(3, newest, {a: [b.address], b: [a.address]})[0].versions == [3]
         assert a.read(3) == b.read(3) == the_bytes(model(3))
 
 

@@ -45,7 +45,7 @@ def test_strangers_are_refused_one_by_one_and_the_relay_serves_on():
                     while more := stranger.recv(1000):
                         answer += more
             assert greeting.startswith(MAGIC) and answer in (b"", REFUSED)
-        assert b.fetch(1, digest, a.address).held == [1]
+        assert b.fetch(1, digest, a.address).versions == [1]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_relay_that_does_not_keep_the_protocol_is_named_and_left(says):
             patch.setattr(network, "answer", answer)
             with pytest.raises(WeightsError, match=f"the relay at {a.address}"):
                 b.fetch(1, digest, a.address)
-        assert b.fetch(1, digest, a.address).held == [1]
+        assert b.fetch(1, digest, a.address).versions == [1]
 
 
 def test_a_stranger_between_two_relays_can_pass_on_neither_proof():
@@ -119,7 +119,7 @@ def test_strangers_that_say_nothing_keep_no_relay_waiting(caplog):
                 silent = [
                     strangers.enter_context(socket.create_connection((host, int(port)))) for _ in range(300)
                 ]
-                assert b.fetch(1, digest, a.address).held == [1]
+                assert b.fetch(1, digest, a.address).versions == [1]
             slow.free.set()
             assert under_way.result(DEADLINE_S).source == slow.address
         silent[-1].settimeout(DEADLINE_S)

@@ -312,7 +312,7 @@ def test_a_directory_is_read_when_no_relay_answers(directory):
     asyncio.run(cold.open(SLOT_BYTES))
     try:
         got = asyncio.run(cold.fetch(2, DIGESTS[2], ["127.0.0.1:9", directory.url]))
-        assert (got.digest, got.held, got.source) == (DIGESTS[2], [2], directory.url)
+        assert (got.digest, got.versions, got.source) == (DIGESTS[2], [2], directory.url)
         with pytest.raises(UnknownVersionError, match=r"127\.0\.0\.1:9.*cannot be had from"):
             asyncio.run(cold.fetch(5, DIGESTS[5], ["127.0.0.1:9", directory.url]))
     finally:

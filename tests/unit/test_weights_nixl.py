@@ -62,7 +62,7 @@ def test_a_relay_forwards_what_it_has_pulled_before_it_has_all(agents):
             until(lambda: len(agents["c"].pulls) > 2)
             assert b.reader.versions() == c.reader.versions() == []
             slow.free.set()
-            assert [future.result(DEADLINE_S).held for future in fetched] == [[1], [1]]
+            assert [future.result(DEADLINE_S).versions for future in fetched] == [[1], [1]]
         assert c.read(1) == the_bytes(1)
 
 
@@ -117,7 +117,7 @@ def test_what_changes_on_its_way_is_refused_and_named(agents):
         ):
             b.fetch(1, digest, a.address)
         assert b.reader.versions() == [] and not b.partial(1, digest).here[2]
-        assert b.fetch(1, digest, a.address).held == [1]
+        assert b.fetch(1, digest, a.address).versions == [1]
         assert b.read(1) == the_bytes(1)
 
 
@@ -165,7 +165,7 @@ def test_pulls_that_do_not_end_are_given_up_and_their_late_bytes_touch_nothing(a
             c.fetch(1, digest, a.address)
         assert len(stuck.pulls) == link.AHEAD
         stuck.frozen, late = False, list(stuck.pulls)
-        assert c.fetch(1, digest, b.address).held == [1]
+        assert c.fetch(1, digest, b.address).versions == [1]
         used = {pull.here[0][0] for pull in stuck.pulls[len(late) :]}
         assert used.isdisjoint(pull.here[0][0] for pull in late)
         for data in a.writer._memory.data:
@@ -194,7 +194,7 @@ def test_a_relay_whose_pulls_never_end_says_that_it_must_be_restarted(agents):
     with hosts("a", "b", deadlines=HASTY, **PULLED) as (a, b):
         digest = a.publish(1, model(1))
         agents["b"].frozen = True
-        for _ in range(link.LOST_MAX // link.AHEAD):
+        for _ in range(link.ABANDONED_MAX // link.AHEAD):
             with pytest.raises(WeightsError, match="has not ended"):
                 b.fetch(1, digest, a.address)
         with pytest.raises(WeightsError, match="16 pulls through NIXL never ended here: restart this relay"):

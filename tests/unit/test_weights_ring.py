@@ -120,7 +120,7 @@ def test_two_swapped_tensors_of_one_shape_are_found_when_they_are_staged(host):
 
 def test_staging_again_confirms_and_another_digest_is_refused(host):
     first = host.publish(1, model(1))
-    assert host.stage(1, first.digest).held == first.held == [1]
+    assert host.stage(1, first.digest).versions == first.versions == [1]
     with pytest.raises(DigestMismatchError):
         host.stage(1, "0" * 32)
 
@@ -254,7 +254,7 @@ def test_held_versions_are_always_the_last_ones_written_there(slots, moves):
             contents[newest] = fill
             host.writer.write(newest, model(fill))
             if staged:
-                held = host.stage(newest, digest_buffers(model(fill))).held
+                held = host.stage(newest, digest_buffers(model(fill))).versions
                 assert newest in held and len(held) <= slots and held == sorted(set(held))
             for version in host.reader.versions():
                 assert host.reader.read(version, model(0)) == digest_buffers(model(contents[version]))

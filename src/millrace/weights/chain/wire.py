@@ -1,8 +1,8 @@
-"""Links between relays: frames over TCP, between two that have proved to know the run's secret.
+"""Links between relays: frames over TCP, after both relays have proved that they know the run's secret.
 
     frame    4 bytes length, then a message in msgpack; after a `Chunk` its bytes and a `ChunkChecksum` follow
 
-Both sides prove the secret before either reads a message:
+Both sides prove the secret before they read a message:
 
     accepting     MAGIC, challenge                          32 random bytes
     connecting    challenge, its own address, proof
@@ -10,13 +10,13 @@ Both sides prove the secret before either reads a message:
 
     proof = HMAC-SHA256(secret, (side, both challenges, accepting address, connecting address))
 
-The connecting side takes the accepting address that it dialled, and the accepting side the one that it
-advertises. So a stranger who takes a relay's port cannot pass a proof on to another relay. The secret never
-travels, and a proof is good for one connection only. What follows is not encrypted and not signed: who can
-change packets between two hosts can change weights.
+For the accepting address, the connecting side takes the address that it dialled, and the accepting side takes
+the address that it advertises. So a stranger on a relay's port cannot forward a proof to another relay. The
+secret never travels, and a proof is valid for one connection only. Later messages are not encrypted and not
+signed: an attacker who can change packets between two hosts can change weights.
 
-Every wait has a deadline. A peer whose process ends is seen at once. For one that falls silent, or takes
-nothing more, `stall_s` is the longest time without a byte. The kernel ends links whose other host is gone.
+Every wait has a deadline. If the peer's process ends, the link fails at once. If the peer sends or takes no
+byte for `stall_s`, the link fails. If the peer's host is gone, the kernel ends the link.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ AHEAD_BYTES, READ_BYTES = 4 << 10, 64 << 10
 
 
 class LinkDeadlines(msgspec.Struct, frozen=True):
-    """How long a relay waits for another one.
+    """How long a relay waits for another relay.
 
-    `connect_s`: for a connection and the proofs. `stall_s`: for the next bytes. `begin_s`: until a version
-    that was asked for begins to arrive there. `wait_s`: for a chunk, while the other waits itself. It says so
-    every `heartbeat_s`.
+    `connect_s`: for a connection and the proofs. `stall_s`: for the next bytes. `begin_s`: until a requested
+    version begins to arrive at the source. `wait_s`: for a chunk that the source itself waits for. The source
+    sends `Waiting` every `heartbeat_s`.
     """
 
     connect_s: float = 3.0
@@ -64,15 +64,15 @@ DEADLINES = LinkDeadlines()
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """A relay to others of its run. `address`: where they reach it, HOST:PORT. `secret`: of the run."""
+    """A relay as other relays of its run know it. `address`: HOST:PORT. `secret`: of the run."""
 
     address: str
     secret: str
 
 
 class VersionRequest(msgspec.Struct, frozen=True, tag=True):
-    """Give me this version. `held`: what the asking relay has whole, (version, published digest). `pulls`: it
-    pulls raw chunks through NIXL."""
+    """A request for a version. `held`: complete versions of the receiver, (version, published digest).
+    `pulls`: the receiver pulls raw chunks through NIXL."""
 
     version: int
     digest: str
@@ -81,8 +81,8 @@ class VersionRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class VersionOffer(msgspec.Struct, frozen=True, tag=True):
-    """Its encoded manifest. `base`: a version that both sides have, against which chunks may be encoded.
-    `agent`: what the other needs to pull, if it pulls; empty: there is no NIXL here."""
+    """The version's encoded manifest. `base`: a version that both sides have, for deltas. `agent`: the
+    metadata with which the receiver pulls; empty: the source has no NIXL."""
 
     manifest: bytes
     base: tuple[int, str] | None = None
@@ -90,13 +90,13 @@ class VersionOffer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Unknown(msgspec.Struct, frozen=True, tag=True):
-    """The version is not here, or not any more."""
+    """The source does not have the version, or lost it."""
 
     reason: str
 
 
 class Want(msgspec.Struct, frozen=True, tag=True):
-    """Send these chunks: one bit each, in the order of the manifest. `deltas`: some may come as deltas
+    """The chunks to send: one bit each, in the order of the manifest. `deltas`: the source may send deltas
     against the base."""
 
     chunks: bytes
@@ -104,11 +104,11 @@ class Want(msgspec.Struct, frozen=True, tag=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, tag=True):
-    """The next chunk is not here yet, but I am; or, of who pulls, not all that was announced."""
+    """A sign of life. From the source: the next chunk is not here yet. From the receiver: it still pulls."""
 
 
 class Chunk(msgspec.Struct, frozen=True, tag=True):
-    """`num_bytes` follow, encoded as `encoding` says. Or they wait at `address`, and fit `checksum`."""
+    """A chunk in `encoding`. Its `num_bytes` follow. For NIXL they lie at `address`, with `checksum`."""
 
     index: int
     encoding: str
@@ -118,13 +118,13 @@ class Chunk(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChunkChecksum(msgspec.Struct, frozen=True, tag=True):
-    """After the bytes of a chunk. `digest`: XXH3-64 of these; None: they were overwritten meanwhile."""
+    """Follows the bytes of a chunk. `digest`: XXH3-64 of the bytes; None: the slot was overwritten."""
 
     digest: int | None
 
 
 class Taken(msgspec.Struct, frozen=True, tag=True):
-    """What was announced has been pulled, at `bytes_s`. `wrong`: some of it does not fit its seal."""
+    """The receiver has pulled the announced chunks, at `bytes_s`. `wrong`: a chunk has a wrong checksum."""
 
     wrong: bool
     bytes_s: float
@@ -137,14 +137,14 @@ _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 class Link:
     """One connection whose other side has proved the secret. Its errors name the peer.
 
-    Messages are read through a small buffer, so that the end of one chunk and the head of the next are one
-    read. The bytes of chunks go straight to their place, in few large reads.
+    A small buffer takes the end of one chunk and the message of the next chunk in one read. The bytes of
+    chunks go directly to their place, in few large reads.
     """
 
     def __init__(self, connection: socket.socket, peer: str, deadlines: LinkDeadlines) -> None:
         self._socket, self.peer, self._deadlines = connection, peer, deadlines
         self._loop = asyncio.get_running_loop()
-        self._buffer, self._ahead = bytearray(AHEAD_BYTES), memoryview(b"")  # read already, of no message yet
+        self._buffer, self._ahead = bytearray(AHEAD_BYTES), memoryview(b"")  # `_ahead`: read, not yet used
         self._wakes_at = 1
 
     async def send(self, message: Message) -> None:
@@ -152,21 +152,22 @@ class Link:
         await self.send_bytes(memoryview(len(body).to_bytes(4, "big") + body))
 
     async def send_bytes(self, data: memoryview) -> None:
-        """All of `data`, from where it lies."""
+        """Send all of `data`, without a copy."""
 
-        def give() -> int:
+        def send() -> int:
             nonlocal data
             with suppress(BlockingIOError):
                 data = data[self._socket.send(data) :]
             return len(data)
 
         with self._failing("takes"):
-            await self._repeat(give, self._loop.add_writer, self._loop.remove_writer)
+            await self._repeat(send, self._loop.add_writer, self._loop.remove_writer)
 
     def carried_bytes_s(self) -> float:
-        """What the kernel saw the link carry lately; with little to carry, less than it can. 0: nothing."""
-        told = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, DELIVERY_RATE.stop)
-        return float(int.from_bytes(told[DELIVERY_RATE], sys.byteorder))
+        """The link's recent rate, as the kernel measured it. An idle link measures less than it could
+        carry."""
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, DELIVERY_RATE.stop)
+        return float(int.from_bytes(info[DELIVERY_RATE], sys.byteorder))
 
     async def receive(self) -> Message:
         """The next message."""
@@ -181,75 +182,76 @@ class Link:
 
     async def receive_into(self, buffer: memoryview) -> None:
         """Fill all of `buffer`."""
-        taken = min(len(buffer), len(self._ahead))
-        buffer[:taken], self._ahead = self._ahead[:taken], self._ahead[taken:]
-        await self._receive(buffer[taken:], len(buffer) - taken)
+        count = min(len(buffer), len(self._ahead))
+        buffer[:count], self._ahead = self._ahead[:count], self._ahead[count:]
+        await self._receive(buffer[count:], len(buffer) - count)
 
     async def _exactly(self, num_bytes: int) -> bytearray:
         data, ahead = bytearray(num_bytes), len(self._ahead)
         if ahead < num_bytes <= AHEAD_BYTES:
             self._buffer[:ahead] = bytes(self._ahead)
-            whole = memoryview(self._buffer)
-            self._ahead = whole[: ahead + await self._receive(whole[ahead:], num_bytes - ahead)]
+            view = memoryview(self._buffer)
+            self._ahead = view[: ahead + await self._receive(view[ahead:], num_bytes - ahead)]
         await self.receive_into(memoryview(data))
         return data
 
     async def _receive(self, buffer: memoryview, least: int) -> int:
-        """So many bytes, and what else is here already and has room in `buffer`. Returns how many."""
+        """Receive at least `least` bytes, and as many more as are here and fit `buffer`. Returns the
+        number."""
         received = 0
 
-        def take() -> int:
+        def receive() -> int:
             nonlocal received
             if least > received:
                 with suppress(BlockingIOError):
-                    now = self._socket.recv_into(buffer[received:])
-                    if not now:
+                    count = self._socket.recv_into(buffer[received:])
+                    if not count:
                         raise WeightsError(f"the relay at {self.peer} has ended the connection")
-                    received += now
+                    received += count
                 self._wake_at(max(1, min(least - received, READ_BYTES)))
             return max(0, least - received)
 
         with self._failing("sends"):
-            await self._repeat(take, self._loop.add_reader, self._loop.remove_reader)
+            await self._repeat(receive, self._loop.add_reader, self._loop.remove_reader)
         return received
 
     def _wake_at(self, num_bytes: int) -> None:
-        """Ask the kernel to wait for so many: few large reads instead of many small ones."""
+        """Let the kernel wait for `num_bytes`: few large reads are faster than many small reads."""
         if num_bytes != self._wakes_at:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
             self._wakes_at = num_bytes
 
     async def _repeat(
-        self, step: Callable[[], int], add: Callable[..., object], remove: Callable[[int], object]
+        self, transfer: Callable[[], int], add: Callable[..., object], remove: Callable[[int], object]
     ) -> None:
-        """Do `step` whenever the socket is ready, until it says that no byte is left."""
-        left = step()
-        if not left:
+        """Call `transfer` whenever the socket is ready, until it returns 0: the bytes that remain."""
+        remaining = transfer()
+        if not remaining:
             return
-        done, number = self._loop.create_future(), self._socket.fileno()
+        done, descriptor = self._loop.create_future(), self._socket.fileno()
 
         def ready() -> None:
-            nonlocal left
+            nonlocal remaining
             if done.done():
                 return
             try:
-                left = step()
+                remaining = transfer()
             except Exception as error:
                 done.set_exception(error)
             else:
-                if not left:
+                if not remaining:
                     done.set_result(None)
 
-        add(number, ready)
+        add(descriptor, ready)
         try:
             while not done.done():
-                before = left
+                before = remaining
                 await asyncio.wait([done], timeout=self._deadlines.stall_s)
-                ready()  # less may have come than the kernel was to wait for
-                if left == before and not done.done():
+                ready()  # fewer bytes may be here than the kernel waits for
+                if remaining == before and not done.done():
                     raise TimeoutError
         finally:
-            remove(number)
+            remove(descriptor)
         await done
 
     @contextmanager
@@ -258,13 +260,13 @@ class Link:
             yield
 
     async def prove_first(self, own: Identity) -> None:
-        """As the connecting side. `peer` is the address that was dialled."""
+        """Prove the secret as the connecting side. `peer` is the address that was dialled."""
         greeting = bytes(await self._exactly(len(MAGIC) + CHALLENGE_BYTES))
         if not greeting.startswith(MAGIC):
             raise WeightsError(f"at {self.peer} there is no relay of this version of Millrace")
         ours, address = secrets.token_bytes(CHALLENGE_BYTES), own.address.encode()
-        said = greeting[len(MAGIC) :] + ours, self.peer.encode(), address
-        proof = _proof(own.secret, CONNECTING, *said)
+        transcript = greeting[len(MAGIC) :] + ours, self.peer.encode(), address
+        proof = _proof(own.secret, CONNECTING, *transcript)
         await self.send_bytes(memoryview(ours + bytes([len(address)]) + address + proof))
         verdict = bytes(await self._exactly(1))
         if verdict != ACCEPTED:
@@ -273,21 +275,23 @@ class Link:
                 "All relays of a run have the same secret. That one may be of another run, or a stranger "
                 "listens there who passes connections on to a relay"
             )
-        if not hmac.compare_digest(await self._exactly(PROOF_BYTES), _proof(own.secret, ACCEPTING, *said)):
+        expected = _proof(own.secret, ACCEPTING, *transcript)
+        if not hmac.compare_digest(await self._exactly(PROOF_BYTES), expected):
             raise WeightsError(f"the relay at {self.peer} does not know the secret of this run")
 
     async def prove_second(self, own: Identity) -> None:
-        """As the accepting side. `peer` becomes the other's own address. Raises WeightsError: refused, and
-        told so."""
+        """Prove the secret as the accepting side. `peer` becomes the peer's own address. Raises WeightsError:
+        the peer was refused, and was told."""
         ours = secrets.token_bytes(CHALLENGE_BYTES)
         await self.send_bytes(memoryview(MAGIC + ours))
         *theirs, length = await self._exactly(CHALLENGE_BYTES + 1)
         address = bytes(await self._exactly(length))
-        said = ours + bytes(theirs), own.address.encode(), address
-        if not hmac.compare_digest(await self._exactly(PROOF_BYTES), _proof(own.secret, CONNECTING, *said)):
+        transcript = ours + bytes(theirs), own.address.encode(), address
+        expected = _proof(own.secret, CONNECTING, *transcript)
+        if not hmac.compare_digest(await self._exactly(PROOF_BYTES), expected):
             await self.send_bytes(memoryview(REFUSED))
             raise WeightsError(f"{self.peer} does not know the secret of this run")
-        await self.send_bytes(memoryview(ACCEPTED + _proof(own.secret, ACCEPTING, *said)))
+        await self.send_bytes(memoryview(ACCEPTED + _proof(own.secret, ACCEPTING, *transcript)))
         self.peer = address.decode()
 
 
@@ -295,7 +299,7 @@ class Link:
 async def connected(address: str, own: Identity, deadlines: LinkDeadlines) -> AsyncIterator[Link]:
     """A link to the relay at `address` (HOST:PORT).
 
-    Raises: WeightsError: nobody answers there, or who answers has another secret or another address.
+    Raises: WeightsError: nobody answers there, or the peer has another secret or another address.
     """
     connection = None
     try:
@@ -314,7 +318,7 @@ async def connected(address: str, own: Identity, deadlines: LinkDeadlines) -> As
 async def accepted(
     connection: socket.socket, peer: str, own: Identity, deadlines: LinkDeadlines
 ) -> AsyncIterator[Link]:
-    """A link to who has connected. Raises: WeightsError: it has another secret, or falls silent."""
+    """A link to a peer that has connected. Raises: WeightsError: it has another secret, or sends nothing."""
     try:
         with naming(peer, f"did not prove the secret within {deadlines.connect_s:g} s"):
             async with asyncio.timeout(deadlines.connect_s):
@@ -326,7 +330,7 @@ async def accepted(
 
 
 def listening(address: str) -> tuple[socket.socket, str]:
-    """A socket that listens on this host's own `address`, and where that is: HOST:PORT. Raises: OSError."""
+    """A socket that listens on this host's own `address`, and its HOST:PORT. Raises: OSError."""
     family = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][0]
     server = socket.create_server((address, 0), family=family)
     server.setblocking(False)
@@ -335,7 +339,8 @@ def listening(address: str) -> tuple[socket.socket, str]:
 
 
 def prepared(connection: socket.socket) -> socket.socket:
-    """Send small frames at once, and notice a host that is gone in 3 s, idle or not."""
+    """Set the socket to send small frames at once, and to find within 3 s that a host is gone, idle or
+    not."""
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -347,7 +352,7 @@ def prepared(connection: socket.socket) -> socket.socket:
 
 @contextmanager
 def naming(peer: str, silence: str) -> Iterator[None]:
-    """What sockets and deadlines raise, as ours, with the peer's name."""
+    """Turn errors of sockets and deadlines into WeightsErrors that name the peer."""
     try:
         yield
     except MillraceError:
@@ -360,11 +365,12 @@ def naming(peer: str, silence: str) -> Iterator[None]:
 
 async def _connect(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, place = found[0]
+    loop = asyncio.get_running_loop()
+    infos = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, socket_address = infos[0]
     connection = prepared(socket.socket(family, kind, protocol))
     try:
-        await asyncio.get_running_loop().sock_connect(connection, place)
+        await loop.sock_connect(connection, socket_address)
     except BaseException:
         connection.close()
         raise
@@ -372,10 +378,10 @@ async def _connect(address: str) -> socket.socket:
 
 
 def _proof(secret: str, side: str, challenges: bytes, accepting: bytes, connecting: bytes) -> bytes:
-    said = msgspec.msgpack.encode((side, challenges, accepting, connecting))
-    return hmac.new(secret.encode(), said, hashlib.sha256).digest()
+    transcript = msgspec.msgpack.encode((side, challenges, accepting, connecting))
+    return hmac.new(secret.encode(), transcript, hashlib.sha256).digest()
 
 
 def as_bytes(data: Any) -> memoryview:
-    """A contiguous array as what sockets take."""
+    """The bytes of a contiguous array, for a socket."""
     return memoryview(data).cast("B")

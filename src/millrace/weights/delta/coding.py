@@ -1,22 +1,20 @@
-"""Deltas: a run of bytes, told by how it differs from another of the same length. Pure functions on bytes.
+"""Deltas: the encoding of bytes as their difference from base bytes of the same length. Pure functions.
 
-After a step of reinforcement learning most published weights have the same bits as before: at a learning
-rate of 1e-6, updates are mostly smaller than half a unit in the last place of a bfloat16. So few elements
-change, and most of these by one unit.
+After an optimizer step of reinforcement learning most published weights have the same bits as before. At a
+learning rate of 1e-6, most updates are smaller than half a unit in the last place of a bfloat16. So few
+elements change, and most changed elements change by one unit.
 
     sparse   positions as gaps, and the differences of the elements, as integers modulo 2^(8 width)
     xor      the exclusive or, its bytes in planes (all first bytes, all second ones, ...)
     raw      the new bytes
 
-Elements are taken as unsigned integers of `width` bytes. So all comes back bit for bit: NaN and -0, floats
-and integers, lengths that are no multiple of the width, nothing at all. Another width than the tensor's costs
-size only.
+Elements are unsigned integers of `width` bytes. So `apply` restores all bytes bit for bit: NaN and -0, floats
+and integers, lengths that are no multiple of the width, no bytes at all. A width other than the tensor's only
+makes the delta larger.
 
 Source:
-    PULSE, arXiv:2602.03839: sorted positions, their gaps, zstd-1. It stores new values. We store differences,
-    which are smaller.
-    `zstd` with the older bytes as its prefix makes deltas 1.7 to 2.5 times as large, and encodes them 5 to 12
-    times as slowly (docs/archive/experiments.md).
+    PULSE, arXiv:2602.03839: sorted positions, their gaps, zstd-1. PULSE stores new values. We store
+    differences, which are smaller.
 """
 
 from __future__ import annotations
@@ -49,25 +47,25 @@ Array = NDArray[Any]
 WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 CHUNK_BYTES_MAX = 1 << 28
 
-SKIP = 255  # in gaps: so many elements are equal, and the next one too
-ESCAPE = 15  # in a nibble: the difference has a place of its own
+SKIP = 255  # in gaps: 255 elements are equal, and the next gap continues this gap
+ESCAPE = 15  # in a nibble: the difference is in the planes of large differences
 
 SCAN_BYTES_S = 4e9  # of one core, to compare and to digest
 CHANGED_S = 12e-9  # of one core, for each changed element
 XOR_BYTES_S = 7e8  # of one core
-CHUNK_S = 4e-4  # for each delta, however small: threads and calls
+CHUNK_S = 4e-4  # for each delta of any size: threads and calls
 SAMPLE_BYTES = 1 << 16
-_INSIDE = {8: (0, 0), 4: (1, 1), 2: (2, 3), 1: (3, 7)}  # of elements in a word: bits of the index, mask
-DENSE = 0.9  # of 8-byte words: with more changed ones, nobody looks for single elements
+_INSIDE = {8: (0, 0), 4: (1, 1), 2: (2, 3), 1: (3, 7)}  # by width: bits of an element's index in a word, mask
+DENSE = 0.9  # of 8-byte words: if more words changed, no sparse delta is tried
 
 
 def encode(new: Any, old: Any, width: int, *, link_bytes_s: float = 0.0) -> bytes:
-    """`new` as a delta against `old`, of the kind that is through soonest where encoding overlaps sending.
+    """`new` as a delta against `old`. The kind is the fastest to encode and send, as the two overlap.
 
     Args:
         new, old: contiguous buffers of one length.
         width: bytes of an element: 1, 2, 4 or 8.
-        link_bytes_s: what the link carries; 0: the smallest delta, whatever it takes.
+        link_bytes_s: the link's rate; 0: choose the smallest delta, at any encoding time.
     Raises: WeightsError: lengths differ, or are above CHUNK_BYTES_MAX.
     """
     after, before = _flat(new), _flat(old)
@@ -87,14 +85,14 @@ def encode(new: Any, old: Any, width: int, *, link_bytes_s: float = 0.0) -> byte
 
 
 def apply(payload: Any, old: Any, into: Any) -> None:
-    """Write into `into` what `payload` was made of. `into` may be `old`. After an error it holds anything.
+    """Write the new bytes of `payload` into `into`, which may be `old`. After an error `into` is undefined.
 
     Args:
-        old: the bytes that it was made against; of any length where the delta is raw.
+        old: the base bytes of the delta; for a raw delta of any length.
         into: a writable buffer of the new bytes' length.
     Raises:
-        CorruptDeltaError: the payload is damaged, or not of so many bytes.
-        WrongBaseError: it was made against other bytes than `old`.
+        CorruptDeltaError: the payload is damaged, or of another length than `into`.
+        WrongBaseError: the delta's base differs from `old`.
     """
     kind, width, num_bytes, base, body = opened(payload)
     target = _flat(into)
@@ -122,7 +120,7 @@ def apply(payload: Any, old: Any, into: Any) -> None:
 
 
 def kind_of(payload: Any) -> str:
-    """RAW, XOR or SPARSE. It looks at the head only. Raises CorruptDeltaError."""
+    """RAW, XOR or SPARSE, from the head only. Raises CorruptDeltaError."""
     return head(memoryview(payload))[0]
 
 
@@ -131,25 +129,25 @@ def _smallest(
 ) -> tuple[str, bytes] | None:
     """(kind, body); None: raw."""
 
-    def through_s(encode_s: float, size: float) -> tuple[float, float]:
+    def cost(encode_s: float, size: float) -> tuple[float, float]:
         return (max(encode_s, size / link_bytes_s), size) if link_bytes_s else (size, 0.0)
 
     squeeze = squeezer()
     differ = words != old_words
-    costs = {RAW: through_s(0.0, num_bytes)}
+    costs = {RAW: cost(0.0, num_bytes)}
     if (num_changed := np.count_nonzero(differ)) <= DENSE * len(words):
         places, differences = _changed(words, old_words, np.flatnonzero(differ), width)
         escapes = np.count_nonzero(differences > ESCAPE)
         gap_bits = math.log2(num_bytes / width / max(1, len(places))) + 3.5
         size = len(places) * gap_bits / 8 + escapes * width
-        costs[SPARSE] = through_s(CHUNK_S + num_bytes / SCAN_BYTES_S + len(places) * CHANGED_S, size)
+        costs[SPARSE] = cost(CHUNK_S + num_bytes / SCAN_BYTES_S + len(places) * CHANGED_S, size)
     if 2 * num_changed > len(words):
         sample = slice(0, SAMPLE_BYTES // 8)
         share = len(_xored(words[sample], old_words[sample], width, squeeze)) / words[sample].nbytes
-        costs[XOR] = through_s(CHUNK_S + num_bytes / XOR_BYTES_S, share * num_bytes)
+        costs[XOR] = cost(CHUNK_S + num_bytes / XOR_BYTES_S, share * num_bytes)
     kind = min(costs, key=costs.__getitem__)
     if kind == SPARSE:
-        return kind, _told(places, differences, squeeze)
+        return kind, _sparse(places, differences, squeeze)
     return None if kind == RAW else (kind, _xored(words, old_words, width, squeeze))
 
 
@@ -165,20 +163,20 @@ def _changed(words: Array, old_words: Array, changed: Array, width: int) -> tupl
     return places, ((signed << 1) ^ (signed >> (8 * width - 1))).view(kind)
 
 
-def _told(places: Array, differences: Array, squeeze: Squeeze) -> bytes:
-    """The body of a sparse delta: how many elements; then in sections gaps, differences as nibbles, and those
-    that are too large for one, in planes."""
-    steps = np.concatenate([places[:1], places[1:] - places[:-1] - np.int32(1)])
-    far = np.flatnonzero(steps >= SKIP)
-    skips = steps[far] // SKIP
-    steps[far] -= skips * SKIP
-    gaps = np.insert(steps.astype(np.uint8), np.repeat(far, skips), SKIP)
+def _sparse(places: Array, differences: Array, squeeze: Squeeze) -> bytes:
+    """The body of a sparse delta: the number of changed elements, then three kinds of sections. The gaps, the
+    differences as nibbles, and the planes of the differences that are too large for a nibble."""
+    distances = np.concatenate([places[:1], places[1:] - places[:-1] - np.int32(1)])
+    far = np.flatnonzero(distances >= SKIP)
+    skips = distances[far] // SKIP
+    distances[far] -= skips * SKIP
+    gaps = np.insert(distances.astype(np.uint8), np.repeat(far, skips), SKIP)
     nibbles = np.zeros(len(places) + len(places) % 2, np.uint8)
     nibbles[: len(places)] = np.minimum(differences, ESCAPE + 1) - 1
     both = nibbles.view("<u2")
     large = np.compress(differences > ESCAPE, differences)
-    parts = (gaps, (both | both >> 4).astype(np.uint8), *_planes(large))
-    return COUNT.pack(len(places)) + b"".join(section(part, squeeze) for part in parts)
+    sections = (gaps, (both | both >> 4).astype(np.uint8), *_planes(large))
+    return COUNT.pack(len(places)) + b"".join(section(plain, squeeze) for plain in sections)
 
 
 def _add(words: Array, width: int, sections: Sections) -> None:
@@ -186,11 +184,11 @@ def _add(words: Array, width: int, sections: Sections) -> None:
     elements, count = words.view(f"u{width}"), sections.count()
     gaps = sections.take(0, len(elements) + len(elements) // SKIP + 1)
     pairs = sections.take(-(-count // 2))
-    found = gaps != SKIP
-    ends = np.cumsum(gaps + found.astype(np.int64))
-    places = ends[found] - 1
+    changes = gaps != SKIP
+    ends = np.cumsum(gaps + changes.astype(np.int64))
+    places = ends[changes] - 1
     if len(places) != count or (count and places[-1] >= len(elements)):
-        raise CorruptDeltaError(f"{len(places)} changes among {len(elements)} elements, told as {count}")
+        raise CorruptDeltaError(f"{len(places)} changes among {len(elements)} elements, not {count}")
     nibbles = np.empty(2 * len(pairs), np.uint8)
     nibbles[0::2], nibbles[1::2] = pairs & ESCAPE, pairs >> 4
     nibbles = nibbles[:count]
@@ -229,7 +227,7 @@ def _flat(data: Any) -> Bytes:
 
 
 def _words(data: Bytes) -> Array:
-    """As 8-byte words: a view, or where they do not fit exactly a copy that ends in zeros."""
+    """`data` as 8-byte words: a view, or a copy with zeros at the end if the words do not fit exactly."""
     if len(data) % 8 == 0 and data.ctypes.data % 8 == 0:
         return data.view(np.uint64)
     padded = np.zeros(-(-len(data) // 8) * 8, np.uint8)

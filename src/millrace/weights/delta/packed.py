@@ -1,6 +1,6 @@
-"""How a delta is packed: its head with a checksum, and sections that zstandard makes smaller.
+"""The format of a delta: a head with a checksum, and sections that zstandard compresses.
 
-check   u64   XXH3 of all that follows
+check   u64   XXH3 of all bytes after it
 base    u64   XXH3 of the old bytes; raw: 0
 bytes   u32   length of the old bytes and of the new ones
 kind    u8    place in KINDS
@@ -26,16 +26,16 @@ Squeeze = Callable[[Any], bytes]
 RAW, XOR, SPARSE = KINDS = ("raw", "xor", "sparse")
 HEAD = struct.Struct("<QQIBB")
 CHECK, COUNT = struct.Struct("<Q"), struct.Struct("<I")
-SECTION = struct.Struct("<II")  # bytes of it, and bytes here; equal: not compressed
+SECTION = struct.Struct("<II")  # bytes before and after compression; equal: not compressed
 
-# Noise that only Huffman coding makes smaller: hashes of 7 bytes find the runs and little else.
+# Sections are noise that only Huffman coding compresses: hashes of 7 bytes find the runs and little else.
 SQUEEZE = zstandard.ZstdCompressionParameters(
     window_log=17, hash_log=12, chain_log=6, search_log=1, min_match=7, strategy=1, write_content_size=False
 )
 
 
 def squeezer() -> Squeeze:
-    """What compresses sections. One thread at a time."""
+    """The function that compresses sections, for one thread at a time."""
     return zstandard.ZstdCompressor(compression_params=SQUEEZE).compress
 
 
@@ -49,7 +49,7 @@ def section(plain: Bytes, squeeze: Squeeze) -> bytes:
 class Sections:
     """Reads a body in order. Every method raises CorruptDeltaError.
 
-    Nothing is allocated before its length was compared with what is expected."""
+    A length is checked before memory of this length is allocated."""
 
     def __init__(self, body: memoryview) -> None:
         self._body = body
@@ -68,12 +68,12 @@ class Sections:
         if packed == plain:
             return np.frombuffer(data, np.uint8)
         try:
-            found = zstandard.ZstdDecompressor().decompress(data, max_output_size=plain)
+            unpacked = zstandard.ZstdDecompressor().decompress(data, max_output_size=plain)
         except zstandard.ZstdError as error:
             raise CorruptDeltaError(f"a delta has a section that cannot be unpacked: {error}") from error
-        if len(found) != plain:
-            raise CorruptDeltaError(f"a delta has a section of {len(found)} bytes, told as {plain}")
-        return np.frombuffer(found, np.uint8)
+        if len(unpacked) != plain:
+            raise CorruptDeltaError(f"a delta has a section of {len(unpacked)} bytes, not of {plain}")
+        return np.frombuffer(unpacked, np.uint8)
 
     def close(self) -> None:
         if len(self._body):
@@ -82,17 +82,17 @@ class Sections:
     def _cut(self, size: int) -> memoryview:
         if size > len(self._body):
             raise CorruptDeltaError(
-                f"a delta ends before its end: {len(self._body)} bytes left, {size} expected"
+                f"a delta ends too early: {len(self._body)} bytes remain, {size} expected"
             )
         cut, self._body = self._body[:size], self._body[size:]
         return cut
 
 
 def with_checksum(kind: str, width: int, num_bytes: int, base: int, body: bytes) -> bytes:
-    """A payload with its head."""
-    with_checksum = bytearray(HEAD.pack(0, base, num_bytes, KINDS.index(kind), width) + body)
-    CHECK.pack_into(with_checksum, 0, xxhash.xxh3_64_intdigest(memoryview(with_checksum)[CHECK.size :]))
-    return bytes(with_checksum)
+    """The payload: head and body."""
+    payload = bytearray(HEAD.pack(0, base, num_bytes, KINDS.index(kind), width) + body)
+    CHECK.pack_into(payload, 0, xxhash.xxh3_64_intdigest(memoryview(payload)[CHECK.size :]))
+    return bytes(payload)
 
 
 def head(view: memoryview) -> tuple[str, int, int, int, int]:

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Spans = list[tuple[int, int]]
+Runs = list[tuple[int, int]]  # (address, bytes)
 
 
 @dataclass(slots=True, eq=False)
 class PullDouble:
-    """`here` and `there`: (address, bytes). `ends`: whether it does once it is looked at."""
+    """A pull from `there` to `here`. `ends`: whether the pull ends when its state is read."""
 
     source: str
-    here: Spans
-    there: Spans
+    here: Runs
+    there: Runs
     ends: bool = True
 
     def filled(self) -> NDArray[np.uint8]:
@@ -27,21 +27,21 @@ class PullDouble:
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
     def land(self) -> None:
-        """Its bytes arrive."""
+        """The bytes arrive."""
         for (target, size), (origin, _) in zip(self.here, self.there, strict=True):
             ctypes.memmove(target, origin, size)
 
 
 @dataclass(slots=True)
 class AgentDouble:
-    """What `nixl_link` asks of an agent.
+    """The methods of an agent that `link` calls.
 
     Attributes:
-        frozen  pulls that begin from here on do not end by themselves
-        known   sources: nothing can be said of the pulls from others, which may end all the same
+        frozen  pulls that begin now do not end by themselves
+        known   sources; a pull from another source has no state, and may still end
         gone    sources that are dead
-        pulls   all that have begun
-        landed  gets the number of a pull, and what it has filled, before it is read
+        pulls   all pulls that have begun
+        landed  gets the number of a pull, and the bytes that it filled, before they are read
     """
 
     name: str
@@ -71,10 +71,10 @@ class AgentDouble:
     def get_new_notifs(self) -> dict[str, list[bytes]]:
         return {}
 
-    def get_xfer_descs(self, spans: NDArray[Any], kind: str) -> Spans:
+    def get_xfer_descs(self, spans: NDArray[Any], kind: str) -> Runs:
         return [(int(address), int(size)) for address, size, _ in spans]
 
-    def initialize_xfer(self, operation: str, here: Spans, there: Spans, source: str) -> PullDouble:
+    def initialize_xfer(self, operation: str, here: Runs, there: Runs, source: str) -> PullDouble:
         return PullDouble(source, here, there, not self.frozen)
 
     def transfer(self, pull: PullDouble) -> str:

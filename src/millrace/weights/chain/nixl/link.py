@@ -1,17 +1,17 @@
-"""Chunks through NIXL (`weights.transport = "nixl"`): who asks pulls them out of the memory of who has them.
+"""Chunks through NIXL (`weights.transport = "nixl"`): the receiver pulls chunks from the source's memory.
 
 The link of `wire` stays the control channel. It carries the proofs, the manifest, deltas, and announcements.
-Only the bytes of raw chunks go another way:
+Only the bytes of raw chunks go through NIXL:
 
     source     VersionOffer, with the metadata of its NIXL agent
     source     Chunk(address, checksum) for each chunk as soon as it is here; Waiting, Unknown as over TCP
-    receiver   Waiting, while it pulls what was announced
-    receiver   Taken, when all is here, or when what it pulled does not fit its seal
-    source     ChunkChecksum(None), if it did not fit: the version was overwritten; ChunkChecksum: it was not
+    receiver   Waiting, while it pulls announced chunks
+    receiver   Taken, when all chunks are here, or when a pulled chunk has a wrong checksum
+    source     after a wrong checksum: ChunkChecksum(None), if the version was overwritten; else ChunkChecksum
 
-The source registers its slots once. A pull goes into a buffer of the receiver, not into its slot. NIXL cannot
-take back a pull that was begun, so one that is given up may still write, at any time. Its buffer is kept
-apart until the pull has ended, and the slot is never touched by it. What fits its seal is copied.
+The source registers its slots once. A pull writes into a buffer of the receiver, not into its slot. NIXL
+cannot cancel a pull, so an abandoned pull may still write at any time. Its buffer is not used again until the
+pull has ended. The receiver copies a chunk with the right checksum to the slot.
 """
 
 from __future__ import annotations
@@ -44,16 +44,17 @@ from millrace.weights.layout import Bytes, Memory
 NIXL = "nixl"
 BACKEND = "UCX"
 AHEAD = 4  # pulls at the same time
-LOST_MAX = 4 * AHEAD  # buffers of pulls that were given up and have not ended
-LOOK_S = 0.0005  # NIXL wakes nobody
+ABANDONED_MAX = 4 * AHEAD  # abandoned pulls that have not ended
+LOOK_S = 0.0005  # NIXL sends no wake-up, so the relay looks
 DONE, UNDER_WAY = "DONE", "PROC"
 
 Pull = Callable[[Bytes, int, Callable[[Bytes], None]], Awaitable[None]]
-"""Get what lies at an address of the source, in the strides of a place here. It is lent to the function."""
+"""Pull the bytes at a source's address that have the strides of a place here. The function gets a buffer with
+the bytes, which is valid only during the call."""
 
 
 def refuse_without_nixl() -> None:
-    """Raises: ConfigError: it is not installed."""
+    """Raises: ConfigError: NIXL is not installed."""
     if find_spec("nixl") is None:
         raise ConfigError(
             '`weights.transport` ("nixl") needs nixl, which is not installed here.\n'
@@ -62,7 +63,7 @@ def refuse_without_nixl() -> None:
 
 
 def make_agent(name: str) -> Any:
-    """An agent of NIXL. Raises: ConfigError: it is not installed, or does not work here."""
+    """An agent of NIXL. Raises: ConfigError: NIXL is not installed, or does not work here."""
     refuse_without_nixl()
     with boundary(f"relay `{name}`", '`weights.transport` ("nixl"): make an agent of NIXL', ConfigError):
         from nixl._api import nixl_agent, nixl_agent_config
@@ -70,7 +71,7 @@ def make_agent(name: str) -> Any:
         if "NIXL_LOG_LEVEL" not in os.environ:
             logging.getLogger("nixl").setLevel(logging.WARNING)
         unique = f"{name}-{os.getpid()}-{secrets.token_hex(4)}"
-        # Its thread would poll without a pause, and take a core for as long as the relay lives.
+        # The agent's thread would poll without a pause, and use a core during the relay's life.
         agent = nixl_agent(unique, nixl_agent_config(enable_prog_thread=False, backends=[BACKEND]))
         if BACKEND not in agent.backends:
             raise RuntimeError(f"its backend {BACKEND} is missing, it has {agent.get_plugin_list()}")
@@ -80,23 +81,23 @@ def make_agent(name: str) -> Any:
 class Agent:
     """A relay's end of NIXL, used by one thread at a time.
 
-    Attributes: metadata: what other relays need to pull from the slots of this one
-    Raises: ConfigError: there is no NIXL, or the slots cannot be registered.
+    Attributes: metadata: with it other relays pull from the slots of this relay
+    Raises: ConfigError: no NIXL, or the slots cannot be registered.
     """
 
     def __init__(self, name: str, memory: Memory) -> None:
         self._nixl = make_agent(name)
-        self._sources = dict[bytes, str]()  # names by metadata: present, and those of pulls given up
-        self._free, self._lost = list[Bytes](), list[tuple[str, Any, Bytes]]()
+        self._sources = dict[bytes, str]()  # names by metadata: of the present source and of abandoned pulls
+        self._free, self._abandoned = list[Bytes](), list[tuple[str, Any, Bytes]]()
         with boundary(f"relay `{name}`", '`weights.transport` ("nixl"): register its slots', ConfigError):
             memory.pin(self._register)
             self.metadata: bytes = self._nixl.get_agent_metadata()  # of the slots, not of the buffers
 
     @contextmanager
     def source(self, metadata: bytes, peer: str, within_s: float) -> Iterator[Pull]:
-        """How to pull from another relay, for as long.
+        """The function that pulls from another relay, until exit.
 
-        Raises: WeightsError, also of each pull: NIXL fails, or a pull has not ended `within_s`.
+        Raises: WeightsError, also from each pull: NIXL fails, or a pull has not ended `within_s`.
         """
         with boundary(f"the relay at {peer}", "meet it through NIXL", WeightsError):
             name = self._sources.get(metadata) or self._nixl.add_remote_agent(metadata)
@@ -109,27 +110,27 @@ class Agent:
         try:
             yield pull
         finally:
-            self._settle()
-            for known, other in list(self._sources.items()):
-                if other not in {of for of, _, _ in self._lost}:
-                    del self._sources[known]
-                    with suppress(Exception):  # it may be gone already
-                        self._nixl.remove_remote_agent(other)
+            self._reclaim()
+            for key, source in list(self._sources.items()):
+                if source not in {of for of, _, _ in self._abandoned}:
+                    del self._sources[key]
+                    with suppress(Exception):  # the source may be gone already
+                        self._nixl.remove_remote_agent(source)
 
     async def progress(self) -> None:
-        """What others pull from here moves while this runs: NIXL does nothing unless it is called. Without
-        RDMA that is all bytes, with it only the beginning. Ends when it is cancelled."""
+        """Call NIXL so that pulls from this relay go on. With RDMA only the start of a pull needs the calls,
+        without RDMA all of its bytes. Ends when it is cancelled."""
         while True:
             self._nixl.get_new_notifs()
             await asyncio.sleep(LOOK_S)
 
     async def _pull(
-        self, source: str, what: tuple[Bytes, int], within_s: float, keep: Callable[[Bytes], None]
+        self, source: str, target: tuple[Bytes, int], within_s: float, keep: Callable[[Bytes], None]
     ) -> None:
         now, buffer = asyncio.get_running_loop().time, self._take()
         until_s, handle, state = now() + within_s, None, UNDER_WAY
         try:
-            handle = self._begin(source, *what, buffer)
+            handle = self._begin(source, *target, buffer)
             state = self._nixl.transfer(handle)
             while state == UNDER_WAY:
                 if now() > until_s:
@@ -138,15 +139,15 @@ class Agent:
                 state = self._state(handle)
             if state != DONE:
                 raise ConnectionError(state)
-            keep(buffer[: what[0].size])
+            keep(buffer[: target[0].size])
         finally:
             if handle is not None and state == UNDER_WAY:
-                self._lost.append((source, handle, buffer))
+                self._abandoned.append((source, handle, buffer))
             else:
                 self._free.append(buffer)
 
     def _begin(self, source: str, place: Bytes, address: int, buffer: Bytes) -> Any:
-        there = _spans(place, address)
+        there = _runs(place, address)
         here = there.copy()
         here[:, 0] = buffer.ctypes.data + np.arange(len(here), dtype=np.uint64) * there[0, 1]
         descs = [self._nixl.get_xfer_descs(each, "DRAM") for each in (here, there)]
@@ -155,24 +156,25 @@ class Agent:
     def _state(self, handle: Any) -> str:
         try:
             return str(self._nixl.check_xfer_state(handle))
-        except Exception as error:  # whatever NIXL calls it: the pull has ended
+        except Exception as error:  # any error of NIXL means that the pull has ended
             return f"{type(error).__name__}: {error}"
 
-    def _settle(self) -> None:
-        """Take back the buffers of pulls that have ended. That can be asked while their source is known."""
-        lost, self._lost = self._lost, []
-        for source, handle, buffer in lost:
+    def _reclaim(self) -> None:
+        """Free the buffers of abandoned pulls that have ended. NIXL knows a pull's state while it knows its
+        source."""
+        abandoned, self._abandoned = self._abandoned, []
+        for source, handle, buffer in abandoned:
             if self._state(handle) == UNDER_WAY:
-                self._lost.append((source, handle, buffer))
+                self._abandoned.append((source, handle, buffer))
             else:
                 self._free.append(buffer)
 
     def _take(self) -> Bytes:
-        """A buffer that nothing writes into. Raises: WeightsError: pulls that were given up have too many."""
-        self._settle()
+        """A buffer that no pull writes. Raises: WeightsError: abandoned pulls have too many buffers."""
+        self._reclaim()
         if not self._free:
-            if len(self._lost) >= LOST_MAX:
-                raise WeightsError(f"{LOST_MAX} pulls through NIXL never ended here: restart this relay")
+            if len(self._abandoned) >= ABANDONED_MAX:
+                raise WeightsError(f"{ABANDONED_MAX} pulls through NIXL never ended here: restart this relay")
             self._free.append(np.zeros(CHUNK_BYTES_MAX, np.uint8))
             self._register(self._free[-1])
         return self._free.pop()
@@ -183,14 +185,14 @@ class Agent:
 
 
 class Pulls:
-    """What a source announces, pulled `AHEAD` at a time. What fits its seal is copied to its place.
+    """Pulls the announced chunks, `AHEAD` at a time. Copies a chunk with the right checksum to its place.
 
     Args:
-        pull: from this source.
+        pull: pulls from this source.
         tasks: owner of the pulls.
-        arrived: told of each chunk that is in its place: index, seal.
+        arrived: called with each chunk in its place: index, checksum.
     Attributes:
-        coming: (chunks,) bool: it is here, or announced
+        coming: (chunks,) bool: the chunk is here, or announced
     """
 
     def __init__(
@@ -215,9 +217,9 @@ class Pulls:
         self._queue.put_nowait(chunk)
 
     async def end(self, heartbeat_s: float) -> None:
-        """Until all that was announced is here. The source is told.
+        """Wait until all announced chunks are here, and tell the source.
 
-        Raises: TornVersionError, DigestMismatchError: something does not fit its seal.
+        Raises: TornVersionError, DigestMismatchError: a chunk has a wrong checksum.
         """
         for _ in self._workers:
             self._queue.put_nowait(None)
@@ -226,13 +228,13 @@ class Pulls:
         taken = Taken(bool(self._wrong), self._pulled_bytes / self._busy_s if self._busy_s else 0.0)
         if self._wrong:
             await self._link.send(taken)
-            await self._judge(self._wrong[0])
+            await self._raise_wrong(self._wrong[0])
         elif self._announced:
-            with suppress(WeightsError):  # who is gone now has given all
+            with suppress(WeightsError):  # the source may be gone: all its chunks are here
                 await self._link.send(taken)
 
     async def _work(self) -> None:
-        """Consumes what is announced; ends with a None. After a wrong chunk no more is pulled."""
+        """Consumes announced chunks; ends with a None. After a wrong chunk it pulls no more."""
         now = asyncio.get_running_loop().time
         while (chunk := await self._queue.get()) is not None:
             if self._wrong:
@@ -259,7 +261,7 @@ class Pulls:
         self._holding.encodings[NIXL] += 1
         self._arrived(chunk.index, chunk.checksum)
 
-    async def _judge(self, index: int) -> None:
+    async def _raise_wrong(self, index: int) -> None:
         match await self._link.receive():
             case ChunkChecksum(None):
                 raise TornVersionError(
@@ -273,10 +275,10 @@ class Pulls:
 
 
 async def announce(link: Link, chunked: ChunkedVersion, index: int) -> bool:
-    """As a source: this chunk can be pulled. False: it was overwritten, and who asked is told.
+    """As a source: announce a chunk. False: the chunk was overwritten, and the receiver was told.
 
-    Its seal is the one that it came with. A seal that is taken here is of whole bytes: the slot is looked at
-    afterwards.
+    The checksum is the one that the chunk arrived with. A checksum computed here is of intact bytes, because
+    the slot's sequence is read afterwards.
     """
     place = chunked.chunks[index]
     checksum = chunked.checksums.get(index)
@@ -291,9 +293,9 @@ async def announce(link: Link, chunked: ChunkedVersion, index: int) -> bool:
 
 
 async def until_taken(link: Link, chunked: ChunkedVersion) -> float:
-    """As a source: who asked has all that was announced. Returns the bytes/s of its pulls.
+    """As a source: wait until the receiver has all announced chunks. Returns the bytes/s of its pulls.
 
-    Raises: WeightsError: it is gone, or silent.
+    Raises: WeightsError: the receiver is gone, or silent.
     """
     while True:
         match await link.receive():
@@ -307,14 +309,14 @@ async def until_taken(link: Link, chunked: ChunkedVersion) -> float:
                 raise WeightsError(f"the relay at {link.peer} does not keep the protocol: it says {other}")
 
 
-def _spans(place: Bytes, address: int) -> NDArray[np.uint64]:
-    """(runs, 3): address, bytes and device of each run of bytes that lie together."""
+def _runs(place: Bytes, address: int) -> NDArray[np.uint64]:
+    """(runs, 3): address, bytes and device of each contiguous run of bytes."""
     if place.flags.c_contiguous:
         return np.array([(address, place.size, 0)], np.uint64)
-    steps = [
+    offsets = [
         np.arange(size) * stride for size, stride in zip(place.shape[:-1], place.strides[:-1], strict=True)
     ]
-    starts = reduce(np.add.outer, steps).ravel()
-    spans = np.zeros((starts.size, 3), np.uint64)
-    spans[:, 0], spans[:, 1] = address + starts, place.shape[-1]
-    return spans
+    starts = reduce(np.add.outer, offsets).ravel()
+    runs = np.zeros((starts.size, 3), np.uint64)
+    runs[:, 0], runs[:, 1] = address + starts, place.shape[-1]
+    return runs

@@ -20,20 +20,20 @@ WITHIN_S = 20.0
 
 
 async def pull_some() -> None:
-    """Raises: ConfigError: there is no NIXL, or no agent. WeightsError: the bytes do not come, or others."""
-    sent, got = _ring(), np.zeros(TRIED_BYTES, np.uint8)
+    """Raises: ConfigError: no NIXL, or no agent. WeightsError: no bytes arrive, or wrong bytes."""
+    sent, received = _ring(), np.zeros(TRIED_BYTES, np.uint8)
     sent.data[0][:] = np.arange(TRIED_BYTES, dtype=np.uint32).astype(np.uint8)
     source, receiver = Agent("source", sent), Agent("receiver", _ring())
 
     def keep(data: Bytes) -> None:
-        got[:] = data
+        received[:] = data
 
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(source.progress())
         with receiver.source(source.metadata, "this host", WITHIN_S) as pull:
-            await pull(got, sent.data[0].ctypes.data, keep)
+            await pull(received, sent.data[0].ctypes.data, keep)
         serving.cancel()
-    if not np.array_equal(got, sent.data[0]):
+    if not np.array_equal(received, sent.data[0]):
         raise WeightsError("other bytes came than were sent")
 
 
