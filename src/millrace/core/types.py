@@ -295,9 +295,7 @@ class Staged(msgspec.Struct, frozen=True):
     received_bytes: int = 0  # over the network
     decoded_bytes: int = 0  # the received bytes after decoding
     encodings: dict[str, int] = {}  # received chunks of each kind: the kinds of deltas, raw, nixl
-    delta_versions: list[
-        int
-    ] = []  # here as deltas: other hosts cannot get these
+    delta_versions: list[int] = []  # here as deltas: other hosts cannot get these
     dropped: dict[int, str] = {}  # versions that became unreadable since the last answer, and why
 
 
