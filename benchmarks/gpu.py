@@ -351,7 +351,7 @@ def flops_of(trainer: PolicyTrainer, batch: Batch, row_tokens: int) -> tuple[flo
     linear = [m for m in trainer.model.base_model.modules() if isinstance(m, torch.nn.Linear)]
     rows = pack(flatten(batch, trainer.algorithm, max_tokens=row_tokens).trees, row_tokens)
     forwarded, trained = sum(len(row.tokens_T) for row in rows), sum(len(row.targets_N) for row in rows)
-    pairs = sum(s.length * (len(s.prefix_P) + (s.length + 1) / 2) for row in rows for s in row.stretches)
+    pairs = sum(s.length * (len(s.prefix_P) + (s.length + 1) / 2) for row in rows for s in row.segments)
     width = config.num_attention_heads * config.head_dim
     attention = 12 * pairs * width * config.num_hidden_layers
     head = 6 * trained * config.vocab_size * config.hidden_size
@@ -382,7 +382,7 @@ def weights_part(sizes: Sizes, note: Callable[[Figures], None]) -> None:
         filling = writer.begin(version, buffers.manifest)
         buffers.copy(writer, filling)
         row["stall_s"] = time.perf_counter() - began
-        digest = writer.end(filling, buffers.manifest, buffers.pieces())
+        digest = writer.end(filling, buffers.manifest, buffers.block_digests())
         row["digest_s"] = time.perf_counter() - began - row["stall_s"]
         began = time.perf_counter()
         asyncio.run(relay.stage(version, digest))

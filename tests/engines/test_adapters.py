@@ -28,7 +28,7 @@ def publish(bench: Bench, seed: int) -> int:
     whole = copy.deepcopy(make_model(bench.model_name, 0))
     for name, layer in adapted_layers(trained).items():
         layer.lora_B.data.normal_(0, 0.05, generator=torch.Generator().manual_seed(seed))
-        whole.get_submodule(name).weight.data.copy_(layer.whole().to(tested.DTYPE))
+        whole.get_submodule(name).weight.data.copy_(layer.merged().to(tested.DTYPE))
     buffers = PublishBuffers(published_weights(trained, tested.DTYPE), tested.DTYPE)
     bench.models[version] = whole
     bench.digests[version] = bench._writer.write(version, buffers.fill())

@@ -108,7 +108,7 @@ def test_a_version_goes_from_gpu_to_gpu(gpu, monkeypatch):
     writer, reader = open_writer(endpoint), open_reader(endpoint)
     filling = writer.begin(1, buffers.manifest)
     buffers.copy(writer, filling)
-    digest = writer.end(filling, buffers.manifest, buffers.pieces())
+    digest = writer.end(filling, buffers.manifest, buffers.block_digests())
     staged = asyncio.run(relay.stage(1, digest))
     assert staged.digest == digest == buffers.digest() and kind_of(digest) == MULTILINEAR
     with reader.view(1) as (_, held):

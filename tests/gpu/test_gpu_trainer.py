@@ -42,13 +42,13 @@ def test_the_kernel_attends_as_its_documentation_says(window, heads, gpu):
         tokens = len(row.tokens_T)
         inputs = [torch.randn(1, count, tokens, 32) for count in (heads[0], heads[1], heads[1])]
         on_gpu = [x.to(gpu, torch.bfloat16).requires_grad_() for x in inputs]
-        out = ragged.attend_ragged(*on_gpu, ragged.arrange(row.stretches, gpu), scaling=0.2, window=window)
+        out = ragged.attend_ragged(*on_gpu, ragged.arrange(row.segments, gpu), scaling=0.2, window=window)
         slope = torch.randn(out.shape)
         (out.float() * slope.to(gpu)).sum().backward()
         on_cpu = [x.detach().cpu().float().requires_grad_() for x in on_gpu]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ragged, "varlen_attn", varlen_attn)
-            arranged = ragged.arrange(row.stretches, CPU)
+            arranged = ragged.arrange(row.segments, CPU)
             expected = ragged.attend_ragged(*on_cpu, arranged, scaling=0.2, window=window)
         (expected * slope).sum().backward()
         assert error(out, expected) < 0.02

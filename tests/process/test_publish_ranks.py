@@ -18,7 +18,7 @@ from millrace.core.errors import MillraceError, UnknownVersionError, WeightsErro
 from millrace.core.types import Endpoint
 from millrace.trainer.publish import device_buffers, publisher
 from millrace.trainer.publish.publisher import PublishBuffers, Publisher, buffers_of
-from millrace.trainer.ranks.blocks import parts
+from millrace.trainer.ranks.blocks import owned_blocks
 from millrace.trainer.ranks.mesh import Ranks
 from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
@@ -81,7 +81,7 @@ def one_rank(endpoint: Endpoint, rank: int, rendezvous: str, kind: str, pipe: Co
         except MillraceError as error:
             told.append((type(error), str(error)))
         writer.begin = full  # type: ignore[assignment, method-assign]
-    held = sum(part.block.numel() for part in parts(weights))
+    held = sum(part.block.numel() for part in owned_blocks(weights))
     pipe.send((told, held))
     pipe.recv()
     os._exit(0)

@@ -203,7 +203,7 @@ def test_an_engine_has_the_very_matrices_that_the_trainer_computes_with(adapter,
     model = with_adapter(tiny_model(), adapter, published=dtype)
     held = in_an_engine(path, model, adapter, dtype)
     for name, layer in adapted_layers(model).items():
-        assert torch.equal(held.named[f"{name}.weight"], layer.whole().to(dtype))
+        assert torch.equal(held.named[f"{name}.weight"], layer.merged().to(dtype))
     assert torch.equal(held.embedding, model.get_input_embeddings().weight.to(dtype))
 
 

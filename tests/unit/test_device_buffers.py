@@ -39,7 +39,7 @@ class Host:
     def publish(self, version: int, buffers: DeviceBuffers) -> str:
         filling = self.writer.begin(version, buffers.manifest)
         buffers.copy(self.writer, filling)
-        return self.writer.end(filling, buffers.manifest, buffers.pieces())
+        return self.writer.end(filling, buffers.manifest, buffers.block_digests())
 
     def stage(self, version: int, digest: str) -> str:
         return asyncio.run(self.relay.stage(version, digest)).digest

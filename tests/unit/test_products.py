@@ -66,8 +66,8 @@ def test_padding_stands_behind_a_row_and_is_seen_by_nobody() -> None:
     branch = Branch([5, 6, 7], np.ones(3, dtype=bool), first_index=0)
     (row,) = pack([Tree([1, 2, 3], [branch])], 100)
     longer = padded(row, 8)
-    assert len(longer.tokens_T) == len(longer.positions_T) == 8 and longer.stretches[:-1] == row.stretches
-    assert (longer.stretches[-1].start, longer.stretches[-1].length) == (len(row.tokens_T), 3)
+    assert len(longer.tokens_T) == len(longer.positions_T) == 8 and longer.segments[:-1] == row.segments
+    assert (longer.segments[-1].start, longer.segments[-1].length) == (len(row.tokens_T), 3)
     assert longer.sources_N is row.sources_N and padded(longer, 8) is longer
 
 

@@ -74,8 +74,8 @@ def test_a_completion_does_not_see_its_siblings():
 
 
 def test_short_stretches_share_a_call_and_long_ones_are_not_padded_to_them():
-    stretches = pack([Tree([1] * 4, [Branch([2] * n, np.ones(n, bool), 0)]) for n in (2000, 9, 8, 7)], 9999)[
+    segments = pack([Tree([1] * 4, [Branch([2] * n, np.ones(n, bool), 0)]) for n in (2000, 9, 8, 7)], 9999)[
         0
-    ].stretches
-    blocks = attention.plan(stretches, torch.device("cpu")).blocks
+    ].segments
+    blocks = attention.plan(segments, torch.device("cpu")).blocks
     assert [tuple(block.queries_RQ.shape) for block in blocks] == [(1, 2003), (3, 12)]

@@ -166,11 +166,11 @@ def test_what_fails_after_an_update_loses_the_weights(tmp_path):
 def test_each_part_has_whole_groups_and_weights_of_its_own():
     batch = make_batch(groups=5)
     flat = flatten(batch, build(PolicyGradient()), max_tokens=24, minibatches=2)
-    assert [len(part) for part in flat.parts] == [2, 3]
+    assert [len(part) for part in flat.minibatches] == [2, 3]
     first = sum(len(s.columns) for group in batch.groups[:2] for s in group.sequences)
     assert flat.weights_C[:first].sum() == pytest.approx(1.0)
     assert flat.weights_C[first:].sum() == pytest.approx(1.0)
-    assert len(flatten(batch, build(PolicyGradient()), max_tokens=24, minibatches=9).parts) == 5
+    assert len(flatten(batch, build(PolicyGradient()), max_tokens=24, minibatches=9).minibatches) == 5
 
 
 def test_a_part_without_a_trained_token_makes_no_step(tmp_path):

@@ -14,7 +14,7 @@ def branch(tokens, first_index, mask=None):
 
 
 def shown(row):
-    return [(stretch.start, stretch.length, stretch.prefix_P.tolist()) for stretch in row.stretches]
+    return [(segment.start, segment.length, segment.prefix_P.tolist()) for segment in row.segments]
 
 
 @st.composite
@@ -102,9 +102,9 @@ def test_every_trained_token_is_read_exactly_once_from_its_predecessor(trees, bu
 def test_rows_keep_the_budget_and_stretches_cover_them(trees, budget):
     for row in pack(trees, budget):
         size = len(row.tokens_T)
-        assert size <= budget or sum(len(stretch.prefix_P) == 0 for stretch in row.stretches) == 1
+        assert size <= budget or sum(len(segment.prefix_P) == 0 for segment in row.segments) == 1
         covered = sorted(
-            i for stretch in row.stretches for i in range(stretch.start, stretch.start + stretch.length)
+            i for segment in row.segments for i in range(segment.start, segment.start + segment.length)
         )
         assert covered == list(range(size))
 

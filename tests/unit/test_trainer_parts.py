@@ -13,7 +13,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from millrace.core.errors import WeightsError
-from millrace.trainer.ranks.blocks import OwnedBlock, parts
+from millrace.trainer.ranks.blocks import OwnedBlock, owned_blocks
 
 SHARD, TENSOR = 2, 2
 WORLD = SHARD * TENSOR
@@ -71,7 +71,7 @@ def counted(*shape: int) -> torch.Tensor:
 def test_parts_of_every_placement_make_the_weight(placements, shape) -> None:
     whole = counted(*shape)
     found = on_every_rank(
-        lambda: parts({"w": distribute_tensor(whole, mesh(), placements, src_data_rank=None)})
+        lambda: owned_blocks({"w": distribute_tensor(whole, mesh(), placements, src_data_rank=None)})
     )
     assert torch.equal(together(found, whole), whole)
 
@@ -80,26 +80,28 @@ def test_a_fused_projection_is_several_parts_of_a_rank() -> None:
     whole = counted(8, 3)  # gate above up: each tensor rank has a half of both
     placements = (Replicate(), _StridedShard(0, split_factor=2))
     found = on_every_rank(
-        lambda: parts({"w": distribute_tensor(whole, mesh(), placements, src_data_rank=None)})
+        lambda: owned_blocks({"w": distribute_tensor(whole, mesh(), placements, src_data_rank=None)})
     )
     assert [[part.start for part in of_rank] for of_rank in found[:2]] == [[(0, 0), (4, 0)], [(2, 0), (6, 0)]]
 
 
 def test_the_first_rank_answers_for_plain_tensors() -> None:
-    found = on_every_rank(lambda: parts({"w": counted(3), "none": torch.zeros(0, 4)}))
+    found = on_every_rank(lambda: owned_blocks({"w": counted(3), "none": torch.zeros(0, 4)}))
     assert [len(of_rank) for of_rank in found] == [1, 0, 0, 0]
 
 
 def test_a_process_alone_answers_for_everything() -> None:
     whole = counted(2, 3)
-    (part,) = parts({"w": whole})
+    (part,) = owned_blocks({"w": whole})
     assert part == OwnedBlock("w", (2, 3), (0, 0), part.block) and part.block.data_ptr() == whole.data_ptr()
 
 
 def test_a_sum_over_ranks_is_refused() -> None:
     def here() -> list[OwnedBlock]:
         placed = distribute_tensor(counted(4), mesh(), [Replicate(), Replicate()], src_data_rank=None)
-        return parts({"w": type(placed).from_local(placed.to_local(), mesh(), [Replicate(), Partial()])})
+        return owned_blocks(
+            {"w": type(placed).from_local(placed.to_local(), mesh(), [Replicate(), Partial()])}
+        )
 
     with pytest.raises(WeightsError, match="sum over ranks"):
         on_every_rank(here)

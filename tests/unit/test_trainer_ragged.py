@@ -51,10 +51,10 @@ def test_one_call_without_padding_gives_the_logprobs_and_gradients_of_each_seque
 
 
 def test_without_a_prefix_the_keys_are_the_row_itself():
-    from millrace.trainer.batch.packing import Stretch
+    from millrace.trainer.batch.packing import RowSegment
 
     own = torch.empty(0, dtype=torch.int64).numpy()
-    row = ragged.arrange([Stretch(0, 3, own), Stretch(3, 2, own)], torch.device("cpu"))
+    row = ragged.arrange([RowSegment(0, 3, own), RowSegment(3, 2, own)], torch.device("cpu"))
     assert row.keys_K is None and row.key_ends.tolist() == row.query_ends.tolist() == [0, 3, 5]
     assert (row.longest_query, row.longest_key) == (3, 3)
 

@@ -11,7 +11,7 @@ from millrace.config.tables.algorithms import PolicyGradient
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
 from millrace.trainer.ranks.mesh import ALONE, Ranks
-from millrace.trainer.ranks.shares import balanced, own_rows, part
+from millrace.trainer.ranks.shares import balanced, rows_of_rank, share_of_row
 
 
 def packed(budget: int = 40):
@@ -37,13 +37,13 @@ def test_rows_of_like_size_are_run_at_the_same_time():
 
 def test_one_process_trains_on_all_rows_in_their_order():
     rows = packed()
-    assert own_rows(rows, ALONE) == rows
+    assert rows_of_rank(rows, ALONE) == rows
 
 
 @pytest.mark.parametrize("shape", [{"shard": 3}, {"sequence": 3}, {"shard": 2, "sequence": 2, "tensor": 2}])
 def test_all_ranks_run_as_many_rows_and_train_on_every_token_once(shape):
     rows, world = packed(), Ranks(**shape).world
-    shares = [own_rows(rows, Ranks(**shape, rank=rank)) for rank in range(world)]
+    shares = [rows_of_rank(rows, Ranks(**shape, rank=rank)) for rank in range(world)]
     assert len({len(share) for share in shares}) == 1
     trained = np.concatenate([row.flat_N for share in shares for row in share])
     due = np.concatenate([row.flat_N for row in rows])
@@ -53,11 +53,11 @@ def test_all_ranks_run_as_many_rows_and_train_on_every_token_once(shape):
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_the_parts_of_a_row_are_equal_and_read_the_same_tokens(count):
     for row in packed():
-        parts = [part(row, index, count) for index in range(count)]
+        parts = [share_of_row(row, index, count) for index in range(count)]
         assert len({len(each.tokens_T) for each in parts}) == 1
         tokens = np.concatenate([each.tokens_T for each in parts])
         assert np.array_equal(tokens[: len(row.tokens_T)], row.tokens_T)
-        assert sum(stretch.length for stretch in parts[0].stretches) == len(tokens)
+        assert sum(segment.length for segment in parts[0].segments) == len(tokens)
         begins = np.arange(count) * len(parts[0].tokens_T)
         sources = np.concatenate([each.sources_N + begin for each, begin in zip(parts, begins, strict=True)])
         by_token = dict(zip(row.flat_N.tolist(), zip(row.sources_N, row.targets_N, strict=True), strict=True))
@@ -71,6 +71,6 @@ def test_the_parts_of_a_row_are_equal_and_read_the_same_tokens(count):
 
 def test_a_rank_without_a_row_runs_one_that_trains_nothing():
     (row,) = packed(budget=10_000)
-    first, second = (own_rows([row], Ranks(shard=2, rank=rank)) for rank in range(2))
+    first, second = (rows_of_rank([row], Ranks(shard=2, rank=rank)) for rank in range(2))
     assert first == [row]
     assert len(second) == 1 and not len(second[0].flat_N)

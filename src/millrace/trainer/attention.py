@@ -1,11 +1,11 @@
-"""Attention over a packed row: each stretch sees itself causally and all of its prefix. In a layer with a
+"""Attention over a packed row: each segment sees itself causally and all of its prefix. In a layer with a
 window of W tokens, a query sees the last W of these, itself included.
 
-Stretches of similar length are padded together into blocks, so that short sequences cost one attention call
+Segments of similar length are padded together into blocks, so that short sequences cost one attention call
 for many of them and long ones are not padded much. Padding cannot leak: a padded key stands behind
-every real query of its stretch, or is masked; a padded query is computed and thrown away.
+every real query of its segment, or is masked; a padded query is computed and thrown away.
 
-Shape suffixes: T = tokens of the row, R = stretches of a block, Q = queries of its longest, P = keys of its
+Shape suffixes: T = tokens of the row, R = segments of a block, Q = queries of its longest, P = keys of its
 longest prefix, H = heads, D = head dimension.
 """
 
@@ -22,7 +22,7 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from millrace.devices.gpu import on
-from millrace.trainer.batch.packing import Stretch
+from millrace.trainer.batch.packing import RowSegment
 from millrace.trainer.kernels.ragged import Ragged, arrange, attend_ragged
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ CALL_OVERHEAD = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Stretches attended in one call. `mask` is None where all is plain causal."""
+    """Segments attended in one call. `mask` is None where all is plain causal."""
 
     queries_RQ: torch.Tensor
     keys_RK: torch.Tensor
@@ -58,60 +58,60 @@ class RowBlocks:
 
 
 def plan(
-    stretches: Sequence[Stretch],
+    segments: Sequence[RowSegment],
     device: torch.device,
     *,
     window: int | None = None,
     group: ProcessGroup | None = None,
     ragged: bool = False,
 ) -> RowBlocks:
-    """Arrange the stretches of a row, which cover it completely, into blocks on `device`. `window`: of the
+    """Arrange the segments of a row, which cover it completely, into blocks on `device`. `window`: of the
     layers that have one. `ragged`: into one call, if `ragged.serves` the model."""
     if ragged:
-        return RowBlocks((), (), torch.empty(0), group, arrange(stretches, device))
+        return RowBlocks((), (), torch.empty(0), group, arrange(segments, device))
     blocks, windowed = [], []
-    outputs, offset = np.zeros(sum(stretch.length for stretch in stretches), dtype=np.int64), 0
-    for members in _buckets(stretches):
+    outputs, offset = np.zeros(sum(segment.length for segment in segments), dtype=np.int64), 0
+    for members in _buckets(segments):
         blocks.append(_block(members, device, None))
-        longest = max(len(stretch.prefix_P) + stretch.length for stretch in members)
+        longest = max(len(segment.prefix_P) + segment.length for segment in members)
         fits = window is None or longest <= window
         windowed.append(blocks[-1] if fits else _block(members, device, window))
-        width = max(stretch.length for stretch in members)
-        for stretch in members:
-            rows = slice(stretch.start, stretch.start + stretch.length)
-            outputs[rows] = np.arange(offset, offset + stretch.length)
+        width = max(segment.length for segment in members)
+        for segment in members:
+            rows = slice(segment.start, segment.start + segment.length)
+            outputs[rows] = np.arange(offset, offset + segment.length)
             offset += width
     return RowBlocks(tuple(blocks), tuple(windowed), on(device, outputs), group)
 
 
-def _buckets(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
-    """Group stretches so that padding costs less than the calls it saves. Longest first."""
-    buckets: list[list[Stretch]] = []
+def _buckets(segments: Sequence[RowSegment]) -> list[list[RowSegment]]:
+    """Group segments so that padding costs less than the calls it saves. Longest first."""
+    buckets: list[list[RowSegment]] = []
     for masked in (False, True):
         length = prefix = own = 0
-        kind = [stretch for stretch in stretches if bool(len(stretch.prefix_P)) == masked]
-        for index, stretch in enumerate(sorted(kind, key=lambda r: (-r.length, -len(r.prefix_P), r.start))):
-            entries = stretch.length * (len(stretch.prefix_P) + stretch.length)
-            prefix = max(prefix, len(stretch.prefix_P))
+        kind = [segment for segment in segments if bool(len(segment.prefix_P)) == masked]
+        for index, segment in enumerate(sorted(kind, key=lambda r: (-r.length, -len(r.prefix_P), r.start))):
+            entries = segment.length * (len(segment.prefix_P) + segment.length)
+            prefix = max(prefix, len(segment.prefix_P))
             padded = (len(buckets[-1]) + 1) * length * (prefix + length) if index else 0
             if index == 0 or padded - own - entries > CALL_OVERHEAD:
                 buckets.append([])
-                length, prefix, own = stretch.length, len(stretch.prefix_P), 0
+                length, prefix, own = segment.length, len(segment.prefix_P), 0
             own += entries
-            buckets[-1].append(stretch)
+            buckets[-1].append(segment)
     return buckets
 
 
-def _block(stretches: Sequence[Stretch], device: torch.device, window: int | None) -> Block:
-    width = max(stretch.length for stretch in stretches)
-    start = np.array([stretch.start for stretch in stretches])[:, None]
-    length = np.array([stretch.length for stretch in stretches])[:, None]
+def _block(segments: Sequence[RowSegment], device: torch.device, window: int | None) -> Block:
+    width = max(segment.length for segment in segments)
+    start = np.array([segment.start for segment in segments])[:, None]
+    length = np.array([segment.length for segment in segments])[:, None]
     own = np.arange(width)[None, :]
     queries = start + np.where(own < length, own, 0)
-    prefix_length_R = np.array([len(stretch.prefix_P) for stretch in stretches])
-    prefixes = np.zeros((len(stretches), int(prefix_length_R.max())), np.int64)
-    for row, stretch in zip(prefixes, stretches, strict=True):
-        row[: len(stretch.prefix_P)] = stretch.prefix_P
+    prefix_length_R = np.array([len(segment.prefix_P) for segment in segments])
+    prefixes = np.zeros((len(segments), int(prefix_length_R.max())), np.int64)
+    for row, segment in zip(prefixes, segments, strict=True):
+        row[: len(segment.prefix_P)] = segment.prefix_P
     mask = _mask(prefix_length_R, width, window)
     return Block(
         on(device, queries),
@@ -122,7 +122,7 @@ def _block(stretches: Sequence[Stretch], device: torch.device, window: int | Non
 
 def _mask(prefix_length_R: NDArray[np.int64], width: int, window: int | None) -> NDArray[np.bool_] | None:
     """What each query sees, (R or 1, Q, P + Q); None: plain causal. Positions are counted from where a
-    stretch begins, so those of its prefix are negative."""
+    segment begins, so those of its prefix are negative."""
     prefix_width = int(prefix_length_R.max())
     if not prefix_width and window is None:
         return None
@@ -163,15 +163,15 @@ def packed_attention(
         Where the row is divided among ranks, T are the tokens of this one.
     """
     if packed.group is not None:
-        from millrace.trainer.ranks.exchange import heads_apart, tokens_apart
+        from millrace.trainer.ranks.exchange import split_heads, split_tokens
 
-        query, key, value = (heads_apart(x, packed.group) for x in (query, key, value))
+        query, key, value = (split_heads(x, packed.group) for x in (query, key, value))
     if packed.ragged is not None:
         attended = attend_ragged(query, key, value, packed.ragged, scaling=scaling, window=sliding_window)
     else:
         blocks = packed.blocks if sliding_window is None else packed.windowed
         attended = _attend_blocks(query, key, value, blocks, packed.outputs_T, scaling, softcap)
-    return attended if packed.group is None else tokens_apart(attended, packed.group), None
+    return attended if packed.group is None else split_tokens(attended, packed.group), None
 
 
 def _attend_blocks(

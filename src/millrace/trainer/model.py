@@ -211,7 +211,7 @@ def _pair_logprobs(
             position_ids=put(row.positions_T)[None],
             use_cache=False,
             packed=plan(
-                row.stretches,
+                row.segments,
                 device,
                 window=getattr(model.config, "sliding_window", None),
                 group=ranks.group("sequence"),

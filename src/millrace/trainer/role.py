@@ -44,7 +44,7 @@ from millrace.placement.needs import teacher_of
 from millrace.trainer.adapters.adapted_linear import begin, insert, published_weights
 from millrace.trainer.checks.arithmetic import arithmetic
 from millrace.trainer.checks.not_finite import not_finite_trajectories
-from millrace.trainer.checks.rejected import unfit
+from millrace.trainer.checks.rejected import impossible_trajectories
 from millrace.trainer.files.checkpoint import Saver, load_checkpoint, prune_checkpoints
 from millrace.trainer.files.directories import atomic_directory, sweep
 from millrace.trainer.files.export import save_model
@@ -169,7 +169,7 @@ class TorchTrainer:
                 f"a batch for version {batch.version} cannot be applied to the trainer's version "
                 f"{trainer.version}: load the checkpoint it belongs to"
             )
-        if bad := unfit(batch, vocabulary(trainer.model)):
+        if bad := impossible_trajectories(batch, vocabulary(trainer.model)):
             told = "; ".join(f"trajectory {number}: {why}" for number, why in list(bad.items())[:4])
             return StepRejected(batch.version, list(bad), told, unfit=True)
         try:

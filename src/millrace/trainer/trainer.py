@@ -26,7 +26,7 @@ from millrace.core.errors import DigestMismatchError, TrainingError, WeightsErro
 from millrace.core.types import Batch, StepResult
 from millrace.devices.gpu import on
 from millrace.trainer.adapters.adapted_linear import switched_off, trained_weights
-from millrace.trainer.batch.flat_batch import FlatBatch, flatten, penalties, weigh
+from millrace.trainer.batch.flat_batch import FlatBatch, flatten, mask_loss, penalties
 from millrace.trainer.batch.packing import Row, pack
 from millrace.trainer.batch.sequences import RowSequences
 from millrace.trainer.batch.token_masks import TokenMasks
@@ -37,15 +37,15 @@ from millrace.trainer.optimizer.gradients import clip_gradients, grad_norm
 from millrace.trainer.optimizer.learning_rate import learning_rate
 from millrace.trainer.optimizer.optimizer import make_optimizer
 from millrace.trainer.ranks.mesh import ALONE, Ranks
-from millrace.trainer.ranks.shares import own_rows
+from millrace.trainer.ranks.shares import rows_of_rank
 from millrace.trainer.value_head import ValueHead, value_metrics
 
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """What a step depends on beside weights and batch. `token_budget` changes speed, never a gradient.
-    `dtype`: of matrix products; `published`: of the weights that replicas sample with. A batch is divided
-    into `minibatches` parts, which are gone through `epochs` times; each time is an optimizer step."""
+    """What an optimizer step depends on, apart from weights and batch. `token_budget` changes speed, never a
+    gradient. `dtype`: of matrix products; `published`: of the weights that replicas sample with. A batch is
+    divided into `minibatches`. Each minibatch gets one optimizer step in each of the `epochs`."""
 
     optimizer: Optimizer
     token_budget: int
@@ -59,7 +59,7 @@ class StepSettings:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """What was seen while a gradient was accumulated."""
+    """The loss and the sizes of an accumulated gradient."""
 
     loss: float
     num_rows: int
@@ -68,27 +68,27 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """A batch, and the rows of each of its parts: all rows, and those of this rank. `told`: log-probs at the
-    batch's beginning are known of every token."""
+    """A batch, and the rows of each minibatch: all rows, and the rows of this rank. `has_proximal`: the batch
+    has the log-probs of every token at the beginning of the batch."""
 
     flat: FlatBatch
     rows: list[list[Row]]
-    own: list[list[Row]]
-    told: bool
+    local_rows: list[list[Row]]
+    has_proximal: bool
 
 
 class PolicyTrainer:
     """A model, its optimizer and an algorithm. `version` counts the batches applied.
 
     The proximal policy is the policy at the beginning of the batch. Where a batch gets one optimizer step,
-    that is the current policy as a constant. Where it gets several, a pass without gradients finds its
-    log-probs, or they are interpolated (`Algorithm.proximal`).
+    the proximal policy is the current policy as a constant. Where a batch gets several, a pass without
+    gradients computes the proximal log-probs, or they are interpolated (`Algorithm.proximal`).
 
-    `reference`: version 0, or `model` itself where it has an adapter: then that is switched off. None:
-    batches have its log-probs, or nobody needs them.
+    `reference`: version 0, or `model` itself where `model` has an adapter: the adapter is then switched off.
+    None: batches have the reference log-probs, or the algorithm needs none.
 
-    `ranks`: which process this is of several that make the step together. Each is given the whole batch,
-    makes the same calls, and gets the same result or error. The models are divided among them.
+    `ranks`: this process among the processes that make the step together. Each process gets the whole batch,
+    makes the same calls, and gets the same result or error. The models are divided among the processes.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class PolicyTrainer:
             hidden_size = model.get_output_embeddings().weight.shape[-1]
             self.value_head = ValueHead(algorithm.critic, hidden_size, model.device)
         if not ranks.offload:
-            for parameter in self.trained:  # allocated once: made anew in every step, it would lie
-                parameter.grad = torch.zeros_like(parameter)  # scattered among activations, and hold pages
+            for parameter in self.trained:  # allocated once: gradients allocated in every step would lie
+                parameter.grad = torch.zeros_like(parameter)  # scattered among activations
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:
-        """The others are frozen."""
+        """The parameters that are not frozen."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def step(self, batch: Batch, *, quarantine: Path) -> StepResult:
@@ -123,22 +123,22 @@ class PolicyTrainer:
         Raises:
             TrainingError: the first loss or gradient is not finite. Weights, optimizer and version are
                 untouched; the batch is saved in `quarantine`.
-            WeightsError: the weights are not finite afterwards, or a later loss or gradient is not. They, and
-                the optimizer, are lost: load a checkpoint. The batch is saved in `quarantine`.
+            WeightsError: the weights are not finite afterwards, or a later loss or gradient is not. Weights
+                and optimizer are lost: load a checkpoint. The batch is saved in `quarantine`.
             DigestMismatchError: the weights changed in memory since they were published. No update was made.
             DataError: the batch is malformed.
         """
         began = time.perf_counter()
         try:
-            seen, num_trained, statistics = self._apply(batch)
+            step_metrics, num_trained, statistics = self._apply(batch)
         except DigestMismatchError:
-            raise  # the batch is as good as any
+            raise  # the batch is not at fault
         except (TrainingError, WeightsError) as error:
             saved = "rank 0 saves it" if self.ranks.rank else save_rejected(batch, quarantine)
             raise type(error)(f"step {batch.version} -> {batch.version + 1}: {error}; {saved}") from None
         finally:
             self.forget_gradient()
-        metrics = statistics.metrics() | statistics.swap_gap() | batch_metrics(batch) | seen
+        metrics = statistics.metrics() | statistics.swap_gap() | batch_metrics(batch) | step_metrics
         return StepResult(
             version=self.version,
             metrics=metrics,
@@ -151,29 +151,29 @@ class PolicyTrainer:
         """Returns metrics of the optimizer steps, trained tokens, and statistics of the tokens."""
         prepared = self._prepared(batch, self.settings.minibatches)
         flat, lr = prepared.flat, learning_rate(self.settings.optimizer, self.version)
-        algorithm, seen, norms = self.algorithm, list[Gradient](), list[float]()
+        algorithm, gradients, norms = self.algorithm, list[Gradient](), list[float]()
         statistics = TokenStatistics(algorithm.weight_cap, algorithm.weight_of)
         for _ in range(self.settings.epochs):
-            for part in range(len(prepared.rows)):
-                if seen:
+            for minibatch in range(len(prepared.rows)):
+                if gradients:
                     self.forget_gradient()
-                with lost_after(len(seen)):
-                    progress = len(seen) / (len(prepared.rows) * self.settings.epochs)
-                    first = not seen or (prepared.told and len(seen) < len(prepared.rows))
-                    seen.append(self._accumulate(prepared, part, progress, statistics, first=first))
+                with lost_after(len(gradients)):
+                    progress = len(gradients) / (len(prepared.rows) * self.settings.epochs)
+                    first = not gradients or (prepared.has_proximal and len(gradients) < len(prepared.rows))
+                    gradients.append(self._accumulate(prepared, minibatch, progress, statistics, first=first))
                     norms.append(self._finite_norm())
                 self._clip(norms[-1])
                 self._update(lr)
         if broken := not_finite(self._weights(), self.ranks):
-            raise WeightsError(f"the weights {broken[:4]} are not finite after it")
+            raise WeightsError(f"the weights {broken[:4]} are not finite after the step")
         self.version += 1
         metrics = {
-            "loss": math.fsum(gradient.loss for gradient in seen) / max(len(seen), 1),
+            "loss": math.fsum(gradient.loss for gradient in gradients) / max(len(gradients), 1),
             "grad_norm": max(norms, default=0.0),
             "lr": lr,
-            "updates": float(len(seen)),
-            "micro_batches": float(sum(gradient.num_rows for gradient in seen)),
-            "forwarded_tokens": float(sum(gradient.forwarded_tokens for gradient in seen)),
+            "updates": float(len(gradients)),
+            "micro_batches": float(sum(gradient.num_rows for gradient in gradients)),
+            "forwarded_tokens": float(sum(gradient.forwarded_tokens for gradient in gradients)),
         }
         if self.value_head is not None:
             trained_C = flat.weights_C > 0
@@ -196,70 +196,69 @@ class PolicyTrainer:
         return self._accumulate(prepared, 0, 0.0, None) if prepared.rows else Gradient(0.0, 0, 0)
 
     def _prepared(self, batch: Batch, minibatches: int) -> PreparedBatch:
-        """Everything that is settled for the whole batch before the first gradient."""
+        """Compute what depends on the whole batch, before the first gradient."""
         settings, algorithm = self.settings, self.algorithm
         lay_out = partial(flatten, batch, algorithm, max_tokens=settings.max_tokens, minibatches=minibatches)
         flat = lay_out()
-        rows, own = self._packed(flat)
-        anchored = minibatches * settings.epochs > 1 and algorithm.proximal == "recompute"
-        told = bool(rows and (anchored or algorithm.kept or algorithm.penalty or algorithm.critic))
-        if told:
-            every = [row for part in own for row in part]
-            proximal_C, *values = self._told(self.model, every, flat)
+        rows, local_rows = self._packed(flat)
+        recomputes = minibatches * settings.epochs > 1 and algorithm.proximal == "recompute"
+        has_proximal = bool(rows and (recomputes or algorithm.kept or algorithm.penalty or algorithm.critic))
+        if has_proximal:
+            batch_rows = [row for of_minibatch in local_rows for row in of_minibatch]
+            proximal_C, *values = self._evaluate(self.model, batch_rows, flat)
             reference_C: NDArray[Any] = flat.reference_C
-            settled: dict[str, Any] = {}
+            computed: dict[str, Any] = {}
             if algorithm.penalty is not None:
                 if self._reference is not None:
                     with switched_off(self._reference):
-                        reference_C = self._told(self._reference, every, flat)[0]
-                settled["penalties_S"] = penalties(flat, algorithm.penalty, proximal_C, reference_C)
+                        reference_C = self._evaluate(self._reference, batch_rows, flat)[0]
+                computed["penalties_S"] = penalties(flat, algorithm.penalty, proximal_C, reference_C)
             if values:
-                settled["values_C"] = values[0].astype(float)
-            if settled:
-                flat = lay_out(**settled)
-                rows, own = self._packed(flat)  # a penalty may change which trajectories are trained
+                computed["values_C"] = values[0].astype(float)
+            if computed:
+                flat = lay_out(**computed)
+                rows, local_rows = self._packed(flat)  # a penalty may change which trajectories are trained
             flat.reference_C[:], flat.proximal_C[:] = reference_C, proximal_C
             if algorithm.kept is not None:
-                weigh(flat, algorithm.kept)
-        return PreparedBatch(flat, rows, own, told)
+                mask_loss(flat, algorithm.kept)
+        return PreparedBatch(flat, rows, local_rows, has_proximal)
 
     def _packed(self, flat: FlatBatch) -> tuple[list[list[Row]], list[list[Row]]]:
-        """Of each part all rows, and those of this rank."""
-        rows = [pack(trees, self.settings.token_budget) for trees in flat.parts]
-        own = [[with_token_masks(row, flat.masks_C) for row in own_rows(each, self.ranks)] for each in rows]
-        return rows, own
+        """Of each minibatch: all rows, and the rows of this rank."""
+        rows = [pack(trees, self.settings.token_budget) for trees in flat.minibatches]
+        local_rows = [rows_of_rank(of_minibatch, self.ranks) for of_minibatch in rows]
+        return rows, [[with_token_masks(row, flat.masks_C) for row in some] for some in local_rows]
 
-    def _told(
+    def _evaluate(
         self, model: PreTrainedModel, rows: list[Row], flat: FlatBatch
     ) -> list[NDArray[np.floating[Any]]]:
         """Log-probs of every token of all ranks' rows, and values where `model` has a critic, without a
-        gradient; NaN of the others. Equal on all ranks."""
+        gradient; NaN of every other token. Equal on all ranks."""
         with self._serving(), torch.no_grad():
-            forwarded = [self._forward(model, row) for row in rows]
-        found = [torch.cat(parts).cpu().numpy() for parts in zip(*forwarded, strict=True)]
-        del found[1]  # entropies
-        own = np.concatenate([row.flat_N for row in rows]), found
-        told = [np.full(len(flat.behavior_C), np.nan, each.dtype) for each in found]
-        for flat_N, parts in self.ranks.gather(own):
-            for values_C, values_N in zip(told, parts, strict=True):
+            outputs = [self._forward(model, row) for row in rows]
+        local = [torch.cat(tensors).cpu().numpy() for tensors in zip(*outputs, strict=True)]
+        del local[1]  # entropies
+        arrays_C = [np.full(len(flat.behavior_C), np.nan, each.dtype) for each in local]
+        for flat_N, arrays_N in self.ranks.gather((np.concatenate([row.flat_N for row in rows]), local)):
+            for values_C, values_N in zip(arrays_C, arrays_N, strict=True):
                 values_C[flat_N] = values_N
-        return told
+        return arrays_C
 
     def _accumulate(
         self,
         prepared: PreparedBatch,
-        part: int,
+        minibatch: int,
         progress: float,
         statistics: TokenStatistics | None,
         *,
         first: bool = True,
     ) -> Gradient:
-        """`progress`: which share of the batch's optimizer steps has been made. `first`: what is told of
-        these tokens is measured here: once, and under the weights at the batch's beginning."""
-        flat, rows = prepared.flat, prepared.rows[part]
+        """`progress`: the share of the batch's optimizer steps that is done. `first`: `statistics` get the
+        tokens' log-probs at the beginning of the batch. They get these log-probs only once."""
+        flat, rows = prepared.flat, prepared.rows[minibatch]
         with self._serving():
-            own = prepared.own[part]
-            losses = [self._backward(row, flat, progress, statistics, first=first) for row in own]
+            local_rows = prepared.local_rows[minibatch]
+            losses = [self._backward(row, flat, progress, statistics, first=first) for row in local_rows]
         # A rank that stopped at its own loss would leave the others waiting.
         loss = sum(self.ranks.gather(sum(each.item() for each in losses))) / self.ranks.tensor
         if not math.isfinite(loss):
@@ -306,8 +305,8 @@ class PolicyTrainer:
         weights_N = pick(flat.weights_C)
         objective_N = self.algorithm.objective(torch, logprobs, advantages_N)
         if values and self.algorithm.critic is not None:
-            due_N, then_N = pick(flat.returns_C), pick(flat.values_C)
-            objective_N = objective_N + self.algorithm.critic.loss(torch, values[0], then_N, due_N)
+            returns_N, values_N = pick(flat.returns_C), pick(flat.values_C)
+            objective_N = objective_N + self.algorithm.critic.loss(torch, values[0], values_N, returns_N)
         loss = (objective_N * weights_N).sum()
         current_N.retain_grad()
         loss.backward()
@@ -315,14 +314,15 @@ class PolicyTrainer:
             gradient_N = self._gain_gradient(logprobs, advantages_N, weights_N)
             statistics.silence(current_N.grad if gradient_N is None else gradient_N, advantages_N)
         if statistics is not None and first:
-            facts = flat.staleness_C[row.flat_N], flat.after_swap_C[row.flat_N]
-            statistics.add(logprobs, before_N, entropy_N, *facts)
+            after_swap_N = flat.after_swap_C[row.flat_N]
+            statistics.add(logprobs, before_N, entropy_N, flat.staleness_C[row.flat_N], after_swap_N)
         return loss.detach()
 
     def _gain_gradient(
         self, logprobs: TokenLogprobs, advantages_N: torch.Tensor, weights_N: torch.Tensor
     ) -> torch.Tensor | None:
-        """Of the log-probs, without penalties. None: the objective has none."""
+        """The gradient of the gain with respect to the log-probs, without penalties. None: the objective has
+        no gain."""
         if self.algorithm.gain is None:
             return None
         leaf_N = logprobs.fixed_N.clone().requires_grad_()
@@ -341,8 +341,8 @@ class PolicyTrainer:
     def _clip(self, norm: float) -> None:
         parameters = self.trained
         if self.settings.optimizer.grad_clip is not None:
-            whole = torch.tensor(norm, device=parameters[0].device)
-            clip_gradients(parameters, whole, self.settings.optimizer.grad_clip)
+            total_norm = torch.tensor(norm, device=parameters[0].device)
+            clip_gradients(parameters, total_norm, self.settings.optimizer.grad_clip)
 
     def _update(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
@@ -368,7 +368,7 @@ def with_token_masks(row: Row, masks_C: TokenMasks | None) -> Row:
 
 @contextmanager
 def lost_after(updates: int) -> Iterator[None]:
-    """Weights that were changed cannot be given back: what fails after the first update loses them."""
+    """An update cannot be undone, so a failure after the first update loses the weights."""
     try:
         yield
     except TrainingError as error:

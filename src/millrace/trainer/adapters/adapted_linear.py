@@ -21,7 +21,7 @@ from millrace.adapters.low_rank import BASE, DOWN, KINDS, adapted, lengths, row_
 from millrace.config.tables.training import Adapter
 from millrace.core.digest import XXH3, NamedBuffer, digest_buffers
 from millrace.trainer.model import named_weights
-from millrace.trainer.ranks.blocks import OwnedBlock, copy_into, parts
+from millrace.trainer.ranks.blocks import OwnedBlock, copy_into, owned_blocks
 from millrace.trainer.ranks.mesh import local
 
 
@@ -49,7 +49,7 @@ class AdaptedLinear(torch.nn.Linear):
         return cast(torch.Tensor, _Product.apply(x, *self._tensors(), self.bias, self, computing))
 
     @torch.no_grad()
-    def whole(self) -> torch.Tensor:
+    def merged(self) -> torch.Tensor:
         """The weight with its adapter, as replicas make it, before it is rounded. With several ranks a
         collective call."""
         tensors = (None if t is None else _gathered(t) for t in self._tensors())
@@ -141,7 +141,7 @@ def begin(model: PreTrainedModel, published: torch.dtype, seed: int) -> None:
         bound = 1 / math.sqrt(layer.in_features)  # kaiming_uniform_ with a = sqrt(5)
         generator = torch.Generator().manual_seed(xxh3_64_intdigest(f"{seed} {name}".encode()) >> 1)
         drawn = torch.empty(layer.lora_A.shape).uniform_(-bound, bound, generator=generator)
-        copy_into(parts({DOWN: layer.lora_A}, copies=True), {DOWN: drawn})
+        copy_into(owned_blocks({DOWN: layer.lora_A}, copies=True), {DOWN: drawn})
 
 
 def _end(name: str) -> str:
@@ -172,12 +172,12 @@ def base_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: weight for name, weight in named_weights(model).items() if name not in adapters}
 
 
-def whole_parts(model: PreTrainedModel) -> Iterator[list[OwnedBlock]]:
+def merged_blocks(model: PreTrainedModel) -> Iterator[list[OwnedBlock]]:
     """The model with its adapter as one, one weight at a time."""
     layers = adapted_layers(model)
     for name, weight in base_weights(model).items():
         layer = layers.get(name.removesuffix(".weight"))
-        yield parts({name: weight if layer is None else layer.whole()})
+        yield owned_blocks({name: weight if layer is None else layer.merged()})
 
 
 def trained_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:

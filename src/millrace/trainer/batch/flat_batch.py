@@ -1,7 +1,7 @@
 """A batch as flat arrays, one entry per completion token, and the trees that index into them.
 
-Everything a token needs beside its log-probs is settled here, for the whole batch at once: its
-advantage, its weight in the loss, its staleness. How the tokens are packed later cannot change them.
+Here every token gets its advantage, its weight in the loss and its staleness, for the whole batch at once.
+So the packing of the tokens cannot change these values.
 
 Shape suffixes: C = completion tokens of the batch, in order of groups and sequences, trained or not;
 S = sequences of the batch; G = those of one group.
@@ -26,9 +26,9 @@ from millrace.trainer.batch.token_masks import TokenMasks, token_masks_of
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
-    """`parts`: the trees of each optimizer step."""
+    """`minibatches`: the trees of each optimizer step of an epoch."""
 
-    parts: list[list[Tree]]
+    minibatches: list[list[Tree]]
     behavior_C: NDArray[np.float32]
     advantages_C: NDArray[np.float64]
     weights_C: NDArray[np.float64]
@@ -36,21 +36,17 @@ class FlatBatch:
     after_swap_C: NDArray[np.bool_]  # sampled after its replica went on to another version
     sequence_C: NDArray[np.int64]  # index of its sequence
     trained_S: NDArray[np.int64]  # trained tokens of a sequence
-    proximal_C: NDArray[
-        np.float64
-    ]  # log-probs under the policy at the batch's beginning, once they are known
-    reference_C: NDArray[
-        np.float64
-    ]  # those of the reference, where the batch has them, or once they are known
-    values_C: NDArray[np.float64]  # of the critic at the batch's beginning, once they are known
-    returns_C: NDArray[np.float64]  # what it is to predict
+    proximal_C: NDArray[np.float64]  # log-probs under the policy at the batch's beginning; NaN until computed
+    reference_C: NDArray[np.float64]  # log-probs under the reference; NaN until computed
+    values_C: NDArray[np.float64]  # of the critic at the batch's beginning; 0 until computed
+    returns_C: NDArray[np.float64]  # targets of the critic
     num_trained: int
     masks_C: TokenMasks | None  # None: every token could come everywhere
 
     @property
     def trees(self) -> list[Tree]:
-        """Of the whole batch."""
-        return [tree for part in self.parts for tree in part]
+        """The trees of the whole batch."""
+        return [tree for trees in self.minibatches for tree in trees]
 
 
 def flatten(
@@ -62,14 +58,14 @@ def flatten(
     penalties_S: NDArray[np.float64] | None = None,
     values_C: NDArray[np.float64] | None = None,
 ) -> FlatBatch:
-    """Groups stay whole and in order; each of `minibatches` parts has weights of its own. `penalties_S` are
-    taken off the rewards that the algorithm sees. None: it has no penalty, or they are not known yet. Then
-    every trajectory is laid out, so that they can be found. `values_C`: of its critic; None: not known yet,
-    and 0.
+    """Groups stay complete and in order. Each of the `minibatches` has its own weights. `penalties_S` are
+    subtracted from the rewards that the algorithm sees. None: the algorithm has no penalty, or the penalties
+    are not computed yet; every trajectory is then trained. `values_C`: of the critic; None: not computed
+    yet, and 0.
 
-    Raises DataError: no trained token at all, a mask of another length than its tokens, a token from
-    the future, a log-prob that is not finite, or what is no group or no advantage.
-    Degenerate: `Algorithm.trained` keeps nothing -> no parts.
+    Raises DataError: no trained token at all, a mask of another length than its tokens, a token of a newer
+    version, a log-prob that is not finite, an invalid group, or a failure of `Algorithm.advantages`.
+    Degenerate: `Algorithm.trained` keeps nothing -> no minibatch.
     """
     sequences = [sequence for group in batch.groups for sequence in group.sequences]
     for sequence in sequences:
@@ -83,20 +79,20 @@ def flatten(
     if values_C is None:
         values_C = np.where(np.concatenate(masks), 0.0, np.nan)
     values = np.split(values_C, np.cumsum([len(mask) for mask in masks])[:-1])
-    advantages, masks = _judged(batch, algorithm, masks, penalties_S, values, max_tokens)
+    advantages, masks = _advantages(batch, algorithm, masks, penalties_S, values, max_tokens)
     trained_S = np.asarray([mask.sum() for mask in masks])
-    cuts = _cuts([len(group.sequences) for group in batch.groups], minibatches)
+    slices = _minibatch_slices([len(group.sequences) for group in batch.groups], minibatches)
     weights = [
         weight
-        for _, own in cuts
-        for weight in token_weights(masks[own], algorithm.normalize, max_tokens=max_tokens)
+        for _, members in slices
+        for weight in token_weights(masks[members], algorithm.normalize, max_tokens=max_tokens)
     ]
     trees = _trees(batch, masks)
     behavior_C = np.concatenate([np.asarray(s.columns.logprobs) for s in sequences])
     lengths = [len(mask) for mask in masks]
     advantages_C = np.concatenate(advantages)
     return FlatBatch(
-        parts=[trees[groups] for groups, own in cuts if trained_S[own].any()],
+        minibatches=[trees[groups] for groups, members in slices if trained_S[members].any()],
         behavior_C=behavior_C,
         advantages_C=_over_batch(algorithm, advantages_C.copy(), np.concatenate(masks)),
         weights_C=np.concatenate(weights),
@@ -119,28 +115,28 @@ def penalties(
     proximal_C: NDArray[np.floating[Any]],
     reference_C: NDArray[np.floating[Any]],
 ) -> NDArray[np.float64]:
-    """What the tokens of each sequence take off its reward, together: (S,)."""
+    """The sum of the penalties of each sequence's tokens: (S,)."""
     trained_C = flat.weights_C > 0
-    found_N = penalty(proximal_C[trained_C].astype(float), reference_C[trained_C].astype(float))
-    return np.bincount(flat.sequence_C[trained_C], found_N, minlength=len(flat.trained_S)).astype(float)
+    penalty_N = penalty(proximal_C[trained_C].astype(float), reference_C[trained_C].astype(float))
+    return np.bincount(flat.sequence_C[trained_C], penalty_N, minlength=len(flat.trained_S)).astype(float)
 
 
-def weigh(flat: FlatBatch, kept: Callable[..., NDArray[Any]]) -> None:
-    """Take out of the loss what is not kept, in place. What remains keeps its weight."""
+def mask_loss(flat: FlatBatch, kept: Callable[..., NDArray[Any]]) -> None:
+    """Remove the tokens that `kept` drops from the loss, in place. The other tokens keep their weight."""
     trained_C = flat.weights_C > 0
     policies = flat.proximal_C[trained_C], flat.behavior_C[trained_C]
     flat.weights_C[trained_C] *= kept(*policies, flat.advantages_C[trained_C])
 
 
-def _cuts(sizes: list[int], count: int) -> list[tuple[slice, slice]]:
-    """Groups in `count` parts as equal as can be, at most one each: which groups, and which sequences."""
+def _minibatch_slices(sizes: list[int], count: int) -> list[tuple[slice, slice]]:
+    """The groups and the sequences of each minibatch: as equal as possible, at least one group each."""
     count = min(count, len(sizes))
     begins = [len(sizes) * i // count for i in range(count + 1)]
     first = [sum(sizes[:begin]) for begin in begins]
     return [(slice(begins[i], begins[i + 1]), slice(first[i], first[i + 1])) for i in range(count)]
 
 
-def _judged(
+def _advantages(
     batch: Batch,
     algorithm: Algorithm,
     masks: list[NDArray[np.bool_]],
@@ -148,23 +144,24 @@ def _judged(
     values: list[NDArray[np.float64]],
     max_tokens: int,
 ) -> tuple[list[NDArray[np.float64]], list[NDArray[np.bool_]]]:
-    """Of every sequence the advantages of its tokens, and its mask without what is not to be trained."""
+    """Of every sequence: the advantages of its tokens, and its mask of trained tokens."""
     advantages: list[NDArray[np.float64]] = []
-    kept: list[NDArray[np.bool_]] = []
+    trained_masks: list[NDArray[np.bool_]] = []
     for group in batch.groups:
-        own = slice(len(kept), len(kept) + len(group.sequences))
-        rewards, cut = [s.reward for s in group.sequences], [s.truncated for s in group.sequences]
-        known = values[own] if algorithm.critic else None
-        judged = ComparedGroup.of(rewards, masks[own], cut, max_tokens, known).minus(penalties_S[own])
-        judged = replace(judged, turn_rewards=_turn_rewards(group, judged.turns_G))
-        trains_G = np.ones(len(rewards), bool) if algorithm.trained is None else algorithm.trained(judged)
-        advantages += _by_token(algorithm, judged, group.group_id)
-        kept += [mask & trains for mask, trains in zip(masks[own], trains_G, strict=True)]
-    return advantages, kept
+        members = slice(len(advantages), len(advantages) + len(group.sequences))
+        rewards, truncated = [s.reward for s in group.sequences], [s.truncated for s in group.sequences]
+        group_values = values[members] if algorithm.critic else None
+        compared = ComparedGroup.of(rewards, masks[members], truncated, max_tokens, group_values)
+        compared = compared.minus(penalties_S[members])
+        compared = replace(compared, turn_rewards=_turn_rewards(group, compared.turns_G))
+        trains_G = np.ones(len(rewards), bool) if algorithm.trained is None else algorithm.trained(compared)
+        advantages += _by_token(algorithm, compared, group.group_id)
+        trained_masks += [mask & trains for mask, trains in zip(masks[members], trains_G, strict=True)]
+    return advantages, trained_masks
 
 
 def _turn_rewards(group: TrainGroup, turns_G: NDArray[np.int64]) -> list[NDArray[np.float64]]:
-    """Of each sequence those of its turns, as its reward function named them; NaN where it named none."""
+    """The rewards of each sequence's turns; NaN where the reward function gave none."""
     return [
         np.array([s.metrics.get(f"turn_{k + 1}", np.nan) for k in range(turns)])
         for s, turns in zip(group.sequences, turns_G, strict=True)
@@ -181,14 +178,15 @@ def _over_batch(
 
 def _by_token(algorithm: Algorithm, group: ComparedGroup, group_id: int) -> list[NDArray[np.float64]]:
     try:
-        with np.errstate(over="ignore"):  # of an absurd reward; the loss shows it
-            found = algorithm.advantages(group)
+        with np.errstate(over="ignore"):  # of an absurd reward; the loss shows the overflow
+            advantages = algorithm.advantages(group)
     except (AttributeError, TypeError) as error:
         raise DataError(
             f"`Algorithm.advantages` failed for group {group_id}: {type(error).__name__}: {error}.\n"
-            "  It is given a millrace.algorithms.ComparedGroup: the rewards are its `rewards_G`"
+            "  Its argument is a millrace.algorithms.ComparedGroup: the rewards are its `rewards_G`"
         ) from error
-    return [np.broadcast_to(np.asarray(a, float), n) for a, n in zip(found, group.lengths_G, strict=True)]
+    pairs = zip(advantages, group.lengths_G, strict=True)
+    return [np.broadcast_to(np.asarray(advantage, float), length) for advantage, length in pairs]
 
 
 def _trees(batch: Batch, masks: list[NDArray[np.bool_]]) -> list[Tree]:
@@ -210,12 +208,13 @@ def _mask(sequence: TrainSequence) -> NDArray[np.bool_]:
 
 
 def _reference(sequence: TrainSequence) -> NDArray[np.float64]:
-    unknown = np.full(len(sequence.columns), np.nan)
-    return unknown if sequence.reference is None else np.asarray(sequence.reference, float)
+    if sequence.reference is None:
+        return np.full(len(sequence.columns), np.nan)
+    return np.asarray(sequence.reference, float)
 
 
 def _versions(sequence: TrainSequence) -> NDArray[np.int64]:
-    """Of every token."""
+    """The version of every token."""
     runs = np.array(sequence.columns.runs, dtype=np.int64).reshape(-1, 2)
     return np.repeat(runs[:, 0], runs[:, 1])
 
@@ -231,7 +230,8 @@ def _check(sequence: TrainSequence, version: int) -> None:
     if not np.isfinite(trained).all():
         raise DataError(
             f"trajectory {sequence.trajectory_id} has behavior log-probs that are not finite: "
-            f"{trained[~np.isfinite(trained)].tolist()[:5]}. The engine must record those of sampled tokens"
+            f"{trained[~np.isfinite(trained)].tolist()[:5]}. The engine must record the log-probs of sampled "
+            "tokens"
         )
     newest = max((run_version for run_version, _ in columns.runs), default=version)
     if newest > version:

@@ -1,11 +1,11 @@
-"""Trees of tokens packed into rows: what several sequences begin with is forwarded once.
+"""Trees of tokens packed into rows: a prefix that several sequences share is forwarded once.
 
-A tree is a prompt and its completions. Its sequences are laid out in lexicographic order, and each adds
-only what it does not share with the one before it, at the positions where it goes on from there: a
-radix tree, because no earlier sequence shares more. A token's log-prob is read from the hidden state of
-its predecessor, so what follows the last trained token is not forwarded at all. Pure numpy: knows no model.
+A tree is a prompt and its completions. Its sequences are laid out in lexicographic order. Each sequence adds
+only the tokens that it does not share with the sequence before it. No earlier sequence shares more tokens,
+so the layout is a radix tree. A token's log-prob is read from the hidden state of its predecessor, so the
+tokens behind the last trained token are not forwarded. Pure numpy: knows no model.
 
-Shape suffixes: T = tokens of a row, P = tokens that a stretch looks back at, N = trained tokens of a row.
+Shape suffixes: T = tokens of a row, P = tokens of a segment's prefix, N = trained tokens of a row.
 Tokens may come as lists or as arrays; they are laid out as arrays.
 """
 
@@ -35,7 +35,7 @@ class Branch:
 
     @property
     def num_forwarded(self) -> int:
-        """Tokens that some trained token looks back at, beside the prompt."""
+        """Tokens that some trained token looks back at, without the prompt."""
         trained = np.flatnonzero(self.mask)
         return int(trained[-1]) if trained.size else 0
 
@@ -47,9 +47,9 @@ class Tree:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stretch:
-    """Tokens [start, start + length) of a row: causal among themselves, and each sees all of the row's
-    tokens `prefix_P`, which stand before them in their sequence."""
+class RowSegment:
+    """Tokens [start, start + length) of a row. Their attention is causal, and each token sees all of the
+    row's tokens `prefix_P`, which precede the segment in its sequence."""
 
     start: int
     length: int
@@ -57,9 +57,9 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """Sequences of one tree that go into the same row. `shared[i]` tokens of sequence i, prompt
-    included, are also those of sequence i - 1."""
+class _Subtree:
+    """Sequences of one tree in the same row. `shared[i]`: the tokens that sequence i begins with as
+    sequence i - 1 does, prompt included."""
 
     prompt: Tokens
     branches: list[Branch]
@@ -67,18 +67,18 @@ class _Piece:
 
     @property
     def num_forwarded(self) -> int:
-        own = (branch.num_forwarded + len(self.prompt) for branch in self.branches)
-        return sum(own) - sum(self.shared)
+        lengths = (branch.num_forwarded + len(self.prompt) for branch in self.branches)
+        return sum(lengths) - sum(self.shared)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One micro-batch. Trained token k is `targets_N[k]`, predicted from row position `sources_N[k]`, and
-    is token `flat_N[k]` of the batch. `masks_N`: what could have come there; None: every token."""
+    is token `flat_N[k]` of the batch. `masks_N`: the tokens that could be sampled; None: every token."""
 
     tokens_T: NDArray[np.int64]
     positions_T: NDArray[np.int64]
-    stretches: tuple[Stretch, ...]
+    segments: tuple[RowSegment, ...]
     sources_N: NDArray[np.int64]
     targets_N: NDArray[np.int64]
     flat_N: NDArray[np.int64]
@@ -89,30 +89,30 @@ def pack(trees: Sequence[Tree], token_budget: int) -> list[Row]:
     """Pack trees into rows of at most `token_budget` forwarded tokens.
 
     A tree over the budget is split over several rows, its prompt repeated in each. A single sequence
-    over the budget gets a row of its own: it cannot be split, and refusing it would lose it. Branches
-    without a trained token are left out.
+    over the budget gets a row of its own: it cannot be split. Branches without a trained token are omitted.
 
     Raises:
         DataError: a tree without a prompt token, or a mask of another length than its tokens.
     """
-    pieces = [piece for tree in trees for piece in _split(tree, token_budget)]
-    pieces.sort(key=lambda piece: -piece.num_forwarded)  # first fit decreasing; stable, so deterministic
-    bins: list[list[_Piece]] = []
+    subtrees = [subtree for tree in trees for subtree in _split(tree, token_budget)]
+    # first fit decreasing; stable, so deterministic
+    subtrees.sort(key=lambda each: -each.num_forwarded)
+    bins: list[list[_Subtree]] = []
     room: list[int] = []
-    for piece in pieces:
-        size = piece.num_forwarded
-        slot = next((i for i, left in enumerate(room) if size <= left), None)
+    for subtree in subtrees:
+        size = subtree.num_forwarded
+        slot = next((i for i, free in enumerate(room) if size <= free), None)
         if slot is None:
-            bins.append([piece])
+            bins.append([subtree])
             room.append(token_budget - size)
         else:
-            bins[slot].append(piece)
+            bins[slot].append(subtree)
             room[slot] -= size
     return [_lay_out(group) for group in bins]
 
 
 def padded(row: Row, multiple: int) -> Row:
-    """With tokens that nobody looks at behind the row, up to a multiple of tokens."""
+    """The row with padding tokens behind it, up to a multiple of tokens."""
     tokens = len(row.tokens_T)
     missing = -tokens % multiple
     if not missing:
@@ -122,37 +122,37 @@ def padded(row: Row, multiple: int) -> Row:
         row,
         tokens_T=np.concatenate([row.tokens_T, nothing_T]),
         positions_T=np.concatenate([row.positions_T, np.arange(missing)]),
-        stretches=(*row.stretches, Stretch(tokens, missing, nothing_T[:0])),
+        segments=(*row.segments, RowSegment(tokens, missing, nothing_T[:0])),
     )
 
 
-def _split(tree: Tree, token_budget: int) -> list[_Piece]:
+def _split(tree: Tree, token_budget: int) -> list[_Subtree]:
     if not len(tree.prompt):
         raise DataError("a prompt to train on has no token: the first completion token has no predecessor")
-    pieces: list[_Piece] = []
+    subtrees: list[_Subtree] = []
     before: Tokens = ()
     room = 0
     for forwarded, branch in _in_order(tree):
         shared = len(tree.prompt) + _num_common(before, forwarded)
-        if not pieces or len(tree.prompt) + len(forwarded) - shared > room:
-            pieces.append(_Piece(tree.prompt, [], []))
+        if not subtrees or len(tree.prompt) + len(forwarded) - shared > room:
+            subtrees.append(_Subtree(tree.prompt, [], []))
             room, shared = token_budget, 0
-        pieces[-1].branches.append(branch)
-        pieces[-1].shared.append(shared)
+        subtrees[-1].branches.append(branch)
+        subtrees[-1].shared.append(shared)
         room -= len(tree.prompt) + len(forwarded) - shared
         before = forwarded
-    return pieces
+    return subtrees
 
 
 def _in_order(tree: Tree) -> list[tuple[Tokens, Branch]]:
-    """Branches with something to train on and their forwarded tokens, in lexicographic order."""
-    kept = []
+    """Branches with a trained token, and their forwarded tokens, in lexicographic order."""
+    branches = []
     for branch in tree.branches:
         if len(branch.mask) != len(branch.tokens):
             raise DataError(f"a mask has {len(branch.mask)} entries for {len(branch.tokens)} tokens")
         if branch.mask.any():
-            kept.append((branch.tokens[: branch.num_forwarded], branch))
-    return sorted(kept, key=lambda pair: (_sortable(pair[0]), pair[1].first_index))
+            branches.append((branch.tokens[: branch.num_forwarded], branch))
+    return sorted(branches, key=lambda pair: (_sortable(pair[0]), pair[1].first_index))
 
 
 def _sortable(tokens: Tokens) -> bytes:
@@ -167,33 +167,33 @@ def _num_common(one: Tokens, other: Tokens) -> int:
     return int(differ[0]) if differ.size else shortest
 
 
-def _lay_out(pieces: Sequence[_Piece]) -> Row:
+def _lay_out(subtrees: Sequence[_Subtree]) -> Row:
     tokens: list[NDArray[np.int64]] = []
     num_tokens = 0
     positions: list[NDArray[np.int64]] = []
-    stretches: list[Stretch] = []
+    segments: list[RowSegment] = []
     sources: list[NDArray[np.int64]] = []
     targets: list[NDArray[np.int64]] = []
     flat: list[NDArray[np.int64]] = []
-    for piece in pieces:
-        path_T = np.empty(0, np.int64)  # where in the row the tokens of the sequence lie
-        for branch, shared in zip(piece.branches, piece.shared, strict=True):
+    for subtree in subtrees:
+        path_T = np.empty(0, np.int64)  # row positions of the sequence's tokens
+        for branch, shared in zip(subtree.branches, subtree.shared, strict=True):
             completion = np.asarray(branch.tokens, dtype=np.int64)
-            sequence = np.concatenate([piece.prompt, completion[: branch.num_forwarded]]).astype(np.int64)
+            sequence = np.concatenate([subtree.prompt, completion[: branch.num_forwarded]]).astype(np.int64)
             start, num_tokens = num_tokens, num_tokens + len(sequence) - shared
             tokens.append(sequence[shared:])
             positions.append(np.arange(shared, len(sequence)))
             path_T = np.concatenate([path_T[:shared], np.arange(start, num_tokens)])
             if num_tokens > start:
-                stretches.append(Stretch(start, num_tokens - start, path_T[:shared]))
+                segments.append(RowSegment(start, num_tokens - start, path_T[:shared]))
             trained = np.flatnonzero(branch.mask)
-            sources.append(path_T[len(piece.prompt) + trained - 1])
+            sources.append(path_T[len(subtree.prompt) + trained - 1])
             targets.append(completion[trained])
             flat.append(branch.first_index + trained)
     return Row(
         tokens_T=np.concatenate(tokens),
         positions_T=np.concatenate(positions),
-        stretches=tuple(stretches),
+        segments=tuple(segments),
         sources_N=np.concatenate(sources),
         targets_N=np.concatenate(targets),
         flat_N=np.concatenate(flat),

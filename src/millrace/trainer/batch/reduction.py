@@ -1,9 +1,9 @@
-"""What one token counts for in a batch's loss.
+"""The weight of one token in a batch's loss.
 
     loss = sum over trained tokens of weight * objective
 
-The weights are settled for the whole batch before it is packed, so neither micro-batching nor packing
-can change a gradient.
+The weights are computed for the whole batch before packing, so neither micro-batching nor packing can change
+a gradient.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def token_weights(
     Shapes:
         masks    one (length_i,) per sequence
         returns  one (length_i,) per sequence
-    N and n_i are of the whole step, and no weight looks at groups. So a group that lost trajectories counts
-    less than a whole one, in proportion to its sequences or tokens.
+    N and n_i are of the whole optimizer step, and no weight depends on groups. So a group that lost
+    trajectories counts less than a complete group, in proportion to its sequences or tokens.
 
     Degenerate:
         A sequence without a trained token gets zeros, and still counts in N.

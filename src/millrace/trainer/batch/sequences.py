@@ -1,9 +1,9 @@
 """Sums over the sequences of a row, the same however a batch is packed and divided.
 
-A row holds whole sequences. Only ranks of one sequence group (`trainer.sequence`) share a row, so they alone
-add their parts. Sums are taken in a fixed order: a repeat gives the same bits.
+A row holds complete sequences. Only ranks of one sequence group (`trainer.sequence`) share a row, so only
+these ranks add their sums. Sums are taken in a fixed order: a repeat gives the same bits.
 
-Shape suffixes: N = trained tokens of this rank's part of a row, S = sequences of the batch.
+Shape suffixes: N = trained tokens of this rank's share of a row, S = sequences of the batch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RowSequences:
         self._ids_N, self._lengths_S, self._device, self._group = ids_N, lengths_S, device, group
 
     def total(self, x_N: torch.Tensor) -> torch.Tensor:
-        ids, order, counts, _ = self._there
+        ids, order, counts, _ = self._on_device
         sums_S = torch.segment_reduce(x_N.detach()[order], "sum", lengths=counts, initial=0)
         if self._group is not None:
             from torch import distributed
@@ -43,12 +43,12 @@ class RowSequences:
         return sums_S[ids]
 
     def mean(self, x_N: torch.Tensor) -> torch.Tensor:
-        return self.total(x_N) / self._there[3]
+        return self.total(x_N) / self._on_device[3]
 
     @cached_property
-    def _there(self) -> tuple[torch.Tensor, ...]:
-        """On the device, once something asks: the sequence of each token, tokens in order of sequences, how
-        many of them each sequence has here, and how many the sequence of each token has in all."""
+    def _on_device(self) -> tuple[torch.Tensor, ...]:
+        """On the device, at first use: the sequence of each token, the tokens in order of sequences, the
+        tokens of each sequence on this rank, and for each token all tokens of its sequence."""
         ids = self._ids_N
         arrays = (
             ids,

@@ -16,7 +16,7 @@ from millrace.core.types import Batch
 SAVED_MAX = 8  # that a run directory keeps, the first ones
 
 
-def unfit(batch: Batch, vocabulary: int) -> dict[int, str]:
+def impossible_trajectories(batch: Batch, vocabulary: int) -> dict[int, str]:
     """Trajectories that no engine can have sampled, and why. An id beyond the vocabulary would be taken for
     another position's token."""
     told: dict[int, str] = {}

@@ -31,9 +31,9 @@ from millrace.trainer.adapters.adapted_linear import trained_weights
 from millrace.trainer.files.directories import atomic_directory
 from millrace.trainer.files.tensor_files import TensorFile, file_names, fill, lay_out, make, open_tensors
 from millrace.trainer.model import not_finite, rounded_weights
-from millrace.trainer.optimizer.adamw import put_together, taken_apart
+from millrace.trainer.optimizer.adamw import plain_tensors, rebuild_moments
 from millrace.trainer.publish.overlapped import Overlapped
-from millrace.trainer.ranks.blocks import OwnedBlock, copy_into, parts
+from millrace.trainer.ranks.blocks import OwnedBlock, copy_into, owned_blocks
 from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, all_or_none
 from millrace.trainer.trainer import PolicyTrainer
 from millrace.trainer.value_head import OWN
@@ -142,7 +142,7 @@ def load_checkpoint(trainer: PolicyTrainer, path: str | Path, ranks: Ranks = ALO
         saved = {kind: open_tensors(files[kind]) for kind in KINDS}
         weights = trained_weights(trainer.model)
         refuse_another_model(weights, saved["model"], path)
-        copy_into(parts(weights, copies=True), saved["model"])
+        copy_into(owned_blocks(weights, copies=True), saved["model"])
         _restore_optimizer(trainer, saved["optimizer"])
         _restore_generators(saved["rng"], ranks)
     if broken := not_finite(trained_weights(trainer.model), ranks):
@@ -232,7 +232,7 @@ def _state(trainer: PolicyTrainer, ranks: Ranks) -> tuple[list[TensorFile], list
     of_all = {_of_rank(n, rank): state for rank in range(ranks.world) for n, state in generators.items()}
     files = [*lay_out("model", model), *lay_out("optimizer", optimizer), *lay_out("rng", of_all)]
     own = [OwnedBlock(_of_rank(n, ranks.rank), tuple(s.shape), (0,), s) for n, s in generators.items()]
-    return files, [*parts(model), *parts(optimizer), *own]
+    return files, [*owned_blocks(model), *owned_blocks(optimizer), *own]
 
 
 def _optimizer_tensors(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
@@ -245,7 +245,7 @@ def _moments(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
         f"{key}/{name}": value
         for name, parameter in trainer.model.named_parameters()
         if parameter.requires_grad
-        for key, value in sorted(taken_apart(trainer.optimizer.state[parameter]).items())
+        for key, value in sorted(plain_tensors(trainer.optimizer.state[parameter]).items())
     }
 
 
@@ -261,9 +261,9 @@ def _restore_optimizer(trainer: PolicyTrainer, tensors: Mapping[str, torch.Tenso
         of = parameters[name]
         like = of if saved.shape == of.shape else torch.empty(saved.shape, device=of.device)
         trainer.optimizer.state[of][key] = torch.zeros_like(like, dtype=saved.dtype, requires_grad=False)
-    copy_into(parts(_moments(trainer), copies=True), tensors)
+    copy_into(owned_blocks(_moments(trainer), copies=True), tensors)
     for state in trainer.optimizer.state.values():
-        put_together(state)
+        rebuild_moments(state)
 
 
 def _generators() -> dict[str, torch.Tensor]:

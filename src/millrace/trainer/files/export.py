@@ -18,17 +18,17 @@ from millrace.trainer.adapters.adapted_linear import (
     adapt,
     adapted_layers,
     base_weights,
+    merged_blocks,
     trained_weights,
-    whole_parts,
 )
 from millrace.trainer.adapters.peft_format import CONFIG as ADAPTER_CONFIG
 from millrace.trainer.adapters.peft_format import peft_config, peft_tensors
 from millrace.trainer.files.checkpoint import refuse_another_model, verified
 from millrace.trainer.files.directories import atomic_directory
-from millrace.trainer.files.tensor_files import Pieces, fill, index, lay_out, make, open_tensors
+from millrace.trainer.files.tensor_files import UnfusedTensors, fill, index, lay_out, make, open_tensors
 from millrace.trainer.files.tokens import read_tokenizer
 from millrace.trainer.model import load_model, named_weights
-from millrace.trainer.ranks.blocks import OwnedBlock, copy_into, parts
+from millrace.trainer.ranks.blocks import OwnedBlock, copy_into, owned_blocks
 from millrace.trainer.ranks.mesh import ALONE, Ranks, all_or_none
 
 NO_ADAPTER = Adapter()
@@ -43,7 +43,7 @@ def save_model(
 ) -> None:
     """Write config, weights in `dtype` and a tokenizer's files into `directory`: a rank its own blocks. An
     adapter becomes part of the weights."""
-    blocks = whole_parts(model) if adapted_layers(model) else [parts(named_weights(model))]
+    blocks = merged_blocks(model) if adapted_layers(model) else [owned_blocks(named_weights(model))]
     _write(model, blocks, tokenizer, directory, dtype=dtype, ranks=ranks)
 
 
@@ -65,7 +65,7 @@ def export_checkpoint(
     saved, tokenizer = open_tensors(files["model"]), read_tokenizer(model_path)
     refuse_another_model(named_weights(model), saved, checkpoint)
     with atomic_directory(out, marker="config.json") as directory:
-        _write(model, [parts(saved)], tokenizer, directory, dtype=getattr(torch, dtype))
+        _write(model, [owned_blocks(saved)], tokenizer, directory, dtype=getattr(torch, dtype))
 
 
 def export_adapter(checkpoint: Path, out: Path, *, model_path: str, dtype: str, adapter: Adapter) -> None:
@@ -84,7 +84,7 @@ def _adapted(checkpoint: Path, *, model_path: str, dtype: str, adapter: Adapter)
     adapt(model, adapter, published=getattr(torch, dtype), seed=0)
     weights = trained_weights(model)
     refuse_another_model(weights, saved, checkpoint)
-    copy_into(parts(weights, copies=True), saved)
+    copy_into(owned_blocks(weights, copies=True), saved)
     return model
 
 
@@ -120,7 +120,7 @@ def _describe(model: PreTrainedModel, dtype: torch.dtype, directory: Path) -> No
         model.generation_config.save_pretrained(directory)
 
 
-def _pieces(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> dict[str, Pieces]:
+def _pieces(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> dict[str, UnfusedTensors]:
     """What files call the weights that transformers fuses: of experts, each has matrices of its own there.
 
     transformers takes apart tensors that hold the numbers of their own rows, and so shows where pieces lie.
@@ -137,7 +137,7 @@ def _pieces(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> dict
         *outer, _ = weight.shape
         rows[name] = torch.arange(num_rows, num_rows + math.prod(outer)).reshape(*outer, 1)
         first[num_rows], num_rows = name, num_rows + math.prod(outer)
-    found: dict[str, Pieces] = {}
+    found: dict[str, UnfusedTensors] = {}
     apart = revert_weight_conversion(model, rows)
     for piece, numbers in sorted(apart.items(), key=lambda item: int(item[1].flatten()[0])):
         begin = int(numbers.flatten()[0])

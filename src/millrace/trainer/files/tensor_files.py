@@ -38,7 +38,7 @@ NAMES = {
     torch.uint8: "U8",
 }
 
-Pieces = list[tuple[str, tuple[int, ...]]]
+UnfusedTensors = list[tuple[str, tuple[int, ...]]]
 """Name and shape of each, as they lie one after another in a tensor."""
 
 
@@ -58,7 +58,7 @@ def lay_out(
     stem: str,
     tensors: Mapping[str, torch.Tensor],
     dtype: torch.dtype | None = None,
-    pieces: Mapping[str, Pieces] = {},
+    pieces: Mapping[str, UnfusedTensors] = {},
 ) -> list[TensorFile]:
     """Files for `tensors`, in their order: `stem`.safetensors, or several where one would be too large.
 
@@ -89,7 +89,7 @@ def _file(
     name: str,
     tensors: Mapping[str, torch.Tensor],
     dtype: torch.dtype | None,
-    pieces: Mapping[str, Pieces],
+    pieces: Mapping[str, UnfusedTensors],
 ) -> TensorFile:
     entries: dict[str, Any] = {}
     places, end = {}, 0

@@ -26,7 +26,7 @@ from millrace.devices.device import computes, computing_dtype, torch_device
 from millrace.trainer.adapters.adapted_linear import digest_of
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
-from millrace.trainer.checks.rejected import unfit
+from millrace.trainer.checks.rejected import impossible_trajectories
 from millrace.trainer.model import load_model, named_weights, row_logprobs, vocabulary
 from millrace.trainer.ranks.mesh import ALONE, Ranks, local
 from millrace.trainer.trainer import with_token_masks
@@ -61,7 +61,7 @@ class ReferenceWorker:
         if self._model is None:
             raise WorkerError("the reference has no weights yet: `load` must come first")
         sequences = [sequence for group in batch.groups for sequence in group.sequences]
-        if unfit(batch, vocabulary(self._model)):  # the trainer rejects it
+        if impossible_trajectories(batch, vocabulary(self._model)):  # the trainer rejects it
             return [array("f", [math.nan]) * len(sequence.columns) for sequence in sequences]
         budget = self._config.batch.token_budget
         advice = f"Lower `batch.token_budget` ({budget}), which changes no gradient, or free memory"
@@ -82,7 +82,7 @@ def reference_logprobs(model: PreTrainedModel, batch: Batch, config: Config) -> 
     )
     dtype = computing_dtype(published_dtype(config), model.device)
     found_C = np.full(len(flat.behavior_C), np.nan, np.float32)
-    for row in (row for trees in flat.parts for row in pack(trees, config.batch.token_budget)):
+    for row in (row for trees in flat.minibatches for row in pack(trees, config.batch.token_budget)):
         chosen = with_token_masks(row, flat.masks_C)
         logprobs_N = row_logprobs(model, chosen, temperature=config.sampling.temperature, dtype=dtype)[0]
         found_C[row.flat_N] = logprobs_N.cpu().numpy()

@@ -1,10 +1,10 @@
 """Attention over a packed row in one call without padding: torch's variable-length attention, on GPUs.
 
-Each stretch attends to a list of keys of its own, which are gathered: those of its prefix, then its own. The
+Each segment attends to a list of keys of its own, which are gathered: those of its prefix, then its own. The
 kernel's mask is aligned at the end of the keys, so a query sees all of the prefix and all before it. A
-prefix that several stretches share is gathered for each of them, and the gather sums its gradients.
+prefix that several segments share is gathered for each of them, and the gather sums its gradients.
 
-Shape suffixes: T = tokens of the row, R = stretches, K = keys of all stretches, H = heads, D = head size.
+Shape suffixes: T = tokens of the row, R = segments, K = keys of all segments, H = heads, D = head size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import embedding
 
 from millrace.devices.gpu import has_flash, on
-from millrace.trainer.batch.packing import Stretch
+from millrace.trainer.batch.packing import RowSegment
 
 # From torch 2.12 on it must be told that several query heads share a key head.
 GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
@@ -28,7 +28,7 @@ GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varl
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """`query_ends` and `key_ends`, (R + 1,) int32, begin with 0. `keys_K` is None where no stretch has a
+    """`query_ends` and `key_ends`, (R + 1,) int32, begin with 0. `keys_K` is None where no segment has a
     prefix: then the keys are the row."""
 
     query_ends: torch.Tensor
@@ -44,12 +44,12 @@ def serves(device: torch.device, dtype: torch.dtype, config: Any) -> bool:
     return not getattr(config, "attn_logit_softcapping", None) and has_flash(device, dtype, head_dim)
 
 
-def arrange(stretches: Sequence[Stretch], device: torch.device) -> Ragged:
-    """Arrange the stretches of a row, which cover it in their order."""
-    lengths = [stretch.length for stretch in stretches]
-    seen = [len(stretch.prefix_P) + stretch.length for stretch in stretches]
-    own = [np.arange(stretch.start, stretch.start + stretch.length) for stretch in stretches]
-    keys = [part for stretch, mine in zip(stretches, own, strict=True) for part in (stretch.prefix_P, mine)]
+def arrange(segments: Sequence[RowSegment], device: torch.device) -> Ragged:
+    """Arrange the segments of a row, which cover it in their order."""
+    lengths = [segment.length for segment in segments]
+    seen = [len(segment.prefix_P) + segment.length for segment in segments]
+    own = [np.arange(segment.start, segment.start + segment.length) for segment in segments]
+    keys = [part for segment, mine in zip(segments, own, strict=True) for part in (segment.prefix_P, mine)]
     return Ragged(
         query_ends=on(device, np.cumsum([0, *lengths]).astype(np.int32)),
         key_ends=on(device, np.cumsum([0, *seen]).astype(np.int32)),

@@ -40,7 +40,7 @@ def _groups(parameters: list[Any]) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def taken_apart(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def plain_tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """A parameter's state as plain tensors: an 8-bit moment as two."""
     plain: dict[str, torch.Tensor] = {}
     for key, value in state.items():
@@ -49,8 +49,8 @@ def taken_apart(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return plain
 
 
-def put_together(state: dict[str, Any]) -> None:
-    """The inverse of `taken_apart`, in place."""
+def rebuild_moments(state: dict[str, Any]) -> None:
+    """The inverse of `plain_tensors`, in place."""
     for key in [key for key in state if key.endswith(f".{INNER[0]}")]:
         from torchao.optim.subclass_8bit import OptimState8bit
 

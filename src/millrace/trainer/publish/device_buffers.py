@@ -21,7 +21,7 @@ from millrace.core.protocols import WeightsWriter
 from millrace.devices.device_digest import tensor_digests
 from millrace.devices.gpu import aside, mark
 from millrace.devices.pinned import copied_from, pinned
-from millrace.trainer.ranks.blocks import parts
+from millrace.trainer.ranks.blocks import owned_blocks
 
 
 class DeviceBuffers:
@@ -39,9 +39,9 @@ class DeviceBuffers:
             (name, told, tuple(weight.shape), weight.numel() * dtype.itemsize)
             for name, weight in weights.items()
         )
-        self._parts = parts(weights)
+        self._owned = owned_blocks(weights)
         self._blocks = [
-            NamedBuffer(part.name, told, tuple(part.block.shape), b"", part.start) for part in self._parts
+            NamedBuffer(part.name, told, tuple(part.block.shape), b"", part.start) for part in self._owned
         ]
 
     @property
@@ -52,20 +52,20 @@ class DeviceBuffers:
     def copy(self, writer: WeightsWriter, filling: Filling) -> None:
         """The current weights, into the slot of `filling`. All are there at the end."""
         writer.pin(pinned)
-        rounded = (part.block.to(self._dtype) for part in self._parts)
+        rounded = (part.block.to(self._dtype) for part in self._owned)
         copied_from(self._device, rounded, writer.places(filling, self.manifest, self._blocks))
 
-    def pieces(self, after: Any = None) -> list[NamedBlock]:
+    def block_digests(self, after: Any = None) -> list[NamedBlock]:
         """What was copied, with digests taken of the weights themselves, beside what the device computes
         `after` that mark."""
         with aside(self._device, after):
-            digests = tensor_digests((part.block for part in self._parts), self._dtype)
+            digests = tensor_digests((part.block for part in self._owned), self._dtype)
         return [
             (block.name, BlockDigest(part.start, block.shape, digest))
-            for part, block, digest in zip(self._parts, self._blocks, digests, strict=True)
+            for part, block, digest in zip(self._owned, self._blocks, digests, strict=True)
         ]
 
     def digest(self) -> str:
         """Of this rank's parts of the current weights."""
-        pieces, told = self.pieces(mark(self._device)), str(self._dtype).removeprefix("torch.")
+        pieces, told = self.block_digests(mark(self._device)), str(self._dtype).removeprefix("torch.")
         return version_digest(((name, told, p.shape, p.digest) for name, p in pieces), MULTILINEAR)

@@ -22,7 +22,7 @@ class Overlapped(Generic[T]):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, ranks: Ranks, name: str) -> None:
-        self.ranks = ranks.apart()
+        self.ranks = ranks.in_own_group()
         self._thread = ThreadPoolExecutor(1, name)
         self._work: Future[T] | None = None
         self._read = Event()

@@ -26,7 +26,7 @@ from millrace.core.types import Endpoint, Published
 from millrace.devices.gpu import has_own_memory
 from millrace.trainer.publish.device_buffers import DeviceBuffers
 from millrace.trainer.publish.overlapped import Overlapped
-from millrace.trainer.ranks.blocks import parts
+from millrace.trainer.ranks.blocks import owned_blocks
 from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, all_or_none, first_alone
 
 RECHECK_SHARE = 0.01
@@ -50,7 +50,7 @@ class PublishBuffers:
             (name, told, tuple(weight.shape), weight.numel() * dtype.itemsize)
             for name, weight in weights.items()
         )
-        self._parts = [(part, _host_copy(part.block, dtype)) for part in parts(weights)]
+        self._owned = [(part, _host_copy(part.block, dtype)) for part in owned_blocks(weights)]
         self.blocks = [
             NamedBuffer(
                 part.name,
@@ -59,7 +59,7 @@ class PublishBuffers:
                 host.view(-1).view(torch.uint8).numpy(),
                 None if host.shape == part.shape else part.start,
             )
-            for part, host in self._parts
+            for part, host in self._owned
         ]
 
     @property
@@ -69,7 +69,7 @@ class PublishBuffers:
 
     def fill(self) -> list[NamedBuffer]:
         """The blocks of the current weights. They stay valid until the next step."""
-        for part, host in self._parts:
+        for part, host in self._owned:
             if part.block.data_ptr() != host.data_ptr():
                 host.copy_(part.block)
         return self.blocks
@@ -78,7 +78,7 @@ class PublishBuffers:
         """The current weights, into the slot of `filling`."""
         writer.fill(filling, self.manifest, self.fill())
 
-    def pieces(self) -> list[NamedBlock]:
+    def block_digests(self) -> list[NamedBlock]:
         """What was copied, with digests taken of the buffers, not of the copy."""
         return digest_blocks(self.blocks)
 
@@ -89,7 +89,7 @@ class PublishBuffers:
 
 def buffers_of(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> PublishBuffers | DeviceBuffers:
     """How this rank's parts are published: by the device that holds all of them, else by the host."""
-    devices = {part.block.device for part in parts(weights)}
+    devices = {part.block.device for part in owned_blocks(weights)}
     if len(devices) == 1 and has_own_memory(device := devices.pop()):
         return DeviceBuffers(weights, dtype, device)
     return PublishBuffers(weights, dtype)
@@ -228,7 +228,7 @@ class Publisher:
         return writer.end(filling, self.buffers.manifest, every(written[here]), every(elsewhere))
 
     def _digest(self) -> list[NamedBlock]:
-        pieces = self.buffers.pieces()
+        pieces = self.buffers.block_digests()
         self._beside.release()
         self._held = ""
         if pieces:

@@ -23,7 +23,7 @@ class OwnedBlock:
     block: torch.Tensor  # a plain tensor: the local values
 
 
-def parts(weights: Mapping[str, torch.Tensor], *, copies: bool = False) -> list[OwnedBlock]:
+def owned_blocks(weights: Mapping[str, torch.Tensor], *, copies: bool = False) -> list[OwnedBlock]:
     """The blocks of `weights` that this process answers for. All processes' blocks together are the weights.
 
     A plain tensor is whole on every rank: the first rank answers. Of a DTensor a rank holds a block, or
@@ -34,7 +34,7 @@ def parts(weights: Mapping[str, torch.Tensor], *, copies: bool = False) -> list[
     found = []
     for name, weight in weights.items():
         if hasattr(weight, "placements"):
-            found += _local_parts(name, weight, copies)
+            found += _local_blocks(name, weight, copies)
         elif copies or _first_rank():
             found.append(OwnedBlock(name, tuple(weight.shape), (0,) * weight.ndim, weight.detach()))
     return [part for part in found if part.block.numel()]
@@ -44,7 +44,7 @@ def _first_rank() -> bool:
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
 
 
-def _local_parts(name: str, weight: Any, copies: bool) -> list[OwnedBlock]:
+def _local_blocks(name: str, weight: Any, copies: bool) -> list[OwnedBlock]:
     """One part for each combination of runs of adjacent indices, along every dimension.
 
     Raises: WeightsError: the rank's values are a summand of the weight, or their shape is not as placed.

@@ -17,14 +17,14 @@ from torch import distributed
 from torch.distributed import ProcessGroup
 
 
-def heads_apart(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+def split_heads(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     """(1, H, t, D) -> (1, h, T, D): all tokens of some heads."""
     _, _, tokens, dim = x.shape
     parts_SHTD = _Swap.apply(x.reshape(group.size(), -1, tokens, dim), group)
     return parts_SHTD.transpose(0, 1).reshape(1, -1, group.size() * tokens, dim)
 
 
-def tokens_apart(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+def split_tokens(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     """(1, T, h, D) -> (1, t, H, D): all heads of some tokens."""
     _, _, heads, dim = x.shape
     parts_STHD = _Swap.apply(x.reshape(group.size(), -1, heads, dim), group)

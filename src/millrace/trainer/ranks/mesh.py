@@ -24,7 +24,7 @@ T = TypeVar("T")
 Fault = tuple[type[MillraceError], str]
 
 M_MMAP_THRESHOLD = -3  # of glibc
-GIVEN_BACK = M_MMAP_THRESHOLD, 1 << 20
+MMAP_THRESHOLD = M_MMAP_THRESHOLD, 1 << 20
 """Tensors from this size on get pages of their own. Whole weights come and go with every layer, and would
 leave a heap full of holes."""
 COLLECTIVE_TIMEOUT_S = 1800.0  # the longest that ranks of one step lie apart; a dead rank is seen at once
@@ -41,7 +41,7 @@ class Ranks:
     rank: int = 0
     hosts: int = 1  # equally many ranks are on each, neighbours together
     offload: bool = False  # weights lie on the host while a GPU computes; one process is then a mesh of one
-    talks_in: Any = None  # a group of torch.distributed; None: the one of all
+    process_group: Any = None  # a group of torch.distributed; None: the one of all
 
     @property
     def world(self) -> int:
@@ -100,7 +100,7 @@ class Ranks:
         if cuda:
             torch.cuda.set_device(device)
         else:
-            ctypes.CDLL(None).mallopt(*GIVEN_BACK)
+            ctypes.CDLL(None).mallopt(*MMAP_THRESHOLD)
         with boundary("trainer", f"rank {self.rank} of {self.world}: meet at {rendezvous}", WorkerError):
             store = _store(rendezvous, self.rank, self.world)
             distributed.init_process_group(
@@ -138,27 +138,27 @@ class Ranks:
         from torch import distributed
 
         values: list[Any] = [None] * self.world
-        distributed.all_gather_object(values, value, group=self.talks_in)
+        distributed.all_gather_object(values, value, group=self.process_group)
         return values
 
-    def tell(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """The first rank's small value. That rank waits for nobody. A collective call."""
         if self.world == 1:
             return value
         from torch import distributed
 
         values = [value]
-        distributed.broadcast_object_list(values, src=0, group=self.talks_in, device=torch.device("cpu"))
+        distributed.broadcast_object_list(values, src=0, group=self.process_group, device=torch.device("cpu"))
         return values[0]
 
-    def apart(self) -> Ranks:
+    def in_own_group(self) -> Ranks:
         """The same ranks in a group of their own, for a thread: two threads that use one group abort the job.
         A collective call."""
         if self.world == 1:
             return self
         from torch import distributed
 
-        return replace(self, talks_in=distributed.new_group(backend="gloo"))
+        return replace(self, process_group=distributed.new_group(backend="gloo"))
 
 
 ALONE = Ranks()
@@ -175,7 +175,7 @@ def all_or_none(ranks: Ranks) -> Iterator[None]:
         yield
     except Exception as error:
         mine = error
-    _settle(ranks.gather(_fault(ranks, mine)), mine)
+    _raise_first(ranks.gather(_fault(ranks, mine)), mine)
 
 
 def agreed(ranks: Ranks, work: Callable[[], T]) -> list[T]:
@@ -187,7 +187,7 @@ def agreed(ranks: Ranks, work: Callable[[], T]) -> list[T]:
     except Exception as error:
         mine = error
     told = ranks.gather((answer, _fault(ranks, mine)))
-    _settle([fault for _, fault in told], mine)
+    _raise_first([fault for _, fault in told], mine)
     return [cast(T, answer) for answer, _ in told]
 
 
@@ -199,8 +199,8 @@ def first_alone(ranks: Ranks, work: Callable[[], T]) -> T:
         answer = work() if ranks.rank == 0 else None
     except Exception as error:
         mine = error
-    told, fault = ranks.tell((answer, _fault(ranks, mine)))
-    _settle([fault], mine)
+    told, fault = ranks.broadcast((answer, _fault(ranks, mine)))
+    _raise_first([fault], mine)
     return cast(T, told)
 
 
@@ -213,7 +213,7 @@ def _fault(ranks: Ranks, error: Exception | None) -> Fault | None:
     return kind, f"rank {ranks.rank}: {type(error).__name__}: {error}"
 
 
-def _settle(faults: Iterable[Fault | None], mine: Exception | None) -> None:
+def _raise_first(faults: Iterable[Fault | None], mine: Exception | None) -> None:
     if mine is not None:
         raise mine
     for kind, text in filter(None, faults):

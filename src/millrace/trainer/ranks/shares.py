@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from millrace.trainer.batch.packing import Row, Stretch
+from millrace.trainer.batch.packing import Row, RowSegment
 from millrace.trainer.ranks.mesh import Ranks
 
 
-def own_rows(rows: Sequence[Row], ranks: Ranks) -> list[Row]:
+def rows_of_rank(rows: Sequence[Row], ranks: Ranks) -> list[Row]:
     """This rank's rows, as many as every other rank's. A rank that is short of one runs a row that trains
     nothing, because every rank takes part in every exchange."""
     if ranks.world == 1:
@@ -20,7 +20,7 @@ def own_rows(rows: Sequence[Row], ranks: Ranks) -> list[Row]:
     shares = balanced([len(row.tokens_T) for row in rows], ranks.shard)
     own = [rows[index] for index in shares[ranks.shard_index]]
     own += [_idle(rows[0])] * (max(map(len, shares)) - len(own))
-    return [part(row, ranks.sequence_index, ranks.sequence) for row in own]
+    return [share_of_row(row, ranks.sequence_index, ranks.sequence) for row in own]
 
 
 def balanced(sizes: Sequence[int], num_shares: int) -> list[list[int]]:
@@ -41,22 +41,22 @@ def balanced(sizes: Sequence[int], num_shares: int) -> list[list[int]]:
     return shares
 
 
-def part(row: Row, index: int, count: int) -> Row:
+def share_of_row(row: Row, index: int, count: int) -> Row:
     """Tokens of `row` that rank `index` of `count` computes. Parts are equal: the last is padded. Sources are
-    counted from the part's begin; stretches are those of the whole row, for attention."""
+    counted from the part's begin; segments are those of the whole row, for attention."""
     if count == 1:
         return row
     length = -(-len(row.tokens_T) // count)
     padding = length * count - len(row.tokens_T)
     own = slice(index * length, (index + 1) * length)
     trained = np.flatnonzero((row.sources_N >= own.start) & (row.sources_N < own.stop))
-    stretches = row.stretches
+    segments = row.segments
     if padding:
-        stretches += (Stretch(len(row.tokens_T), padding, np.empty(0, np.int64)),)
+        segments += (RowSegment(len(row.tokens_T), padding, np.empty(0, np.int64)),)
     return Row(
         tokens_T=np.pad(row.tokens_T, (0, padding))[own],
         positions_T=np.pad(row.positions_T, (0, padding))[own],
-        stretches=stretches,
+        segments=segments,
         sources_N=row.sources_N[trained] - own.start,
         targets_N=row.targets_N[trained],
         flat_N=row.flat_N[trained],
@@ -70,7 +70,7 @@ def _idle(row: Row) -> Row:
         row,
         tokens_T=row.tokens_T[:1],
         positions_T=row.positions_T[:1],
-        stretches=(Stretch(0, 1, nothing),),
+        segments=(RowSegment(0, 1, nothing),),
         sources_N=nothing,
         targets_N=nothing,
         flat_N=nothing,
