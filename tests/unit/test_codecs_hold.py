@@ -29,7 +29,7 @@ from millrace.ledger.codec import (
 )
 from millrace.observe.sinks.jsonl import read_events
 from millrace.run_directory.toml import as_toml
-from millrace.runtime.local.framing import PIECE_BYTES, Framing, Kind
+from millrace.runtime.local.framing import WRITE_BYTES, Framing, Kind
 from millrace.weights.manifest import make_manifest
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -151,7 +151,7 @@ class _Pipe:
 
 MESSAGES = st.lists(
     st.tuples(
-        st.sampled_from([kind for kind in Kind if kind is not Kind.PART]),
+        st.sampled_from([kind for kind in Kind if kind is not Kind.FRAGMENT]),
         st.integers(0, 2**64 - 1),
         st.integers(0, 2**64 - 1),
         st.binary(),
@@ -196,7 +196,7 @@ def test_messages_arrive_whole_and_in_order_however_the_bytes_are_cut(messages, 
     assert received(b"".join(sent(messages)), cuts) == messages
 
 
-@pytest.mark.parametrize("num_tokens", [0, 1, 1000, PIECE_BYTES])
+@pytest.mark.parametrize("num_tokens", [0, 1, 1000, WRITE_BYTES])
 def test_columns_of_any_size_travel_between_other_messages(num_tokens):
     columns = TokenColumns.of(range(num_tokens), [-0.5] * num_tokens, 3)
     messages = [
@@ -209,15 +209,15 @@ def test_columns_of_any_size_travel_between_other_messages(num_tokens):
 
 
 def test_a_large_batch_is_written_piece_by_piece_and_the_loop_turns_in_between():
-    columns = TokenColumns.of(range(4 * PIECE_BYTES), [-0.5] * 4 * PIECE_BYTES, 3)
+    columns = TokenColumns.of(range(4 * WRITE_BYTES), [-0.5] * 4 * WRITE_BYTES, 3)
     pieces = sent([(Kind.CALL, 1, 1, columns)])
-    assert max(map(len, pieces)) <= 2 * PIECE_BYTES
+    assert max(map(len, pieces)) <= 2 * WRITE_BYTES
     assert len(pieces) >= 16  # 4 bytes of id and 4 of log-prob a token
 
 
 @pytest.mark.parametrize("cut", [7919, 1 << 30])
 def test_a_ping_does_not_wait_for_the_batch_before_it(cut):
-    columns = TokenColumns.of(range(4 * PIECE_BYTES), [-0.5] * 4 * PIECE_BYTES, 3)
+    columns = TokenColumns.of(range(4 * WRITE_BYTES), [-0.5] * 4 * WRITE_BYTES, 3)
     batch, later, ping = (Kind.CALL, 1, 1, columns), (Kind.CALL, 1, 2, "later"), (Kind.CALL, 1, 3, "ping")
     pieces = sent([batch, later], urgent=[ping])
     assert received(b"".join(pieces), [cut]) == [ping, batch, later]

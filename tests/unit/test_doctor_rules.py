@@ -13,7 +13,7 @@ from millrace.config.tree import leaves
 from millrace.core.events import Event
 from millrace.core.fairness import LengthMoments, fairness
 from millrace.observe.doctor.batches import needless_staleness, unfair_batches
-from millrace.observe.doctor.evidence import BatchTold, Evidence, Step, SwapSeen
+from millrace.observe.doctor.evidence import BatchFigures, Evidence, Pull, Step
 from millrace.observe.doctor.finding import few
 from millrace.observe.doctor.rules import diagnose
 
@@ -36,7 +36,7 @@ def test_no_evidence_at_all_is_no_fault():
 
 def test_a_served_digest_that_nobody_published_is_wrong_weights():
     seen = evidence()
-    seen.published, seen.pulls = {3: {"aa"}}, [SwapSeen("replica-1", 3, "bb")]
+    seen.published, seen.pulls = {3: {"aa"}}, [Pull("replica-1", 3, "bb")]
     (finding,) = diagnose(seen)
     assert (
         finding.fault == "wrong-weights" and "replica-1 served digest bb as version 3" in finding.evidence[0]
@@ -47,7 +47,7 @@ def test_a_version_that_was_published_twice_may_be_served_as_either():
     seen = evidence()
     seen.published, seen.pulls = (
         {3: {"aa", "bb"}},
-        [SwapSeen("r", 3, "bb"), SwapSeen("r", 4, "of an earlier session")],
+        [Pull("r", 3, "bb"), Pull("r", 4, "of an earlier session")],
     )
     assert faults(seen) == []
 
@@ -145,7 +145,7 @@ def of_batches(means, *, schedule="", ready=0, staleness=0.0, wait_s=1.0, replay
     """One step per mean length, each of 8 groups with a standard deviation of 3; a step takes 1 s."""
     seen = Evidence(schedule=schedule)
     for version, mean in enumerate(means, 1):
-        told = BatchTold(LengthMoments(8, mean, SPREAD), staleness, ready, 1.0, wait_s, replayed)
+        told = BatchFigures(LengthMoments(8, mean, SPREAD), staleness, ready, 1.0, wait_s, replayed)
         seen.by_version[version] = Step(version, 0.5, {}, {}, told)
     return seen
 
@@ -180,7 +180,7 @@ def test_lengths_that_hardly_differ_cannot_be_chosen_unfairly():
     means = [6.0, 6.0, 5.5, 5.8, 6.1, 6.8, 7.0, 7.6, 7.6, 7.6, 7.5, 7.3, 7.0, 6.6, 6.4, 6.0] * 2
     seen = Evidence(schedule="millrace")
     for version, mean in enumerate(means, 1):
-        told = BatchTold(LengthMoments(8, mean, 0.3), 1.5, 0, 1.0, 1.0, False)
+        told = BatchFigures(LengthMoments(8, mean, 0.3), 1.5, 0, 1.0, 1.0, False)
         seen.by_version[version] = Step(version, 0.5, {}, {}, told)
     assert fairness([step.batch.lengths for step in seen.steps]) > 5
     assert faults(seen) == []
@@ -193,7 +193,7 @@ def test_a_policy_that_learns_shorter_completions_is_not_unfair():
     means += [4 + rng.gauss(0, 1 / 8**0.5) for _ in range(32)]
     seen = Evidence(schedule="millrace")
     for version, mean in enumerate(means, 1):
-        told = BatchTold(LengthMoments(8, mean, 1.0), 1.5, 0, 1.0, 1.0, False)
+        told = BatchFigures(LengthMoments(8, mean, 1.0), 1.5, 0, 1.0, 1.0, False)
         seen.by_version[version] = Step(version, 0.5, {}, {}, told)
     assert fairness([step.batch.lengths for step in seen.steps[:32]]) > 3
     assert faults(seen) == []

@@ -28,7 +28,7 @@ from millrace.core.events import Event
 from millrace.environments.rows import open_rows
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.rules import diagnose
-from millrace.observe.sinks.jsonl import EventLog, retell
+from millrace.observe.sinks.jsonl import EventLog, replay_events
 from millrace.observe.summary import Summary
 from millrace.placement.needs import kv_token_bytes, read_model_config, tensor_elements
 from millrace.run_directory.run_directory import RunDirectory
@@ -110,7 +110,7 @@ def test_events_are_read_or_refused(place, data):
     summary, evidence = Summary(), Evidence()
     for sink, conclude in ((summary, summary.result), (evidence, partial(diagnose, evidence))):
         try:
-            retell(file, sink, conclude)
+            replay_events(file, sink, conclude)
         except MillraceError as error:
             assert str(file) in str(error)
 

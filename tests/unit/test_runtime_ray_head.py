@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from millrace.runtime.ray import head
-from millrace.runtime.ray.blocking_calls import aside
+from millrace.runtime.ray.blocking_calls import in_thread
 
 WAIT_S = 30.0
 
@@ -51,10 +51,10 @@ def test_a_head_that_takes_connections_and_answers_nothing_is_told() -> None:
 
 def test_a_call_that_returns_or_raises_does_so_and_one_that_hangs_holds_nobody_up() -> None:
     async def use() -> None:
-        assert await aside(divmod, 7, 2) == (3, 1)
+        assert await in_thread(divmod, 7, 2) == (3, 1)
         with pytest.raises(ZeroDivisionError):
-            await aside(divmod, 7, 0)
-        hanging = aside(threading.Event().wait)
+            await in_thread(divmod, 7, 0)
+        hanging = in_thread(threading.Event().wait)
         await asyncio.sleep(0)
         assert not hanging.done()
 
@@ -71,7 +71,7 @@ def test_what_a_call_raises_when_nobody_waits_any_more_is_not_reported_as_never_
     async def use() -> None:
         told: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
-        await asyncio.wait([aside(fail)], timeout=WAIT_S)
+        await asyncio.wait([in_thread(fail)], timeout=WAIT_S)
         threads[0].join(WAIT_S)
         gc.collect()
         assert not told

@@ -20,7 +20,7 @@ from millrace.core.placement import HERE, Place
 from millrace.runtime.ray import node_probe
 from millrace.runtime.ray.node_probe import look
 from millrace.runtime.ray.places import Node
-from millrace.runtime.ray.ray_hosts import told_of
+from millrace.runtime.ray.ray_hosts import node_problems
 
 NODES = [Node(f"id-{name}", name, f"10.0.0.{number}", {}) for number, name in enumerate("abc")]
 
@@ -78,7 +78,7 @@ def test_nodes_that_cannot_connect_are_told_of_once_for_each_way(monkeypatch: py
     assert len(links) == 2
 
 
-def test_a_link_that_connects_and_carries_nothing_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_that_connects_and_carries_nothing_is_node_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     links, problems = measured(monkeypatch, clogged={"10.0.0.2"})
     assert len(links) == 2 and len(problems) == 1
     assert "node b connects to c (10.0.0.2), and 67.1 MB do not arrive within 15 s: no answer" in problems[0]
@@ -94,11 +94,11 @@ def test_every_node_whose_probe_does_not_start_is_told_of_and_the_others_are_mea
     assert not links and ["link-a did not start" in problems[0], "link-b did" in problems[1]] == [True] * 2
 
 
-def test_a_node_with_another_python_is_told_of() -> None:
+def test_a_node_with_another_python_is_node_problems() -> None:
     ours = look([], "/")
-    assert not list(told_of(NODES[0], ours))
-    assert not list(told_of(NODES[0], replace(ours, python=f"{ours.python}1")))  # a later bug fix of it
-    [told] = told_of(NODES[0], replace(ours, python="3.9.1"))
+    assert not list(node_problems(NODES[0], ours))
+    assert not list(node_problems(NODES[0], replace(ours, python=f"{ours.python}1")))  # a later bug fix of it
+    [told] = node_problems(NODES[0], replace(ours, python="3.9.1"))
     assert "Python there is 3.9.1, and the controller's is" in told
 
 

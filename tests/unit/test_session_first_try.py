@@ -46,7 +46,7 @@ EQUAL = "def reward(completion, answer):\n    return {'reward': completion == an
 def test_one_prompt_is_made_and_the_reward_called_on_a_right_answer(model: Path, tmp_path: Path) -> None:
     config = config_for(model, tmp_path, ROWS, EQUAL)
     first = try_first(config)
-    assert first.seen.prompt.text in {"stone>", "river>", "maple>"}
+    assert first.task.prompt.text in {"stone>", "river>", "maple>"}
     [(attempt, timed)] = first.tried
     assert attempt.kind == "the reference answer"
     assert timed.score == Scored(1.0, {"length": 3.0})
@@ -203,7 +203,7 @@ def test_a_row_that_costs_its_worker_is_told_and_skipped_and_a_second_is_refused
 def test_a_row_whose_scoring_costs_its_worker_is_told_and_another_is_tried(
     model: Path, tmp_path: Path
 ) -> None:
-    first = try_first(config_for(model, tmp_path, ROWS, EQUAL)).seen.prompt.text
+    first = try_first(config_for(model, tmp_path, ROWS, EQUAL)).task.prompt.text
     deadly = (
         f"import os\ndef reward(completion, prompt):\n    prompt == {first!r} and os._exit(3)\n    return 1\n"
     )

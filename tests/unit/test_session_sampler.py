@@ -9,7 +9,7 @@ import pytest
 from ledger_records import ready_group, step_of
 from observe_events import step
 
-from millrace.compose.memory_events import MemoryTeller
+from millrace.compose.memory_events import MemoryReporter
 from millrace.compose.sampler import TrajectorySampler, open_decoder, spread
 from millrace.core.events import Event, Events
 from millrace.core.types import Group, Trajectory
@@ -93,27 +93,27 @@ def test_tokens_are_decoded_as_the_reward_sees_them(tmp_path: Path) -> None:
 
 def test_memory_is_told_of_every_process_that_is_up_and_not_too_often() -> None:
     told = Told()
-    teller = MemoryTeller(told.events)
-    teller(Event("worker_started", 0.0, 0.0, {"name": "relay", "pid": os.getppid()}))
-    teller(Event("worker_started", 0.0, 0.0, {"name": "simulated", "pid": None}))
+    reporter = MemoryReporter(told.events)
+    reporter(Event("worker_started", 0.0, 0.0, {"name": "relay", "pid": os.getppid()}))
+    reporter(Event("worker_started", 0.0, 0.0, {"name": "simulated", "pid": None}))
     for seconds in (1.0, 5.0, 12.0):
-        teller(Event("report", seconds, 0.0, {}))
+        reporter(Event("report", seconds, 0.0, {}))
     first, _ = told.of("memory")
     assert first["resident_bytes"].keys() == {"controller", "relay"}
     assert min(*first["resident_bytes"].values(), first["available_bytes"]) > 0
-    teller(Event("worker_died", 20.0, 0.0, {"name": "relay"}))
-    teller(Event("step", 30.0, 0.0, {}))
+    reporter(Event("worker_died", 20.0, 0.0, {"name": "relay"}))
+    reporter(Event("step", 30.0, 0.0, {}))
     assert told.of("memory")[-1]["resident_bytes"].keys() == {"controller"}
 
 
 def test_memory_of_workers_on_other_hosts_is_not_read_from_processes_of_this_one() -> None:
     told = Told()
-    teller = MemoryTeller(told.events)
+    reporter = MemoryReporter(told.events)
     for name, address in (("here", "127.0.0.1"), ("elsewhere", "192.0.2.1")):  # the second is nobody's
         fields = {"name": name, "pid": os.getppid(), "address": address}
-        teller(Event("worker_started", 0.0, 0.0, fields))
-    teller(Event("report", 1.0, 0.0, {}))
+        reporter(Event("worker_started", 0.0, 0.0, fields))
+    reporter(Event("report", 1.0, 0.0, {}))
     assert told.of("memory")[0]["resident_bytes"].keys() == {"controller", "here"}
-    teller(Event("left", 2.0, 0.0, {"replica": "here"}))
-    teller(Event("report", 20.0, 0.0, {}))
+    reporter(Event("left", 2.0, 0.0, {"replica": "here"}))
+    reporter(Event("report", 20.0, 0.0, {}))
     assert told.of("memory")[1]["resident_bytes"].keys() == {"controller"}

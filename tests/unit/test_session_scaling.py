@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from millrace.cli.app import app
 from millrace.compose import scaling
-from millrace.compose.scaling import Standing, obey, scale, with_standing
+from millrace.compose.scaling import ScalingState, obey, scale, with_scaling
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError, DeadlineExceeded, WorkerError
 from millrace.core.events import Events
@@ -82,7 +82,7 @@ class Running:
     async def _serve(self):
         events = Events(lambda: 0.0, lambda: 0.0)
         events.subscribe(self.warned.append)
-        task = asyncio.create_task(obey(self._run, self._controller, events, Standing(1, 1)))
+        task = asyncio.create_task(obey(self._run, self._controller, events, ScalingState(1, 1)))
         await asyncio.to_thread(self._ended.wait)
         task.cancel()
 
@@ -101,7 +101,7 @@ class Running:
 def test_a_command_waits_until_all_replicas_serve_and_tells_how_far_it_is(run):
     told = []
     with Running(run, Fleet(may_end=lambda: bool(told))):
-        scale(run, 3, tell=told.append)
+        scale(run, 3, report=told.append)
     assert told[0] == "2 of 3 replicas serve"
     assert not run.scale_ask.exists()
     assert json.loads(run.scale.read_text())["replicas"] == 3
@@ -202,26 +202,26 @@ def standing(run, replicas, over):
 def test_a_resumed_run_begins_with_the_number_asked_for_last(run):
     standing(run, 3, 1)
     for configured in (1, 3):  # of the same file as before, and of what the last session has recorded
-        resumed, began = with_standing(config(configured), run)
+        resumed, began = with_scaling(config(configured), run)
         assert (resumed.rollout.replicas, began.replicas, began.over) == (3, 3, 1)
 
 
 def test_another_number_in_the_configuration_is_a_newer_wish(run):
     standing(run, 3, 1)
-    resumed, began = with_standing(config(2), run)
+    resumed, began = with_scaling(config(2), run)
     assert (resumed.rollout.replicas, began.replicas) == (2, 2)
     assert not run.scale.exists()
 
 
 def test_a_run_that_was_asked_to_have_none_begins_with_none(run):
     standing(run, 0, 2)
-    resumed, began = with_standing(config(2), run)
+    resumed, began = with_scaling(config(2), run)
     assert (resumed.rollout.replicas, began.replicas) == (2, 0)
 
 
 def test_an_ask_of_an_earlier_session_is_forgotten(run):
     run.scale_ask.write_text('{"token": "a", "replicas": 9}')
-    assert with_standing(config(2), run)[1].replicas == 2
+    assert with_scaling(config(2), run)[1].replicas == 2
     assert not run.scale_ask.exists()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millrace.compose.contradictions import idle, unsound
+from millrace.compose.contradictions import contradictions, idle
 from millrace.config.load import validate
 from millrace.config.schema import Config
 from millrace.config.tree import union_kinds
@@ -20,7 +20,7 @@ UNCORRECTED = {"algorithm": {"kind": "grpo", "correction": None}}
 
 
 def told(**changes: Any) -> list[str]:
-    return unsound(validate(Config, BASE | changes, {}))
+    return contradictions(validate(Config, BASE | changes, {}))
 
 
 def test_stale_tokens_that_nothing_corrects_are_refused() -> None:

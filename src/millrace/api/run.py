@@ -165,7 +165,7 @@ class Run:
             WorkerError: it is not running, has no room for them, or could not start them.
             DeadlineExceeded: it takes longer, and goes on.
         """
-        scale(self._directory, replicas, timeout_s=timeout_s, tell=say if show else lambda line: None)
+        scale(self._directory, replicas, timeout_s=timeout_s, report=say if show else lambda line: None)
         return self
 
     def resume(
@@ -205,7 +205,7 @@ class Run:
         self._asked = Asked("train", arguments, log)
 
     def _is_running(self) -> bool:
-        return not self._asked.has_ended if self._asked is not None else self._directory.is_held()
+        return not self._asked.has_ended if self._asked is not None else self._directory.is_owned()
 
     def _has_ended(self) -> bool:
         return not self._is_running()

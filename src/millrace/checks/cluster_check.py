@@ -1,4 +1,4 @@
-"""Is this cluster ready for this run? What would fail is said before anything starts."""
+"""Is this cluster ready for this run? Problems are reported before anything starts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from millrace.core.protocols import Handle
 from millrace.placement.assign import size
 from millrace.runtime.ray.cluster import connect
 from millrace.runtime.ray.link_probe import CONNECT_S, SEND_S
-from millrace.runtime.ray.node_probe import Seen
+from millrace.runtime.ray.node_probe import NodeReport
 from millrace.runtime.ray.places import Node
-from millrace.runtime.ray.ray_hosts import shared_paths, survey, told_of
+from millrace.runtime.ray.ray_hosts import node_problems, shared_paths, survey
 from millrace.runtime.ray.ray_runtime import RayRuntime
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ CLOCK_S_MAX = 1.0
 """Times of events and logs of several nodes are compared by people."""
 SENT_BYTES = 64 << 20
 SLOW = 0.5
-"""Of the median: a slower link is named. The chain is as slow as its slowest."""
+"""A link slower than this share of the median is reported. The chain is as slow as its slowest link."""
 GPU_FREE_MIN = 0.9
 START_S = 60.0
 
@@ -72,49 +72,49 @@ def check_cluster(config: Config, runtime: RayCluster, run_path: Path) -> Checke
         token.touch()
     try:
         began_s = clock.wall()
-        nodes, seen = survey(cluster, [*shared_paths(config), str(token)], str(place))
+        nodes, reports = survey(cluster, [*shared_paths(config), str(token)], str(place))
         ended_s = clock.wall()
     finally:
         token.unlink()
     problems, warnings = list[str](), list[str]()
     facts, able = list[NodeFacts](), list[Node]()
-    for node, one in zip(nodes, seen, strict=True):
-        told = [f"node {node.name}: {line}" for line in told_of(node, one)]
-        problems += told
-        if isinstance(one, Seen):
-            ahead_s = max(0.0, one.wall_s - ended_s) + min(0.0, one.wall_s - began_s)
+    for node, report in zip(nodes, reports, strict=True):
+        of_node = [f"node {node.name}: {problem}" for problem in node_problems(node, report)]
+        problems += of_node
+        if isinstance(report, NodeReport):
+            ahead_s = max(0.0, report.wall_s - ended_s) + min(0.0, report.wall_s - began_s)
             facts.append(
                 NodeFacts(
                     node.name,
-                    one.host.cores,
-                    one.host.free_bytes,
-                    len(one.host.gpus),
-                    one.disk_bytes,
+                    report.host.cores,
+                    report.host.free_bytes,
+                    len(report.host.gpus),
+                    report.disk_bytes,
                     ahead_s,
                 )
             )
-            warnings += [f"node {node.name}: {line}" for line in _warned(one, ahead_s)]
-            able += [] if told else [node]
+            warnings += [f"node {node.name}: {warning}" for warning in _warnings(report, ahead_s)]
+            able += [] if of_node else [node]
     links, broken = asyncio.run(_measure(runtime.address, able)) if len(able) > 1 else ([], [])
     return Checked(facts, links, [*problems, *broken], [*warnings, *_slow(links)])
 
 
-def _warned(seen: Seen, ahead_s: float) -> Iterator[str]:
+def _warnings(report: NodeReport, ahead_s: float) -> Iterator[str]:
     if abs(ahead_s) > CLOCK_S_MAX:
         yield f"its clock is {ahead_s:+.1f} s off the controller's: run a time service on all nodes"
-    yield from seen.faults
-    for gpu in seen.host.gpus:
+    yield from report.faults
+    for gpu in report.host.gpus:
         if gpu.free_bytes < GPU_FREE_MIN * gpu.memory_bytes:
             used = size(gpu.memory_bytes - gpu.free_bytes)
             yield f"{used} of GPU {gpu.index} ({gpu.name}) are in use by somebody"
 
 
 async def _measure(address: str, nodes: Sequence[Node]) -> tuple[list[LinkFacts], list[str]]:
-    """Each node connects to every other; then all send to the next one at once, as the chain does. A node
-    whose probe does not start is told of, and the others are measured without it."""
+    """Each node connects to every other node. Then all nodes send to the next node at once, as relays do. A
+    node whose probe does not start is a problem, and the other nodes are measured without it."""
     runtime = RayRuntime(address, run_id=secrets.token_hex(4))
     try:
-        begun = await _together(_end(runtime, node) for node in nodes)
+        begun = await _gather(_end(runtime, node) for node in nodes)
         problems = [
             f"node {node.name}: nothing that listens could be started there: {end}"
             for node, end in zip(nodes, begun, strict=True)
@@ -134,32 +134,32 @@ async def _measure(address: str, nodes: Sequence[Node]) -> tuple[list[LinkFacts]
 
         numbers = range(len(able))
         pairs = [(a, b) for a in numbers for b in numbers if a != b]
-        connected = await _together(send(a, b, 0) for a, b in pairs)
+        connected = await _gather(send(a, b, 0) for a, b in pairs)
         chain = [(a, (a + 1) % len(able)) for a in numbers if len(able) > 1]
-        sent = await _together(send(a, b, SENT_BYTES) for a, b in chain)
+        sent = await _gather(send(a, b, SENT_BYTES) for a, b in chain)
     finally:
         await runtime.close()
-    told = {pair: answer for pair, answer in zip(pairs, connected, strict=True) if isinstance(answer, str)}
-    problems += [_unreachable(able[a][0], able[b][0], why) for (a, b), why in told.items()]
+    cut = {pair: answer for pair, answer in zip(pairs, connected, strict=True) if isinstance(answer, str)}
+    problems += [_unreachable(able[a][0], able[b][0], reason) for (a, b), reason in cut.items()]
     links = list[LinkFacts]()
     for (a, b), answer in zip(chain, sent, strict=True):
         source, target = able[a][0], able[b][0]
         if not isinstance(answer, str):
             links.append(LinkFacts(source.name, target.name, *answer))
-        elif (a, b) not in told:
+        elif (a, b) not in cut:
             problems.append(_clogged(source, target, answer))
     return links, problems
 
 
-async def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All at once. What one of them may fail with is in its answer, so that no other is given up."""
+async def _gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all `calls` at once. A call returns its failure, so a failure does not cancel the other calls."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(call) for call in calls]
     return [task.result() for task in tasks]
 
 
 async def _end(runtime: RayRuntime, node: Node) -> tuple[Handle, int] | str:
-    """The worker there and its port, or why there is none."""
+    """The worker on `node` and its port, or the reason why there is none."""
     try:
         end = await runtime.spawn(
             f"link-{node.name}",
@@ -173,17 +173,17 @@ async def _end(runtime: RayRuntime, node: Node) -> tuple[Handle, int] | str:
         return str(error)
 
 
-def _unreachable(source: Node, target: Node, told: str) -> str:
+def _unreachable(source: Node, target: Node, reason: str) -> str:
     return (
-        f"node {source.name} cannot connect to {target.name} ({target.address}): {told}\n"
+        f"node {source.name} cannot connect to {target.name} ({target.address}): {reason}\n"
         "  Relays talk over TCP, on ports that the system chooses: let the nodes of a run reach each other"
     )
 
 
-def _clogged(source: Node, target: Node, told: str) -> str:
+def _clogged(source: Node, target: Node, reason: str) -> str:
     return (
         f"node {source.name} connects to {target.name} ({target.address}), and {size(SENT_BYTES)} do not "
-        f"arrive within {SEND_S:g} s: {told}\n  Relays send weights over this link: look at its speed, and "
+        f"arrive within {SEND_S:g} s: {reason}\n  Relays send weights over this link: look at its speed, and "
         "at the largest packets that it passes (MTU)"
     )
 
@@ -199,4 +199,4 @@ def _slow(links: Sequence[LinkFacts]) -> Iterator[str]:
 
 def _existing(path: Path) -> Path:
     """`path`, or the nearest directory above it that exists."""
-    return next(one for one in (path, *path.parents) if one.is_dir())
+    return next(directory for directory in (path, *path.parents) if directory.is_dir())

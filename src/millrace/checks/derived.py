@@ -25,7 +25,7 @@ PROMPT_SHOWN = 500
 
 
 def show(config: Config) -> None:
-    """Print to stdout. A model that is not there yet only leaves its numbers out."""
+    """Print to stdout. If the model is not there yet, only its numbers are missing."""
     console = Terminal(soft_wrap=True)
     for line in resolved_lines(dump(config)):
         console.print(line)
@@ -35,7 +35,7 @@ def show(config: Config) -> None:
 
 
 def show_first_try(first: FirstTry) -> None:
-    """What the model would get first, and what the reward said."""
+    """Print the first prompt of the run, and the reward's answer."""
     console = Terminal(soft_wrap=True)
     for title, rows in _first_try(first).items():
         console.print(f"\n{title}", style="bold")
@@ -44,22 +44,22 @@ def show_first_try(first: FirstTry) -> None:
 
 
 def _first_try(first: FirstTry) -> dict[str, dict[str, str]]:
-    seen, (attempt, timed) = first.seen, first.tried[-1]
-    said = "no opinion" if isinstance(timed.score, Abstain) else ""
+    task, (attempt, timed) = first.task, first.tried[-1]
+    score = "no opinion" if isinstance(timed.score, Abstain) else ""
     if isinstance(timed.score, Scored):
         extra = "".join(f", {name} {value:g}" for name, value in timed.score.metrics.items())
-        said = f"{timed.score.value:g}{extra}"
+        score = f"{timed.score.value:g}{extra}"
     prompt = {
-        "row": seen.prompt.row_id,
-        "text": shown(seen.prompt.text),
-        "tokens": str(len(seen.prompt.tokens)),
-        "rows in all": f"{seen.rows:,}",
+        "row": task.prompt.row_id,
+        "text": shown(task.prompt.text),
+        "tokens": str(len(task.prompt.tokens)),
+        "rows in all": f"{task.rows:,}",
     }
-    return {"First prompt": prompt, "Reward": {attempt.kind: f"{said}, in {timed.seconds:.3f} s"}}
+    return {"First prompt": prompt, "Reward": {attempt.kind: f"{score}, in {timed.seconds:.3f} s"}}
 
 
 def shown(text: str) -> str:
-    """As one line that can be read, cut where it is long."""
+    """The text as one readable line, cut if it is long."""
     return repr(text) if len(text) <= PROMPT_SHOWN else repr(text[:PROMPT_SHOWN]) + "..."
 
 
@@ -97,17 +97,17 @@ def _evaluation(config: Config, one: EvaluationSection) -> str:
 def _batch(config: Config) -> dict[str, str]:
     batch, trajectories = config.batch, config.trajectories_per_step
     completion = trajectories * config.sampling.max_tokens
-    whole = trajectories * config.rollout.max_sequence_tokens
+    tokens_max = trajectories * config.rollout.max_sequence_tokens
     slots = config.rollout.replicas * config.rollout.slots
-    parts = -(-whole // batch.token_budget)
-    rows = "1 micro-batch" if parts == 1 else f"{parts} micro-batches"
+    micro_batches = -(-tokens_max // batch.token_budget)
+    rows = "1 micro-batch" if micro_batches == 1 else f"{micro_batches} micro-batches"
     if (sharing := config.trainer.shard) > 1:
         rows += f", among {sharing} ranks"
     return {
         "trajectories a step": f"{batch.prompts} prompts x {batch.group_size} = {trajectories}",
         "completion tokens a step, at most": f"{trajectories} x {config.sampling.max_tokens} = {completion}",
-        "tokens a step, at most": f"{trajectories} x {config.rollout.max_sequence_tokens} = {whole}",
-        "such a step in the trainer": f"{whole} / {batch.token_budget}: {rows}",
+        "tokens a step, at most": f"{trajectories} x {config.rollout.max_sequence_tokens} = {tokens_max}",
+        "such a step in the trainer": f"{tokens_max} / {batch.token_budget}: {rows}",
         "trajectories of the run": f"{config.steps} steps x {trajectories} = {config.steps * trajectories}",
         "decode slots": f"{config.rollout.replicas} replicas x {config.rollout.slots} = {slots}",
         "config digest": config_digest(config),

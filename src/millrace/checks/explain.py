@@ -27,7 +27,7 @@ def explain(config: Config) -> dict[str, str]:
 
 
 def groups_live_max(config: Config, schedule: Schedule) -> tuple[int, str]:
-    """Live groups at most, those of the batch being trained included, and how that comes about."""
+    """The most live groups, the batch being trained included, and the arithmetic."""
     prompts, steps, bound = config.batch.prompts, config.steps, schedule.staleness_max
     if bound is not None and bound + 1 <= steps:
         return (bound + 1) * prompts, f"(staleness {bound} + 1) x {prompts} prompts"

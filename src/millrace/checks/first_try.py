@@ -1,9 +1,9 @@
-"""The task and the reward of a run, tried before the run: one prompt, and one call of the reward. And an
-algorithm and a schedule of one's own (`try_own`).
+"""The task and the reward of a run, tried before the run: one prompt, and one call of the reward. An
+algorithm and a schedule of the user are tried too (`try_own`).
 
-It happens as in the run: in a process of its own, under the reward's deadline and memory limit. So a reward
-that hangs, ends its process or needs too much memory is found too. And as in the run, a row that costs a
-worker is skipped and told; where another costs the next worker too, the run is refused.
+The trial happens as in the run: in a process of its own, under the reward's deadline and memory limit. So it
+finds a reward that hangs, ends its process or needs too much memory. As in the run, a row that ends a worker
+is skipped and reported. When a second row ends a worker too, the run is refused.
 """
 
 from __future__ import annotations
@@ -26,36 +26,37 @@ TARGET = "millrace.environments.first_look:FirstLook"
 REASONS_SHOWN = 3
 TRIED_ROWS = 3
 DEATHS_MAX = 2
-"""Workers that rows, or calls of the reward, may cost: then the run is refused."""
+"""After so many workers that a row or a call of the reward ended, the run is refused."""
 
 
 @dataclass(frozen=True)
-class TaskSeen:
-    """The first usable prompt in the order of the run, and how many rows the task has. Of the first
-    `num_probed` rows those that are unusable, and why the first of them is."""
+class TaskFacts:
+    """The first usable prompt in the order of the run, and how many rows the task has. How many of the first
+    `num_probed` rows are unusable, and `reason`, why the first of these is."""
 
     prompt: Prompt
     rows: int
     num_probed: int
     num_unusable: int
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
 class FirstTry:
-    """`tried` are calls of the reward, up to the first that did not fail. `own`: warnings of `try_own`."""
+    """`tried` are calls of the reward, up to the first that did not fail. `own_warnings` are of `try_own`."""
 
-    seen: TaskSeen
+    task: TaskFacts
     tried: list[tuple[TriedCompletion, Timed]]
-    own: list[str] = field(default_factory=list)
+    own_warnings: list[str] = field(default_factory=list)
 
 
 def try_first(config: Config) -> FirstTry:
-    """Of training. Those of its evaluations are tried too, and told only if they fail.
+    """The trial of training. The tasks and rewards of its evaluations are tried too; only a failure is
+    reported.
 
     Raises: ConfigError, DataError, RewardError: the run could not have a prompt, a reward, or a step."""
-    own = try_own(config)
-    first = replace(asyncio.run(_try_first(config)), own=own)
+    own_warnings = try_own(config)
+    first = replace(asyncio.run(_try_first(config)), own_warnings=own_warnings)
     for evaluation in config.evaluations:
         try:
             asyncio.run(_try_first(config.of_evaluation(evaluation)))
@@ -65,18 +66,18 @@ def try_first(config: Config) -> FirstTry:
 
 
 def warnings(config: Config, first: FirstTry) -> Iterator[str]:
-    """What would spoil the run and does not end it, one sentence each."""
-    yield from first.own
-    seen, prompts = first.seen, config.batch.prompts
-    if seen.num_unusable:
+    """Problems that would spoil the run without ending it, one sentence each."""
+    yield from first.own_warnings
+    task, prompts = first.task, config.batch.prompts
+    if task.num_unusable:
         yield (
-            f"{seen.num_unusable} of the first {seen.num_probed} rows cannot be used and are skipped; the "
-            f"first: {seen.why}"
+            f"{task.num_unusable} of the first {task.num_probed} rows cannot be used and are skipped; the "
+            f"first: {task.reason}"
         )
-    if prompts > seen.rows:
+    if prompts > task.rows:
         yield (
-            f"a step takes `batch.prompts` ({prompts}) prompts, and the task has {seen.rows} rows: each row "
-            f"comes {prompts / seen.rows:.3g} times in a step"
+            f"a step takes `batch.prompts` ({prompts}) prompts, and the task has {task.rows} rows: each row "
+            f"comes {prompts / task.rows:.3g} times in a step"
         )
     attempt, timed = first.tried[0]
     if isinstance(timed.score, Failed):
@@ -89,7 +90,7 @@ def warnings(config: Config, first: FirstTry) -> Iterator[str]:
 async def _try_first(config: Config) -> FirstTry:
     runtime = LocalRuntime()
     try:
-        worker, prompts = await _probed(runtime, config)
+        worker, prompts = await _first_prompts(runtime, config)
         usable = [prompt for prompt in prompts if isinstance(prompt, Prompt)]
         unusable = [prompt.reason for prompt in prompts if isinstance(prompt, BadPrompt)]
         if not usable:
@@ -98,21 +99,21 @@ async def _try_first(config: Config) -> FirstTry:
         attempts = await worker.call(
             "attempts", usable[:TRIED_ROWS], timeout_s=config.supervision.spawn_timeout_s
         )
-        seen = TaskSeen(usable[0], rows, len(prompts), len(unusable), unusable[0] if unusable else "")
-        return FirstTry(seen, await _try_reward(runtime, worker, config, attempts))
+        task = TaskFacts(usable[0], rows, len(prompts), len(unusable), unusable[0] if unusable else "")
+        return FirstTry(task, await _try_reward(runtime, worker, config, attempts))
     finally:
         await runtime.close()
 
 
-async def _probed(runtime: Runtime, config: Config) -> tuple[Handle, list[Prompt | BadPrompt]]:
-    """A worker, and the first prompts. Raises: DataError: `DEATHS_MAX` rows each cost a worker."""
+async def _first_prompts(runtime: Runtime, config: Config) -> tuple[Handle, list[Prompt | BadPrompt]]:
+    """A worker, and the first prompts. Raises: DataError: `DEATHS_MAX` rows each ended a worker."""
     prompts: list[Prompt | BadPrompt] = []
     worker, deaths = await _start(runtime, config), 0
     while True:
-        found = any(isinstance(prompt, Prompt) for prompt in prompts)
+        any_usable = any(isinstance(prompt, Prompt) for prompt in prompts)
         try:
             async with asyncio.timeout(config.supervision.spawn_timeout_s):
-                async for prompt in worker.stream("probed", len(prompts), found):
+                async for prompt in worker.stream("probed", len(prompts), any_usable):
                     prompts.append(prompt)  # noqa: PERF401 - those before a death count
             return worker, prompts
         except (WorkerDied, TimeoutError) as error:
@@ -120,14 +121,14 @@ async def _probed(runtime: Runtime, config: Config) -> tuple[Handle, list[Prompt
             worker, deaths = await _start(runtime, config), deaths + 1
             group_id = len(prompts)
             [row_id] = await worker.call("row_ids", [group_id], timeout_s=config.supervision.spawn_timeout_s)
-            told = f"{row_id}: making its prompt costs the worker: {error or 'it takes too long'}"
+            reason = f"{row_id}: making its prompt ends the worker: {error or 'it takes too long'}"
             if deaths >= DEATHS_MAX:
-                raise DataError(f"{told}\n  It is the second row that does: look at the data") from error
-            prompts.append(BadPrompt(group_id, row_id, told))
+                raise DataError(f"{reason}\n  It is the second row that does: look at the data") from error
+            prompts.append(BadPrompt(group_id, row_id, reason))
 
 
 async def _start(runtime: Runtime, config: Config) -> Handle:
-    """Raises: DataError: the worker ends while it opens the task; and as the worker."""
+    """Raises: DataError: the worker ends while it opens the task; the errors of the worker."""
     try:
         return await start_worker(runtime, config, TARGET)
     except WorkerDied as error:
@@ -139,7 +140,7 @@ async def _start(runtime: Runtime, config: Config) -> Handle:
 async def _try_reward(
     runtime: Runtime, worker: Handle, config: Config, attempts: list[TriedCompletion]
 ) -> list[tuple[TriedCompletion, Timed]]:
-    """A row whose scoring costs a worker is not tried again. Raises: RewardError: every call fails."""
+    """A row whose scoring ends a worker is not tried again. Raises: RewardError: every call fails."""
     tried: list[tuple[TriedCompletion, Timed]] = []
     costly: set[int] = set()
     for attempt in attempts:
@@ -157,10 +158,10 @@ async def _try_reward(
             if len(costly) >= DEATHS_MAX:
                 break
             worker = await _start(runtime, config)
-    told = dict.fromkeys(f"  {one.row_id}, {one.kind}: {_reason(timed.score)}" for one, timed in tried)
+    failures = dict.fromkeys(f"  {a.row_id}, {a.kind}: {_reason(timed.score)}" for a, timed in tried)
     raise RewardError(
         "the reward fails at every call:\n"
-        + "\n".join(list(told)[:REASONS_SHOWN])
+        + "\n".join(list(failures)[:REASONS_SHOWN])
         + "\n  Correct it: `millrace try-reward` calls it alone"
     )
 

@@ -1,4 +1,4 @@
-"""What a model directory says of itself, read without torch: its files, its family, its positions."""
+"""A model directory, read without torch: its files, its family, its positions."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def model_problems(directory: Path) -> Iterator[str]:
             f"so does `hf download {name} --local-dir DIR`"
         )
         return
-    if told := _of_a_run(directory.resolve()):
-        yield f"`model.path` ({directory}) is {told}"
+    if description := _of_a_run(directory.resolve()):
+        yield f"`model.path` ({directory}) is {description}"
         return
     if not (directory / "config.json").is_file():
         yield f"`model.path` ({directory}) has no config.json"
@@ -42,7 +42,7 @@ def model_problems(directory: Path) -> Iterator[str]:
 
 
 def _of_a_run(path: Path) -> str:
-    """What `path` is where it is a run or a checkpoint, and how a model comes of it; empty: neither."""
+    """For a run or a checkpoint: what `path` is, and how to make a model of it. Empty: neither."""
     run = next((run for run in map(RunDirectory, (path, *path.parents[:2])) if run.ledger.is_file()), None)
     if run is None or path not in (run.path, run.checkpoints, run.checkpoints / path.name):
         return ""
@@ -60,8 +60,9 @@ def _of_a_run(path: Path) -> str:
 
 
 def check_model(config: Config) -> None:
-    """Raises: DataError: it is not computed right, or its teacher has other tokens. ConfigError: sequences
-    are longer than its positions, or `sampling` names a token that it does not have."""
+    """Raises: DataError: the trainer or the engine does not support the model, or its teacher has other
+    tokens. ConfigError: sequences are longer than its positions, or `sampling` names a token that it
+    lacks."""
     model = read_model_config(Path(config.model.path))
     with boundary(f"`model.path` ({config.model.path})", "its config.json is of no model", DataError):
         for supported in (TRAINER, ENGINES[config.rollout.engine].can.models):
@@ -71,10 +72,10 @@ def check_model(config: Config) -> None:
     if (teacher := teacher_of(config)) is not None:
         refuse_other_tokens(teacher, config.model.path)
     _check_tokens(config.sampling, model.get("vocab_size"))
-    asked = config.rollout.max_sequence_tokens
-    if longest is not None and asked > longest:
+    tokens = config.rollout.max_sequence_tokens
+    if longest is not None and tokens > longest:
         raise ConfigError(
-            f"`rollout.max_sequence_tokens` ({asked}) is more than the {longest} positions that the model "
+            f"`rollout.max_sequence_tokens` ({tokens}) is more than the {longest} positions that the model "
             f"knows (`max_position_embeddings` in {Path(config.model.path) / 'config.json'}).\n"
             f"  Set it to at most {longest}, and `sampling.max_tokens` ({config.sampling.max_tokens}) lower"
         )
@@ -91,7 +92,7 @@ def _check_tokens(sampling: SamplingConfig, vocab: object) -> None:
 
 
 def positions(model: dict[str, Any]) -> int | None:
-    """The longest sequence that a model is made for, with scaled rotary embeddings; None: it says nothing."""
+    """The longest sequence of a model, with scaled rotary embeddings; None: its config.json does not say."""
     longest, rope = model.get("max_position_embeddings"), _rope(model)
     if not isinstance(longest, int):
         return None
@@ -102,7 +103,7 @@ def positions(model: dict[str, Any]) -> int | None:
 
 
 def _filled_in(model: dict[str, Any]) -> SimpleNamespace:
-    """As transformers fills in what `config.json` leaves out, as far as `refuse_unsupported` asks for it."""
+    """Fill in the keys that `config.json` lacks and `refuse_unsupported` reads, as transformers does."""
     filled = {
         "model_type": model.get("model_type"),
         "rope_parameters": _rope(model),
@@ -112,5 +113,5 @@ def _filled_in(model: dict[str, Any]) -> SimpleNamespace:
 
 
 def _rope(model: dict[str, Any]) -> dict[str, Any]:
-    """Under its new name, or its old one."""
+    """The rotary parameters, under their new key or the old key."""
     return dict(model.get("rope_parameters") or model.get("rope_scaling") or {})

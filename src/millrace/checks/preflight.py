@@ -1,4 +1,5 @@
-"""Is this machine ready for this run? Asked before anything starts, answered in one go."""
+"""Is this machine ready for this run? All checks run before anything starts, and all problems come at
+once."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from millrace.algorithms import of_run
 from millrace.checks.model_files import check_model, model_problems
 from millrace.checks.transport import refuse_transport
 from millrace.compose.compose import engine_options, place
-from millrace.compose.contradictions import idle, unsound
+from millrace.compose.contradictions import contradictions, idle
 from millrace.config.carried import is_carried
 from millrace.config.schema import Config
 from millrace.config.tables.algorithms import Algorithm, FunctionAlgorithm
@@ -38,7 +39,7 @@ from millrace.runtime.local.spawned import PYTHON_MIN
 from millrace.schedule.presets import build
 from millrace.weights.store.directory import Directory
 
-TEMPORARY_CHECKPOINTS = 1  # written beside the kept ones before the oldest goes
+TEMPORARY_CHECKPOINTS = 1  # written before the oldest kept checkpoint is deleted
 TRAJECTORY_BYTES = 1000  # of the controller's memory, at least
 THREADS = "OMP_NUM_THREADS"
 PYTHON_S = 60.0
@@ -51,7 +52,7 @@ def preflight(config: Config, run_path: Path) -> list[str]:
 
     Raises: ConfigError naming everything that is missing. WeightsError: `weights.directory` cannot be listed.
     """
-    missing = [*model_problems(Path(config.model.path)), *_file_problems(config), *unsound(config)]
+    missing = [*model_problems(Path(config.model.path)), *_file_problems(config), *contradictions(config)]
     if missing:
         raise ConfigError("\n".join(missing))
     refuse_unable(config)
@@ -59,7 +60,7 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     check_model(config)
     layout = place(config)
     placed = layout.main
-    # What is a user's own is loaded here, so an error in it is reported before the start.
+    # Load the user's own functions here, to report their errors before the start.
     if not _is_carried(config.schedule):
         build(config)
     if not _is_carried(config.algorithm):
@@ -67,7 +68,7 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     disk = _disk_problem(config, placed.needs, run_path)
     if disk:
         raise ConfigError(disk)
-    _check_processes(config, sum(part.host.cores for part in layout.placements))
+    _check_processes(config, sum(placed.host.cores for placed in layout.placements))
     _check_step(config, placed.host.memory_bytes)
     _check_python(config.rollout)
     refuse_transport(config, layout)
@@ -90,8 +91,10 @@ def _is_carried(section: Schedule | Algorithm) -> bool:
 
 
 def _gpus(layout: Layout) -> set[int]:
-    """Those of this host that the run uses."""
-    return {index for part in layout.placements for _, one, _ in part.workers for index in one.devices or ()}
+    """The GPUs of this host that the run uses."""
+    return {
+        index for placed in layout.placements for _, spot, _ in placed.workers for index in spot.devices or ()
+    }
 
 
 def _file_problems(config: Config) -> Iterator[str]:
@@ -116,7 +119,9 @@ def _disk_problem(config: Config, needs: Needs, run_path: Path) -> str:
     best = sum(evaluation.keep_best for evaluation in config.evaluations)
     count = min(ever, checkpoints.keep + best + TEMPORARY_CHECKPOINTS)
     rollout = config.rollout
-    handed = 0 if rollout.shared_dir else len(rollout.servers)  # files of versions, one for each at most
+    handed = (
+        0 if rollout.shared_dir else len(rollout.servers)
+    )  # files of versions, at most one for each server
     model_bytes = needs.num_parameters * DTYPE_BYTES[config.model.dtype]
     needed = count * needs.checkpoint_bytes + (1 + handed + (handed > 0)) * model_bytes
     if needed <= free:
@@ -151,8 +156,8 @@ def _check_states(config: Config) -> None:
 
 
 def _check_python(rollout: Rollout) -> None:
-    """Raises: ConfigError: `rollout.python` cannot run a worker, or lacks the engine. Asked of it, in
-    short-lived processes."""
+    """Raises: ConfigError: `rollout.python` cannot run a worker, or lacks the engine. Short-lived processes
+    of this Python try both."""
     if rollout.python is not None:
         _ask(rollout.python, "-c", f"import sys, msgspec; sys.exit(sys.version_info < {PYTHON_MIN})")
     if rollout.engine == "vllm":
@@ -162,7 +167,7 @@ def _check_python(rollout: Rollout) -> None:
 def _check_servers(config: Config, options: EngineOptions) -> None:
     """Raises: ConfigError: a server of `rollout.servers` does not answer, or cannot serve this run."""
     if config.rollout.servers:
-        from millrace.engines.server.connect import refuse_unfit  # it asks transformers, so torch
+        from millrace.engines.server.connect import refuse_unfit  # it imports transformers, and so torch
 
         for server in config.rollout.servers:
             refuse_unfit(msgspec.structs.replace(options, server=server))
@@ -170,27 +175,27 @@ def _check_servers(config: Config, options: EngineOptions) -> None:
 
 def _ask(python: str, *arguments: str) -> None:
     try:
-        asked = [python, *arguments]
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=PYTHON_S, check=False)
-        told = done.stderr.strip().splitlines() or [
+        command = [python, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PYTHON_S, check=False)
+        lines = done.stderr.strip().splitlines() or [
             f"it is older than Python {PYTHON_MIN[0]}.{PYTHON_MIN[1]}"
         ]
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(f"`rollout.python` ({python}) cannot be started: {error}") from error
     if done.returncode != 0:
         raise ConfigError(
-            f"`rollout.python` ({python}) cannot run a replica: {told[-1]}\n"
-            "  It needs msgspec and what the engine imports; Millrace itself comes with the run"
+            f"`rollout.python` ({python}) cannot run a replica: {lines[-1]}\n"
+            "  It needs msgspec and the packages that the engine imports; Millrace itself comes with the run"
         )
 
 
 def _check_processes(config: Config, cores: int) -> None:
-    """Raises: ConfigError: so many processes that none would be ready in time."""
+    """Raises: ConfigError: the run has so many processes that none would be ready in time."""
     rollout, workers, most = config.rollout, config.reward.workers, PROCESSES_PER_CORE * cores
-    each = 1 if rollout.tensor == 1 else 1 + rollout.tensor  # one a part of the model, one that drives
-    ranks = config.trainer.ranks - 1  # the first is not counted
-    aside = each + len(config.evaluations) if config.evaluations else 0  # an evaluator and reward workers
-    count = rollout.replicas * each + workers + ranks + aside + config.reference_apart
+    each = 1 if rollout.tensor == 1 else 1 + rollout.tensor  # one for each rank, and one that drives them
+    ranks = config.trainer.ranks - 1  # the first rank is not counted
+    evaluators = each + len(config.evaluations) if config.evaluations else 0  # and their reward workers
+    count = rollout.replicas * each + workers + ranks + evaluators + config.reference_apart
     if count > most:
         of_trainer = (
             f", `reward.workers` ({workers}) and {ranks + 1} ranks of the trainer"
@@ -204,7 +209,7 @@ def _check_processes(config: Config, cores: int) -> None:
 
 
 def _check_step(config: Config, memory_bytes: int) -> None:
-    """Raises: ConfigError: the controller could not even hold the trajectories of one step."""
+    """Raises: ConfigError: the controller's memory is too small for the trajectories of one batch."""
     batch, each = config.batch, config.trajectories_per_step
     if each * TRAJECTORY_BYTES > memory_bytes:
         raise ConfigError(
@@ -215,8 +220,8 @@ def _check_step(config: Config, memory_bytes: int) -> None:
 
 
 def _size_warnings(config: Config, layout: Layout) -> Iterator[str]:
-    """More replicas than cores, steps so large that they hardly end, or a warm-up longer than the run."""
-    placed, cores = layout.main, sum(part.host.cores for part in layout.placements)
+    """More replicas than cores, batches so large that they hardly end, or a warm-up longer than the run."""
+    placed, cores = layout.main, sum(placed.host.cores for placed in layout.placements)
     replicas, each = config.rollout.replicas, config.trajectories_per_step
     slots = replicas * config.rollout.slots
     if each > ROUNDS_MAX * slots:
@@ -235,9 +240,9 @@ def _size_warnings(config: Config, layout: Layout) -> Iterator[str]:
         )
     here = 0 if config.rollout.servers else replicas * config.rollout.tensor
     if placed.device == "cpu" and here > cores:
-        of_parts = "" if config.rollout.tensor == 1 else f" of {config.rollout.tensor} processes"
+        of_ranks = "" if config.rollout.tensor == 1 else f" of {config.rollout.tensor} processes"
         yield (
-            f"{replicas} replicas{of_parts} share {cores} cores with the trainer: more than {cores} generate "
+            f"{replicas} replicas{of_ranks} share {cores} cores with the trainer: more than {cores} generate "
             "no faster, lower `rollout.replicas`"
         )
     cores = placed.host.cores

@@ -1,4 +1,4 @@
-"""Does `weights.transport` work on every host that will have a relay? Asked before a run."""
+"""Does `weights.transport` work on every host that will have a relay? Checked before a run."""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ from millrace.weights.chain.nixl.link import refuse_without_nixl
 
 TRY_S = 60.0
 NODE_S = 20.0
-"""More for a node's first process."""
+"""The additional time for a node's first process."""
 
 
 def refuse_transport(config: Config, layout: Layout) -> None:
-    """Raises: ConfigError: NIXL is asked for, and does not work on a host of `layout`. Each is named."""
+    """Raises: ConfigError: the transport is NIXL, and does not work on a host of `layout`. Names each
+    host."""
     if config.weights.transport != "nixl":
         return
     if not isinstance(config.runtime, RayCluster):
         problems = [why_not()]
     else:
-        cluster, names = connect(config.runtime.address), [part.host.name for part in layout.placements]
+        cluster, names = connect(config.runtime.address), [placed.host.name for placed in layout.placements]
         nodes = [node for node in cluster.nodes() if any(node.is_called(name) for name in names)]
-        told = cluster.ask(nodes, f"{__name__}:why_not", timeout_s=TRY_S + NODE_S)
-        whys = [_untried(why) if isinstance(why, Exception) else why for why in told]
-        problems = [why and f"node {node.name}: {why}" for node, why in zip(nodes, whys, strict=True)]
+        answers = cluster.ask(nodes, f"{__name__}:why_not", timeout_s=TRY_S + NODE_S)
+        reasons = [_untried(answer) if isinstance(answer, Exception) else answer for answer in answers]
+        problems = [
+            reason and f"node {node.name}: {reason}" for node, reason in zip(nodes, reasons, strict=True)
+        ]
     if any(problems):
         raise ConfigError("\n".join(filter(None, problems)))
 
 
 def why_not() -> str:
-    """Why NIXL does not work on this host, and what to do; nothing if it does. Tried in a short-lived
-    process."""
+    """Why NIXL does not work on this host, and what to do; empty if NIXL works. A short-lived process tries
+    NIXL."""
     try:
         refuse_without_nixl()
         done = subprocess.run(
@@ -53,9 +56,9 @@ def why_not() -> str:
         return _untried(error)
     if done.returncode == 0:
         return ""
-    told = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+    reason = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
     return (
-        f'`weights.transport` ("nixl") does not work here: {told.rpartition("NIXL: ")[2]}\n'
+        f'`weights.transport` ("nixl") does not work here: {reason.rpartition("NIXL: ")[2]}\n'
         "  NIXL_LOG_LEVEL=DEBUG and UCX_LOG_LEVEL=info tell more. Or leave the key at tcp"
     )
 

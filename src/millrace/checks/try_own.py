@@ -1,4 +1,4 @@
-"""An algorithm and a schedule of one's own, tried before the run."""
+"""An algorithm and a schedule of the user, tried before the run."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ SHOWN = 200  # characters of what a rehearsal says
 
 
 def try_own(config: Config) -> list[str]:
-    """Warnings, one sentence each. Raises: ConfigError: what is a user's own raises, or makes no step."""
-    told = []
+    """Warnings, one sentence each. Raises: ConfigError: a function of the user raises, or makes no step."""
+    warnings = []
     if isinstance(config.schedule, FunctionSchedule):
-        told += _try_schedule(config, config.schedule.path)
+        warnings += _try_schedule(config, config.schedule.path)
     if isinstance(config.algorithm, FunctionAlgorithm):
-        told += asyncio.run(_try_algorithm(config, config.algorithm.path))
-    return told
+        warnings += asyncio.run(_try_algorithm(config, config.algorithm.path))
+    return warnings
 
 
 async def _try_algorithm(config: Config, path: str) -> list[str]:
-    """In a process of its own, as the trainer is: it needs torch, and may hang."""
+    """In a process of its own, like the trainer: the algorithm needs torch, and may hang."""
     runtime, limit_s = LocalRuntime(), config.supervision.spawn_timeout_s
     try:
         trial = await runtime.spawn("trainer", TARGET, {"config": recorded(config)}, timeout_s=limit_s)
-        told: list[str] = await trial.call("tried", timeout_s=limit_s)
-        return told
+        warnings: list[str] = await trial.call("tried", timeout_s=limit_s)
+        return warnings
     except (WorkerDied, DeadlineExceeded) as error:
         raise ConfigError(f"`algorithm.path` ({path}) ends or blocks its process: {error}") from error
     finally:
@@ -42,7 +42,7 @@ async def _try_algorithm(config: Config, path: str) -> list[str]:
 
 
 def _try_schedule(config: Config, path: str) -> list[str]:
-    """Its decisions, on the views of small runs as pure data: with crashes and without."""
+    """Try its decisions on small runs in pure data, with and without crashes."""
     try:
         with boundary(f"`schedule.path` ({path})", "a rehearsal of its decisions", ConfigError):
             for scene in SCENES:

@@ -24,7 +24,7 @@ def command(
     """Let replicas join or leave a running run, and wait until they have. Nothing is lost: those that leave
     give their trajectories to others."""
     console, directory = Terminal(soft_wrap=True), run_directory.find(run)
-    scaling.scale(directory, replicas, timeout_s=timeout, tell=console.print)
+    scaling.scale(directory, replicas, timeout_s=timeout, report=console.print)
     if replicas == 0:
         console.print("The run has no replica and waits. To go on: --replicas N")
     else:

@@ -20,9 +20,9 @@ from rich.console import Console
 from millrace.compose import run_hosts
 from millrace.compose.examine import count_rewards, evidence_of
 from millrace.compose.joining import Joining
-from millrace.compose.memory_events import MemoryTeller
+from millrace.compose.memory_events import MemoryReporter
 from millrace.compose.sampler import TrajectorySampler, open_decoder
-from millrace.compose.scaling import obey, with_standing
+from millrace.compose.scaling import obey, with_scaling
 from millrace.config.freeze import config_digest, recorded
 from millrace.config.schema import Config
 from millrace.config.tables.runtime import LocalHosts, RayCluster
@@ -39,7 +39,7 @@ from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.doctor.watch import DoctorWatch
 from millrace.observe.live.live_view import LiveView
 from millrace.observe.live.readers import LostReaders
-from millrace.observe.sinks.jsonl import retell
+from millrace.observe.sinks.jsonl import replay_events
 from millrace.observe.sinks.log_files import parts
 from millrace.observe.sinks.open_sinks import open_sinks
 from millrace.observe.summary import Summary
@@ -64,15 +64,15 @@ PRELOAD = (
     "millrace.environments.reward_worker",
     "millrace.weights.relay",
 )
-"""Imported once, by the process that the workers are forked from."""
+"""The forkserver imports these modules once, for all workers."""
 
 REPORTS_PER_S = 256
-"""Of all replicas, at most. On Ray so many cost a third of the controller's core."""
+"""The most reports of all replicas together. On Ray this number costs a third of the controller's core."""
 SERVER_WAIT = 0.8
 """Of `supervision.spawn_timeout_s`, how long a replica waits for its server to answer."""
 
 _LIBRARY = {"gym": "reasoning_gym", "math": "math_verify"}
-"""Of a kind of task or reward: a second that every reward worker would spend on its own."""
+"""The library of a kind of task or reward. Its import takes a second, which the forkserver spends once."""
 
 
 async def train(
@@ -83,21 +83,21 @@ async def train(
     console: Console | None = None,
     from_version: int | None = None,
 ) -> None:
-    """Run, or go on with, the run in `run`, first back to `from_version` if that is given. Setting `stop`
-    ends it after the step under way.
+    """Start or resume the run in `run`. `from_version`: first go back to this version. Setting `stop` ends
+    the run after the step under way.
 
-    The live view is drawn on `console`, by default on stdout. What is printed on that console meanwhile is
-    above the view; the view would draw over a print on another console.
+    The live view is drawn on `console`, by default on stdout. Print on that console only: the lines appear
+    above the view. The view would draw over a print on another console.
 
     Raises: the run's first fatal error. In every case the ledger is flushed and `summary.json` written.
     """
     events, summary, evidence = Events(clock.now, clock.wall), Summary(), evidence_of(config)
     view = LiveView(console)
     with ExitStack() as stack:
-        stack.callback(os.umask, os.umask(0o077))  # whatever this run writes is its owner's alone
+        stack.callback(os.umask, os.umask(0o077))  # only the owner may read the files of this run
         content = content_digests(config)
         about = {
-            "id": f"{run.path.name}-{uuid4().hex}",  # of the run for ever, wherever it is moved
+            "id": f"{run.path.name}-{uuid4().hex}",  # stays the same when the run directory is moved
             "config_digest": config_digest(config),
             "seed": config.seed,
             "content": content,
@@ -105,17 +105,17 @@ async def train(
         ledger = SqliteLedger(run.ledger, run=about)
         stack.push(lambda _, error, __: _close(ledger, error))  # its lock came first
         refuse_other_content(ledger.run.get("content", {}), content)
-        config, standing = with_standing(config, run)
+        config, scaling_state = with_scaling(config, run)
         run.write_config(config)
         if parts(run.events):
-            retell(run.events, (summary, evidence, view.status.speeds), summary.result)
+            replay_events(run.events, (summary, evidence, view.status.speeds), summary.result)
             with suppress(LedgerError), LedgerReader(run.ledger, check=False) as reader:
                 count_rewards(evidence, reader)  # for the doctor alone
         stack.enter_context(open_sinks(events, config.observe, run.path, recorded(config)))
         stack.push(lambda _, error, __: _write_summary(run, summary, error))
         every: list[Sink] = [summary, stack.enter_context(view), *sinks]
-        # These emit events of their own, after all others have seen the event that they answer.
-        every += [MemoryTeller(events), DoctorWatch(events, evidence)]
+        # These sinks emit events of their own, after all other sinks have received the event before.
+        every += [MemoryReporter(events), DoctorWatch(events, evidence)]
         every.append(LostReaders(events, [console, *sinks]))
         every += _samplers(config, ledger, events)
         for sink in every:
@@ -130,7 +130,7 @@ async def train(
             workers = fleet(config, run, owner)
             controller = Controller(
                 config,
-                fleet=dataclasses.replace(workers, replicas=workers.replicas[: standing.replicas]),
+                fleet=dataclasses.replace(workers, replicas=workers.replicas[: scaling_state.replicas]),
                 runtime=runtime,
                 ledger=ledger,
                 schedule=build(config),
@@ -140,18 +140,20 @@ async def train(
                 on_stall=lambda: _dump_stacks(run, runtime),
             )
             await _attended(
-                controller, stop=_stop_when(stop, controller), scale=obey(run, controller, events, standing)
+                controller,
+                stop=_stop_when(stop, controller),
+                scale=obey(run, controller, events, scaling_state),
             )
 
 
-async def _attended(controller: Controller, **beside: Coroutine[Any, Any, None]) -> None:
-    """Run it to its end, and what is `beside` it until then. Raises: what it raises."""
+async def _attended(controller: Controller, **attendants: Coroutine[Any, Any, None]) -> None:
+    """Run the controller to its end, and `attendants` until then. Raises: what the controller raises."""
     try:
         async with asyncio.TaskGroup() as group:
-            others = [group.create_task(other, name=name) for name, other in beside.items()]
+            tasks = [group.create_task(attendant, name=name) for name, attendant in attendants.items()]
             await controller.run()
-            for other in others:
-                other.cancel()
+            for task in tasks:
+                task.cancel()
     except BaseExceptionGroup as failures:
         raise alone(failures) from None
 
@@ -163,7 +165,7 @@ def _samplers(config: Config, ledger: SqliteLedger, events: Events) -> Iterator[
 
 
 def _go_back(run: RunDirectory, ledger: SqliteLedger, events: Events, version: int) -> None:
-    """The ledger first: a checkpoint that it does not know of is not resumed from, and is replaced later."""
+    """The ledger goes back first: nobody resumes from a checkpoint that the ledger lacks."""
     ended = ledger.rewind(version)
     undone = [run.checkpoint(saved) for saved in run.versions() if saved > version]
     undone += [run.model] if model_version.read(run.model) > version else []
@@ -176,7 +178,8 @@ def _go_back(run: RunDirectory, ledger: SqliteLedger, events: Events, version: i
 
 
 def _refuse_newer_checkpoints(run: RunDirectory, ledger: SqliteLedger) -> None:
-    """A step is committed before it is saved, so a later checkpoint means that the ledger is an older one."""
+    """A version is committed before its checkpoint is saved. So a checkpoint newer than the ledger means that
+    the ledger is an older copy."""
     version, saved = ledger.version, max(run.versions(), default=0)
     if saved > version:
         raise LedgerError(
@@ -219,9 +222,9 @@ def fleet(config: Config, run: RunDirectory, owner: str = "") -> Fleet:
         target = "millrace.rollout.replica:EngineReplica"
         return WorkerSpec("replica", name, target, kwargs, its_place, ENGINES[rollout.engine].spawn_s_max)
 
-    aside = places_aside(config, layout)
+    apart = places_apart(config, layout)
     relay = partial(_relay, config, layout, token_hex(32), owner)
-    joining = Joining(config, layout, replica=spec, relay=relay, aside=aside)
+    joining = Joining(config, layout, replica=spec, relay=relay, apart=apart)
     return Fleet(
         trainer=WorkerSpec(
             "trainer", "trainer", "millrace.trainer.role:TorchTrainer", trainer, layout.trainer
@@ -244,17 +247,17 @@ def fleet(config: Config, run: RunDirectory, owner: str = "") -> Fleet:
         join=joining.join,
         relay=joining.relay,
         look=joining.look,
-        evaluator=dataclasses.replace(spec("evaluator", aside[0]), role="evaluator")
+        evaluator=dataclasses.replace(spec("evaluator", apart[0]), role="evaluator")
         if config.evaluations
         else None,
         evaluation_reward_workers=tuple(evaluation_reward_workers(config, layout)),
-        reference=_reference(plain, placed, aside[-1]) if config.reference_apart else None,
+        reference=_reference(plain, placed, apart[-1]) if config.reference_apart else None,
     )
 
 
-def places_aside(config: Config, layout: Layout) -> list[Place]:
-    """Replicas' places, beside all of them: the evaluator's, then the reference's, if the run has them. On
-    the trainer's host where there is room: its relay gets every version.
+def places_apart(config: Config, layout: Layout) -> list[Place]:
+    """The evaluator's place, then the reference's place, if the run has them. They are places of replicas,
+    apart from those of `rollout.replicas`. The trainer's host comes first: its relay gets every version.
 
     Raises: ConfigError: there is no room for them.
     """
@@ -290,12 +293,12 @@ def evaluation_reward_workers(config: Config, layout: Layout) -> Iterator[Worker
 
 
 def _relay(config: Config, layout: Layout, secret: str, owner: str, placed: Placement) -> WorkerSpec:
-    """Of one host. Relays of several hosts know each other by the `secret`, a new one each time. `owner`: the
-    run, as `weights.directory` knows it."""
+    """The relay of one host. Relays of several hosts recognise each other by the `secret`, new at each start.
+    `owner` is the id of the run, for `weights.directory`."""
     alone = layout.placements == (placed,)
     name, weights = "relay" if alone else f"relay-{placed.host.name}", config.weights
-    held = {"slots": placed.relay_slots, "versions": placed.relay_versions}
-    kwargs: dict[str, Any] = {"name": name, **held}
+    capacity = {"slots": placed.relay_slots, "versions": placed.relay_versions}
+    kwargs: dict[str, Any] = {"name": name, **capacity}
     if weights.directory is not None:
         kwargs |= {"directory": weights.directory, "anchor_every": weights.anchor_every, "owner": owner}
     if placed.host.address:
@@ -304,7 +307,7 @@ def _relay(config: Config, layout: Layout, secret: str, owner: str, placed: Plac
 
 
 def engine_options(config: Config, run: RunDirectory, placed: Placement) -> EngineOptions:
-    """Of every replica alike; its share of a device, and its server, are missing."""
+    """The options of every replica, without its share of a device and its server."""
     rollout = config.rollout
     return EngineOptions(
         model_path=config.model.path,
@@ -370,7 +373,7 @@ def _local_runtime(config: Config, run: RunDirectory) -> LocalRuntime:
 
 
 def _dump_stacks(run: RunDirectory, runtime: LocalRuntime | RayRuntime) -> None:
-    """Of the controller into a file of its own, of every worker into its log."""
+    """Write the controller's stacks into a file of their own, and each worker's into its log."""
     dump_stacks(run.logs / "controller.stacks")
     runtime.dump_stacks()
 
@@ -386,8 +389,8 @@ def _close(ledger: SqliteLedger, error: BaseException | None) -> None:
 
 
 def _write_summary(run: RunDirectory, summary: Summary, error: BaseException | None) -> None:
-    """`error` is what ended the run, maybe before the controller began. It is reported first; a failure in
-    here becomes a note on it."""
+    """`error` ended the run, maybe before the controller began. `error` is reported first; a failure in here
+    becomes a note on it."""
     with after(error):
         result = summary.result()
         if error is not None and result["reason"] is None:

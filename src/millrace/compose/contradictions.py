@@ -1,6 +1,6 @@
-"""What cannot be right in a configuration, though each of its keys is. Pure.
+"""Contradictions between the keys of a configuration, where each key alone is right. Pure.
 
-`allow` takes a refusal back, for who means it.
+A user who means a contradiction names it in `allow`.
 """
 
 from __future__ import annotations
@@ -22,29 +22,32 @@ def knows_token_masks(config: Config) -> bool:
     return able and config.sampling.token_masks
 
 
-def unsound(config: Config) -> list[str]:
-    """Every such thing that `allow` does not name, with its remedy. Empty: none."""
+def contradictions(config: Config) -> list[str]:
+    """Every contradiction that `allow` does not name, with its remedy. Empty: none."""
     return [
-        f'{told}, or say that you mean it: `allow = ["{name}"]`'
-        for name, told in (*_uncorrected(config), *_cut_sampling(config))
+        f'{problem}, or say that you mean it: `allow = ["{name}"]`'
+        for name, problem in (*_uncorrected(config), *_cut_sampling(config))
         if name not in config.allow
     ]
 
 
 def idle(config: Config) -> list[str]:
     """Keys that were set and change nothing, one sentence each."""
-    found: list[tuple[str, Section, str]] = []
+    unread: list[tuple[str, Section, str]] = []
     if config.adapter.rank is None:
         unused = "kind", "alpha", "targets"
-        found += [(f"adapter.{key}", config.adapter, "`adapter.rank`") for key in unused]
+        unread += [(f"adapter.{key}", config.adapter, "`adapter.rank`") for key in unused]
     if config.optimizer.decay == "constant":
-        found.append(("optimizer.lr_end", config.optimizer, "another `optimizer.decay`"))
+        unread.append(("optimizer.lr_end", config.optimizer, "another `optimizer.decay`"))
     if isinstance(config.algorithm, PolicyGradient):
-        unread = _unread(config.algorithm, several=config.batch.minibatches * config.batch.epochs > 1)
-        found += [(f"algorithm.{key}", config.algorithm, due) for key, due in unread]
+        several = config.batch.minibatches * config.batch.epochs > 1
+        unread += [
+            (f"algorithm.{key}", config.algorithm, needed)
+            for key, needed in _unread(config.algorithm, several=several)
+        ]
     return [
-        f"`{key}` ({value}) changes nothing: it needs {due}"
-        for key, section, due in found
+        f"`{key}` ({value}) changes nothing: it needs {needed}"
+        for key, section, needed in unread
         if (value := getattr(section, name := key.partition(".")[2])) != _default(section, name)
     ]
 
@@ -56,7 +59,7 @@ def _default(section: Section, name: str) -> object:
 
 
 def _unread(a: PolicyGradient, *, several: bool) -> Iterator[tuple[str, str]]:
-    """Keys that the algorithm does not look at, and what would make it."""
+    """Keys that the algorithm does not read, and the setting that would make it read them."""
     readers = {
         "clip_low clip_high": (a.clip in ("ppo", "tv", "kl"), '`algorithm.clip` "ppo", "tv" or "kl"'),
         "rho": (a.clip in ("weight", "tv", "kl"), '`algorithm.clip` "weight", "tv" or "kl"'),
@@ -71,12 +74,12 @@ def _unread(a: PolicyGradient, *, several: bool) -> Iterator[tuple[str, str]]:
         ),
         "proximal": (several, "`batch.minibatches` or `batch.epochs` above 1"),
     }
-    for keys, (read, due) in readers.items():
-        yield from ((key, due) for key in keys.split() if not read)
+    for keys, (read, needed) in readers.items():
+        yield from ((key, needed) for key in keys.split() if not read)
 
 
 def _uncorrected(config: Config) -> Iterator[tuple[str, str]]:
-    """Tokens of other policies count as if the present one had drawn them. Known to end in collapse: LlamaRL,
+    """Tokens of other policies count as if the current policy had sampled them. Runs collapse: LlamaRL,
     arXiv:2505.24034, section 6."""
     algorithm, bound = config.algorithm, config.staleness_bound
     if bound == 0 or not isinstance(algorithm, PolicyGradient):
@@ -94,8 +97,8 @@ def _uncorrected(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _cut_sampling(config: Config) -> Iterator[tuple[str, str]]:
-    """Tokens that are never drawn keep their probability; the others seem less likely than they were. Unless
-    the engine tells which these are."""
+    """The trainer gives probability to tokens that the engine never samples, so sampled tokens seem less
+    likely than they were. Token masks of the engine prevent this."""
     sampling, engine = config.sampling, config.rollout.engine
     plain = SamplingConfig()
     named = [
@@ -105,15 +108,15 @@ def _cut_sampling(config: Config) -> Iterator[tuple[str, str]]:
     ]
     if not named or knows_token_masks(config):
         return
-    why, remedy = (
-        f'`rollout.engine` ("{engine}") does not tell which',
+    reason, remedy = (
+        f'`rollout.engine` ("{engine}") does not record which',
         '`rollout.engine` to "own"',
     )
     if not sampling.token_masks:
-        why, remedy = "`sampling.token_masks` is false", "`sampling.token_masks` to true"
+        reason, remedy = "`sampling.token_masks` is false", "`sampling.token_masks` to true"
     yield (
         "cut_sampling",
-        f"{' and '.join(named)}: the engine draws from a part of the tokens, and the trainer knows all: "
-        f"{why}. So their ratio is not 1, even on-policy (docs/models.md).\n"
+        f"{' and '.join(named)}: the engine samples from some of the tokens, and the trainer counts all: "
+        f"{reason}. So their ratio is not 1, even on-policy (docs/models.md).\n"
         f"  Set {remedy}, or `top_p` to 1, `top_k` and `min_p` to 0",
     )

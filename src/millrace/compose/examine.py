@@ -1,4 +1,4 @@
-"""What the doctor finds in a run directory."""
+"""The findings of the doctor in a run directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millrace.core.types import State
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.rules import diagnose, gone
-from millrace.observe.sinks.jsonl import retell
+from millrace.observe.sinks.jsonl import replay_events
 from millrace.observe.sinks.log_files import parts
 from millrace.run_directory.run_directory import RunDirectory
 
@@ -27,7 +27,7 @@ def examine(run: RunDirectory) -> dict[str, Any]:
     if not parts(run.events):
         raise DataError(f"{run.path} has no events.jsonl: the doctor reads the events that a run wrote")
     evidence = evidence_of(config)
-    retell(run.events, (evidence,), partial(diagnose, evidence))
+    replay_events(run.events, (evidence,), partial(diagnose, evidence))
     with LedgerReader(run.ledger) as reader:
         count_rewards(evidence, reader)
         committed = reader.overview().version
@@ -45,7 +45,7 @@ def examine(run: RunDirectory) -> dict[str, Any]:
     }
 
 
-# Settings of `sampling` that the trainer's log-probs know nothing of.
+# Settings of `sampling` that the trainer's log-probs do not take into account.
 _SHAPING = {
     "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "allowed_token_ids", "banned_token_ids",
@@ -53,7 +53,7 @@ _SHAPING = {
 
 
 def evidence_of(config: Config) -> Evidence:
-    """Empty, for a run of `config`."""
+    """The evidence of a run of `config` before its first event."""
     algorithm = config.algorithm
     shaping = _SHAPING - CUTS if knows_token_masks(config) else _SHAPING
     return Evidence(
@@ -69,7 +69,7 @@ def evidence_of(config: Config) -> Evidence:
 
 
 def count_rewards(evidence: Evidence, reader: LedgerReader) -> None:
-    """By the ledger: a long log has no event for each reward any more."""
+    """Count in the ledger, because a long log no longer has an event for each reward."""
     states, reasons = Counter[str](), reader.reasons()
     evidence.failures.clear()
     for (state, reason), num in reasons.items():

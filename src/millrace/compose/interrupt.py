@@ -1,4 +1,4 @@
-"""Ctrl-C, twice: the first asks the run to finish what it does and save; the second ends it now."""
+"""Ctrl-C: the first asks the run to finish its step and save; the second ends the run now."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def run_stoppable(
     has_work: Callable[[], bool] = lambda: True,
     grace_s: float = GRACE_S,
 ) -> bool:
-    """Run `body(stop)` on a new loop. True if it ended by itself, False if a signal asked it to.
+    """Run `body(stop)` on a new loop. True if `body` ended by itself, False if a signal stopped it.
 
-    The first SIGINT or SIGTERM sets `stop`; a body that has not ended `grace_s` later is cancelled. One that
-    has no work to finish is cancelled at once.
-    The second calls `at_once` and exits: workers notice that their parent died, and the ledger is durable.
+    The first SIGINT or SIGTERM sets `stop`. A body that has not ended `grace_s` later is cancelled. A body
+    without work to finish is cancelled at once.
+    The second signal calls `at_once` and exits. Workers notice that their parent died; the ledger is durable.
     """
     return asyncio.run(_run(body, say, at_once, has_work, grace_s))
 

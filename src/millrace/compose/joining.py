@@ -1,4 +1,4 @@
-"""Where replicas go that join a running run, and the relays of the hosts that come with them."""
+"""Where replicas go that join a running run, and the relays of their hosts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from millrace.devices.inventory import read_memory
 from millrace.placement.assign import Placement
 from millrace.placement.hosts import Layout, added
 from millrace.placement.joining import further
-from millrace.runtime.ray.blocking_calls import aside
+from millrace.runtime.ray.blocking_calls import in_thread
 from millrace.runtime.ray.ray_hosts import NEW_LOOK_S, Present, present
 
 ANSWER_S = NEW_LOOK_S + 5.0
-"""For the list of nodes, and for the new ones to look at themselves. Who asks for replicas waits longer."""
+"""For the list of nodes, and for the reports of new nodes. The command `millrace scale` waits longer."""
 
 
 class Joining:
-    """`join`, `relay` and `look` of a fleet. `layout` is of the start. A host that was used once keeps its
-    placement, so what it has is divided once. `aside`: where further replicas are that nobody counts."""
+    """`join`, `relay` and `look` of a fleet. `layout` is that of the start. A host that was used once keeps
+    its placement, so its memory is divided once. `apart`: places of the evaluator and the reference."""
 
     def __init__(
         self,
@@ -34,41 +34,41 @@ class Joining:
         *,
         replica: Callable[[str, Place], WorkerSpec],
         relay: Callable[[Placement], WorkerSpec],
-        aside: Sequence[Place] = (),
+        apart: Sequence[Place] = (),
     ) -> None:
-        self._aside = aside
+        self._apart = apart
         self._config, self._layout, self._replica, self._relay = config, layout, replica, relay
         self._placements = {placed.relay.host: placed for placed in layout.placements}
         self._present = Present(layout.spare)
 
     async def look(self) -> None:
-        """Which nodes the cluster has by now. Raises: WorkerError: it cannot be reached."""
+        """Read which nodes the cluster has now. Raises: WorkerError: the cluster cannot be reached."""
         if not isinstance(self._config.runtime, RayCluster):
             return
         try:
             async with asyncio.timeout(ANSWER_S):
-                self._present = await aside(present, self._config, self._config.runtime)
+                self._present = await in_thread(present, self._config, self._config.runtime)
         except TimeoutError:
             raise WorkerError(
-                f"the cluster has not said for {ANSWER_S:g} s which nodes it has: is its head overloaded?"
+                f"the cluster has not listed its nodes within {ANSWER_S:g} s: is its head overloaded?"
             ) from None
 
     def join(self, names: Sequence[str], there: Sequence[WorkerSpec]) -> list[WorkerSpec]:
-        """Replicas of these names beside those that are `there`. Raises: ConfigError: there is no room."""
+        """New replicas `names`, while the replicas `there` run. Raises: ConfigError: there is no room."""
         if self._config.rollout.servers:
             raise ConfigError("each of `rollout.servers` has its replica already: none can join")
         problems = list(self._present.problems)
         new = {placed.relay.host: placed for placed in self._new(problems)}
-        here = {host: one for host, one in self._placements.items() if host not in self._present.lost}
+        here = {host: placed for host, placed in self._placements.items() if host not in self._present.lost}
         layout = replace(self._layout, placements=(*here.values(), *new.values()))
         free_bytes = inf if isinstance(self._config.runtime, RayCluster) else read_memory()[1]
-        places = [*(spec.place for spec in there), *self._aside]
+        places = [*(spec.place for spec in there), *self._apart]
         try:
-            found = further(self._config, layout, places, len(names), free_bytes=free_bytes)
+            joining = further(self._config, layout, places, len(names), free_bytes=free_bytes)
         except ConfigError as error:
             raise ConfigError("; ".join([str(error), *problems])) from None
-        self._placements |= {place.host: new[place.host] for place in found if place.host in new}
-        return list(map(self._replica, names, found))
+        self._placements |= {place.host: new[place.host] for place in joining if place.host in new}
+        return list(map(self._replica, names, joining))
 
     def relay(self, host: str) -> WorkerSpec:
         return self._relay(self._placements[host])

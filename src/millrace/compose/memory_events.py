@@ -1,4 +1,4 @@
-"""How much memory each process of the run holds, and what the host has left: `memory` events."""
+"""How much memory each worker of the run uses, and how much the host has available: `memory` events."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from millrace.core.events import Event, Events
 EVERY_S = 10.0
 
 
-class MemoryTeller:
-    """A sink. With a report or a step, at most every `EVERY_S`, it reads one small file of the kernel for
-    each process of a worker that is up on this host. Shared pages, like those of torch, count for each
-    process that maps them."""
+class MemoryReporter:
+    """A sink. At a report or a step, at most every `EVERY_S`, it reads a small file of the kernel for each
+    process of a worker on this host. Shared pages, like those of torch, count for each process that maps
+    them."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._pids = {"controller": [os.getpid()]}
-        self._told_s = float("-inf")
+        self._emitted_s = float("-inf")
 
     def __call__(self, event: Event) -> None:
         fields = event.fields
@@ -32,16 +32,16 @@ class MemoryTeller:
                 self._pids.pop(fields["name"], None)
             case "left":
                 self._pids.pop(fields["replica"], None)
-            case "report" | "step" if event.time_s >= self._told_s + EVERY_S:
-                self._told_s = event.time_s
-                self._tell()
+            case "report" | "step" if event.time_s >= self._emitted_s + EVERY_S:
+                self._emitted_s = event.time_s
+                self._emit()
 
-    def _tell(self) -> None:
-        held = {}
+    def _emit(self) -> None:
+        resident_bytes_by_name = {}
         for name, pids in self._pids.items():
-            with suppress(OSError):  # it has just ended
-                held[name] = sum(map(resident_bytes, pids))
-        self._events.emit("memory", resident_bytes=held, available_bytes=available_bytes())
+            with suppress(OSError):  # the process has just ended
+                resident_bytes_by_name[name] = sum(map(resident_bytes, pids))
+        self._events.emit("memory", resident_bytes=resident_bytes_by_name, available_bytes=available_bytes())
 
 
 def _is_here(address: str | None) -> bool:
@@ -60,7 +60,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def available_bytes() -> int | None:
-    """What the host could still give; None: the kernel does not say."""
+    """What the host could still give; None: the kernel does not report it."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

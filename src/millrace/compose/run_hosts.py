@@ -1,4 +1,4 @@
-"""From `[runtime]` to the hosts of a run. Another kind of runtime begins here."""
+"""From `[runtime]` to the hosts of a run. A new kind of runtime is added here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def hosts(config: Config, this: Host) -> tuple[Host, ...]:
 
 
 def logical(config: Config) -> dict[str, tuple[str, ...]]:
-    """Hosts that the local runtime plays beside its own, each with the prefix of its workers' commands."""
+    """Logical hosts of the local runtime, each with the prefix of its workers' commands."""
     if isinstance(config.runtime, RayCluster):
         return {}
     return {f"host-{number}": () for number in range(1, config.runtime.hosts)}

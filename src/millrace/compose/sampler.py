@@ -1,4 +1,4 @@
-"""Some trajectories as text while the run goes on: `sample` events, for whoever shows them."""
+"""Some trajectories as text while the run goes on: `sample` events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class Record(Protocol):
-    """What the sampler asks of the ledger."""
+    """What the sampler reads of the ledger."""
 
     def steps_after(self, version: int) -> list[StepRecord]: ...
 
@@ -23,31 +23,31 @@ class Record(Protocol):
 
 class TrajectorySampler:
     """A sink. After the first step of a session, and after every `every`-th, it emits the best, the middle
-    and the worst trajectory of one group of the batch. It reads that group from the ledger: milliseconds.
+    and the worst trajectory of one group of the batch. It reads that group from the ledger, in milliseconds.
 
-    What fails here ends the samples with a warning, and not the run.
+    A failure in here ends the samples with a warning, and not the run.
     """
 
     def __init__(self, events: Events, record: Record, decode: Decode, every: int) -> None:
         self._events, self._record, self._decode = events, record, decode
         self._every: int | None = every
-        self._has_told = False
+        self._has_emitted = False
 
     def __call__(self, event: Event) -> None:
         if event.kind != "step" or event.fields["replayed"] or self._every is None:
             return
         version: int = event.fields["version"]
-        if version % self._every and self._has_told:
+        if version % self._every and self._has_emitted:
             return
-        self._has_told = True
+        self._has_emitted = True
         try:
-            self._tell(version)
+            self._emit(version)
         except Exception as error:
             self._every = None
             reason = f"no samples from here on: {type(error).__name__}: {error}"
             self._events.emit("warned", source="samples", reason=reason)
 
-    def _tell(self, version: int) -> None:
+    def _emit(self, version: int) -> None:
         step = next(step for step in self._record.steps_after(version - 1) if step.version == version)
         group = self._record.group(step.group_ids[version % len(step.group_ids)])
         trained = [member for member in group.members if member.trajectory_id in set(step.trajectory_ids)]
@@ -72,7 +72,7 @@ class TrajectorySampler:
 
 
 def spread(trajectories: Sequence[Trajectory]) -> dict[str, Trajectory]:
-    """The best, the middle and the worst by reward, without repeats; one where all rewards are equal."""
+    """The best, the middle and the worst by reward, without repeats. If all rewards are equal, only one."""
     ranked = sorted(trajectories, key=lambda t: (-(t.reward or 0.0), t.trajectory_id))
     if not ranked:
         return {}
@@ -85,8 +85,8 @@ def spread(trajectories: Sequence[Trajectory]) -> dict[str, Trajectory]:
 
 
 def open_decoder(model_path: str) -> Decode | None:
-    """Token ids to the text that a reward sees. None: the model has no tokenizer.json. Other files would need
-    torch to be read."""
+    """Token ids to the text that a reward sees. None: the model has no tokenizer.json. Reading other files
+    would need torch."""
     file = Path(model_path) / "tokenizer.json"
     if not file.is_file():
         return None

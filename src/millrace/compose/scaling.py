@@ -1,11 +1,11 @@
 """How `millrace scale` reaches a running run: two small files in the run directory, on shared storage or not.
 
-    scale.ask.json   written by the command: how many replicas there shall be
-    scale.json       written by the run: how many there shall be by now, and what became of the ask
+    scale.ask.json   written by the command: how many replicas the user wants
+    scale.json       written by the run: how many replicas it wants now, and the answer to the request
 
-Each is written whole, under another name, and then renamed; only its owner can read it. A run looks every
-`LOOK_S` seconds, and so does a command, within a deadline. A run that is resumed begins with the number of
-`scale.json`. An ask that no run has answered is forgotten then.
+Each file is written under another name and then renamed; only its owner can read it. The run and the command
+look every `LOOK_S` seconds, the command within a deadline. A run that is resumed begins with the number in
+`scale.json`, and deletes a request that no run has answered.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from millrace.run_directory.run_directory import RunDirectory
 
 LOOK_S = 0.25
 ANSWER_S = 30.0
-"""A run that has not noticed an ask by then is not going to."""
+"""A run that has not noticed a request by then will not notice it."""
 TIMEOUT_S = 900.0
 REPLICAS_MAX = 1024
 FILE_BYTES_MAX = 1 << 16
@@ -47,16 +47,16 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=REPLICAS_MAX)]
 
 
 class ScalingRequest(msgspec.Struct, frozen=True):
-    """`token` tells asks apart."""
+    """`token` distinguishes requests."""
 
     token: str
     replicas: Count
 
 
-class Standing(msgspec.Struct, frozen=True):
-    """What a run has made of asks. `replicas` there shall be, of which so many are `serving`. `over` is the
-    number in the configuration that they go over. `token`: of the last ask. `settled`: all there shall be
-    serve, and who leaves has left. `refusal`: why there are others than asked for."""
+class ScalingState(msgspec.Struct, frozen=True):
+    """How far a run is with its requests. It wants `replicas`, of which so many are `serving`. `over`: the
+    number in the configuration that `replicas` overrides. `token`: of the last request. `settled`: all wanted
+    replicas serve, and all others have left. `refusal`: why the number is not the requested one."""
 
     replicas: Count
     over: int
@@ -69,30 +69,31 @@ class Standing(msgspec.Struct, frozen=True):
 # ------------------------------------------------------------ the run's side
 
 
-def with_standing(config: Config, run: RunDirectory) -> tuple[Config, Standing]:
-    """The configuration of a session, and how many replicas it begins with: those asked for last. A `config`
-    with a number of its own, neither that nor the one that `scale` went over, is the newer wish.
+def with_scaling(config: Config, run: RunDirectory) -> tuple[Config, ScalingState]:
+    """The configuration of a session, and its number of replicas: that of the last request. A third number in
+    `config`, neither that of `scale.json` nor the one that it overrides, is newer than the request and wins.
 
     Raises: DataError: `scale.json` is damaged.
     """
     run.scale_ask.unlink(missing_ok=True)
-    rollout, standing = config.rollout, _read(run.scale, Standing)
-    newer = standing is not None and rollout.replicas not in (standing.over, standing.replicas)
-    if standing is None or newer or rollout.servers:
+    rollout, state = config.rollout, _read(run.scale, ScalingState)
+    newer = state is not None and rollout.replicas not in (state.over, state.replicas)
+    if state is None or newer or rollout.servers:
         run.scale.unlink(missing_ok=True)
-        return config, Standing(rollout.replicas, rollout.replicas)
-    if standing.replicas:  # a configuration has at least one
-        rollout = rollout.model_copy(update={"replicas": standing.replicas})
-    return config.model_copy(update={"rollout": rollout}), Standing(standing.replicas, standing.over)
+        return config, ScalingState(rollout.replicas, rollout.replicas)
+    if state.replicas:  # a configuration has at least one
+        rollout = rollout.model_copy(update={"replicas": state.replicas})
+    return config.model_copy(update={"rollout": rollout}), ScalingState(state.replicas, state.over)
 
 
-async def obey(run: RunDirectory, controller: Controller, events: Events, told: Standing) -> None:
-    """Consumes asks until the run ends. Nothing that is wrong with these files ends it; each is told once."""
+async def obey(run: RunDirectory, controller: Controller, events: Events, state: ScalingState) -> None:
+    """Consume requests until the run ends. A damaged file does not end the run; each problem is reported
+    once."""
     warned = ""
     while True:
         await asyncio.sleep(LOOK_S)
         try:
-            told, warned = await _look(run, controller.replicas, told), ""
+            state, warned = await _look(run, controller.replicas, state), ""
         except MillraceError as error:
             if str(error) != warned:
                 warned = str(error)
@@ -101,31 +102,31 @@ async def obey(run: RunDirectory, controller: Controller, events: Events, told: 
                 run.scale_ask.unlink(missing_ok=True)
 
 
-async def _look(run: RunDirectory, fleet: LiveReplicas, told: Standing) -> Standing:
-    """What is told now."""
-    ask = _read(run.scale_ask, ScalingRequest)
-    if ask is not None and ask.token != told.token:
-        refusal = await _scaled(fleet, ask)
-        told = msgspec.structs.replace(told, token=ask.token, refusal=refusal, settled=False)
-    if not told.token or told.settled:
-        return told
+async def _look(run: RunDirectory, fleet: LiveReplicas, state: ScalingState) -> ScalingState:
+    """The state now, also written to `scale.json`."""
+    request = _read(run.scale_ask, ScalingRequest)
+    if request is not None and request.token != state.token:
+        refusal = await _refusal(fleet, request)
+        state = msgspec.structs.replace(state, token=request.token, refusal=refusal, settled=False)
+    if not state.token or state.settled:
+        return state
     now = msgspec.structs.replace(
-        told,
+        state,
         replicas=fleet.wanted,
         serving=fleet.num_serving,
-        settled=fleet.settled or bool(told.refusal),
-        refusal=told.refusal or fleet.trouble,
+        settled=fleet.settled or bool(state.refusal),
+        refusal=state.refusal or fleet.trouble,
     )
-    if now != told or ask is not None:
+    if now != state or request is not None:
         _write(run.scale, now)
     return now
 
 
-async def _scaled(fleet: LiveReplicas, ask: ScalingRequest) -> str:
-    """Why not; empty: it is being done."""
+async def _refusal(fleet: LiveReplicas, request: ScalingRequest) -> str:
+    """Scale. Returns why the run refuses; empty: it scales."""
     try:
         await fleet.look()
-        fleet.scale(ask.replicas)
+        fleet.scale(request.replicas)
     except (ConfigError, WorkerError) as error:
         return str(error)
     return ""
@@ -139,66 +140,68 @@ def scale(
     replicas: int,
     *,
     timeout_s: float = TIMEOUT_S,
-    tell: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Ask the run in `run` for so many replicas, and wait until they serve and nobody else is there. `tell`
-    gets a line whenever that changes.
+    """Ask the run in `run` for this number of replicas, and wait until exactly these replicas serve. `report`
+    gets a line at each change.
 
     Raises: ConfigError: no such number. WorkerError: the run is not running, ended meanwhile, refuses, or
-    could not do it. DeadlineExceeded.
+    failed. DeadlineExceeded.
     """
     if not 0 <= replicas <= REPLICAS_MAX:
         raise ConfigError(f"{replicas} replicas: a run has 0 to {REPLICAS_MAX}")
-    if not run.is_held():
+    if not run.is_owned():
         raise WorkerError(
             f"{run.path} is not running: only a running run can be scaled.\n"
             "  To go on with another number: `--resume` with `--set rollout.replicas=N`"
         )
-    ask = ScalingRequest(token_hex(8), replicas)
-    _write(run.scale_ask, ask)
+    request = ScalingRequest(token_hex(8), replicas)
+    _write(run.scale_ask, request)
     try:
-        _follow(run, ask, timeout_s, tell)
+        _follow(run, request, timeout_s, report)
     finally:
-        if _read(run.scale_ask, ScalingRequest) == ask:
+        if _read(run.scale_ask, ScalingRequest) == request:
             run.scale_ask.unlink(missing_ok=True)
 
 
-def _follow(run: RunDirectory, ask: ScalingRequest, timeout_s: float, tell: Callable[[str], None]) -> None:
-    began_s, said, heard = time.monotonic(), "", False
+def _follow(
+    run: RunDirectory, request: ScalingRequest, timeout_s: float, report: Callable[[str], None]
+) -> None:
+    began_s, reported, answered = time.monotonic(), "", False
     while True:
         time.sleep(LOOK_S)
-        standing, waited_s = _read(run.scale, Standing), time.monotonic() - began_s
-        if standing is not None and standing.token == ask.token:
-            heard = True
-            if standing.settled or standing.refusal:
-                return _judge(run, standing)
-            line = f"{standing.serving} of {standing.replicas} replicas serve"
-            if line != said:
-                tell(line)
-            said = line
-        elif heard or ((other := _read(run.scale_ask, ScalingRequest)) is not None and other != ask):
+        state, waited_s = _read(run.scale, ScalingState), time.monotonic() - began_s
+        if state is not None and state.token == request.token:
+            answered = True
+            if state.settled or state.refusal:
+                return _refuse_shortfall(run, state)
+            line = f"{state.serving} of {state.replicas} replicas serve"
+            if line != reported:
+                report(line)
+            reported = line
+        elif answered or ((other := _read(run.scale_ask, ScalingRequest)) is not None and other != request):
             raise WorkerError(f"{run.path}: somebody else asked for another number meanwhile")
-        if not run.is_held():
-            raise WorkerError(f"{run.path} ended before it had {ask.replicas} replicas")
-        if waited_s > (timeout_s if heard else min(timeout_s, ANSWER_S)):
+        if not run.is_owned():
+            raise WorkerError(f"{run.path} ended before it had {request.replicas} replicas")
+        if waited_s > (timeout_s if answered else min(timeout_s, ANSWER_S)):
             raise DeadlineExceeded(
                 f"{run.path}: no answer for {waited_s:.0f} s: does its controller run? See logs/"
-                if not heard
-                else f"{run.path}: after {waited_s:.0f} s {said}. It goes on; `millrace show` tells how far"
+                if not answered
+                else f"{run.path}: after {waited_s:.0f} s {reported}. It goes on; see `millrace show`"
             )
 
 
-def _judge(run: RunDirectory, standing: Standing) -> None:
-    """Raises: WorkerError: it was refused, or there are fewer in the end."""
-    if standing.refusal:
-        raise WorkerError(f"{run.path} stays at {standing.replicas} replicas: {standing.refusal}")
+def _refuse_shortfall(run: RunDirectory, state: ScalingState) -> None:
+    """Raises: WorkerError: the run refused, or has fewer replicas in the end."""
+    if state.refusal:
+        raise WorkerError(f"{run.path} stays at {state.replicas} replicas: {state.refusal}")
 
 
 # ------------------------------------------------------------ files
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
-    """None: there is none. Raises: DataError: it is damaged, or not ours."""
+    """None: there is no file. Raises: DataError: the file is damaged, or not ours."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -214,7 +217,7 @@ def _read(path: Path, kind: type[T]) -> T | None:
             raise DataError(f"{path} is damaged: {error}\n  Remove it, and ask again") from None
 
 
-def _write(path: Path, value: ScalingRequest | Standing) -> None:
+def _write(path: Path, value: ScalingRequest | ScalingState) -> None:
     """Atomically, readable by its owner only. Raises: StorageError."""
     partial = path.with_name(f"{path.name}.{token_hex(4)}.partial")
     with writing(path, "Make room, or see who may write there"):

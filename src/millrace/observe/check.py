@@ -1,4 +1,4 @@
-"""What a command claims in the end, and whether it holds."""
+"""The claims that a command checks at its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 @dataclass(frozen=True)
 class Check:
-    """One claim: whether it holds, and with which numbers."""
+    """One claim: whether the claim holds, and its numbers."""
 
     claim: str
     holds: bool

@@ -1,4 +1,5 @@
-"""What each host got from the relays of others: from the events `fetched` and `fetch_missed`."""
+"""The versions that each host got from relays of other hosts, from the events `fetched` and
+`fetch_missed`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from millrace.core.events import Event
 
 @dataclass(slots=True)
 class HostTotals:
-    """One host. `seconds` has what each version took. `received_s` is of those that came over the network."""
+    """One host. `seconds` has the time of each version. `received_s` is the time of those from the
+    network."""
 
     version: int = -1
     source: str = ""
@@ -22,7 +24,7 @@ class HostTotals:
     misses: int = 0
     missed_because: str = ""
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """As JSON types. What never happened is None."""
         return {
             "version": self.version if self.version >= 0 else None,
@@ -36,7 +38,7 @@ class HostTotals:
 
 @dataclass(slots=True)
 class Hosts:
-    """A sink. `by_host`: those that fetch; the trainer's host does not."""
+    """A sink. `by_host` has the hosts that fetch; the trainer's host does not fetch."""
 
     by_host: dict[str, HostTotals] = field(default_factory=dict)
 
@@ -55,5 +57,5 @@ class Hosts:
                 host = self.by_host.setdefault(fields["host"], HostTotals())
                 host.misses, host.missed_because = host.misses + 1, fields["reason"]
 
-    def told(self) -> dict[str, dict[str, Any]]:
-        return {name: host.told() for name, host in self.by_host.items()}
+    def as_json(self) -> dict[str, dict[str, Any]]:
+        return {name: host.as_json() for name, host in self.by_host.items()}

@@ -1,4 +1,4 @@
-"""What each replica did over a run, across its incarnations (whose counters start again at 0)."""
+"""Totals of each replica in a run, across its incarnations, whose counters start again at 0."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ReplicaTotals:
 
     @property
     def idle_fraction(self) -> float | None:
-        """Idle time of all replicas, of their time alive as they counted it."""
+        """The idle time of all replicas over their busy and idle time."""
         idle_s = sum(history.idle_s for history in self.by_name.values())
         total_s = idle_s + sum(history.busy_s for history in self.by_name.values())
         return idle_s / total_s if total_s > 0 else None

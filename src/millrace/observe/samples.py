@@ -1,4 +1,4 @@
-"""Trajectories to read: what was asked, what was answered, and what that earned."""
+"""Trajectories for people to read: prompt, completion and reward."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.text import Text
 from millrace.observe.terminal import harmless
 
 SHOWN_CHARACTERS = 2000
-"""Of a text, after which its middle is left out: the end of a completion often has its answer."""
+"""The middle of a longer text is left out: the end of a completion often has its answer."""
 
 
 def clipped(text: str, characters: int = SHOWN_CHARACTERS) -> str:
-    """`text`, or its two ends with the number of characters between them."""
+    """`text`, or its two ends and the number of characters between them."""
     left_out = len(text) - characters
     if left_out <= 0:
         return text
@@ -32,11 +32,11 @@ def outcome_line(sample: Mapping[str, Any]) -> str:
     parts.append(f"{sample['state']}{f' in step {step}' if step is not None else ''}")
     parts += [reason] if reason else []
     parts.append(f"{sample['num_tokens']} tokens{_ended(sample['finish'])}")
-    parts += [versions_told(sample["versions"])] if sample["versions"] else []
+    parts += [version_range(sample["versions"])] if sample["versions"] else []
     return ", ".join(parts)
 
 
-def versions_told(versions: list[int]) -> str:
+def version_range(versions: list[int]) -> str:
     first, last = min(versions), max(versions)
     return f"version {first}" if first == last else f"versions {first} to {last}"
 
@@ -53,13 +53,13 @@ def render_sample(sample: Mapping[str, Any]) -> Group:
 
 
 def as_markdown(sample: Mapping[str, Any]) -> str:
-    """For services that show Markdown. The texts are code blocks: nothing in them is taken for markup."""
+    """For services that show Markdown. The texts are code blocks, so nothing in them counts as markup."""
     texts = ((name, sample[name].replace("\n", "\n    ")) for name in ("prompt", "completion"))
     return "\n\n".join([outcome_line(sample), *(f"{name}:\n\n    {text}" for name, text in texts)])
 
 
 def _panel(title: str, text: str) -> Panel:
-    """Made harmless before it is laid out: the marks that go have no width, and what stands for them has."""
+    """`harmless` comes before the layout: it replaces marks without width by characters that have a width."""
     return Panel(Text(harmless(clipped(text))), title=title, title_align="left")
 
 

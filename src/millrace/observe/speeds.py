@@ -12,7 +12,7 @@ GENERATED = (
 
 
 class Rate:
-    """Tokens over the time that they took. A pause between two sessions does not count."""
+    """Tokens over their time. A pause between two sessions does not count."""
 
     def __init__(self) -> None:
         self._tokens, self._took_s = 0, 0.0
@@ -22,7 +22,8 @@ class Rate:
         self._until_s = None
 
     def add(self, tokens: int, at_s: float, took_s: float) -> None:
-        """`took_s` counts for the first of a session. All others took the time since the one before."""
+        """`took_s` counts for the first call of a session. Later calls count the time since the call
+        before."""
         self._tokens += tokens
         self._took_s += took_s if self._until_s is None else at_s - self._until_s
         self._until_s = at_s
@@ -37,7 +38,7 @@ class Speeds:
 
     def __init__(self) -> None:
         self.trained, self.generated = Rate(), Rate()
-        self._told: dict[str, int] = {}  # by replica: tokens since its start
+        self._totals: dict[str, int] = {}  # by replica: tokens since its start
 
     def __call__(self, event: Event) -> None:
         fields = event.fields
@@ -48,7 +49,7 @@ class Speeds:
             case "step" if not fields.get("replayed"):
                 self.trained.add(fields["trained_tokens"], event.time_s, fields["step_s"])
             case "report":
-                told, total = self._told.get(fields["replica"], 0), fields["generated_tokens"]
-                self._told[fields["replica"]] = total
-                if more := total - told if total >= told else total:  # less: another incarnation
+                before, total = self._totals.get(fields["replica"], 0), fields["generated_tokens"]
+                self._totals[fields["replica"]] = total
+                if more := total - before if total >= before else total:  # less: another incarnation
                     self.generated.add(more, event.time_s, fields["busy_s"] + fields["idle_s"])

@@ -1,8 +1,8 @@
-"""A run in one dictionary, accumulated from its events: what becomes `summary.json`.
+"""A run in one dictionary, accumulated from its events: `summary.json`.
 
-Pure: no clock and no file. A resumed run feeds the events of its earlier sessions first
-(`jsonl.read_events`), so that the summary is of the whole run. Of every step it keeps three numbers, of
-every worker that died one line; all else is sums.
+Pure: no clock and no file. A resumed run first feeds the events of its earlier sessions
+(`jsonl.read_events`), so that the summary is of all sessions. The summary keeps two numbers of each step and
+one line of each dead worker; all else is sums.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _numbers() -> array[float]:
 
 @dataclass(slots=True)
 class _Session:
-    """One process's share of the run. Times are on its own loop clock."""
+    """The share of one controller process in the run. Times are on its loop clock."""
 
     started_s: float
     ended_s: float
@@ -38,7 +38,7 @@ class _Session:
 
 @dataclass(slots=True)
 class Summary:
-    """A sink. `result()` may be asked at any time."""
+    """A sink. `result()` may be called at any time."""
 
     replicas: ReplicaTotals = field(default_factory=ReplicaTotals)
     speeds: Speeds = field(default_factory=Speeds)
@@ -90,7 +90,7 @@ class Summary:
                 self._gap_max = max(self._gap_max, largest)
 
     def _count_step(self, fields: dict[str, Any]) -> None:
-        """Once per version: a replayed step is trained on the very batch that it had."""
+        """Count once per version: a replayed step trains on the same batch."""
         at = bisect_left(self._versions, fields["version"])
         if at < len(self._versions) and self._versions[at] == fields["version"]:
             return
@@ -119,9 +119,9 @@ class Summary:
         self._stalls.append(fields["stall_s"])
 
     def _on_rewound(self, _: Event, fields: dict[str, Any]) -> None:
-        """The steps after it are undone. Their computation still counts."""
-        kept = bisect_right(self._versions, fields["version"])
-        del self._versions[kept:], self._rewards[kept:]
+        """Later steps are undone. Their computation still counts."""
+        num_steps = bisect_right(self._versions, fields["version"])
+        del self._versions[num_steps:], self._rewards[num_steps:]
 
     def _on_restarted(self, _: Event, fields: dict[str, Any]) -> None:
         self._counts["discarded tokens"] += fields["discarded_tokens"]

@@ -1,8 +1,7 @@
-"""The one way to a terminal: what a reward, a model or a row says is shown there, and never obeyed.
+"""All output to a terminal: text of a reward, a model or a row is shown, and never acts as a command.
 
 Without this, an escape sequence in an error or a completion could move the cursor, rename the window or hide
-what was printed before. A direction mark could show text in another order than it has. Pages show text by the
-same function.
+earlier output. A direction mark could show text in another order. Pages use the same function.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from rich.segment import Segment
 _KEPT = "\n\t"
 _DIRECTION_MARKS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _INVISIBLE = (0x200B, *range(0x2060, 0x2065), 0xFEFF, *range(0xE0000, 0xE0080))
-"""Text in them would be read by a model and by nobody else. The joiners of scripts and emoji stay."""
+"""A model would read text in these characters, and no person could. The joiners of scripts and emoji stay."""
 _HARMLESS = {
     **{code: 0x2400 + code for code in range(0x20) if chr(code) not in _KEPT},  # Unicode's control pictures
     0x7F: 0x2421,
@@ -28,22 +27,22 @@ _HARMLESS = {
 
 
 def harmless(text: str) -> str:
-    """`text` with a visible character in place of each that a terminal or a page would obey or hide. Lines
-    and tabs stay, and so does the number of characters."""
+    """`text` with a visible character for each character that a terminal or a page would hide or obey. Lines,
+    tabs and the number of characters stay."""
     return text.translate(_HARMLESS)
 
 
 def drop_output(stream: IO[str]) -> None:
-    """Nobody reads `stream` any more: what is still written there goes nowhere."""
+    """Nobody reads `stream` any more: drop all later output."""
     with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
 class Terminal(Console):
-    """A rich console that renders text harmless, and takes brackets in it for no markup.
+    """A rich console that renders text harmless, and without markup in brackets.
 
-    Where its reader has gone (`| head`), it ends the command. One that is `lasting` drops what follows, and
-    says so in `reader_gone`.
+    When its reader has gone (`| head`), the console ends the command. A `lasting` console drops its output
+    instead, and sets `reader_gone`.
     """
 
     def __init__(self, *, lasting: bool = False, **how: Any) -> None:
@@ -65,7 +64,7 @@ class Terminal(Console):
                 yield Segment(self._writable(harmless(segment.text)), segment.style)
 
     def _writable(self, text: str) -> str:
-        """With a question mark for each character that the terminal's encoding lacks."""
+        """`text` with a question mark for each character that the terminal's encoding lacks."""
         if self.encoding.startswith("utf"):
             return text
         return text.encode(self.encoding, "replace").decode(self.encoding)

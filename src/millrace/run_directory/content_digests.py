@@ -1,7 +1,7 @@
-"""What a run learns from, by content: digests of the files of its model, its teacher and its data.
+"""Digests of the files that a run learns from: its model, its teacher and its data.
 
-They are recorded when a run begins. Its steps may be done again from the start weights, and its rows drawn
-again by number, so a resumed run goes on with the same files or not at all.
+A run records the digests when it begins. A resumed run may repeat steps from the start weights, and read rows
+again by number. So it goes on with the same files or not at all.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from millrace.core.errors import DataError
 from millrace.placement.needs import teacher_of
 
 MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
-"""Weights, configuration and tokenizer: what else lies beside them is not read."""
+"""Weights, configuration and tokenizer. Other files of the directory are not read."""
 
 EVALUATIONS = "evaluations."
-_PIECE_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
 _MISSING = "(not there)"
 
 
@@ -46,19 +46,19 @@ def content_digests(config: Config) -> dict[str, str]:
     for prefix, task in tasks.items():
         if task.kind == "file":
             data = Path(task.path)
-            inside = [path for path in data.rglob("*") if path.is_file()] if data.is_dir() else [data]
-            files |= {f"{prefix}task.path: {path.relative_to(data.parent)}": path for path in inside}
+            paths = [path for path in data.rglob("*") if path.is_file()] if data.is_dir() else [data]
+            files |= {f"{prefix}task.path: {path.relative_to(data.parent)}": path for path in paths}
     return {name: _digest(path) for name, path in sorted(files.items())}
 
 
-def refuse_other_content(recorded: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """Raises: DataError naming each file that is not what the run began with. An evaluation may be added or
-    left out later."""
+def refuse_other_content(recorded: Mapping[str, str], current: Mapping[str, str]) -> None:
+    """Raises: DataError naming each file that has changed since the run began. An evaluation may be added or
+    removed later."""
     wrong = [
-        f"  {name}: {recorded.get(name, _MISSING)} -> {found.get(name, _MISSING)}"
-        for name in sorted(recorded.keys() | found.keys())
-        if recorded.get(name) != found.get(name)
-        and not (name.startswith(EVALUATIONS) and (name in recorded) != (name in found))
+        f"  {name}: {recorded.get(name, _MISSING)} -> {current.get(name, _MISSING)}"
+        for name in sorted(recorded.keys() | current.keys())
+        if recorded.get(name) != current.get(name)
+        and not (name.startswith(EVALUATIONS) and (name in recorded) != (name in current))
     ]
     if wrong:
         raise DataError(
@@ -72,8 +72,8 @@ def _digest(path: Path) -> str:
     state = xxhash.xxh3_128()
     try:
         with path.open("rb", buffering=0) as file:
-            while piece := file.read(_PIECE_BYTES):
-                state.update(piece)
+            while data := file.read(_READ_BYTES):
+                state.update(data)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     return state.hexdigest()

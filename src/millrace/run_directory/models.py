@@ -1,4 +1,4 @@
-"""Models out of a run: of its end, or of any checkpoint that it keeps."""
+"""Models of a run: of its end, or of any checkpoint that the run keeps."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ CHECKPOINT = "manifest.json"
 
 
 def export(run: RunDirectory, version: int, out: Path, *, adapter: bool = False) -> None:
-    """Write the model of a checkpoint as a Hugging Face directory, like the one that a run ends with.
+    """Write the model of a checkpoint as a Hugging Face directory, like the model at the end of a run.
 
-    `adapter`: of a run that trains one, it alone, as peft reads it.
+    `adapter`: write the adapter alone, in the format of peft.
 
     Raises: DataError: there is no such checkpoint, or it is damaged; `out` holds something else; the run
     trains no adapter.
     """
-    kept = run.versions()
-    if version not in kept:
-        there = f"it keeps {', '.join(map(str, kept))}" if kept else "it keeps none yet"
+    versions = run.versions()
+    if version not in versions:
+        there = f"it keeps {', '.join(map(str, versions))}" if versions else "it keeps none yet"
         raise DataError(
             f"{run.path} has no checkpoint of version {version}: {there}.\n"
             "  `checkpoints.every` and `checkpoints.keep` say which are kept"
@@ -34,9 +34,9 @@ def export(run: RunDirectory, version: int, out: Path, *, adapter: bool = False)
 
 
 def newest(path: Path) -> Path:
-    """Of a run the model of its end, or its newest checkpoint where that is newer. Other paths as they are.
+    """For a run: the model of its end, or its newest checkpoint if that is newer. Other paths stay.
 
-    Raises: DataError: a run that has neither.
+    Raises: DataError: the run has neither.
     """
     run = RunDirectory(path.resolve())
     if not run.ledger.is_file():
@@ -52,7 +52,7 @@ def newest(path: Path) -> Path:
 
 
 def origin(path: Path) -> tuple[RunDirectory, int] | None:
-    """The run and the version of a model or a checkpoint; None: it is of no run, or does not say."""
+    """The run and the version of a model or a checkpoint; None: it belongs to no run, or has no version."""
     path = path.resolve()
     run = next((run for run in map(RunDirectory, path.parents[:2]) if run.ledger.is_file()), None)
     is_checkpoint = (path / CHECKPOINT).is_file() and path.name[1:].isdigit()
@@ -64,9 +64,9 @@ def origin(path: Path) -> tuple[RunDirectory, int] | None:
 def model_directory(path: Path) -> Iterator[Path]:
     """The Hugging Face directory of a model, of a checkpoint, or of a run (its `newest`).
 
-    Of a checkpoint it is made for the time of the block.
+    The directory of a checkpoint is made for the time of the block.
 
-    Raises: DataError: a run without a checkpoint, or a damaged one.
+    Raises: DataError: the run has no checkpoint, or a damaged one.
     """
     path = newest(path)
     if not (path / CHECKPOINT).is_file():

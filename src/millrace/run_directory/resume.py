@@ -1,7 +1,7 @@
-"""What may change when a run is resumed: anything that does not change what is learned.
+"""Which keys may change when a run is resumed: keys that do not change what the model learns.
 
-A resumed run equals an uninterrupted one, so whatever the gradient depends on is fixed at the start.
-How far, where, how fast and how watched it runs is free.
+A resumed run equals an uninterrupted run, so keys that the gradient depends on are fixed at the start. Keys
+of length, place, speed and observation are free.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FREE_ON_RESUME: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Change:
-    """One key that differs. `allowed` is why it may, or empty."""
+    """One key that differs. `allowed` is why it may differ; empty: it may not."""
 
     key: str
     old: Any
@@ -73,7 +73,7 @@ def diff(old: Config, new: Config) -> list[Change]:
 
 
 def check_resume(old: Config, new: Config) -> list[Change]:
-    """The changes, all of them allowed. Raises: ConfigError naming each that is not."""
+    """The changes, all of them allowed. Raises: ConfigError naming each change that is not allowed."""
     changes = diff(old, new)
     refused = [f"  `{c.key}`: {c.old!r} -> {c.new!r}" for c in changes if not c.allowed]
     if refused:
@@ -94,7 +94,7 @@ ABSENT = _Absent()
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys with their values. Of a list of tables, each goes by its name."""
+    """Dotted keys with their values. A table in a list goes by its `name`."""
     for name, value in tree.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
             value = {each["name"]: each for each in value}
@@ -106,7 +106,7 @@ def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _allowed(key: str, before: dict[str, Any], after: dict[str, Any]) -> str:
     if key == "evaluations" or key.startswith("evaluations."):
-        whole = ".".join(key.split(".")[:2]) + ".name"
-        if (whole in before) != (whole in after) or key == "evaluations":
+        name = ".".join(key.split(".")[:2]) + ".name"
+        if (name in before) != (name in after) or key == "evaluations":
             return "what is measured, not what is trained"
-    return next((why for pattern, why in FREE_ON_RESUME.items() if fnmatchcase(key, pattern)), "")
+    return next((reason for pattern, reason in FREE_ON_RESUME.items() if fnmatchcase(key, pattern)), "")

@@ -54,12 +54,12 @@ class RunDirectory:
 
     @property
     def scale(self) -> Path:
-        """How many replicas there shall be: see `compose.scaling`."""
+        """How many replicas the run wants: see `compose.scaling`."""
         return self.path / "scale.json"
 
     @property
     def scale_ask(self) -> Path:
-        """What `millrace scale` asks for."""
+        """The request of `millrace scale`."""
         return self.path / "scale.ask.json"
 
     @property
@@ -81,7 +81,7 @@ class RunDirectory:
 
     @property
     def logs(self) -> Path:
-        """What workers wrote, NAME.EPOCH.log, and the controller's stacks when it stalled."""
+        """The output of workers, NAME.EPOCH.log, and the controller's stacks when it stalled."""
         return self.path / "logs"
 
     @property
@@ -93,16 +93,16 @@ class RunDirectory:
         return self.checkpoints / f"v{version:08d}"
 
     def exported(self, version: int) -> Path:
-        """Where `millrace export` writes the model of a version, if nothing else is said."""
+        """Where `millrace export` writes the model of a version by default."""
         return self.path / "exports" / f"v{version:08d}"
 
     def versions(self) -> list[int]:
-        """Of its checkpoints, whole or not, the oldest first."""
+        """The versions of its checkpoints, complete or not, the oldest first."""
         names = (path.name[1:] for path in self.checkpoints.glob("v????????"))
         return sorted(int(name) for name in names if name.isdigit())
 
-    def is_held(self) -> bool:
-        """Whether a living process owns the run. Asks for a shared lock and lets go at once.
+    def is_owned(self) -> bool:
+        """Whether a living process owns the run. Takes a shared lock and releases it at once.
 
         Raises: DataError: the lock is no regular file.
         """
@@ -117,12 +117,13 @@ class RunDirectory:
         return False
 
     def write_config(self, config: Config) -> None:
-        """Atomically. Holds the configuration only: credentials live in the environment, and are
-        never written."""
+        """Atomically. Writes the configuration only: credentials are in the environment, and are never
+        written."""
         record(config, self.config)
 
     def forget_evaluations(self, *, after: int) -> None:
-        """Of versions that are undone: others will have their numbers. Atomically. Raises: DataError."""
+        """Delete the lines of undone versions: new versions will have their numbers. Atomically. Raises:
+        DataError."""
         if not self.evaluations.exists():
             return
         with boundary(str(self.evaluations), "a line is damaged", DataError):
@@ -155,8 +156,8 @@ def _replace(path: Path, text: str) -> None:
 def create(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirectory:
     """A new run directory, readable by its owner only: `explicit`, or `runs/<name>-<date>-<n>`.
 
-    A run in `explicit` that ended before it admitted a group is removed: it is a mistake in the
-    configuration, put right and tried again.
+    A run in `explicit` that ended before it admitted a group is removed: the user corrected a mistake in the
+    configuration and tries again.
 
     Raises: ConfigError: `explicit` exists and is not empty. StorageError: it cannot be made.
     """
@@ -189,11 +190,11 @@ def _remove_barren(run: RunDirectory) -> None:
     ours = (run.config, run.carried, run.events, run.metrics, run.summary, run.logs, run.path / "tensorboard")
     if any(path.is_symlink() for path in run.path.glob("*")):
         return
-    if not run.config.is_file() or run.is_held() or not _is_barren(run.ledger):
+    if not run.config.is_file() or run.is_owned() or not _is_barren(run.ledger):
         return
-    found = list(run.path.iterdir())
-    if all(path in (*ours, *scaled) or path.name.startswith(run.ledger.name) for path in found):
-        for path in found:
+    files_of_run = list(run.path.iterdir())
+    if all(path in (*ours, *scaled) or path.name.startswith(run.ledger.name) for path in files_of_run):
+        for path in files_of_run:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
@@ -239,16 +240,16 @@ def reopen(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirecto
 
 
 def _links_out(path: Path) -> Iterator[Path]:
-    """Symbolic links in the directory that lead somewhere else."""
+    """Symbolic links in the directory that lead out of it."""
     for directory, folders, names in os.walk(path):
-        for found in (Path(directory, name) for name in (*folders, *names)):
-            if found.is_symlink() and not found.resolve().is_relative_to(path):
-                yield found
+        for entry in (Path(directory, name) for name in (*folders, *names)):
+            if entry.is_symlink() and not entry.resolve().is_relative_to(path):
+                yield entry
 
 
 def _refuse_shared(run: RunDirectory) -> None:
-    """A copy made of hard links (`cp -al`) would write into the run that it was copied from. What is only
-    ever replaced as a whole, like a checkpoint, may be shared."""
+    """A copy made of hard links (`cp -al`) would write into the original run. Files that are only replaced,
+    like those of a checkpoint, may be shared."""
     written = [*run.path.glob(f"{run.ledger.name}*"), run.events, run.metrics, *run.logs.glob("*")]
     for path in written:
         if path.is_file() and path.stat().st_nlink > 1:
@@ -267,13 +268,13 @@ def _reopened(name: str, explicit: Path | None, runs: Path) -> RunDirectory:
                 "  Correct the path, or leave --resume out to start a new run"
             )
         return RunDirectory(explicit.resolve())
-    found = [path.parent for path in runs.glob(f"{name}-*/config.json")]
-    if not found:
+    paths = [path.parent for path in runs.glob(f"{name}-*/config.json")]
+    if not paths:
         raise ConfigError(
             f"there is no run of {name!r} under {runs}/ to resume.\n"
             "  Name one with --run-dir, or leave --resume out to start a new one"
         )
-    return _newest(found)
+    return _newest(paths)
 
 
 def find(path: Path) -> RunDirectory:
@@ -283,13 +284,13 @@ def find(path: Path) -> RunDirectory:
     """
     if (path / "config.json").exists():
         return RunDirectory(path.resolve())
-    found = [config.parent for config in path.glob("*/config.json")]
-    if not found:
+    paths = [config.parent for config in path.glob("*/config.json")]
+    if not paths:
         raise DataError(f"{path} is no run directory and holds none: there is no config.json")
-    return _newest(found)
+    return _newest(paths)
 
 
 def _newest(paths: list[Path]) -> RunDirectory:
-    """By when each was last started or resumed."""
+    """The run that was last started or resumed."""
     newest = max(paths, key=lambda path: (path / "config.json").stat().st_mtime)
     return RunDirectory(newest.resolve())

@@ -1,0 +1,1 @@
+"""Where workers run: the rules of every runtime here, one runtime a folder."""

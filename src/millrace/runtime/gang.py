@@ -1,12 +1,12 @@
 """One worker of several processes: its ranks, behind one handle.
 
-A call goes to every rank. Rank 0's answer counts, once all ranks have answered and agree. The first death is
-the death of all: a rank that waits in a collective for a dead one would wait for ever.
+A call goes to every rank. Rank 0's answer counts, once all ranks have answered and agree. When one rank dies,
+all ranks are killed: a rank that waits in a collective for a dead rank would wait for ever.
 
-Each rank gets the variables RANK, WORLD_SIZE, LOCAL_RANK (of its device among those that it sees) and
-MILLRACE_RENDEZVOUS: where they meet, a memory file of the controller that has no name. So nothing is left of
-it, whoever dies. Ranks on several hosts also get MILLRACE_NETWORK, an address of the network on which they
-talk.
+Each rank gets the variables RANK, WORLD_SIZE, LOCAL_RANK (the index of its device among its visible devices)
+and MILLRACE_RENDEZVOUS: where ranks meet. That is a memory file of the controller without a name, so nothing
+remains of the file, whoever dies. Ranks on several hosts also get MILLRACE_NETWORK, an address of their
+network.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from millrace.runtime.local.handle import END_TIMEOUT_S
 from millrace.runtime.seam import PING, died, where
 
 GRACE_S = 2.0
-"""A rank that raised leaves the others waiting in a collective. They get this long to raise or answer too."""
+"""After one rank raised, other ranks may wait in a collective. They get this long to raise or answer too."""
 
 AGREED = ("version", "digest")
 """Fields of an answer that must be the same on every rank."""
 
 ONE_HOST = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Ranks of one host need no network, and nobody outside the host may talk to them."""
+"""Ranks of one host need no network, and nobody outside the host may connect to them."""
 
 
 class _Outcome(NamedTuple):
-    """What a rank answered, or raised."""
+    """A rank's answer, or its error."""
 
     answer: Any
     error: Exception | None = None
 
 
 class Member(Handle, Protocol):
-    """One rank, as its runtime has it."""
+    """The handle of one rank."""
 
     @property
     def pid(self) -> int | None: ...
@@ -63,8 +63,8 @@ M = TypeVar("M", bound=Member)
 class GangHandle(Generic[M]):
     """One incarnation of a worker with several ranks; see `core.protocols.Handle`. Members are by rank.
 
-    `dead` resolves when no rank is left, with the cause of the first end. Commands are refused, and calls in
-    flight raise, from that first end on.
+    `dead` resolves when no rank lives, with the cause of the first death. From the first death on, commands
+    are refused and calls in flight raise.
     """
 
     def __init__(self, name: str, epoch: int, members: Sequence[M]) -> None:
@@ -104,33 +104,34 @@ class GangHandle(Generic[M]):
         if self._cause:
             raise died(self.name, self.epoch, method, self._cause)
         async with asyncio.TaskGroup() as group:
-            asked = [
+            calls = [
                 group.create_task(_outcome(member.call(method, *args, timeout_s=timeout_s)), name=member.name)
                 for member in self.members
             ]
-            error = await self._all_answered(method, asked)
+            error = await self._all_answered(method, calls)
         if error is not None:
             raise error
-        return self._agreed(method, [task.result().answer for task in asked])
+        return self._agreed(method, [task.result().answer for task in calls])
 
-    async def _all_answered(self, method: str, asked: list[asyncio.Task[_Outcome]]) -> Exception | None:
-        """Wait until every rank has answered, raised or died. What the call raises, if it raises."""
+    async def _all_answered(self, method: str, calls: list[asyncio.Task[_Outcome]]) -> Exception | None:
+        """Wait until every rank has answered, raised or died. Returns the error that the call raises, or
+        None."""
         errors: list[Exception] = []
-        waiting = set(asked)
+        waiting = set(calls)
         while waiting:
             grace_s = GRACE_S if errors and not self._cause else None
             done, waiting = await asyncio.wait(waiting, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 self._end(f"killed: {len(waiting)} ranks did not answer {method} after one had raised")
                 return errors[0]
-            outcomes = [task.result() for task in asked if task.done()]
+            outcomes = [task.result() for task in calls if task.done()]
             errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-        if self._cause:  # it explains whatever the others raised
+        if self._cause:  # the cause explains the errors of the other ranks
             return died(self.name, self.epoch, method, self._cause)
         return errors[0] if errors else None
 
     async def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
-        """Raises: WorkerError. Nothing says whose items would count."""
+        """Raises: WorkerError. No rule says which rank's items would count."""
         raise WorkerError(f"{where(self.name, self.epoch, method)}: several ranks have no streams")
         yield
 
@@ -144,19 +145,19 @@ class GangHandle(Generic[M]):
 
     def _agreed(self, method: str, answers: Sequence[Any]) -> Any:
         if method == PING:
-            return _together(answers)
+            return _total(answers)
         for field in AGREED:
-            found = [getattr(answer, field, None) for answer in answers]
-            if any(value != found[0] for value in found):
-                told = f"its ranks disagree on the {field} of {method}'s answer: {found}, by rank"
-                self._end(told)
-                raise WorkerError(f"{where(self.name, self.epoch, method)}: {told}. All of them are killed")
+            values = [getattr(answer, field, None) for answer in answers]
+            if any(value != values[0] for value in values):
+                cause = f"its ranks disagree on the {field} of {method}'s answer: {values}, by rank"
+                self._end(cause)
+                raise WorkerError(f"{where(self.name, self.epoch, method)}: {cause}. All of them are killed")
         return answers[0]
 
     # ------------------------------------------------------------ the runtime's part
 
     async def start(self, place: Place, begin: Callable[[M, Place], Awaitable[None]]) -> None:
-        """`begin` every rank, all at once, at its part of `place`.
+        """`begin` every rank, all at once, at its share of `place`.
 
         Raises: the first error; deaths come last, since another rank's error may explain them.
         """
@@ -172,14 +173,14 @@ class GangHandle(Generic[M]):
             raise min(failures.exceptions, key=lambda error: isinstance(error, WorkerDied)) from None
 
     async def end(self) -> None:
-        """Kill all and wait, for END_TIMEOUT_S at most, until they are gone."""
+        """Kill all ranks and wait, for END_TIMEOUT_S at most, until they are gone."""
         async with asyncio.TaskGroup() as group:
             for member in self.members:
                 group.create_task(member.end(), name=member.name)
         await asyncio.wait([self.dead], timeout=END_TIMEOUT_S)
 
     def _place_of(self, place: Place, rank: int) -> Place:
-        """A rank is on its own host, and sees its own devices only, where there is one for each."""
+        """A rank is on its own host. It sees only its own devices, if there is a device for each rank."""
         devices, each = place.devices, len(place.devices or ()) // place.ranks
         if devices is not None and each:
             devices = devices[rank * each : (rank + 1) * each]
@@ -221,8 +222,8 @@ async def _run(work: Awaitable[None]) -> None:
     await work
 
 
-def _together(vitals: Sequence[Vitals]) -> Vitals:
-    """Of all ranks as of one process."""
+def _total(vitals: Sequence[Vitals]) -> Vitals:
+    """The vitals of all ranks, added up as those of one process."""
     return Vitals(
         cpu_s=sum(one.cpu_s for one in vitals),
         resident_bytes=sum(one.resident_bytes for one in vitals),

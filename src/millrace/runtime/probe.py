@@ -1,6 +1,6 @@
-"""A worker for exercising a runtime: it answers, fails, streams and waits on command.
+"""A worker that exercises a runtime: it answers, fails, streams and waits on command.
 
-It uses nothing but asyncio, so that it behaves the same in a process and under virtual time.
+The worker uses asyncio only, so it behaves the same in a process and under virtual time.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Probe:
         return self._running
 
     async def count(self, stop: int, delay_s: float = 0.0, fail: str | None = None) -> AsyncIterator[int]:
-        """Yield 0 .. stop-1, then raise `fail` if given."""
+        """Yield 0 .. stop-1, then raise `fail`, unless it is None."""
         self._produced = 0
         self._open_streams += 1
         try:
@@ -98,13 +98,13 @@ class Probe:
         return self._open_streams
 
     async def listen(self) -> AsyncIterator[Any]:
-        """Yield what `feed` is given, until the stream is closed."""
+        """Yield the items of `feed`, until the stream is closed."""
         while True:
             yield await self._feed.get()
             self._feed.task_done()
 
     async def feed(self, items: list[Any]) -> int:
-        """Return once `listen` has yielded all of `items` and been asked for more."""
+        """Return once `listen` has yielded all of `items` and its consumer wants more."""
         for item in items:
             self._feed.put_nowait(item)
         await self._feed.join()

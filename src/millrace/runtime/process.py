@@ -23,7 +23,7 @@ CONTROLLER_LOST = 71
 """Exit status of a worker whose controller has closed their socket."""
 
 NOTICED = 73
-"""Exit status of a worker that stopped itself a while after it was told that its host goes away."""
+"""Exit status of a worker that stopped itself a while after the notice that its host goes away."""
 
 UNSUITABLE_PYTHON = 72
 """Exit status of a worker whose own Python cannot be started, or cannot import what the wire needs."""
@@ -31,7 +31,7 @@ UNSUITABLE_PYTHON = 72
 _EXIT_MEANINGS = {
     CUT_OFF: "stopped itself: its controller fell silent",
     CONTROLLER_LOST: "stopped itself: the controller is gone",
-    NOTICED: "stopped itself: it was told to end, and was not emptied in time",
+    NOTICED: "stopped itself: it got a notice to end, and was not emptied in time",
     UNSUITABLE_PYTHON: "its Python cannot run it: the worker's log says why",
 }
 
@@ -53,7 +53,8 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def outlive_parent() -> None:
-    """In place of `die_with_parent`: be woken when the parent ends, should this process be suspended then."""
+    """In place of `die_with_parent`: when the parent ends, the kernel wakes this process if it is
+    suspended."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
@@ -63,13 +64,13 @@ def adopt_orphans() -> None:
 
 
 def leave_signals() -> None:
-    """Do nothing at what asks a process to end: the controller ends this one by SIGKILL."""
+    """Ignore the signals that ask a process to end: the controller ends this process by SIGKILL."""
     for number in ENDING:
         signal.signal(number, lambda *_: None)
 
 
 def fork_ordinary_processes() -> None:
-    """What this process forks from now on is ended by `terminate()`, as any process is."""
+    """From now on `terminate()` ends the processes that this process forks, as it ends any process."""
     os.register_at_fork(after_in_child=_default_signals)
 
 
@@ -97,8 +98,9 @@ def ending_at_once() -> Iterator[None]:
 
 @contextmanager
 def killing_on_error() -> Iterator[None]:
-    """An exception in the block kills the processes of `multiprocessing` that began in it. An interrupt
-    may come between the start of a process and its pool's note of it. The pool would then wait for ever."""
+    """An exception in the block kills the processes of `multiprocessing` that began in the block. An
+    interrupt may come between the start of a process and its pool's note of it. Then the pool would wait for
+    ever."""
     others = set(multiprocessing.active_children())
     try:
         yield
@@ -114,7 +116,7 @@ def set_title(title: str) -> None:
 
 
 def describe_exit(code: int) -> str:
-    """Tell an exit code (-N: signal N) in words: "exited with code 1", "killed by signal 9 (SIGKILL)"."""
+    """An exit code (-N: signal N) in words: "exited with code 1", "killed by signal 9 (SIGKILL)"."""
     if code >= 0:
         return _EXIT_MEANINGS.get(code, f"exited with code {code}")
     try:
@@ -136,18 +138,20 @@ def stopped(pid: int) -> bool:
 
 
 def next_dead_child() -> tuple[int, str] | None:
-    """A child that has ended, left unreaped, and how it ended."""
+    """A child that has ended, and how it ended. The child stays unreaped."""
     try:
-        seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
-    if seen is None:
+    if ended is None:
         return None
-    return seen.si_pid, describe_exit(seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status)
+    return ended.si_pid, describe_exit(
+        ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    )
 
 
 def kill(pid: int) -> None:
-    """SIGKILL to `pid` and, if it leads one, to its process group; it may have ended already."""
+    """SIGKILL to `pid` and to the process group that it leads, if any. The process may have ended already."""
     for send in (os.killpg, os.kill):
         with suppress(ProcessLookupError, PermissionError):
             send(pid, signal.SIGKILL)
@@ -163,14 +167,14 @@ def descendants(pid: int) -> list[int]:
     by_parent: dict[int, list[int]] = {}
     for child, parent in parents().items():
         by_parent.setdefault(parent, []).append(child)
-    found = [pid]
-    for one in found:
-        found += by_parent.get(one, [])
-    return found[1:]
+    pids = [pid]
+    for parent in pids:
+        pids += by_parent.get(parent, [])
+    return pids[1:]
 
 
 def has_children() -> bool:
-    """Whether this process has any, zombies included. One system call."""
+    """Whether this process has children, zombies included. One system call."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -180,11 +184,11 @@ def has_children() -> bool:
 
 def parents() -> dict[int, int]:
     """The parent of every process, by process id. Reads a small file for each."""
-    found = {}
+    parents_by_pid = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (fields := stat_fields(entry)):
-            found[int(entry)] = int(fields[1])
-    return found
+            parents_by_pid[int(entry)] = int(fields[1])
+    return parents_by_pid
 
 
 def stat_fields(pid: int | str) -> list[str]:

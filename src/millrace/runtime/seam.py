@@ -1,6 +1,6 @@
-"""What every runtime agrees on: naming a worker's class, calling its methods, carrying its errors.
+"""The rules of every runtime: how to name a worker's class, call its methods and carry its errors.
 
-`local` and `sim` differ in how a message travels, never in what it means; that meaning is here.
+Runtimes differ in how a message travels. The meaning of a message is the same, and is here.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from millrace.core.errors import (
 from millrace.core.objects import find_object
 
 PING = "__ping__"
-"""The built-in method that answers heartbeats, with `core.types.Vitals`."""
+"""The built-in method that answers heartbeats with `core.types.Vitals`."""
 
 STREAM_WINDOW = 16
 """How many items a stream's generator may be ahead of its consumer."""
 
 CREDIT_STEP = STREAM_WINDOW // 2
-"""Credits go back to the worker in halves of the window, so that the pipe never runs empty."""
+"""The consumer returns credits in halves of the window, so that the pipe never runs empty."""
 
 
 def load_class(target: str) -> Callable[..., Any]:
     """Import "package.module:Class".
 
-    Raises: WorkerError if `target` is malformed, lies in `__main__` or the module has no such class;
-    whatever importing the module raises.
+    Raises: WorkerError: `target` is malformed, lies in `__main__`, or the module has no such class; whatever
+    importing the module raises.
     """
     if target.startswith("__main__:"):
         raise WorkerError(
             f"worker target {target!r}: workers do not run your script again; move the class to a module"
         )
-    found, _ = find_object(target, "worker target", kind=WorkerError)
-    return cast(Callable[..., Any], found)
+    worker_class, _ = find_object(target, "worker target", kind=WorkerError)
+    return cast(Callable[..., Any], worker_class)
 
 
 def bind(worker: Any, method: str) -> Callable[..., Any]:
@@ -52,9 +52,9 @@ def bind(worker: Any, method: str) -> Callable[..., Any]:
 
     Raises: WorkerError naming the class, the method and the nearest public one.
     """
-    found = None if method.startswith("_") else getattr(worker, method, None)
-    if callable(found):
-        return found
+    bound = None if method.startswith("_") else getattr(worker, method, None)
+    if callable(bound):
+        return bound
     public = [name for name in dir(worker) if not name.startswith("_")]
     near = difflib.get_close_matches(method, public, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -82,9 +82,9 @@ def begin_stream(worker: Any, method: str, args: tuple[Any, ...]) -> AsyncGenera
 def crossing(error: BaseException, where: str) -> MillraceError:
     """The error that the caller sees for `error`, raised by the worker at `where`.
 
-    A MillraceError stays what it is, with `where` and the remote traceback as notes; one that does not
-    survive pickling becomes its nearest class in `core.errors`. Anything else becomes a RemoteError that
-    holds the remote traceback.
+    A MillraceError keeps its class, and gets `where` and the remote traceback as notes. If it does not
+    survive pickling, it becomes its nearest class in `core.errors`. Any other error becomes a RemoteError
+    with the remote traceback.
     """
     remote = "".join(traceback.format_exception(error))
     if not isinstance(error, MillraceError):

@@ -1,4 +1,4 @@
-"""On which sockets processes listen: what somebody else could connect to."""
+"""On which sockets processes listen, so that others can connect."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ _UNIX_ACCEPTS = 0x10000  # __SO_ACCEPTCON
 
 
 def listening(pids: Iterable[int]) -> set[str]:
-    """Of these processes, in words: "tcp port 8080", "unix /run/x". Whom we may not look at has none."""
+    """The listening sockets of these processes, in words: "tcp port 8080", "unix /run/x". A process that we
+    may not look at has none."""
     names = dict(_listening())
     return {names[link] for pid in pids for link in _open_files(pid) if link in names}
 
 
 def _listening() -> Iterator[tuple[str, str]]:
-    """(what /proc/PID/fd says, what it is) of every listening socket of this network namespace."""
+    """(its link in /proc/PID/fd, its description) of every listening socket of this network namespace."""
     for table in ("tcp", "tcp6"):
         for fields in _lines(table):
             if fields[3] == _TCP_LISTEN:

@@ -1,7 +1,7 @@
 """Where a process is: the stacks of its threads and of its tasks, on demand.
 
-A worker that gets the signal `DUMP_STACKS` writes its stacks into its log. C code writes those of the
-threads, also while the worker is stuck in a call. The loop, if it still turns, writes those of the tasks.
+A worker that gets the signal `DUMP_STACKS` writes its stacks into its log. C code writes the stacks of
+threads, also while the worker is stuck in a call. The loop, if it still turns, writes the stacks of tasks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 DUMP_STACKS = signal.SIGUSR1
-"""Ignored by the forkserver, and by a worker until it can answer."""
+"""The forkserver ignores this signal. A worker ignores it until the worker can answer."""
 
 
 def answer_dumps() -> None:
@@ -25,7 +25,7 @@ def answer_dumps() -> None:
 
 
 def dump_stacks(path: Path) -> None:
-    """Append this process's to `path`. Call it on the running loop."""
+    """Append the stacks of this process to `path`. Call it on the running loop."""
     with path.open("a", encoding="utf-8") as file:
         file.write(f"\n==== {datetime.now(UTC).isoformat(timespec='seconds')}\n")
         file.flush()

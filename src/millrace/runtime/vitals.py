@@ -1,8 +1,8 @@
-"""What a process says of itself with every heartbeat: whether it computes or waits for a disk, which calls it
+"""What a process reports with every heartbeat: whether it computes or waits for a disk, which calls it
 executes, and how large it is.
 
-Processes that it has started count as itself: an engine may compute in processes of its own, and a child that
-works is no reason to think that the worker is stuck.
+Its descendants count too: an engine may compute in processes of its own. A worker whose child works is not
+stuck.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PAGE = resource.getpagesize()
 
 
 class _Used(NamedTuple):
-    """By a descendant, and by those of its own children that it has waited for."""
+    """By a descendant, and by those of the descendant's children that it has waited for."""
 
     cpu_s: float
     faults: int
@@ -38,18 +38,18 @@ class VitalSigns:
         self._read = 0
 
     def take(self, calls: Iterable[str], *, receiving: bool) -> Vitals:
-        """`calls` are the methods that are being executed; `receiving`: another is on its way."""
+        """`calls` are the methods that are being executed. `receiving`: another call is arriving."""
         mine, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         others = process.descendants(os.getpid()) if process.has_children() else []
-        used = [found for pid in others if (found := _used(pid)) is not None]
+        used = [usage for pid in others if (usage := _used(pid)) is not None]
         # A page fault that needs a disk is how a mapped file is read, from a network too.
-        read = sum(usage.ru_inblock + usage.ru_majflt for usage in (mine, ended))
-        read, before = read + sum(one.faults for one in used), self._read
+        read = sum(rusage.ru_inblock + rusage.ru_majflt for rusage in (mine, ended))
+        read, before = read + sum(usage.faults for usage in used), self._read
         self._read = read
         return Vitals(
-            cpu_s=sum(usage.ru_utime + usage.ru_stime for usage in (mine, ended))
-            + sum(one.cpu_s for one in used),
-            resident_bytes=_resident_bytes() + sum(one.resident_bytes for one in used),
+            cpu_s=sum(rusage.ru_utime + rusage.ru_stime for rusage in (mine, ended))
+            + sum(usage.cpu_s for usage in used),
+            resident_bytes=_resident_bytes() + sum(usage.resident_bytes for usage in used),
             disk=read > before or any(_waits_for_disk(pid) for pid in (os.getpid(), *others)),
             calls=sorted(calls),
             receiving=receiving,

@@ -60,7 +60,7 @@ def run_line(name: str, run: RunDirectory) -> RunLine:
 
 
 def state_of(run: RunDirectory, version: int, steps: int) -> str:
-    if run.is_held():
+    if run.is_owned():
         return "running"
     return "finished" if version >= steps else "stopped"
 

@@ -91,12 +91,12 @@ def _computes(run: RunDirectory) -> dict[str, str]:
 
 def _hosts(run: RunDirectory) -> dict[str, View]:
     """What each host that is not the trainer's got from the relays of others. Empty with one host."""
-    hosts, told = Hosts(), list[Event]()
+    hosts, events = Hosts(), list[Event]()
     if parts(run.events):
-        told = [event for kind in ("fetched", "fetch_missed") for event in read_events(run.events, kind)]
-    for event in sorted(told, key=lambda event: event.wall_s):
+        events = [event for kind in ("fetched", "fetch_missed") for event in read_events(run.events, kind)]
+    for event in sorted(events, key=lambda event: event.wall_s):
         hosts(event)
-    return hosts.told()
+    return hosts.as_json()
 
 
 def _fleet(run: RunDirectory) -> list[View]:
@@ -299,7 +299,7 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _state(run: RunDirectory, complete: bool) -> str:
-    if run.is_held():
+    if run.is_owned():
         return "running"
     return "finished" if complete else "stopped: train with --resume goes on"
 

@@ -1,6 +1,6 @@
-"""What a schedule can do to batches though every weight is right: unfair samples, or older than needed.
+"""Batches that a schedule makes unfair, or older than needed, although every weight is right.
 
-Both are told from steps alone, and the advice names the key by which the schedule in use runs ahead.
+Both rules read steps alone. The advice names the key by which the schedule in use runs ahead.
 """
 
 from __future__ import annotations
@@ -11,36 +11,39 @@ from statistics import fmean
 
 from millrace.core.fairness import BAND, BATCHES, LengthMoments, fairness, next_correlation, windows
 from millrace.observe.doctor import keys
-from millrace.observe.doctor.evidence import BatchTold, Evidence
+from millrace.observe.doctor.evidence import BatchFigures, Evidence
 from millrace.observe.doctor.finding import Finding
 
 ERRORS = 2.0  # standard errors beyond the band
-STEPS_MIN = 16  # fewer steps say nothing of waiting
-WAITS_MAX = 0.05  # of its time: the trainer is the slower side
-READY_MIN = 1.5  # batches that wait at the end of a step; the next one is wanted, more are early
+STEPS_MIN = 16  # with fewer steps the share of waiting is noise
+WAITS_MAX = 0.05  # of its time: a trainer that waits less is the slower side
+READY_MIN = 1.5  # batches that wait at the end of a step; the next one is needed, more are early
 STALE_MIN = 1.0
-SPREAD_MIN = 0.2  # of the mean: lengths that differ by less are alike, whatever goes with them
+SPREAD_MIN = 0.2  # of the mean: lengths that differ by less count as equal
 DRIFT = 0.5  # correlation of neighbouring batches, 2.8 standard errors above that of random ones
 
 
 def unfair_batches(evidence: Evidence) -> Finding | None:
-    """The mean over windows, so that lengths may drift from one window to the next.
+    """The mean fairness over windows, so that lengths may drift from one window to the next.
 
-    Windows of nearly equal lengths are left out. There a policy that learns fast moves all lengths from one
-    step to the next by more than groups differ, and no choice of groups could help or harm. Windows in which
-    neighbours are alike are left out too: there the policy learns another length. A schedule that trains what
-    is ready first makes neighbours differ.
+    Windows of nearly equal lengths are left out: a policy that learns fast changes all lengths from step to
+    step by more than groups differ, so the choice of groups does not matter. Windows with similar neighbours
+    are left out too: there the policy learns another length. A schedule that trains the first ready groups
+    makes neighbours differ.
     """
-    parts = windows([batch.lengths for batch in _batches(evidence)])
-    told = [part for part in parts if _spread(part) >= SPREAD_MIN and not _drifts(part)]
-    found = [value for part in told if (value := fairness(part)) is not None]
-    if not found:
+    clear = [
+        window
+        for window in windows([batch.lengths for batch in _batches(evidence)])
+        if _spread(window) >= SPREAD_MIN and not _drifts(window)
+    ]
+    values = [value for window in clear if (value := fairness(window)) is not None]
+    if not values:
         return None
-    mean, error = fmean(found), sqrt(2 / (BATCHES - 1) / len(found))
+    mean, error = fmean(values), sqrt(2 / (BATCHES - 1) / len(values))
     low, high = BAND
     if low - ERRORS * error <= mean <= high + ERRORS * error:
         return None
-    batches = BATCHES * len(found)
+    batches = BATCHES * len(values)
     line = (
         f"over the last {batches} batches fairness is {mean:.2f}. Random batches of the same groups have 1, "
         f"with a standard error of {error:.2f}. Values of {low} to {high} are usual"
@@ -53,9 +56,9 @@ def unfair_batches(evidence: Evidence) -> Finding | None:
 
 
 def needless_staleness(evidence: Evidence) -> Finding | None:
-    """The trainer is the slower side, and yet whole batches wait for it: they get older for nothing."""
-    told = [batch for batch in _batches(evidence) if not batch.replayed]
-    late = told[len(told) // 2 :]
+    """The trainer is the slower side, and complete batches wait for it: they get older for nothing."""
+    batches = [batch for batch in _batches(evidence) if not batch.replayed]
+    late = batches[len(batches) // 2 :]
     if len(late) < STEPS_MIN:
         return None
     waited_s, stepped_s = sum(b.wait_s for b in late), sum(b.step_s for b in late)
@@ -77,7 +80,7 @@ def needless_staleness(evidence: Evidence) -> Finding | None:
     return Finding("needless-staleness", (line,), advice)
 
 
-def _batches(evidence: Evidence) -> list[BatchTold]:
+def _batches(evidence: Evidence) -> list[BatchFigures]:
     return [step.batch for step in evidence.steps if step.batch is not None]
 
 

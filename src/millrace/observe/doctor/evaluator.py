@@ -8,26 +8,26 @@ from statistics import fmean
 from millrace.observe.doctor.evidence import Accuracy, Evidence
 from millrace.observe.doctor.finding import Finding
 
-TOLD_MIN = 4  # fewer say nothing
+DUE_MIN = 4  # fewer versions prove nothing
 SKIPPED_MAX = 0.5
 
 
 def overfitting(evidence: Evidence) -> Finding | None:
-    told = [line for name, series in evidence.evaluated.items() for line in _fallen(evidence, name, series)]
-    return Finding("overfitting", tuple(told), _OVERFITTING) if told else None
+    lines = [line for name, series in evidence.evaluated.items() for line in _fallen(evidence, name, series)]
+    return Finding("overfitting", tuple(lines), _OVERFITTING) if lines else None
 
 
 def evaluations_skipped(evidence: Evidence) -> Finding | None:
-    told = []
+    lines = []
     for name, skipped in evidence.skipped.items():
         done = len(evidence.evaluated.get(name, {}))
-        if skipped + done >= TOLD_MIN and skipped > SKIPPED_MAX * (skipped + done):
-            told.append(f"evaluation {name} skipped {skipped} of {skipped + done} versions that were due")
-    return Finding("evaluations-skipped", tuple(told), _SKIPPED) if told else None
+        if skipped + done >= DUE_MIN and skipped > SKIPPED_MAX * (skipped + done):
+            lines.append(f"evaluation {name} skipped {skipped} of {skipped + done} versions that were due")
+    return Finding("evaluations-skipped", tuple(lines), _SKIPPED) if lines else None
 
 
 def _fallen(evidence: Evidence, name: str, series: dict[int, Accuracy]) -> Iterator[str]:
-    """The newest interval lies below that of the best version, and training got better since then."""
+    """The newest interval lies below the best version's interval, and the training reward rose since then."""
     if not series:
         return
     best = max(series, key=lambda version: (series[version].greedy, -version))

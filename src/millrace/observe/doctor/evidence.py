@@ -1,4 +1,4 @@
-"""What the doctor looks at: a run's events, reduced to plain numbers. A sink that judges nothing."""
+"""The doctor's evidence: the events of a run, reduced to plain numbers. A sink that decides nothing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Gap = tuple[
 
 
 @dataclass(frozen=True, slots=True)
-class BatchTold:
-    """What a step told of its batch. `groups_ready` waited for a later step when this one ended."""
+class BatchFigures:
+    """Figures of a step's batch. When the step ended, `groups_ready` groups waited for a later step."""
 
     lengths: LengthMoments
     staleness_mean: float
@@ -29,17 +29,17 @@ class BatchTold:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one batch told. `version` is the one it made; `gap` is by staleness."""
+    """One step. It made `version`; `gap` is by staleness."""
 
     version: int
     reward_mean: float
     gap: dict[int, Gap]
     metrics: dict[str, float]
-    batch: BatchTold | None = None  # None: an older version of Millrace did not tell it
+    batch: BatchFigures | None = None  # None: an older version of Millrace did not record it
 
 
 @dataclass(frozen=True, slots=True)
-class SwapSeen:
+class Pull:
     replica: str
     version: int
     digest: str
@@ -56,11 +56,11 @@ class Accuracy:
 
 @dataclass(slots=True)
 class Evidence:
-    """A sink. Steps are by version; a replayed one counts as it was done last. `dtype` is the engine's.
+    """A sink. Steps are by version; of a replayed step the last replay counts. `dtype` is the engine's.
     `schedule` and `algorithm` are the kinds in use. `corrects`: importance weights are on. `plain`: tokens
-    are drawn from the policy at its temperature, and no setting makes some of them more or less likely.
-    `compares`: advantages are 0 where all rewards of a group are equal. `told` and `gone`:
-    what the run itself said of faults."""
+    are sampled from the policy at its temperature, and no setting makes some tokens more or less likely.
+    `compares`: advantages are 0 if all rewards of a group are equal. `reported` and `gone`: the findings that
+    the run itself reported and withdrew."""
 
     dtype: str = "float32"
     schedule: str = ""
@@ -70,14 +70,14 @@ class Evidence:
     compares: bool = True
     by_version: dict[int, Step] = field(default_factory=dict)
     published: dict[int, set[str]] = field(default_factory=dict)
-    pulls: list[SwapSeen] = field(default_factory=list)
+    pulls: list[Pull] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)  # of scored trajectories
     failures: Counter[str] = field(default_factory=Counter)  # reasons of failed rewards
     evaluated: dict[str, dict[int, Accuracy]] = field(default_factory=dict)  # by name and version
     skipped: Counter[str] = field(default_factory=Counter)  # evaluations of each name
     hosts: Hosts = field(default_factory=Hosts)
-    told: dict[str, int] = field(default_factory=dict)  # faults, and when each was told
-    gone: dict[str, str] = field(default_factory=dict)  # withdrawn faults, and in which words
+    reported: dict[str, int] = field(default_factory=dict)  # faults, and the version of each report
+    gone: dict[str, str] = field(default_factory=dict)  # withdrawn faults, with the text
     end: str = ""  # why the run ended; empty while it has not
 
     def __call__(self, event: Event) -> None:
@@ -89,23 +89,23 @@ class Evidence:
             case "rewound":
                 self.by_version = {v: s for v, s in self.by_version.items() if v <= fields["version"]}
                 for name, series in self.evaluated.items():
-                    self.evaluated[name] = {v: told for v, told in series.items() if v <= fields["version"]}
+                    self.evaluated[name] = {v: a for v, a in series.items() if v <= fields["version"]}
             case "step":
                 self.by_version[fields["version"]] = _step(fields)
             case "published" | "staged":
                 self.published.setdefault(fields["version"], set()).add(fields["digest"])
             case "pulled":
-                self.pulls.append(SwapSeen(fields["replica"], fields["version"], fields["digest"]))
+                self.pulls.append(Pull(fields["replica"], fields["version"], fields["digest"]))
             case "scored":
                 self._count(fields["outcome"], fields["reason"])
-            case "evaluated" if (told := fields["metrics"])["greedy_accuracy"] is not None:
-                low, high = told["intervals"]["greedy_accuracy"]
-                measured = Accuracy(told["greedy_accuracy"], low, high)
-                self.evaluated.setdefault(fields["name"], {})[fields["version"]] = measured
+            case "evaluated" if (metrics := fields["metrics"])["greedy_accuracy"] is not None:
+                low, high = metrics["intervals"]["greedy_accuracy"]
+                accuracy = Accuracy(metrics["greedy_accuracy"], low, high)
+                self.evaluated.setdefault(fields["name"], {})[fields["version"]] = accuracy
             case "evaluation_skipped":
                 self.skipped[fields["name"]] += 1
             case "finding" | "withdrawn":
-                self._hear(event.kind, str(fields["fault"]), fields)
+                self._record(event.kind, str(fields["fault"]), fields)
             case "run_ended":
                 self.end = fields["reason"]
 
@@ -114,17 +114,17 @@ class Evidence:
         if outcome == "failed":
             self.failures[reason] += 1
 
-    def _hear(self, kind: str, fault: str, fields: dict[str, Any]) -> None:
+    def _record(self, kind: str, fault: str, fields: dict[str, Any]) -> None:
         if kind == "finding":
-            self.told[fault] = self.version
+            self.reported[fault] = self.version
             self.gone.pop(fault, None)
         else:
-            self.told.pop(fault, None)
+            self.reported.pop(fault, None)
             self.gone[fault] = str(fields["reason"])
 
     @property
     def version(self) -> int:
-        """The newest."""
+        """The newest version."""
         return max(self.by_version, default=0)
 
     @property
@@ -140,8 +140,8 @@ def _step(fields: dict[str, Any]) -> Step:
     return Step(fields["version"], fields["reward_mean"], gap, metrics, _batch(fields))
 
 
-def _batch(fields: dict[str, Any]) -> BatchTold | None:
+def _batch(fields: dict[str, Any]) -> BatchFigures | None:
     if "lengths" not in fields:
         return None
     names = "staleness_mean", "groups_ready", "step_s", "wait_s", "replayed"
-    return BatchTold(LengthMoments(**fields["lengths"]), **{name: fields[name] for name in names})
+    return BatchFigures(LengthMoments(**fields["lengths"]), **{name: fields[name] for name in names})

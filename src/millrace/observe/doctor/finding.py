@@ -1,4 +1,4 @@
-"""What the doctor says."""
+"""A finding of the doctor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault: its name, what shows it, what to change."""
+    """One fault: its name, its evidence, and advice."""
 
     fault: str
     evidence: tuple[str, ...]
@@ -18,9 +18,9 @@ class Finding:
 
 
 def withdrawn(fault: str, first: int, last: int) -> str:
-    """What is said of a fault that held from version `first` to `last`, and holds no more."""
-    held = f"for versions {first} to {last}" if last > first else f"at version {first}"
-    return f"{fault} held {held}; gone since"
+    """The text for a fault that a run had from version `first` to `last`, and has no more."""
+    versions = f"for versions {first} to {last}" if last > first else f"at version {first}"
+    return f"{fault} held {versions}; gone since"
 
 
 def few(numbers: Sequence[int], noun: str) -> str:

@@ -1,4 +1,4 @@
-"""How much of a batch is left once its tokens are weighed and clipped."""
+"""How many tokens of a batch still count after importance weights and clips."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ AGE = "ess_age_"
 
 def few_effective_tokens(evidence: Evidence) -> Finding | None:
     late = evidence.steps[len(evidence.steps) // 2 :]
-    found = _mean(late, "ess")
-    if found is None or found >= EFFECTIVE_MIN:
+    effective = _mean(late, "ess")
+    if effective is None or effective >= EFFECTIVE_MIN:
         return None
     ages = sorted({int(name.removeprefix(AGE)) for s in late for name in s.metrics if name.startswith(AGE)})
-    told = [f"weighed by importance, {found:.0%} of the tokens are left (metric `ess`)"]
+    lines = [f"weighted by importance, {effective:.0%} of the tokens are effective (metric `ess`)"]
     by_age = [f"{_mean(late, f'{AGE}{age}'):.0%} from {age} on" for age in ages]
-    told += [f"by staleness: {', '.join(by_age)}"] if by_age else []
-    return Finding("few-effective-tokens", tuple(told), tuple(_closer(evidence)))
+    lines += [f"by staleness: {', '.join(by_age)}"] if by_age else []
+    return Finding("few-effective-tokens", tuple(lines), tuple(_closer(evidence)))
 
 
 def silenced_tokens(evidence: Evidence) -> Finding | None:
     late = evidence.steps[len(evidence.steps) // 2 :]
-    found = _mean(late, "silenced")
-    if found is None or found <= SILENCED_MAX:
+    silenced = _mean(late, "silenced")
+    if silenced is None or silenced <= SILENCED_MAX:
         return None
-    told = f"{found:.0%} of the tokens with an advantage have no gradient: clips or masks take them out"
-    return Finding("silenced-tokens", (told,), tuple(_louder(evidence)))
+    line = f"{silenced:.0%} of the tokens with an advantage have no gradient: clips or masks remove it"
+    return Finding("silenced-tokens", (line,), tuple(_louder(evidence)))
 
 
 def _closer(evidence: Evidence) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Which keys of the schedule and the algorithm in use an advice may name: others would be refused."""
+"""Which keys of the schedule and the algorithm in use an advice may name. Other keys would be refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ahead(evidence: Evidence) -> str | None:
 
 
 def tolerant(evidence: Evidence) -> Iterator[str]:
-    """What makes the objective stand tokens of other policies."""
+    """Settings by which the objective tolerates tokens of other policies."""
     if evidence.algorithm in CORRECTED and not evidence.corrects:
         yield "set `algorithm.correction` to 2.0: tokens of older policies then count by their importance"
     if evidence.algorithm in CORRECTED:

@@ -12,16 +12,16 @@ EQUAL_MAX = 0.8  # of the groups of the later steps
 STEPS_MIN = 4  # fewer steps have no trend
 TIMES = 10.0
 COLLAPSED = 0.1  # of the entropy at the start, while the reward has not risen
-RISEN = 0.05  # a rise of the mean reward, as a part of its range
+RISEN = 0.05  # a rise of the mean reward, as a share of its range
 
 
 def failing_rewards(evidence: Evidence) -> Finding | None:
     total, failed = evidence.outcomes.total(), evidence.outcomes["failed"]
     if not total or failed / total <= FAILED_MAX:
         return None
-    told = [f"{failed} of {total} scores failed"]
-    told += [f"{num} times: {reason}" for reason, num in evidence.failures.most_common(3)]
-    return Finding("failing-rewards", tuple(told), _FAILING_REWARDS)
+    lines = [f"{failed} of {total} scores failed"]
+    lines += [f"{num} times: {reason}" for reason, num in evidence.failures.most_common(3)]
+    return Finding("failing-rewards", tuple(lines), _FAILING_REWARDS)
 
 
 def no_signal(evidence: Evidence) -> Finding | None:
@@ -30,17 +30,17 @@ def no_signal(evidence: Evidence) -> Finding | None:
     if not equal or not evidence.compares or fmean(equal) < EQUAL_MAX:
         return None
     reward = fmean(step.reward_mean for step in late)
-    told = (
+    line = (
         f"in {fmean(equal):.0%} of the groups of the last {len(late)} steps all rewards are equal, so the "
         f"advantages are zero. The mean reward in these steps is {reward:.3g}"
     )
-    own = evidence.algorithm == "function"
-    return Finding("no-signal", (told,), _NO_SIGNAL if own else (*_NO_SIGNAL, _RESAMPLE))
+    custom = evidence.algorithm == "function"
+    return Finding("no-signal", (line,), _NO_SIGNAL if custom else (*_NO_SIGNAL, _RESAMPLE))
 
 
 def diverging_optimizer(evidence: Evidence) -> Finding | None:
-    told = [*_not_finite(evidence), *_trends(evidence.steps)]
-    return Finding("diverging-optimizer", tuple(told), _DIVERGING) if told else None
+    lines = [*_not_finite(evidence), *_trends(evidence.steps)]
+    return Finding("diverging-optimizer", tuple(lines), _DIVERGING) if lines else None
 
 
 def _not_finite(evidence: Evidence) -> list[str]:
@@ -51,20 +51,20 @@ def _not_finite(evidence: Evidence) -> list[str]:
 def _trends(steps: list[Step]) -> list[str]:
     if len(steps) < STEPS_MIN:
         return []
-    told, quarter = [], max(1, len(steps) // 4)
+    lines, quarter = [], max(1, len(steps) // 4)
     norms = [step.metrics.get("grad_norm", 0.0) for step in steps]
     early, late = median(norms[: 2 * quarter]), median(norms[-quarter:])
     if late > TIMES * early > 0:
-        told.append(f"the gradient norm rose from {early:.3g} to {late:.3g}")
+        lines.append(f"the gradient norm rose from {early:.3g} to {late:.3g}")
     entropies = [step.metrics.get("entropy", 0.0) for step in steps]
     rewards = [step.reward_mean for step in steps]
     gained = fmean(rewards[-quarter:]) - fmean(rewards[:quarter])
     if entropies[-1] < COLLAPSED * entropies[0] and gained <= RISEN * (max(rewards) - min(rewards)):
-        told.append(
+        lines.append(
             f"the entropy fell from {entropies[0]:.3g} to {entropies[-1]:.3g} nats, while the reward did not "
             f"rise ({fmean(rewards[:quarter]):.3g} to {fmean(rewards[-quarter:]):.3g})"
         )
-    return told
+    return lines
 
 
 _FAILING_REWARDS = (

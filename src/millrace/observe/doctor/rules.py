@@ -1,7 +1,7 @@
-"""Which known fault a run has, from its evidence alone. Pure rules, each in the module of its idea.
+"""Which known faults a run has, from its evidence alone. Pure rules, each in the module of its idea.
 
-Only a cause is reported, not its consequences. With wrong weights every gap is wrong. A run that diverged has
-no signal in its groups, and a policy that moves too far.
+Only a cause is reported, not its consequences. With wrong weights every gap is wrong. In a run that diverged,
+groups have no signal and the policy moves too far.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def diagnose(evidence: Evidence) -> list[Finding]:
 
 
 def gone(evidence: Evidence, findings: list[Finding]) -> list[str]:
-    """What the run told while it went on, and what `findings`, those of now, do not have any more."""
-    told = {fault: withdrawn(fault, version, version) for fault, version in evidence.told.items()}
+    """Faults that the run reported and that are not among `findings` now, as text."""
+    reported = {fault: withdrawn(fault, version, version) for fault, version in evidence.reported.items()}
     now = {finding.fault for finding in findings}
-    return [words for fault, words in (evidence.gone | told).items() if fault not in now]
+    return [text for fault, text in (evidence.gone | reported).items() if fault not in now]

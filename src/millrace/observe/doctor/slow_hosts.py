@@ -1,4 +1,4 @@
-"""A host that cannot follow: it gets versions more slowly than the trainer makes them, or not at all."""
+"""A host that gets versions more slowly than the trainer makes them, or not at all."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from statistics import median
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.finding import Finding
 
-FETCHES_MIN = 8  # fewer say nothing of a link
-MISSES_MIN = 3  # one after the other; a relay that died is asked for again
+FETCHES_MIN = 8  # fewer prove nothing about a link
+MISSES_MIN = 3  # in a row; after the death of a relay the fetch is repeated
 
 
 def host_behind(evidence: Evidence) -> Finding | None:
-    told = [*_slow(evidence), *_cut_off(evidence)]
-    return Finding("host-behind", tuple(told), _ADVICE) if told else None
+    lines = [*_slow(evidence), *_cut_off(evidence)]
+    return Finding("host-behind", tuple(lines), _ADVICE) if lines else None
 
 
 def _slow(evidence: Evidence) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The doctor while a run goes on. A `finding` event tells of a fault, `withdrawn` that it holds no more."""
+"""The doctor while a run goes on. A `finding` event reports a fault; `withdrawn` reports that it is gone."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from millrace.observe.doctor.finding import withdrawn
 from millrace.observe.doctor.rules import diagnose
 
 FIRST_STEPS = 20
-"""Before the first look: fewer steps tell noise."""
+"""Before the first look: the figures of fewer steps are noise."""
 LATER = 1.25
-"""How many times as many steps there are at the next look: all looks together stay cheap."""
+"""The next look comes after so many times as many steps, so all looks together stay cheap."""
 
 
 class DoctorWatch:
-    """A sink. `evidence` has what earlier sessions of the run told. It looks after `FIRST_STEPS` steps, then
-    ever more rarely, and at the end: what it told last is then what `millrace doctor` finds.
+    """A sink. `evidence` has the events of earlier sessions of the run. The doctor looks after `FIRST_STEPS`
+    steps, then ever more rarely, and at the end. So its last findings are those of `millrace doctor`.
 
-    What fails here ends the looks with a warning, and not the run.
+    A failure in here ends the looks with a warning, and not the run.
     """
 
     def __init__(self, events: Events, evidence: Evidence) -> None:
@@ -32,29 +32,29 @@ class DoctorWatch:
         if self._due is None:
             return
         try:
-            said = self._look(event, self._due)
+            events = self._look(event, self._due)
         except Exception as error:
             self._due = None
             reason = f"no more looks during this run: {type(error).__name__}: {error}"
             self._events.emit("warned", source="doctor", reason=reason)
             return
-        for kind, fields in said:
+        for kind, fields in events:
             self._events.emit(kind, **fields)
 
     def _look(self, event: Event, due: int) -> list[tuple[str, dict[str, Any]]]:
-        """Kinds and fields of what there is to say."""
+        """Kinds and fields of the events to emit."""
         self._evidence(event)
         steps = len(self._evidence.by_version)
         if event.kind != "run_ended" and (event.kind != "step" or steps < due):
             return []
         self._due = max(FIRST_STEPS, int(steps * LATER))
-        found = {finding.fault: finding for finding in diagnose(self._evidence)}
-        told, last, self._looked = self._evidence.told, self._looked, self._evidence.version
+        findings = {finding.fault: finding for finding in diagnose(self._evidence)}
+        reported, last, self._looked = self._evidence.reported, self._looked, self._evidence.version
         return [
             *(
                 ("withdrawn", {"fault": fault, "reason": withdrawn(fault, first, max(first, last))})
-                for fault, first in told.items()
-                if fault not in found
+                for fault, first in reported.items()
+                if fault not in findings
             ),
-            *(("finding", asdict(finding)) for fault, finding in found.items() if fault not in told),
+            *(("finding", asdict(finding)) for fault, finding in findings.items() if fault not in reported),
         ]

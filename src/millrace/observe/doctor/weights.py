@@ -1,14 +1,14 @@
-"""Four readings of one measurement: the gap between the trainer's and the engine's log-prob of a token.
+"""Four faults that show in the gap between the trainer's and the engine's log-prob of a token.
 
-At staleness 0 both hold the same weights, so the gap there is only the difference of two computations: in
-float32 some 1e-6 nats, in bfloat16 some 1e-2 (0.05 in sequences of 2,048 tokens), and the same in every
-step. Where penalties, min-p, top-k, top-p, allowed or banned tokens are in use, it has these in it and is not
-read. What else moves it:
+At staleness 0 both have the same weights, so the gap is only the difference of two computations. The gap is
+about 1e-6 nats in float32 and 1e-2 in bfloat16 (0.05 in sequences of 2,048 tokens), and the same in every
+step. If penalties, min-p, top-k, top-p, allowed or banned tokens are in use, they change the gap, and no rule
+reads it. Each fault changes the gap in its own way:
 
-    wrong weights    it differs from version to version, or is large in all of them
-    stale cache      it is large for tokens after a swap only: those read keys and values made before it
-    numeric gap      it is above what training ignores, everywhere alike
-    true staleness   it is small at staleness 0 and large at 1 and more: there the policies do differ
+    wrong weights    the gap differs from version to version, or is large in all versions
+    stale cache      the gap is large only for tokens after a swap: they read keys and values of older weights
+    numeric gap      the gap is larger than training tolerates, in all steps alike
+    true staleness   the gap is small at staleness 0 and large at 1 and more: the policies do differ
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from millrace.observe.doctor import keys
 from millrace.observe.doctor.evidence import Evidence, Step
 from millrace.observe.doctor.finding import Finding, few
 
-EXPECTED = {"float32": 1e-3, "bfloat16": 1e-1}  # nats: what rounding explains, with room
+EXPECTED = {"float32": 1e-3, "bfloat16": 1e-1}  # nats: rounding explains so much, with a margin
 HARMFUL = 3e-3  # an importance weight is off by 0.3 %, where it should be 1
-LARGE = 0.2  # as large as a clip range, between two policies that should be one
+LARGE = 0.2  # as large as a clip range, between two policies that should be the same
 TIMES = 10.0  # a rise that rounding does not explain
-SHARE_MIN = 0.05  # of the trained tokens: fewer at some staleness decide nothing
+SHARE_MIN = 0.05  # of the trained tokens: a staleness with fewer tokens is ignored
 
 
 def wrong_weights(evidence: Evidence) -> Finding | None:
-    told = _of_other_digests(evidence)
+    lines = _of_other_digests(evidence)
     if evidence.plain:
-        told += _of_gaps(evidence.steps, evidence.dtype)
-    return Finding("wrong-weights", tuple(told), _WRONG_WEIGHTS) if told else None
+        lines += _of_gaps(evidence.steps, evidence.dtype)
+    return Finding("wrong-weights", tuple(lines), _WRONG_WEIGHTS) if lines else None
 
 
 def stale_cache(evidence: Evidence) -> Finding | None:
-    """Compares tokens of the same steps, so nothing but the swap is different between them."""
+    """Compares tokens of the same steps, so only the swap is different between them."""
     pairs = [
         (step.metrics["gap_one_version"], step.metrics["gap_after_swap"])
         for step in evidence.steps
@@ -47,29 +47,29 @@ def stale_cache(evidence: Evidence) -> Finding | None:
     before, after = (fmean(side) for side in zip(*pairs, strict=True))
     if after < max(HARMFUL, TIMES * before):
         return None
-    told = (
+    line = (
         f"at staleness 0, in the same {len(pairs)} steps: tokens after a swap have a gap of {after:.2g} nats "
         f"and tokens of one version {before:.2g}"
     )
-    return Finding("stale-cache", (told,), _STALE_CACHE)
+    return Finding("stale-cache", (line,), _STALE_CACHE)
 
 
 def numeric_gap(evidence: Evidence) -> Finding | None:
-    gaps = [gap for _, gap in own_gaps(evidence.steps)] if evidence.plain else []
+    gaps = [gap for _, gap in gaps_at_zero(evidence.steps)] if evidence.plain else []
     expected = EXPECTED[evidence.dtype]
     if not gaps or fmean(gaps) <= expected:
         return None
-    told = (
+    line = (
         f"at staleness 0 the gap is {fmean(gaps):.2g} nats ({min(gaps):.2g} to {max(gaps):.2g}) without a "
         f"trend; rounding in {evidence.dtype} explains {expected:g}"
     )
-    return Finding("numeric-gap", (told,), tuple(_less_rounding(evidence)))
+    return Finding("numeric-gap", (line,), tuple(_less_rounding(evidence)))
 
 
 def _less_rounding(evidence: Evidence) -> Iterator[str]:
     yield "engine and trainer round differently: usual with `model.dtype` bfloat16, a bug with float32"
-    kept = evidence.algorithm in keys.CORRECTED
-    keep = "keep the correction on (`algorithm.correction`), or " if kept else ""
+    corrected = evidence.algorithm in keys.CORRECTED
+    keep = "keep the correction on (`algorithm.correction`), or " if corrected else ""
     yield f"{keep}set `model.dtype` to float32"
 
 
@@ -87,9 +87,9 @@ def true_staleness(evidence: Evidence) -> Finding | None:
     worst = max((by_staleness[s] for s in many if s in by_staleness), default=0.0)
     if worst < max(LARGE, TIMES * by_staleness.get(0, 0.0)):
         return None
-    told = ", ".join(f"{mean:.2g} nats at {staleness}" for staleness, mean in by_staleness.items())
+    means = ", ".join(f"{mean:.2g} nats at {staleness}" for staleness, mean in by_staleness.items())
     capped = [step.metrics["importance_capped"] for step in late if "importance_capped" in step.metrics]
-    lines = [f"the gap by staleness: {told}"]
+    lines = [f"the gap by staleness: {means}"]
     if capped:
         lines.append(f"{fmean(capped):.1%} of the tokens have a truncated importance weight")
     return Finding("true-staleness", tuple(lines), tuple(_less_stale(evidence)))
@@ -102,32 +102,32 @@ def _less_stale(evidence: Evidence) -> Iterator[str]:
     yield from keys.tolerant(evidence)
 
 
-def own_gaps(steps: list[Step]) -> list[tuple[int, float]]:
-    """(version, mean gap at staleness 0) of each step that has such tokens; those after a swap left out."""
-    found = [(step.version - 1, step.metrics.get("gap_one_version", _unsplit(step))) for step in steps]
-    return [(version, gap) for version, gap in found if gap is not None]
+def gaps_at_zero(steps: list[Step]) -> list[tuple[int, float]]:
+    """(version, mean gap at staleness 0) of each step with such tokens. Tokens after a swap are left out."""
+    gaps = [(step.version - 1, step.metrics.get("gap_one_version", _unsplit(step))) for step in steps]
+    return [(version, gap) for version, gap in gaps if gap is not None]
 
 
 def _unsplit(step: Step) -> float | None:
-    """Of trainers that do not tell tokens after a swap apart."""
+    """The gap of all tokens, from a trainer that does not separate tokens after a swap."""
     return step.gap[0][0] if 0 in step.gap and "gap_after_swap" not in step.metrics else None
 
 
 def _of_other_digests(evidence: Evidence) -> list[str]:
-    told = [
+    lines = [
         f"{pull.replica} served digest {pull.digest[:12]} as version {pull.version}, published was "
         + " or ".join(sorted(digest[:12] for digest in evidence.published[pull.version]))
         for pull in evidence.pulls
         if pull.digest not in evidence.published.get(pull.version, {pull.digest})
     ]
     if evidence.end.startswith("DigestMismatchError"):
-        told.append(f"the run ended with {evidence.end.splitlines()[0]}")
-    return told[:3]
+        lines.append(f"the run ended with {evidence.end.splitlines()[0]}")
+    return lines[:3]
 
 
 def _of_gaps(steps: list[Step], dtype: str) -> list[str]:
-    """Some versions are off, or all of them are."""
-    gaps = own_gaps(steps)
+    """The gap of some versions, or of all versions, is too large."""
+    gaps = gaps_at_zero(steps)
     if not gaps:
         return []
     least = min(gap for _, gap in gaps)
@@ -144,9 +144,9 @@ def _of_gaps(steps: list[Step], dtype: str) -> list[str]:
 
 
 def _mean_gap(steps: list[Step], staleness: int) -> float | None:
-    parts = [step.gap[staleness] for step in steps if staleness in step.gap]
-    tokens = sum(num for _, _, num in parts)
-    return sum(mean * num for mean, _, num in parts) / tokens if tokens else None
+    gaps = [step.gap[staleness] for step in steps if staleness in step.gap]
+    tokens = sum(num for _, _, num in gaps)
+    return sum(mean * num for mean, _, num in gaps) / tokens if tokens else None
 
 
 _WRONG_WEIGHTS = (

@@ -1,4 +1,4 @@
-"""The live view of a run: a panel that refreshes itself on a terminal, a plain line elsewhere."""
+"""The live view of a run: on a terminal a panel that refreshes itself, elsewhere plain lines."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _TROUBLE = {
 
 
 class LiveView:
-    """A sink and a context manager. On a terminal that can move its cursor and show bars, rich's own thread
-    redraws the newest status; else a line is printed at most every few seconds, when something happens, and
-    at the end."""
+    """A sink and a context manager. On a terminal that can move its cursor and show bars, a thread of rich
+    redraws the newest status. Elsewhere a line is printed every few seconds at most, at trouble, and at the
+    end."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.status = Status()
@@ -106,8 +106,8 @@ def _progress(status: Status) -> list[str]:
 
 def sample_line(status: Status) -> str:
     """The newest sample in one line; empty while there is none."""
-    told = phrases.sample(status)
-    if told is None:
+    sample = phrases.sample(status)
+    if sample is None:
         return ""
-    head, *texts = told
+    head, *texts = sample
     return f"{head} {' => '.join(phrases.ends(text, _SAMPLE_CHARACTERS) for text in texts)}"

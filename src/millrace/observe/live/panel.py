@@ -40,11 +40,11 @@ def render(status: Status, width: int = 120) -> RenderableType:
 
 
 def _computes(status: Status) -> list[str]:
-    """One line for those who compute alike."""
+    """One line for all workers that compute alike."""
     alike: dict[str, list[str]] = {}
-    for name, told in sorted(status.computes.items()):
-        alike.setdefault(told, []).append(name)
-    return [f"{', '.join(names)}: {told}" for told, names in alike.items()]
+    for name, description in sorted(status.computes.items()):
+        alike.setdefault(description, []).append(name)
+    return [f"{', '.join(names)}: {description}" for description, names in alike.items()]
 
 
 def sparkline(values: list[float], width: int = _SPARK_WIDTH) -> str:
@@ -52,9 +52,9 @@ def sparkline(values: list[float], width: int = _SPARK_WIDTH) -> str:
     shown = values[-width:]
     if not shown:
         return ""
-    low, span = min(shown), max(shown) - min(shown)
+    low, height = min(shown), max(shown) - min(shown)
     top = len(_BARS) - 1
-    return "".join(_BARS[round((value - low) / span * top) if span > 0 else 0] for value in shown)
+    return "".join(_BARS[round((value - low) / height * top) if height > 0 else 0] for value in shown)
 
 
 def _heading(status: Status, width: int) -> RenderableType:
@@ -96,7 +96,7 @@ def _numbers(status: Status, width: int) -> RenderableType:
 
 
 def packed(facts: Sequence[str], room: int) -> list[str]:
-    """Lines of at most `room` characters with as many facts each as fit, in order."""
+    """The facts in order, in lines of at most `room` characters."""
     lines: list[str] = []
     for fact in facts:
         if lines and len(lines[-1]) + len(fact) + 2 <= room:
@@ -107,11 +107,11 @@ def packed(facts: Sequence[str], room: int) -> list[str]:
 
 
 def _sample(status: Status, width: int) -> list[Text]:
-    """Two lines at most as wide as the panel; none while there is no sample."""
-    told = phrases.sample(status)
-    if told is None:
+    """Two lines, at most as wide as the panel; none while there is no sample."""
+    sample = phrases.sample(status)
+    if sample is None:
         return []
-    head, prompt, completion = told
+    head, prompt, completion = sample
     room = width - _BORDERS_WIDTH - 1
     return [
         Text.assemble(
@@ -128,8 +128,8 @@ def _replicas(status: Status, width: int) -> RenderableType:
     table.add_column("replica", no_wrap=True)
     for name in ("version", "running", "waiting", "KV", "idle", "generated"):
         table.add_column(name, justify="right", no_wrap=True)
-    there = {name: history for name, history in status.replicas.by_name.items() if not history.left}
-    for name, history in sorted(there.items()):
+    present = {name: history for name, history in status.replicas.by_name.items() if not history.left}
+    for name, history in sorted(present.items()):
         table.add_row(*_replica_row(name, history), style=None if history.alive else "red")
     return table
 

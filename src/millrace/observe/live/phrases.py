@@ -21,7 +21,7 @@ def fairness(status: Status) -> list[str]:
 
 
 def starting(status: Status) -> str:
-    """Before the first step: which workers run, and what they do."""
+    """Before the first step: which workers run, and how many trajectories are in flight."""
     if not status.ready:
         return "starting the workers"
     under_way = f"; in flight {status.in_flight}" if status.in_flight else ""
@@ -29,7 +29,7 @@ def starting(status: Status) -> str:
 
 
 def learning(status: Status) -> str:
-    """What the last step says of learning: a loss near 0 is usual, an entropy near 0 is not."""
+    """Figures of learning in the last step. A loss near 0 is usual, an entropy near 0 is not."""
     metrics = status.metrics
     loss, entropy = number(metrics.get("loss"), ".3g"), number(metrics.get("entropy"), ".3g")
     return f"loss {loss}, entropy {entropy}, no signal {percent(metrics.get('groups_without_signal'))}"
@@ -41,26 +41,27 @@ def failed_rewards(status: Status) -> str:
 
 
 def memory(status: Status) -> list[str]:
-    """What the largest process holds and what the host has left; nothing while that is not known."""
-    held = status.resident_bytes
-    if not held:
+    """The memory of the largest process and the free memory of the host; nothing while that is unknown."""
+    resident_bytes = status.resident_bytes
+    if not resident_bytes:
         return []
-    name = max(held, key=lambda process: held[process])
+    name = max(resident_bytes, key=lambda process: resident_bytes[process])
     free = "" if status.available_bytes is None else f", {_gib(status.available_bytes)} GiB free"
-    return [f"memory {name} {_gib(held[name])} GiB{free}"]
+    return [f"memory {name} {_gib(resident_bytes[name])} GiB{free}"]
 
 
 def sample(status: Status) -> tuple[str, str, str] | None:
-    """(what it is of, prompt, completion) of the newest sample, each on one line. None: there is none yet."""
-    told = status.sample
-    if told is None:
+    """(heading, prompt, completion) of the newest sample, each on one line. None: there is none yet."""
+    newest = status.sample
+    if newest is None:
         return None
-    prompt, completion = (" ".join(told[name].split()) for name in ("prompt", "completion"))
-    return f"sample of step {told['version']}, reward {number(told['reward'], '.3g')}:", prompt, completion
+    prompt, completion = (" ".join(newest[name].split()) for name in ("prompt", "completion"))
+    heading = f"sample of step {newest['version']}, reward {number(newest['reward'], '.3g')}:"
+    return heading, prompt, completion
 
 
 def ends(text: str, room: int) -> str:
-    """`text`, or a part of its beginning and more of its end."""
+    """`text`, or some of its beginning and more of its end."""
     if len(text) <= room:
         return text
     tail = max(1, (room - 5) * 2 // 3)

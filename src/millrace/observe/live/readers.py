@@ -1,4 +1,4 @@
-"""A run outlives those who read what it prints: `millrace train ... | head`."""
+"""A run goes on when the reader of its output has gone: `millrace train ... | head`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from millrace.core.events import Event, Events
 
 
 class LostReaders:
-    """A sink. Tells once, as a `warned` event, that one of `outlets` has lost its reader: see `Terminal` and
-    `StructuredLog`, which then drop what follows."""
+    """A sink. Reports once, as a `warned` event, that one of `outlets` has lost its reader. `Terminal` and
+    `StructuredLog` then drop their output."""
 
     def __init__(self, events: Events, outlets: list[Any]) -> None:
-        self._events, self._outlets, self._told = events, outlets, False
+        self._events, self._outlets, self._warned = events, outlets, False
 
     def __call__(self, _: Event) -> None:
-        if self._told or not any(getattr(outlet, "reader_gone", False) for outlet in self._outlets):
+        if self._warned or not any(getattr(outlet, "reader_gone", False) for outlet in self._outlets):
             return
-        self._told = True
+        self._warned = True
         self._events.emit(
             "warned",
             source="output",

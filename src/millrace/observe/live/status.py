@@ -15,7 +15,7 @@ _WINDOW_STEPS = 20  # for idling and the time left
 
 
 class Status:
-    """A sink. Idling and the time left look at the recent past. What is not known yet is None."""
+    """A sink. Idling and the time left are of the last steps. A value that is not known yet is None."""
 
     def __init__(self) -> None:
         self.schedule = ""
@@ -33,14 +33,14 @@ class Status:
         self.sample: dict[str, Any] | None = None
         self.restarts = 0
         self.last_trouble = ""
-        self.findings: dict[str, str] = {}  # those of the doctor that hold, by fault
+        self.findings: dict[str, str] = {}  # present findings of the doctor, by fault
         self.ended: str | None = None
         self.started_wall_s = self.wall_s = 0.0
-        self.ready: dict[str, None] = {}  # workers that are up, in the order in which they came
+        self.ready: dict[str, None] = {}  # workers that are up, in the order of their start
         self.computes: dict[str, str] = {}  # by worker
         self.replicas = ReplicaTotals()
         self.speeds = Speeds()
-        self.stepped = False  # whether a step was made, or made again, since the start
+        self.stepped = False  # whether a step was made or replayed since the start
         self._unscored: set[int] = set()  # finished trajectories
         self._group_size = 0
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW_STEPS)  # wall, wait, step
@@ -72,8 +72,8 @@ class Status:
             case "stalled" | "step_rejected" | "replay_differs" | "warned":
                 self.last_trouble = _trouble(event.kind, fields)
             case "run_ended":
-                told = fields["ok"] or fields["reason"].startswith(_INTERRUPTED)
-                self.ended = fields["reason"] if told else "by an error"
+                expected = fields["ok"] or fields["reason"].startswith(_INTERRUPTED)
+                self.ended = fields["reason"] if expected else "by an error"
 
     def _watch(self, kind: str, fields: dict[str, Any]) -> None:
         match kind:
@@ -121,15 +121,15 @@ class Status:
 
     @property
     def trainer_idle_fraction(self) -> float | None:
-        """Waiting for batches, over the last steps."""
+        """The share of time in which the trainer waited for batches, over the last steps."""
         if len(self._steps) < 2:
             return None
-        span_s = self._steps[-1][0] - self._steps[0][0]
-        return min(1.0, sum(wait for _, wait, _ in list(self._steps)[1:]) / span_s) if span_s > 0 else None
+        total_s = self._steps[-1][0] - self._steps[0][0]
+        return min(1.0, sum(wait for _, wait, _ in list(self._steps)[1:]) / total_s) if total_s > 0 else None
 
     @property
     def remaining_s(self) -> float | None:
-        """Time left if steps take as long as the last ones, with the one under way as if it ended now."""
+        """The time left at the pace of the last steps. The step under way counts as if it ended now."""
         if len(self._steps) < 2:
             return None
         first_s, last_s, num = self._steps[0][0], self._steps[-1][0], len(self._steps)

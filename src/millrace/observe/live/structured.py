@@ -1,4 +1,4 @@
-"""What a run says as lines of JSON on a stream, for a collector of logs."""
+"""The events of a run as lines of JSON on a stream, for a collector of logs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _LEVELS = {
 
 class StructuredLog:
     """A sink. Each line has `level` (info, warning, error), `wall_s` (since the epoch), `kind`, `text` (the
-    run in one line, for people) and `fields` (the event's own). When nobody reads the stream any more, what
-    follows is dropped, and `reader_gone` says so."""
+    run in one line, for people) and `fields` (of the event). When nobody reads the stream any more, later
+    lines are dropped, and `reader_gone` is true."""
 
     def __init__(self, stream: TextIO) -> None:
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8")  # JSON is, whatever the locale
+            stream.reconfigure(encoding="utf-8")  # JSON is UTF-8 in every locale
         self._stream, self._status = stream, Status()
         self.reader_gone = False
 

@@ -1,0 +1,1 @@
+"""Sinks that write events into files or send them to services."""

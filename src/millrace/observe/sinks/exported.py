@@ -1,4 +1,4 @@
-"""Which numbers of a run a monitoring system gets, and when each changes. Knows no such system."""
+"""Which numbers of a run a monitoring system gets, and when each number changes. Any system may use them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from millrace.core.events import Event
 
 Labels = tuple[str, ...]
-Tell = Callable[..., None]
+Record = Callable[..., None]
 
 GAUGES: dict[str, tuple[str, Labels]] = {
     "millrace_steps_wanted": ("versions that the whole run makes", ()),
@@ -28,8 +28,8 @@ GAUGES: dict[str, tuple[str, Labels]] = {
     "millrace_replica_kv_used_ratio": ("of the replica's KV capacity", ("replica",)),
     "millrace_replica_version": ("of the weights that the replica serves", ("replica",)),
     "millrace_resident_bytes": ("memory of a process; shared pages count for each", ("process",)),
-    "millrace_available_bytes": ("memory that the host has left", ()),
-    "millrace_quiet_seconds": ("since the last progress, once that is long; 0: it goes on", ()),
+    "millrace_available_bytes": ("memory that the host has available", ()),
+    "millrace_quiet_seconds": ("since the last progress, if that is long ago; 0: the run goes on", ()),
 }
 COUNTERS: dict[str, tuple[str, Labels]] = {
     "millrace_trained_tokens_total": ("tokens that carried a loss", ()),
@@ -41,9 +41,9 @@ COUNTERS: dict[str, tuple[str, Labels]] = {
     "millrace_scores_total": ("rewards by outcome: scored, failed, abstain", ("outcome",)),
     "millrace_worker_deaths_total": ("each is followed by a restart, or by the end", ("role",)),
     "millrace_findings_total": ("of the doctor, by fault", ("fault",)),
-    "millrace_warnings_total": ("what failed beside the run", ("source",)),
+    "millrace_warnings_total": ("failures that did not end the run", ("source",)),
 }
-"""Of this process: they begin at 0 when a run is resumed."""
+"""Counters of this process: they begin at 0 when a run is resumed."""
 
 _OF_STEP = {
     "version": "millrace_version",
@@ -72,27 +72,27 @@ _GROWING = {
 class Exported:
     """A sink. Calls `set_(name, value, *labels)` for gauges, `add(name, amount, *labels)` for counters."""
 
-    def __init__(self, set_: Tell, add: Tell) -> None:
+    def __init__(self, set_: Record, add: Record) -> None:
         self._set, self._add = set_, add
-        self._seen: dict[tuple[str, str], float] = {}  # a replica's own counters, which restart with it
+        self._newest: dict[tuple[str, str], float] = {}  # a replica's own counters, which restart with it
         self._unscored: set[int] = set()
 
     def __call__(self, event: Event) -> None:
-        told = getattr(self, f"_on_{event.kind}", None)
-        if told is not None:
-            told(event.fields)
+        handler = getattr(self, f"_on_{event.kind}", None)
+        if handler is not None:
+            handler(event.fields)
 
     def _on_run_started(self, fields: dict[str, Any]) -> None:
         self._set("millrace_steps_wanted", fields["steps"])
         self._set("millrace_version", fields["resumed_version"])
 
     def _on_step(self, fields: dict[str, Any]) -> None:
-        known = [(_OF_STEP[key], fields[key]) for key in _OF_STEP if key in fields]
-        known += [
+        figures = [(_OF_STEP[key], fields[key]) for key in _OF_STEP if key in fields]
+        figures += [
             (_OF_TRAINER[key], fields["metrics"][key]) for key in _OF_TRAINER if key in fields["metrics"]
         ]
-        known.append(("millrace_fairness", (fields.get("window") or {}).get("fairness")))
-        for name, value in known:
+        figures.append(("millrace_fairness", (fields.get("window") or {}).get("fairness")))
+        for name, value in figures:
             if value is not None:
                 self._set(name, value)
         for state, num in fields["accounting"].items():
@@ -109,8 +109,8 @@ class Exported:
         used = fields["kv_used_tokens"] / max(fields["kv_capacity_tokens"], 1)
         self._set("millrace_replica_kv_used_ratio", used, replica)
         for key, name in _GROWING.items():
-            before, now = self._seen.get((replica, key), 0), fields[key]
-            self._seen[replica, key] = now
+            before, now = self._newest.get((replica, key), 0), fields[key]
+            self._newest[replica, key] = now
             self._add(name, now - before if now >= before else now, replica)
 
     def _on_finished(self, fields: dict[str, Any]) -> None:
@@ -122,13 +122,13 @@ class Exported:
         self._add("millrace_scores_total", 1, fields["outcome"])
 
     def _on_ended(self, fields: dict[str, Any]) -> None:
-        """It is not waited for any more: with its group a trajectory ends before its reward is known."""
+        """The trajectory waits no more: if its group ended, the trajectory ends without a reward."""
         self._unscored.discard(fields["trajectory_id"])
         self._set("millrace_scores_waiting", len(self._unscored))
 
     def _on_memory(self, fields: dict[str, Any]) -> None:
-        for process, held in fields["resident_bytes"].items():
-            self._set("millrace_resident_bytes", held, process)
+        for process, resident_bytes in fields["resident_bytes"].items():
+            self._set("millrace_resident_bytes", resident_bytes, process)
         if fields["available_bytes"] is not None:
             self._set("millrace_available_bytes", fields["available_bytes"])
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from millrace.core.errors import ConfigError
 
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "prometheus": "prometheus_client"}
-"""Of `[observe]`: key, which is also the extra's name, and package."""
+"""Key of `[observe]`, which is also the extra's name -> package."""
 
 
 def refuse_uninstalled(key: str, value: str) -> None:

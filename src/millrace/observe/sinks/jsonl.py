@@ -23,9 +23,9 @@ _TAIL_BYTES = 65536
 class EventLog:
     """Appends every event as one line: `kind`, `time_s`, `wall_s` and the event's own fields.
 
-    A line is written at once: a killed run keeps its lines, and `tail -F` follows a live run. Of a
-    long run it keeps the reports of replicas only now and then; see `observe.sinks.thinned`. A file of
-    `part_bytes` is put aside; see `observe.sinks.log_files`.
+    Each line is written at once: a killed run keeps its lines, and `tail -F` follows a live run. Of a long
+    run the log keeps only some reports of replicas; see `observe.sinks.thinned`. A file of `part_bytes` is
+    closed and a new one begins; see `observe.sinks.log_files`.
     """
 
     def __init__(self, path: Path, part_bytes: int = PART_BYTES) -> None:
@@ -71,25 +71,25 @@ class MetricsLog:
 
 
 def read_events(path: Path, *kinds: str) -> Iterator[Event]:
-    """The events of an earlier `EventLog`, in order, from all its parts; only those of `kinds`, if given. A
-    last line cut short by a crash is left out.
+    """The events of an earlier `EventLog`, in order, from all its files. With `kinds`: only these events. A
+    last line that a crash cut short is left out.
 
     Keys of mappings inside the fields are strings, as in the file.
     Raises DataError: another line cannot be read. OSError: there is no such log.
     """
     start = tuple(f'{{"kind":"{kind}"'.encode() for kind in kinds) or b""
-    with opened(path) as found:
-        for part, file in found:
-            for number, line in enumerate(files.lines(file, part), 1):
+    with opened(path) as logs:
+        for log, file in logs:
+            for number, line in enumerate(files.lines(file, log), 1):
                 if line.endswith(b"\n") and line.startswith(start):
-                    yield event_of(line, f"{part}:{number}")
+                    yield event_of(line, f"{log}:{number}")
 
 
-def retell(path: Path, sinks: Sequence[Sink], conclude: Callable[[], object]) -> None:
-    """Send `sinks` the events of an earlier `EventLog`, in order. `conclude` is called once at the end, so
-    that a damaged event is an error now and not at the end of the run.
+def replay_events(path: Path, sinks: Sequence[Sink], conclude: Callable[[], object]) -> None:
+    """Send `sinks` the events of an earlier `EventLog`, in order. `conclude` is called once at the end: so a
+    damaged event is an error now and not at the end of the run.
 
-    Raises DataError: a line cannot be read, or lacks what a sink needs of it.
+    Raises DataError: a line cannot be read, or lacks a field that a sink needs.
     """
     for number, event in enumerate(read_events(path), 1):
         with boundary(f"{path}:{number}", f"not a whole {event.kind!r} event", DataError):
@@ -119,7 +119,7 @@ _HEAD = msgspec.json.Decoder(_Head)
 
 
 def _append(path: Path) -> BinaryIO:
-    """Unbuffered, at the end of the last whole line. A line that a crash cut short is removed."""
+    """Open `path` unbuffered, at the end of its last complete line. Removes a line that a crash cut short."""
     with writing(path):
         file = open(path, "ab+", buffering=0)  # noqa: SIM115 - closed by the sink's close
     end = file.tell()
@@ -136,11 +136,11 @@ def _append(path: Path) -> BinaryIO:
 
 
 def _write_line(file: BinaryIO, record: dict[str, Any]) -> None:
-    """All of a line or nothing of it. Raises StorageError."""
+    """Write all of a line or nothing. Raises StorageError."""
     line, written = encoded(record) + b"\n", 0
     with writing(file.name):
         try:
-            while written < len(line):  # a disk that fills up may write only a part
+            while written < len(line):  # a disk that fills up may write only some bytes
                 written += file.write(line[written:])
         except OSError:
             file.truncate(file.seek(0, os.SEEK_END) - written)
@@ -148,7 +148,7 @@ def _write_line(file: BinaryIO, record: dict[str, Any]) -> None:
 
 
 def encoded(record: dict[str, Any]) -> bytes:
-    """As JSON. An odd field is shown, never raised."""
+    """The record as JSON. A field that JSON cannot express is written as text; nothing is raised."""
     try:
         return _ENCODER.encode(record)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""The sinks a configuration asks for, opened together and closed together."""
+"""The sinks of a configuration, opened together and closed together."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def refuse_unusable(observe: Observe) -> None:
 def open_sinks(
     events: Events, observe: Observe, directory: Path, config: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Subscribe what every run records in `directory`, and what `observe` adds. `config` is shown by
-    the services that show one.
+    """Subscribe the sinks of every run, which write in `directory`, and the sinks of `observe`. `config` is
+    for services that show a configuration.
 
-    Raises ConfigError: a service's package is not installed, or its address cannot be had.
+    Raises ConfigError: a service's package is not installed, or its address cannot be used.
     """
     with ExitStack() as stack:
         for sink in _sinks(events, observe, directory, config):
@@ -74,4 +74,4 @@ def _sinks(
     if observe.prometheus is not None:
         yield prometheus.PrometheusSink(observe.prometheus)
     if observe.notify is not None and not observe.notify.endswith(NOT_KEPT):
-        yield Notifier(events, observe.notify, directory)  # the last: it is closed first, and may warn
+        yield Notifier(events, observe.notify, directory)  # last: it is closed first, and may emit a warning

@@ -16,11 +16,11 @@ CLOSE_S = 5.0
 
 
 class PrometheusSink:
-    """Serves `http://ADDRESS/metrics` from a thread of its own until `close`. What it tells is that of
+    """Serves `http://ADDRESS/metrics` from a thread of its own until `close`. The metrics are those of
     `observe.sinks.exported`.
 
     Raises:
-        ConfigError: prometheus_client is not installed, or the address cannot be had.
+        ConfigError: prometheus_client is not installed, or the address cannot be used.
     """
 
     def __init__(self, address: str) -> None:
@@ -57,12 +57,12 @@ class PrometheusSink:
 
 
 def refuse_unusable(address: str) -> None:
-    """Before a run starts. Raises ConfigError: the library is missing, or somebody has the port."""
+    """Before a run starts. Raises ConfigError: the library is missing, or another process has the port."""
     refuse_uninstalled("prometheus", address)
     host, port = split(address)
     with _taking(address):
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, where = found[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, where = addresses[0]
         with socket.socket(family, kind, protocol) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind(where)
@@ -76,7 +76,7 @@ def split(address: str) -> tuple[str, int]:
 
 @contextmanager
 def _taking(address: str) -> Iterator[None]:
-    """Turn what the operating system says of an address into ConfigError."""
+    """An OSError in the block becomes a ConfigError about `address`."""
     try:
         yield
     except OSError as error:

@@ -53,7 +53,7 @@ def step_scalars(fields: Mapping[str, Any]) -> dict[str, float]:
 
 
 def scalars_of(kind: str, fields: Mapping[str, Any]) -> dict[str, float]:
-    """Of an event that tells of a version: a step that was not done again, or an evaluation. Others: none."""
+    """The scalars of a step that was not replayed, or of an evaluation. Other events have none."""
     if kind == "step":
         return {} if fields.get("replayed") else step_scalars(fields)
     return evaluation_scalars(fields) if kind == "evaluated" else {}
@@ -61,12 +61,12 @@ def scalars_of(kind: str, fields: Mapping[str, Any]) -> dict[str, float]:
 
 def evaluation_scalars(fields: Mapping[str, Any]) -> dict[str, float]:
     """Names as `evaluation/<name>/greedy`, `evaluation/<name>/pass_at_4`."""
-    told = fields["metrics"]
+    metrics = fields["metrics"]
     figures = {
-        "greedy": told["greedy_accuracy"],
-        "sampled": told["sampled_accuracy"],
-        "reward": told["reward_mean"],
+        "greedy": metrics["greedy_accuracy"],
+        "sampled": metrics["sampled_accuracy"],
+        "reward": metrics["reward_mean"],
     }
     for name in ("pass_at_k", "majority_at_k"):
-        figures |= {name.removesuffix("k") + k: value for k, value in told[name].items()}
+        figures |= {name.removesuffix("k") + k: value for k, value in metrics[name].items()}
     return {f"evaluation/{fields['name']}/{k}": value for k, value in figures.items() if value is not None}

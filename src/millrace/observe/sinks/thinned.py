@@ -1,45 +1,46 @@
-"""Fewer reports for the record: all of the first, then one now and then, and always the last."""
+"""Fewer reports for the event log: all of the first, then one each `REPORT_INTERVAL_S`, and always the
+last."""
 
 from __future__ import annotations
 
 from millrace.core.events import Event, Sink
 
 ALL_REPORTS = 2000
-"""Of each replica, kept one by one: enough to calibrate the simulator from."""
+"""So many first reports of each replica are all kept: enough to calibrate the simulator."""
 REPORT_INTERVAL_S = 10.0
-"""Between two kept reports of a replica after those."""
+"""Between two kept reports of a replica after the first `ALL_REPORTS`."""
 
 
 class Thinned:
-    """A sink that hands everything on to `sink`, but for reports in between. Counters in reports are
-    cumulative: the last report of an incarnation, which is always kept, has the sums of all before it."""
+    """A sink that passes every event to `sink`, except some reports. Counters in reports are cumulative, and
+    the last report of an incarnation is always kept. So that report has the sums of all reports."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._told: dict[str, tuple[int, float]] = {}  # replica -> reports so far, when the last was kept
-        self._held: dict[str, Event] = {}  # replica -> its newest report, if that was not kept
+        self._num_kept: dict[str, tuple[int, float]] = {}  # replica -> reports kept, when the last was kept
+        self._skipped: dict[str, Event] = {}  # replica -> its newest report, if it was not kept
 
     def __call__(self, event: Event) -> None:
         if event.kind == "report":
             return self._report(event)
         if event.kind == "worker_died":
-            self._tell(event.fields["name"])
+            self._flush(event.fields["name"])
         elif event.kind == "run_ended":
-            for replica in list(self._held):
-                self._tell(replica)
+            for replica in list(self._skipped):
+                self._flush(replica)
         self._sink(event)
 
     def _report(self, event: Event) -> None:
         replica = event.fields["replica"]
-        count, kept_s = self._told.get(replica, (0, event.time_s))
+        count, kept_s = self._num_kept.get(replica, (0, event.time_s))
         if count >= ALL_REPORTS and event.time_s < kept_s + REPORT_INTERVAL_S:
-            self._told[replica], self._held[replica] = (count, kept_s), event
+            self._num_kept[replica], self._skipped[replica] = (count, kept_s), event
             return
-        self._told[replica] = count + 1, event.time_s
-        self._held.pop(replica, None)
+        self._num_kept[replica] = count + 1, event.time_s
+        self._skipped.pop(replica, None)
         self._sink(event)
 
-    def _tell(self, replica: str) -> None:
-        held = self._held.pop(replica, None)
-        if held is not None:
-            self._sink(held)
+    def _flush(self, replica: str) -> None:
+        report = self._skipped.pop(replica, None)
+        if report is not None:
+            self._sink(report)

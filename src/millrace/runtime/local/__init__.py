@@ -1,0 +1,1 @@
+"""The runtime of one machine: worker processes, forked by a forkserver."""

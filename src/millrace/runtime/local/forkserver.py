@@ -1,26 +1,26 @@
 """Forks workers out of a process that has already imported the heavy modules.
 
-Importing torch takes more than a second; a fork of a process that has done it takes tens of
-milliseconds and shares its memory. The user's script is never run again.
-A worker with a Python of its own is forked in the same way, and then becomes that Python by exec. Everything
-below holds for both.
+Importing torch takes more than a second; a fork of a process that has done it takes tens of milliseconds and
+shares its memory. No worker runs the user's script again. A worker with a Python of its own is forked in the
+same way. Then exec replaces its program by that Python. The rest of this text is true of both kinds of
+worker.
 
 No process outlives the controller, however the controller ends:
-- The forkserver sees that end through a pidfd and the closed control socket. Then it kills every descendant
-  and exits. During the imports it cannot look, so the kernel kills it with the controller. A suspended
-  forkserver is woken by that end (the kernel adds a SIGHUP, which must not end it).
+- The forkserver sees the controller's end through a pidfd and the closed control socket. Then the forkserver
+  kills every descendant and exits. During its imports the forkserver cannot look, so the kernel kills it with
+  the controller. The kernel wakes a suspended forkserver (and adds a SIGHUP, which must not end it).
 - Every worker leads a process group, adopts its own orphans and dies with the forkserver. When a worker ends,
-  its group is killed. Descendants that are left, of whatever group or session, become children of the
-  forkserver. It kills every child that it did not make.
-- If controller and forkserver are killed together, the workers still end; nobody ends the processes that
-  these have started.
+  the forkserver kills its group. Other descendants of the worker become children of the forkserver. The
+  forkserver kills every child that it did not make.
+- If controller and forkserver are killed together, the workers still end. Nobody ends the processes that the
+  workers have started.
 
 Only the controller acts on SIGINT and SIGTERM. Schedulers send them to every process of a job, and the
 controller may need its workers for an orderly end. Workers and forkserver end by SIGKILL.
 
 Run by `runtime.local.launcher` as `python -m millrace.runtime.local.forkserver FD`, with FD one end of a
-SOCK_SEQPACKET pair. It reads one ForkserverSetup, then Forks. It answers with Ready or Broken, then Forked
-and Exited.
+SOCK_SEQPACKET pair. The forkserver reads one ForkserverSetup, then Forks. It answers with Ready or Broken,
+then Forked and Exited.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SPAWNED = str(Path(__file__).with_name("spawned.py"))
 
 
 class ForkserverSetup(msgspec.Struct, tag=True):
-    """`python_path` is the PYTHONPATH that workers shall see (None: unset)."""
+    """`python_path` is the PYTHONPATH of workers (None: unset)."""
 
     controller_pid: int
     sys_path: list[str]
@@ -57,8 +57,8 @@ class ForkserverSetup(msgspec.Struct, tag=True):
 class Fork(msgspec.Struct, tag=True):
     """Make a worker. Comes with its socket, and a log file if `logs`.
 
-    `variables` are added to its environment. With `python` it is this interpreter's from its first line on,
-    run by the command `prefix` if there is one, which must become it by exec.
+    `variables` are added to the worker's environment. With `python` the worker runs that interpreter, under
+    the command `prefix` if there is one. The prefix must exec the interpreter.
     """
 
     fork_id: int
@@ -72,7 +72,7 @@ class Fork(msgspec.Struct, tag=True):
 
 
 class Forked(msgspec.Struct, tag=True):
-    """Comes with a pidfd, taken while the pid cannot have been given to another process."""
+    """Comes with a pidfd, opened while no other process can have the pid."""
 
     fork_id: int
     pid: int
@@ -88,7 +88,7 @@ class Ready(msgspec.Struct, tag=True):
 
 
 class Broken(msgspec.Struct, tag=True):
-    """The forkserver cannot work; it exits."""
+    """The forkserver cannot work, and exits."""
 
     reason: str
 
@@ -97,7 +97,7 @@ Notice = Forked | Exited | Ready | Broken
 
 
 class Forkserver:
-    """Selects on the control socket, the controller's end and the ends of children."""
+    """Waits for: commands on the control socket, the end of the controller, the ends of children."""
 
     def __init__(self, control: socket.socket, controller_pidfd: int) -> None:
         self._control, self._pid = control, os.getpid()
@@ -110,7 +110,7 @@ class Forkserver:
         signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Until the controller is gone; then no descendant is left."""
+        """Serve until the controller is gone. Then no descendant lives."""
         with selectors.PollSelector() as selector:
             for source in (self._control, self._wakeups, self._pidfd):
                 selector.register(source, selectors.EVENT_READ)
@@ -128,7 +128,7 @@ class Forkserver:
 
     def _obey(self) -> bool:
         """Take one command. False if the controller has closed its end."""
-        packet, fds = hear(self._control)
+        packet, fds = receive(self._control)
         if not packet:
             return False
         command = msgspec.msgpack.decode(packet, type=Fork)
@@ -140,7 +140,7 @@ class Forkserver:
         for fd in fds:
             os.close(fd)
         pidfd = os.pidfd_open(pid)
-        tell(self._control, Forked(command.fork_id, pid), [pidfd])
+        send(self._control, Forked(command.fork_id, pid), [pidfd])
         os.close(pidfd)
         return True
 
@@ -156,7 +156,7 @@ class Forkserver:
             if command.python is not None:
                 _become(command.python, command, fds[0])
             worker.main(socket.socket(fileno=fds[0]), command.name, command.epoch, command.silence_s_max)
-        raise AssertionError("it has ended")
+        raise AssertionError("the process has ended")
 
     def _detach(self) -> None:
         """Own process group, own orphans, none of the forkserver's descriptors."""
@@ -171,16 +171,16 @@ class Forkserver:
         os.close(self._pidfd)
 
     def _reap(self) -> None:
-        """Tell which workers ended and kill what they left behind.
+        """Report the workers that ended, and kill the processes that these workers started.
 
-        The dead are reaped last: until then no other process can get their pid and group.
+        A dead worker is reaped last: until then no other process can get its pid and group.
         """
         ended = False
         while dead := process.next_dead_child():
             pid, cause = dead
             process.kill(pid)
             if pid in self._fork_ids:
-                tell(self._control, Exited(self._fork_ids.pop(pid), cause))
+                send(self._control, Exited(self._fork_ids.pop(pid), cause))
             os.waitpid(pid, 0)
             ended = True
         if ended:
@@ -188,15 +188,15 @@ class Forkserver:
                 process.kill(orphan)
 
     def _end_all(self) -> None:
-        """Kill children until none is left; the children of the killed become ours and are next."""
+        """Kill children until none lives. The children of a killed child become ours."""
         while pids := process.children(self._pid):
             for pid in pids:
                 process.kill(pid)
             os.waitpid(-1, 0)
 
 
-def tell(control: socket.socket, message: msgspec.Struct, fds: list[int] | None = None) -> None:
-    """Send one message with its descriptors. Raises: WorkerError if it is longer than a packet."""
+def send(control: socket.socket, message: msgspec.Struct, fds: list[int] | None = None) -> None:
+    """Send one message with its descriptors. Raises: WorkerError: the message is longer than a packet."""
     packet = msgspec.msgpack.encode(message)
     if len(packet) > MAX_PACKET:
         kind = type(message).__name__
@@ -204,7 +204,7 @@ def tell(control: socket.socket, message: msgspec.Struct, fds: list[int] | None 
     socket.send_fds(control, [packet], fds or [])
 
 
-def hear(control: socket.socket) -> tuple[bytes, list[int]]:
+def receive(control: socket.socket) -> tuple[bytes, list[int]]:
     """Receive one message (empty: the other end is closed) and its descriptors, not inheritable."""
     packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET, 2)
     for fd in fds:
@@ -213,10 +213,10 @@ def hear(control: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _become(python: str, command: Fork, fd: int) -> NoReturn:
-    """Run `spawned` in this process by another interpreter, under the command's prefix. The process stays
-    what `_detach` made of it: its group, its parent-death signal and its orphans outlast the change."""
+    """Exec `spawned` in another interpreter, under the command's prefix. The process keeps the group, the
+    parent-death signal and the orphans that `_detach` set up."""
     os.set_inheritable(fd, True)
-    for number in process.ENDING:  # until the new program can say so itself
+    for number in process.ENDING:  # until the new program ignores the signal itself
         signal.signal(number, signal.SIG_IGN)
     worker = [python, SPAWNED, str(fd), command.name, str(command.epoch), str(command.silence_s_max or 0)]
     arguments = [*command.prefix, *worker]
@@ -252,12 +252,12 @@ def main() -> None:
     try:
         _preload(setup.preload)
     except Exception as error:
-        tell(control, Broken(f"preloading {setup.preload}: {type(error).__name__}: {error}"))
+        send(control, Broken(f"preloading {setup.preload}: {type(error).__name__}: {error}"))
         raise SystemExit(1) from error
     server = Forkserver(control, os.pidfd_open(setup.controller_pid))
     process.outlive_parent()
     try:
-        tell(control, Ready())
+        send(control, Ready())
     except BrokenPipeError:
         return  # the controller has ended meanwhile, and nobody wants workers
     server.serve()

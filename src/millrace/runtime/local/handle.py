@@ -20,7 +20,7 @@ from millrace.runtime.seam import CREDIT_STEP, PING, STREAM_WINDOW, died, late, 
 from millrace.runtime.stacks import DUMP_STACKS
 
 DRAIN_S = 0.005
-"""How long the dead may hold up their burial, while the last bytes they sent are read."""
+"""How long the report of a death waits, while the last bytes of the worker are read."""
 
 END_TIMEOUT_S = 10.0
 
@@ -28,8 +28,8 @@ END_TIMEOUT_S = 10.0
 class LocalHandle:
     """One incarnation of one worker process; see `core.protocols.Handle`.
 
-    The pidfd alone decides that the worker is gone. A socket that closes earlier is a worker that can
-    no longer be commanded, so it is killed.
+    The pidfd alone decides that the worker is gone. When the socket closes earlier, nobody can command the
+    worker any more, so it is killed.
     """
 
     def __init__(self, name: str, epoch: int, launcher: Launcher) -> None:
@@ -57,7 +57,7 @@ class LocalHandle:
     # ------------------------------------------------------------ commands
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        return await self._ask(Kind.CALL, method, (method, args), timeout_s)
+        return await self._answer(Kind.CALL, method, (method, args), timeout_s)
 
     async def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
         inbox: asyncio.Queue[tuple[Kind, Any]] = asyncio.Queue()  # bounded by the window
@@ -77,17 +77,17 @@ class LocalHandle:
                     self._framing.send(Kind.CREDIT, self.epoch, call_id, CREDIT_STEP)
         finally:
             del self._pending[call_id]
-            while not complete and not inbox.empty():  # the end may have come
+            while not complete and not inbox.empty():  # the end may be in the inbox
                 complete = inbox.get_nowait()[0] is not Kind.ITEM
             if not complete:
                 self._framing.send(Kind.CANCEL, self.epoch, call_id, None)
 
     def dump_stacks(self) -> None:
-        """Have it write the stacks of its threads and tasks into its log."""
+        """The worker writes the stacks of its threads and tasks into its log."""
         self._signal(DUMP_STACKS)
 
     def kill(self) -> None:
-        """SIGKILL now; the forkserver kills its process group as soon as it sees the end."""
+        """SIGKILL now. The forkserver kills the worker's process group when it sees the end."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
@@ -111,12 +111,12 @@ class LocalHandle:
             )
 
     async def construct(self, target: str, kwargs: Mapping[str, Any], answer_s: float | None) -> None:
-        """Make the worker's object, however long that takes as long as the worker answers pings within
-        `answer_s` (None: it is not asked). Raises: as `call`."""
+        """Make the worker's object. There is no time limit while the worker answers pings within `answer_s`
+        (None: no pings). Raises: as `call`."""
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch(answer_s), name=f"{self.name}.construct")
-                await self._ask(Kind.CONSTRUCT, target, (target, dict(kwargs)), None)
+                await self._answer(Kind.CONSTRUCT, target, (target, dict(kwargs)), None)
                 watch.cancel()
                 await asyncio.wait([watch])  # see `GangHandle.start`: what fails now must fail in the group
         except BaseExceptionGroup as failures:
@@ -128,7 +128,7 @@ class LocalHandle:
             await asyncio.sleep(answer_s / 3)
 
     async def end(self) -> None:
-        """Kill it and wait, for END_TIMEOUT_S at most, until it is gone."""
+        """Kill the worker and wait, for END_TIMEOUT_S at most, until the worker is gone."""
         self.kill()
         if self._child is None:
             self._report_death("never started")
@@ -142,12 +142,14 @@ class LocalHandle:
             self.kill()
 
     def exited(self, cause: str) -> None:
-        """The forkserver tells how it ended."""
+        """The forkserver reports how the worker ended."""
         self._cause = self._cause or cause
 
     # ------------------------------------------------------------ messages
 
-    async def _ask(self, kind: Kind, method: str, command: tuple[Any, ...], timeout_s: float | None) -> Any:
+    async def _answer(
+        self, kind: Kind, method: str, command: tuple[Any, ...], timeout_s: float | None
+    ) -> Any:
         answer: asyncio.Future[Any] = self._loop.create_future()
 
         def deliver(kind: Kind, value: Any) -> None:
@@ -211,7 +213,8 @@ class LocalHandle:
         self._loop.remove_reader(self._child.pidfd)
         os.close(self._child.pidfd)
         self._ended = True
-        # Either the forkserver has said how, or it has not reaped the worker yet and /proc still knows.
+        # Either the forkserver has reported the cause, or it has not reaped the worker, and /proc has the
+        # cause.
         self._cause = self._cause or process.zombie_exit(self._child.pid)
         if self._cause is None:
             self._launcher.drain()

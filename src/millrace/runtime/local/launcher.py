@@ -1,4 +1,4 @@
-"""The controller's side of the forkserver: starts it, asks it for workers, hears of their ends."""
+"""The controller's side of the forkserver: starts the forkserver, requests workers, learns of their ends."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ FORKS_IN_FLIGHT = 16
 """Bounds what the control socket must hold while the forkserver is still importing."""
 
 ANSWER_S = 5.0
-"""A fork takes tens of milliseconds; one that takes this long will not come."""
+"""A fork takes tens of milliseconds. A fork that takes this long will not come."""
 
 DEFAULTS = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-"""Of workers, where the environment says nothing else. What one thread makes and another frees would else
-scatter over the heaps of both, which then grow for ever, if slowly."""
+"""Variables of workers, unless the environment has others. With several malloc arenas, memory that one thread
+allocates and another thread frees makes both arenas grow slowly for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Child:
 
 
 class Owner(Protocol):
-    """Whoever asked for a process."""
+    """The object that requested a process."""
 
     name: str
 
@@ -54,8 +54,8 @@ class Owner(Protocol):
 class Launcher:
     """One forkserver, bound to the running loop.
 
-    Waits for: packets on the control socket, and the forkserver's end, which a pidfd shows. At that end
-    `gone` resolves to a cause; the workers die with the forkserver.
+    Waits for: packets on the control socket, and the forkserver's end, which a pidfd shows. When the
+    forkserver ends, `gone` resolves to a cause, and the workers die.
     """
 
     def __init__(self, preload: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ class Launcher:
         self.gone: asyncio.Future[str] = self._loop.create_future()
         self._slots = asyncio.Semaphore(FORKS_IN_FLIGHT)
         self._ids = itertools.count(1)
-        self._forks: dict[int, asyncio.Future[None]] = {}  # asked for, not yet answered
+        self._forks: dict[int, asyncio.Future[None]] = {}  # requested, not yet answered
         self._owners: dict[int, Owner] = {}
         self._pids: dict[int, int] = {}
         self._reason = ""
@@ -73,7 +73,7 @@ class Launcher:
         with theirs:
             self._process = _start(theirs)
         self._pidfd = os.pidfd_open(self._process.pid)
-        forkserver.tell(
+        forkserver.send(
             self._control,
             forkserver.ForkserverSetup(os.getpid(), sys.path, os.environ.get("PYTHONPATH"), list(preload)),
         )
@@ -90,8 +90,8 @@ class Launcher:
         place: Place,
         prefix: tuple[str, ...] = (),
     ) -> None:
-        """Fork a worker for `owner`, which gets `fds` (its socket, maybe a log file). `prefix`: of the
-        command that starts its Python.
+        """Fork a worker for `owner`. The worker gets `fds` (its socket, maybe a log file). `prefix` comes
+        before the command that starts its Python.
 
         Raises: WorkerError (a module of the preload cannot be imported), WorkerDied (the forkserver).
         """
@@ -109,7 +109,7 @@ class Launcher:
                 python=place.python,
                 prefix=prefix,
             )
-            forkserver.tell(self._control, command, list(fds))
+            forkserver.send(self._control, command, list(fds))
             self._owners[fork_id] = owner
             answer = self._forks[fork_id] = self._loop.create_future()
             try:
@@ -118,22 +118,22 @@ class Launcher:
                 del self._forks[fork_id]
 
     async def _answered(self, answer: asyncio.Future[None]) -> None:
-        """Wait. A forkserver is killed if it is stopped, or silent for ANSWER_S with nothing left to import.
-        Its workers die with it, and all of them start anew."""
-        asked_s = self._loop.time()
+        """Wait for `answer`. Kill a forkserver that is stopped, or silent for ANSWER_S after its imports. Its
+        workers die too, and all of them start anew."""
+        requested_s = self._loop.time()
         while not answer.done():
             await asyncio.wait([answer], timeout=ANSWER_S)
-            silent_s = self._loop.time() - max(asked_s, self._ready_s or asked_s)
+            silent_s = self._loop.time() - max(requested_s, self._ready_s or requested_s)
             imported = self._ready_s is not None and silent_s >= ANSWER_S
             if not answer.done() and (imported or process.stopped(self._process.pid)):
                 self._process.kill()
         await answer
 
     def drain(self) -> None:
-        """Take in every message of the forkserver so far."""
+        """Process every message that the forkserver has sent so far."""
         while not self.gone.done():
             try:
-                packet, fds = forkserver.hear(self._control)
+                packet, fds = forkserver.receive(self._control)
             except BlockingIOError:
                 return
             except ConnectionError:
@@ -146,7 +146,7 @@ class Launcher:
     async def close(self, timeout_s: float) -> None:
         """Let the forkserver kill every descendant and exit. Raises: DeadlineExceeded.
 
-        One that still imports hears nothing. It has forked nobody yet, so it is killed.
+        A forkserver that still imports reads no message. It has forked no worker yet, so it is killed.
         """
         if self._ready_s is None and not self.gone.done():
             self._process.kill()
@@ -185,7 +185,7 @@ class Launcher:
         self._control.close()
         os.close(self._pidfd)
         self.gone.set_result(f"the forkserver {process.describe_exit(self._process.wait())}")
-        for fork_id, pid in self._pids.items():  # killed by their parent-death signal; their groups are not
+        for fork_id, pid in self._pids.items():  # the parent-death signal killed the worker, not its group
             self._owners[fork_id].exited(self.gone.result())
             process.kill(pid)
         for answer in self._forks.values():

@@ -35,16 +35,17 @@ class LocalRuntime:
     """Worker processes, forked by a forkserver that has imported the modules of `preload`.
 
     `preload` must stay on the CPU: a CUDA context does not survive a fork. Workers have our environment, and
-    `launcher.DEFAULTS` where that says nothing.
-    `log_dir` takes the output of each worker as NAME.EPOCH.log, bounded as `logs` says (None: it goes where
-    ours goes). A worker that hears nothing for `silence_s_max` stops itself. A worker that does not answer
-    for `answer_s` while it is made is killed (None: off).
+    those of `launcher.DEFAULTS` that our environment lacks.
+    `log_dir` takes the output of each worker as NAME.EPOCH.log, bounded as `logs` says (None: the output goes
+    where ours goes). A worker that gets no message for `silence_s_max` stops itself. A worker that does not
+    answer for `answer_s` while its object is made is killed (None: off).
 
-    `hosts` are logical hosts of this machine by name, beside `THIS_HOST`. Each has the prefix of the command
-    that starts a worker there, such as `ip netns exec NAME`. It must become that command by exec, and keep
-    open descriptors. Such a worker starts afresh, as one with `place.python` does. (): as on `THIS_HOST`.
+    `hosts` are logical hosts of this machine by name, besides `THIS_HOST`. Each has the prefix of the command
+    that starts a worker there, such as `ip netns exec NAME`. The prefix must exec that command, and pass on
+    open descriptors. Such a worker is not forked but starts afresh, as with `place.python`. (): as on
+    `THIS_HOST`.
 
-    Epochs go on from the logs in `log_dir`: a worker of an earlier session is never taken for one of this.
+    Epochs go on from the logs in `log_dir`: nobody takes a worker of an earlier session for a new worker.
 
     The first spawn starts the forkserver and binds the runtime to the running loop.
     """
@@ -74,11 +75,11 @@ class LocalRuntime:
         place: Place = HERE,
         timeout_s: float = 60.0,
     ) -> LocalHandle | GangHandle:
-        """Start a worker; see `core.protocols.Runtime`. One that fails leaves no process behind.
+        """Start a worker; see `core.protocols.Runtime`. A worker that fails leaves no process behind.
 
-        With `place.python` that interpreter starts afresh, which takes longer than a fork, and what it
-        imports is its own; see `runtime.local.spawned`. All else is the same. With several `place.ranks` the
-        worker is that many processes, NAME.RANK each; see `runtime.gang`.
+        With `place.python` that interpreter starts afresh, which takes longer than a fork, and imports its
+        own packages; see `runtime.local.spawned`. With several `place.ranks` the worker is that many
+        processes, NAME.RANK each; see `runtime.gang`.
         """
 
         async def begin(member: LocalHandle, place: Place) -> None:
@@ -97,15 +98,15 @@ class LocalRuntime:
         return handle
 
     def _check(self, name: str, place: Place) -> None:
-        """Raises: WorkerError: it cannot begin, or not there."""
+        """Raises: WorkerError: the worker cannot begin, or cannot begin at `place`."""
         self._workers.check(name, place.ranks)
         for host in (place.host, *place.hosts):
             if host not in self._hosts:
-                known = ", ".join(map(repr, self._hosts))
-                raise WorkerError(f"cannot spawn {name} on {host!r}: this runtime's hosts are {known}")
+                hosts = ", ".join(map(repr, self._hosts))
+                raise WorkerError(f"cannot spawn {name} on {host!r}: this runtime's hosts are {hosts}")
 
     def _as_there(self, place: Place) -> Place:
-        """With this Python started afresh, where the host has a prefix."""
+        """`place`, with this Python started afresh where the host has a prefix."""
         if not self._hosts[place.host] or place.python is not None:
             return place
         path = os.pathsep.join(filter(None, sys.path))
@@ -116,7 +117,8 @@ class LocalRuntime:
         self._workers.dump_stacks()
 
     async def close(self) -> None:
-        """Kill every worker and wait until none is left. Raises: DeadlineExceeded, naming those that are."""
+        """Kill every worker and wait until none lives. Raises: DeadlineExceeded, naming those that live
+        on."""
         self._workers.kill()
         if self._launcher is not None:
             await self._launcher.close(CLOSE_TIMEOUT_S)
@@ -124,7 +126,7 @@ class LocalRuntime:
 
     @contextmanager
     def _log_file(self, handle: LocalHandle) -> Iterator[int | None]:
-        """A descriptor for the worker's output, ours only while it is being handed over."""
+        """A descriptor for the worker's output. The controller closes its own copy after the block."""
         if self._log_dir is None:
             yield None
             return
@@ -136,8 +138,8 @@ class LocalRuntime:
             os.close(fd)
 
     def _look_at_log(self, handle: LocalHandle, path: Path) -> None:
-        """Now and again, until its worker is gone."""
-        with suppress(OSError):  # a full disk, of which what matters more will tell
+        """Bound the log at intervals, until its worker is gone."""
+        with suppress(OSError):  # the disk is full: a write that matters more reports the error
             bound_log(path)
         if not handle.dead.done():
             asyncio.get_running_loop().call_later(LOG_LOOK_S, self._look_at_log, handle, path)

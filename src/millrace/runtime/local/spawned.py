@@ -1,8 +1,8 @@
-"""The first file that a worker runs whose place names a Python of its own.
+"""The first file of a worker whose place names a Python of its own.
 
-That Python needs msgspec, and what the worker's class imports; nothing else of ours. `millrace` is the
-controller's own, from this very directory, so that both ends of the wire agree. Everything else comes from
-the interpreter and from PYTHONPATH, as for any program that this interpreter runs.
+That Python needs msgspec, and the imports of the worker's class. `millrace` is the controller's package, from
+this directory, so that both ends of the wire agree. Everything else comes from the interpreter and from
+PYTHONPATH, as for any program that this interpreter runs.
 
 Processes that the worker's class starts with `multiprocessing` get the same package.
 

@@ -1,11 +1,12 @@
 """The worker's side of the wire: one object, its methods run as tasks of one event loop.
 
-SIGTERM is a notice that the host goes away. An object with a method `notice` is told, and the process ends
-`GRACE_S` later unless the controller has ended it by then. Every other object ignores it.
+SIGTERM is a notice that the host goes away. The worker calls the method `notice` of an object that has one.
+Then the process ends `GRACE_S` later, unless the controller has ended it by then. Without this method nothing
+happens.
 
-Waits for: messages of the controller. Ends: at once when the controller's socket closes, or when the
-controller has been silent for too long. A worker without a controller must not go on. Both need the loop to
-turn; the forkserver kills a worker that is stuck in C code.
+Waits for: messages of the controller. Ends: when the controller's socket closes, or when the controller has
+been silent for too long. A worker without a controller must not go on. Both checks need a loop that turns.
+The forkserver kills a worker that is stuck in C code.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ class Worker:
         self._tasks = tasks
         self._object: Any = None
         self._streams: dict[int, tuple[asyncio.Task[None], asyncio.Semaphore]] = {}
-        self._heard_s = 0.0
+        self._message_s = 0.0
         self._vitals, self._calls = VitalSigns(), list[str]()
         self._noticed = False
 
     def noticed(self) -> None:
-        """The host goes away. One that is being made is told when it is ready."""
+        """The host goes away. An object that is still being made gets the notice when it is ready."""
         self._noticed = True
         notice = getattr(self._object, "notice", None)
         if notice is not None:
@@ -73,12 +74,12 @@ class Worker:
 
     def _receive(self, kind: Kind, epoch: int, call_id: int, payload: Payload) -> None:
         if epoch != self._epoch:
-            told = (
+            message = (
                 f"{self._name} (epoch {self._epoch}) got a command for epoch {epoch}; use the newest handle"
             )
-            self._send(Kind.ERROR, call_id, StaleEpochError(told))
+            self._send(Kind.ERROR, call_id, StaleEpochError(message))
             return
-        self._heard_s = asyncio.get_running_loop().time()
+        self._message_s = asyncio.get_running_loop().time()
         match kind:
             case Kind.STREAM:
                 credit = asyncio.Semaphore(0)
@@ -95,7 +96,8 @@ class Worker:
     async def _answer(
         self, kind: Kind, call_id: int, payload: Payload, credit: asyncio.Semaphore | None
     ) -> None:
-        """Run one command. Its caller hears of every possible end, unless it has left the stream."""
+        """Run one command. Its caller gets an answer at every possible end, unless it has closed the
+        stream."""
         method = kind.name.lower()
         try:
             method, *rest = payload.value()
@@ -113,12 +115,12 @@ class Worker:
             self._send(Kind.ERROR, call_id, crossing(error, where(self._name, self._epoch, method)))
 
     async def _construct(self, target: str, kwargs: dict[str, Any]) -> None:
-        """In a thread: loading may take minutes, and pings are answered meanwhile."""
+        """Make the object in a thread: loading may take minutes, and the loop answers pings meanwhile."""
         self._object = await asyncio.to_thread(lambda: load_class(target)(**kwargs))
         if self._noticed:
             self.noticed()
         if self._silence_s_max is not None:
-            self._heard_s = asyncio.get_running_loop().time()
+            self._message_s = asyncio.get_running_loop().time()
             self._watch_silence(self._silence_s_max)
 
     async def _call(self, method: str, args: tuple[Any, ...]) -> Any:
@@ -153,13 +155,13 @@ class Worker:
             credit.release()
 
     def _watch_silence(self, silence_s_max: float) -> None:
-        """Look again when the silence would be too long.
+        """End the process after `silence_s_max` without a message.
 
-        The loop reads sockets before it runs timers. So a worker that was busy for longer than that first
-        sees the messages that waited.
+        The loop reads sockets before it runs timers. So a worker that was busy for longer first reads the
+        messages that waited.
         """
         loop = asyncio.get_running_loop()
-        left_s = self._heard_s + silence_s_max - loop.time()
+        left_s = self._message_s + silence_s_max - loop.time()
         if left_s <= 0:
             os._exit(CUT_OFF)
         loop.call_later(left_s, self._watch_silence, silence_s_max)

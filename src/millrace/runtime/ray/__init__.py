@@ -1,0 +1,1 @@
+"""The runtime on a Ray cluster: actors on its nodes, and checks of its hosts."""

@@ -1,16 +1,17 @@
-"""The worker's side on Ray: an actor that holds one object and runs its methods. It does not import Ray.
+"""The worker's side on Ray: an actor that holds one object and runs its methods. This module does not import
+Ray.
 
-Ray calls the methods of `Hosted` on two threads, each with an event loop. Commands run on the first one,
-beside whatever the object does there. `ping`, `lease` and `look_at_log` run on the second one. So the lease
-is renewed, and the log bounded, however busy the object is. The answer to a ping is made on the first loop:
-one that does not turn answers no ping.
+Ray calls the methods of `Hosted` on two threads, each with an event loop. Commands and the object's own tasks
+run on the first loop. `ping`, `lease` and `look_at_log` run on the second loop. So the worker renews its
+lease and bounds its log, however busy the object is. The first loop makes the answer to a ping. A worker
+whose first loop is stuck answers no ping.
 
-Values cross as pickles of our own. They are what they are on the local runtime: arrays stay writable, and
-what cannot be pickled is the error of its own call.
+Values cross as pickles of our own, as on the local runtime: arrays stay writable. A value that cannot be
+pickled is the error of its own call.
 
-A stream is pulled. The controller always has one `pull` waiting, which brings what has been yielded since the
-last one. An answer says how many items its worker had yielded before it, so that the controller can hand it
-out after those.
+The controller pulls a stream. One `pull` of the controller always waits; it brings the items since the last
+`pull`. An answer says how many items its worker had yielded before the answer. The controller hands the
+answer out after these items.
 
 Threat model: whoever may submit to the cluster may run anything on it (docs/cluster.md).
 """
@@ -40,15 +41,15 @@ from millrace.runtime.vitals import VitalSigns
 from millrace.runtime.workers import file_name
 
 LOOK_S = 0.5
-"""Between looks at the lease. A process that could not run first sees the messages that waited for it."""
+"""Between looks at the lease. A process that was suspended first reads the messages that waited."""
 
 
 class ActorSetup(msgspec.Struct, frozen=True):
-    """What an actor's process becomes before it makes its object.
+    """How an actor's process is set up before it makes its object.
 
-    `variables` are set in its environment. `log_dir` takes its output, bounded as `logs` says (None: it stays
-    with Ray). `path` is added to what it imports from. `directory` is where it works, if it exists there. A
-    worker that hears nothing for `silence_s_max` ends itself.
+    `variables` are set in its environment. `log_dir` takes its output, bounded as `logs` says (None: Ray
+    takes the output). `path` is added to its import path. `directory` becomes its working directory, where
+    this directory exists. A worker that gets no message for `silence_s_max` ends itself.
     """
 
     variables: dict[str, str]
@@ -66,7 +67,7 @@ class Hosted:
         self._object: Any = None
         self._silence_s_max: float | None = None
         self._log: Path | None = None
-        self._heard_s = 0.0
+        self._message_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._streams: dict[int, Items] = {}
@@ -77,13 +78,14 @@ class Hosted:
     # ------------------------------------------------------------ on the first loop
 
     async def live(self) -> None:
-        """Own what this incarnation does. It never returns: the controller sees it fail at the death."""
+        """Own the tasks of this incarnation. Never returns: the call fails at the death, and the controller
+        sees that."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             await asyncio.get_running_loop().create_future()
 
     async def begin(self, setup: ActorSetup) -> int:
-        """Become `setup`. Returns the process id."""
+        """Set this process up as `setup` says. Returns the process id."""
         self._loop = asyncio.get_running_loop()
         self._silence_s_max = setup.silence_s_max
         if setup.log_dir is not None:
@@ -92,14 +94,14 @@ class Hosted:
         sys.path += [entry for entry in setup.path if entry not in sys.path]
         with suppress(OSError):
             os.chdir(setup.directory)
-        os.umask(0o077)  # whatever a run writes is its owner's alone
+        os.umask(0o077)  # only the owner may read the files of a run
         set_title(self._name)
         adopt_orphans()
         return os.getpid()
 
     async def rendezvous(self, address: str) -> str:
-        """Where the ranks of a gang meet: a memory file of this process, which goes with it. Ranks on several
-        nodes meet at a port of `address`, which is this node's."""
+        """Where the ranks of a gang meet: a memory file, which ends with this process. Ranks on several nodes
+        meet at a port of `address`, the address of this node."""
         if not address:
             if self._store < 0:
                 self._store = os.memfd_create("rendezvous")
@@ -110,12 +112,12 @@ class Hosted:
         return f"tcp://{address}:{port}"
 
     async def construct(self, epoch: int, target: str, variables: dict[str, str], kwargs: bytes) -> Answer:
-        """Make the object, in a thread: loading may take minutes, and pings are answered meanwhile."""
+        """Make the object in a thread: loading may take minutes, and the loop answers pings meanwhile."""
 
         async def make() -> None:
             os.environ.update(variables)
             made = await asyncio.to_thread(lambda: load_class(target)(**unpacked(kwargs)))
-            self._heard_s = _now()
+            self._message_s = _now()
             self._object = made
 
         return await self._answer(epoch, target, make)
@@ -140,7 +142,7 @@ class Hosted:
         return await self._answer(epoch, method, work)
 
     async def pull(self, stream: int) -> tuple[list[Answer], bool]:
-        """What `stream` has yielded since the last pull, once there is something; whether that was all."""
+        """The items of `stream` since the last pull, at least one; and whether the stream is complete."""
         items = self._streams.get(stream)
         answers, complete = await items.take() if items is not None else ([], True)
         if complete:
@@ -168,22 +170,22 @@ class Hosted:
             await asyncio.sleep(LOOK_S)
             if self._object is None or self._silence_s_max is None:
                 continue
-            heard_s = self._heard_s
-            await asyncio.sleep(heard_s + self._silence_s_max - _now())
+            message_s = self._message_s
+            await asyncio.sleep(message_s + self._silence_s_max - _now())
             await asyncio.sleep(LOOK_S)
-            if self._heard_s == heard_s:
+            if self._message_s == message_s:
                 _end("stopped itself: its controller fell silent")
 
     async def look_at_log(self) -> None:
-        """Never returns: cut the log of this process whenever it has become too long."""
+        """Never returns: cut the log of this process whenever the log has become too long."""
         while True:
             await asyncio.sleep(LOG_LOOK_S)
             if self._log is not None:
-                with suppress(OSError):  # a full disk, of which what matters more will tell
+                with suppress(OSError):  # the disk is full: a write that matters more reports the error
                     await asyncio.to_thread(bound_log, self._log)
 
     async def ping(self, epoch: int) -> Answer:
-        """The lease is renewed here, and the vitals are taken on the first loop."""
+        """Renew the lease here, and take the vitals on the first loop."""
 
         async def work() -> Any:
             assert self._loop is not None, "a ping before `begin`"
@@ -199,12 +201,12 @@ class Hosted:
     # ------------------------------------------------------------ parts
 
     async def _answer(self, epoch: int, method: str, work: Callable[[], Awaitable[Any]]) -> Answer:
-        """Run one command. Its caller hears of every possible end."""
+        """Run one command. Its caller gets an answer at every possible end."""
         try:
             if epoch != self._epoch:
-                told = f"{self._name} (epoch {self._epoch}) got a command for epoch {epoch}"
-                raise StaleEpochError(f"{told}; use the newest handle")
-            self._heard_s = _now()
+                worker = f"{self._name} (epoch {self._epoch})"
+                raise StaleEpochError(f"{worker} got a command for epoch {epoch}; use the newest handle")
+            self._message_s = _now()
             return Answer(True, packed(await work()), self._before())
         except (Exception, asyncio.CancelledError) as error:
             return self._error(method, error)
@@ -236,12 +238,12 @@ class Hosted:
 
 
 def _now() -> float:
-    """The same on every loop of the process."""
+    """This time is the same on every loop of the process."""
     return asyncio.get_running_loop().time()
 
 
 def _write_into(log_dir: Path, stem: str, epoch: int) -> Path:
-    """Its log, which is its output from here on."""
+    """Write the output of this process into its log from now on. Returns the path of the log."""
     path, fd = open_log(log_dir, stem, epoch)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -252,10 +254,10 @@ def _write_into(log_dir: Path, stem: str, epoch: int) -> Path:
     return path
 
 
-def _end(why: str) -> None:
-    """End this process, and what it has started."""
+def _end(reason: str) -> None:
+    """End this process, and the processes that it has started."""
     with suppress(OSError):
-        sys.stderr.write(f"{why}\n")
+        sys.stderr.write(f"{reason}\n")
         sys.stderr.flush()
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)

@@ -1,5 +1,5 @@
-"""Calls of Ray's that wait, each in a thread of its own that ends with the process: its head may be gone, and
-then they do not return."""
+"""Calls into Ray that wait. Each call has a thread of its own, which ends with the process. When the head of
+the cluster is gone, the call does not return."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def aside(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+def in_thread(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
     """What `call` returns or raises. Nobody has to wait for it."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()

@@ -1,7 +1,8 @@
-"""The Ray cluster that a run uses: one that exists, or one started here. The only module that imports Ray.
+"""The Ray cluster that a run uses: a cluster that exists, or a cluster started here. Only this module imports
+Ray.
 
-What Ray does by itself is off: restarts, retries, usage reports, log forwarding, its own choice of devices. A
-bare `ray.init()` joins whatever cluster was used last on this machine, so the address is always said.
+Ray's restarts, retries, usage reports, log forwarding and choice of devices are off. A bare `ray.init()`
+joins the cluster that this machine used last, so the address is always passed.
 """
 
 from __future__ import annotations
@@ -38,36 +39,38 @@ HEALTH = {
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
 }
-"""A host that does not answer is dead after about 4 s; by Ray's own defaults, after a minute."""
+"""With these values a host that does not answer counts as dead after about 4 s; by Ray's defaults, after a
+minute."""
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_process_group_cleanup_enabled": "1",  # what a worker has started ends with it
+    "RAY_process_group_cleanup_enabled": "1",  # processes that a worker started end with the worker
     "RAY_memory_monitor_refresh_ms": "0",  # the supervisor decides who is killed
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "MALLOC_ARENA_MAX": "1",
     **{f"RAY_{name}": str(value) for name, value in HEALTH.items()},
 }
-"""Of every process of a cluster. Whoever starts one by `ray start` sets it there; docs/cluster.md."""
+"""Of every process of a cluster. A user who runs `ray start` sets these variables there; see
+docs/cluster.md."""
 
 
 QUIET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
-"""Ray would print on our stdout what its raylets report. The supervisor tells of deaths."""
+"""Ray would print the reports of its raylets on our stdout. The supervisor reports deaths."""
 
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""By this Ray's processes of one machine listen at 127.0.0.1, as they do on systems that can have no cluster.
-Otherwise they listen on every interface. Ray reads it when it is imported."""
+"""With this value Ray's processes of one machine listen at 127.0.0.1, as on systems that can have no cluster.
+Otherwise they listen on every interface. Ray reads the variable when Ray is imported."""
 
 _connected: dict[str, ClusterConnection] = {}
-"""Of this process, which can have one."""
+"""The connection of this process, by address. A process can have one."""
 
 
 def connect(address: str) -> ClusterConnection:
-    """The connection to the cluster at `address` (HOST:PORT, or LOCAL). The main thread makes it, where there
-    is none yet.
+    """The connection to the cluster at `address` (HOST:PORT, or LOCAL). The main thread makes a connection,
+    where there is none yet.
 
-    Raises: WorkerError: it cannot be reached, or this process uses another one.
+    Raises: WorkerError: the cluster cannot be reached, or this process uses another cluster.
     """
     if address not in _connected:
         _connected[address] = ClusterConnection(address)
@@ -75,8 +78,8 @@ def connect(address: str) -> ClusterConnection:
 
 
 class ClusterConnection:
-    """One connection of this process to a cluster. Its methods wait for the cluster. `places`: which node is
-    which host of the run."""
+    """One connection of this process to a cluster. Its methods wait for the cluster. `places` says which node
+    is which host of the run."""
 
     def __init__(self, address: str) -> None:
         self._ray = ray = _import_ray(LOOPBACK_ONLY if address == LOCAL else {})
@@ -117,23 +120,22 @@ class ClusterConnection:
         )(_with_lease(ray))
 
     def nodes(self) -> list[Node]:
-        """Those that are alive, the head's first."""
-        found = [
+        """The live nodes, the head's node first."""
+        nodes = [
             Node(
-                one["NodeID"],
-                one["NodeName"],
-                one["NodeManagerAddress"],
-                one["Resources"],
-                one.get("Labels", {}),
+                node["NodeID"],
+                node["NodeName"],
+                node["NodeManagerAddress"],
+                node["Resources"],
+                node.get("Labels", {}),
             )
-            for one in self._ray.nodes()
-            if one["Alive"]
+            for node in self._ray.nodes()
+            if node["Alive"]
         ]
-        return sorted(found, key=lambda one: (HEAD not in one.resources, one.name, one.node_id))
+        return sorted(nodes, key=lambda node: (HEAD not in node.resources, node.name, node.node_id))
 
     def ask(self, nodes: Sequence[Node], target: str, *args: Any, timeout_s: float) -> list[Any]:
-        """What "package.module:function" returns on each of `nodes`, all at once; an error of one is its
-        answer."""
+        """Call "package.module:function" on all `nodes` at once. Returns each node's result, or its error."""
         run = self._ray.remote(num_cpus=0, max_retries=0)(_run)
         refs = [
             run.options(scheduling_strategy=self._on(node.node_id)).remote(target, args) for node in nodes
@@ -142,18 +144,18 @@ class ClusterConnection:
         return [_outcome(self._ray, ref) if ref in done else TimeoutError("no answer") for ref in refs]
 
     def make_actor(self, namespace: str, name: str, epoch: int, node: str) -> Any:
-        """An actor on `node`. Whether it can be there shows at its first call."""
-        # An actor keeps its name for a while after its death, so the name has the epoch.
+        """An actor on `node`. If it cannot be there, its first call fails."""
+        # An actor's name stays taken for a while after its death, so the name has the epoch.
         return self._actors.options(
             namespace=namespace, name=f"{name}#{epoch}", scheduling_strategy=self._on(node)
         ).remote(name, epoch)
 
     def kill(self, actor: Any) -> None:
-        with suppress(Exception):  # it, or the whole cluster, is gone
+        with suppress(Exception):  # the actor or the cluster is gone
             self._ray.kill(actor, no_restart=True)
 
     def signal(self, node: str, pid: int, number: signal.Signals) -> None:
-        """Send a signal to a process of `node`, if that can be reached."""
+        """Send a signal to a process of `node`, if the node can be reached."""
         send = self._ray.remote(num_cpus=0, max_retries=0)(_send_signal)
         with suppress(Exception):
             self._ray.get(
@@ -161,20 +163,20 @@ class ClusterConnection:
             )
 
     def close(self, *, lost: bool = False) -> None:
-        """Leave the cluster; one that was started here ends. Idempotent. `lost`: there is nobody to tell."""
+        """Leave the cluster; a cluster that was started here ends. Idempotent. `lost`: the head is gone."""
         _connected.pop(self._address, None)
         if lost:
-            atexit.unregister(self._ray.shutdown)  # it would wait for the head
+            atexit.unregister(self._ray.shutdown)  # the shutdown would wait for the head
         elif self._ray.is_initialized():
             with _signals():
                 self._ray.shutdown()
 
     def end_left_over(self, namespace: str) -> None:
         """Kill the actors that an earlier controller left in `namespace`."""
-        for one in self._ray.util.list_named_actors(all_namespaces=True):
-            if one["namespace"] == namespace:
-                with suppress(ValueError):  # it has ended meanwhile
-                    self.kill(self._ray.get_actor(one["name"], namespace=namespace))
+        for actor in self._ray.util.list_named_actors(all_namespaces=True):
+            if actor["namespace"] == namespace:
+                with suppress(ValueError):  # the actor has ended meanwhile
+                    self.kill(self._ray.get_actor(actor["name"], namespace=namespace))
 
     def _on(self, node: str) -> Any:
         return self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
@@ -227,7 +229,7 @@ def _import_ray(variables: Mapping[str, str]) -> Any:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set where nothing else is said, for what starts in the block."""
+    """For processes that start in the block: set those of `variables` that the environment does not have."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -239,7 +241,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; the run's own handlers come back."""
+    """Ray installs its own handler for SIGTERM; this restores the handlers of the run."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in numbers}
     try:

@@ -1,5 +1,5 @@
-"""Whether the head of a Ray cluster is there. Without it no worker can start, and Ray ends this process after
-a minute, with words of its own."""
+"""Whether the head of a Ray cluster is there. Without the head no worker can start, and Ray ends this process
+after a minute, with an error of its own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from contextlib import suppress
 
 LOOK_S = 1.0
 SILENT_S_MAX = 10.0
-"""A head that takes no connection for so long is gone."""
+"""A head that accepts no connection for so long is gone."""
 FROZEN_S_MAX = 20.0
-"""So is one that takes connections, and answers nothing for so long."""
+"""A head that accepts connections, and answers nothing for so long, is gone too."""
 
 
 class HeadWatch:
-    """Calls `lost` with the reason, once, from a thread of its own. `ask` waits for an answer of the head."""
+    """Calls `lost` with the reason, once, from a thread of its own. `ask` sends the head a request and
+    waits."""
 
     def __init__(self, address: str, ask: Callable[[], object], lost: Callable[[str], None]) -> None:
         self._address, self._ask, self._lost = address, ask, lost
@@ -28,7 +29,7 @@ class HeadWatch:
         threading.Thread(target=self._watch, name="watch the head", daemon=True).start()
 
     def close(self) -> None:
-        """It calls nobody any more. A question under way is waited for, if the head answers. Idempotent."""
+        """Stop the calls. Waits for a request under way, if the head answers. Idempotent."""
         self._closed.set()
         self._asking.join(LOOK_S)
 
@@ -41,18 +42,18 @@ class HeadWatch:
     def _watch(self) -> None:
         connected_s = time.monotonic()
         while not self._closed.wait(LOOK_S):
-            why = self._refused()
+            reason = self._refusal()
             now_s = time.monotonic()
-            if why is None:
+            if reason is None:
                 connected_s = now_s
-                why = f"takes connections, but has answered nothing for {FROZEN_S_MAX:.0f} s"
+                reason = f"takes connections, but has answered nothing for {FROZEN_S_MAX:.0f} s"
             if now_s - connected_s > SILENT_S_MAX or now_s - self._answered_s > FROZEN_S_MAX:
                 if not self._closed.is_set():
-                    self._lost(f"the head of the Ray cluster, {self._address}, {why}")
+                    self._lost(f"the head of the Ray cluster, {self._address}, {reason}")
                 return
 
-    def _refused(self) -> str | None:
-        """Why it takes no connection."""
+    def _refusal(self) -> str | None:
+        """Why the head accepts no connection. None: it accepts one."""
         host, _, port = self._address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), LOOK_S).close()

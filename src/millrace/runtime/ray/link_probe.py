@@ -1,4 +1,4 @@
-"""How fast the links between nodes are. A worker on each node: one listens, another sends."""
+"""How fast the links between nodes are. Each node has a worker: one worker listens, another worker sends."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ CHUNK_BYTES = 1 << 20
 
 
 class LinkProbe:
-    """One end. It listens at `address`, for as long as it lives."""
+    """One end of a link. It listens at `address`, for as long as it lives."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._server: asyncio.Server | None = None
 
     async def listen(self) -> int:
-        """The port, one that the system chose."""
+        """Listen. Returns the port that the system chose."""
         if self._server is None:
             self._server = await asyncio.start_server(_swallow, self._address, 0, limit=CHUNK_BYTES)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def send(self, address: str, port: int, num_bytes: int) -> tuple[float, float] | str:
-        """Seconds until the connection stood, and bytes a second from then until all had arrived; or what
-        went wrong."""
+        """Seconds until the connection stood, and bytes a second from then until all had arrived. Or the
+        error."""
         try:
             async with asyncio.timeout(CONNECT_S):
                 began_s = clock.now()

@@ -1,8 +1,8 @@
-"""What crosses between the controller and an actor: pickled values, and streams that are pulled.
+"""Messages between the controller and an actor: pickled values, and streams that the controller pulls.
 
-Of a stream there is what a worker has yielded and nobody has fetched, and what has been fetched and
-nobody has taken. The window bounds both together: a generator is at most `STREAM_WINDOW` items ahead of its
-consumer.
+`Items` has the items of a stream that the worker has yielded and the controller has not fetched. `Inbox` has
+the fetched items that the consumer has not taken. The window bounds both together: a generator is at most
+`STREAM_WINDOW` items ahead of its consumer.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def packed(value: Any) -> bytes:
 
 
 def unpacked(payload: bytes) -> Any:
-    """Raises what unpickling raises. Both ends are of one run; see docs/cluster.md for who else may write."""
+    """Raises what unpickling raises. Both ends belong to one run; docs/cluster.md says who else may write."""
     return pickle.loads(payload)
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a command returned or raised, pickled, and how many items each open stream had yielded before."""
+    """The pickled result or error of a command, and how many items each open stream had yielded before."""
 
     ok: bool
     payload: bytes
@@ -64,7 +64,7 @@ class Items:
         self._news.set()
 
     async def take(self) -> tuple[list[Answer], bool]:
-        """All that nobody has fetched, once there is something; whether nothing can follow."""
+        """All items that nobody has fetched, at least one; and whether the stream is complete."""
         await self._news.wait()
         self._news.clear()
         taken, self._yielded = self._yielded, []
@@ -103,7 +103,7 @@ class Inbox:
         return await self._queue.get()
 
     def after(self, num_items: int, then: Callable[[], None]) -> None:
-        """Call `then` once `num_items` have arrived, or nothing more can."""
+        """Call `then` once `num_items` have arrived, or once no more items can arrive."""
         if num_items <= self._num_arrived:
             then()
         else:

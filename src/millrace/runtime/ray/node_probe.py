@@ -1,4 +1,4 @@
-"""What a node of a cluster says of itself. Runs there, as a task of Ray: `look` is called by its name."""
+"""What a node of a cluster reports of itself. Ray runs `look` as a task on the node."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from millrace.devices.inventory import read_host
 from millrace.runtime.kernel import check_kernel
 
 SUFFIXES = (".py", ".c", ".css", ".js", ".toml")
-"""Of the files that the package has."""
+"""The suffixes of the package's files."""
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """`missing` are those paths that are not there. `problem`: why no worker can run there. `faults`: what
-    its GPUs say of themselves."""
+class NodeReport(msgspec.Struct, frozen=True):
+    """`missing` are the paths that the node lacks. `problem` says why no worker can run there. `faults` are
+    the faults that its GPUs report."""
 
     host: Host
     missing: tuple[str, ...]
@@ -36,15 +36,15 @@ class Seen(msgspec.Struct, frozen=True):
     faults: tuple[str, ...] = ()
 
 
-def look(paths: Sequence[str], directory: str) -> Seen:
-    """This node, now. `directory` is the one whose disk counts."""
+def look(paths: Sequence[str], directory: str) -> NodeReport:
+    """This node now. `disk_bytes` is the free space of the disk that has `directory`."""
     problem = ""
     try:
         check_kernel()
     except MillraceError as error:
         problem = str(error)
     host = read_host()
-    return Seen(
+    return NodeReport(
         host=host,
         missing=tuple(path for path in paths if not Path(path).exists()),
         problem=problem,
@@ -57,8 +57,7 @@ def look(paths: Sequence[str], directory: str) -> Seen:
 
 
 def package() -> str:
-    """Which Millrace this is: the digest of all its files. What an editor or Python left beside them does not
-    count."""
+    """Which Millrace this is: the digest of all its files. Other files in its folder do not count."""
     root, digest = Path(millrace.__file__).parent, hashlib.sha256()
     for path in sorted(root.rglob("*")):
         if path.suffix in SUFFIXES and path.is_file():

@@ -1,7 +1,8 @@
 """Which node of the cluster each host of a run is. Pure.
 
-A host is a name that the run gives its workers. When its node is lost, another node takes its place, and all
-workers of the host start there: one that carries no host yet, else the one with the fewest.
+A host is a name that the run gives its workers. When the host's node is lost, another node takes its place,
+and all workers of the host start there. A node without a host comes first, then the node with the fewest
+hosts.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ class Node(NamedTuple):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """What may run there: everything, where no label says otherwise."""
-        told = self.labels.get(ROLE, "")
-        return tuple(told.split(".")) if told else ROLES
+        """What may run there: everything, unless a label says otherwise."""
+        label = self.labels.get(ROLE, "")
+        return tuple(label.split(".")) if label else ROLES
 
     def is_called(self, host: str) -> bool:
         return host in (self.name, self.node_id, self.address)
 
 
 class Places:
-    """Remembers, so that a host stays where it is. A thread may look while another gives a host its node."""
+    """Remembers the node of each host, so that a host stays on its node. A thread may read while another
+    thread writes."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, Node] = {}
@@ -49,7 +51,7 @@ class Places:
     def node_of(self, host: str, alive: Sequence[Node]) -> Node:
         """The node that is `host` now.
 
-        Raises: WorkerError: no such node lives. HostLost: it is lost, and none can take its place.
+        Raises: WorkerError: no such node lives. HostLost: the node is lost, and no node can take its place.
         """
         named = [node for node in alive if node.is_called(host)]
         before = self._nodes.get(host)
@@ -70,7 +72,7 @@ class Places:
 
     def spare(self, alive: Sequence[Node]) -> dict[str, Node]:
         """Nodes that are no host, each by the name that a host there can have. A node that has begun again is
-        the host that it was, unless another node is that by now."""
+        its former host, unless another node is this host by now."""
         ids = {node.node_id for node in alive}
         carried = {node.node_id for node in list(self._nodes.values())}
         waiting = [host for host, node in list(self._nodes.items()) if node.node_id not in ids]
@@ -86,7 +88,7 @@ class Places:
             raise WorkerError(f"{host!r} is no live node of the cluster: there are {there}")
         carried = [node.node_id for name, node in list(self._nodes.items()) if name != host]
         fit = [node for node in alive if node.gpus >= before.gpus and {*node.roles} >= {*before.roles}]
-        if before.gpus:  # GPUs of a node are numbered, and the hosts that it carries have theirs
+        if before.gpus:  # hosts of a node already use its GPUs by number
             fit = [node for node in fit if node.node_id not in carried]
         if not fit:
             lost = f"the node of host {host!r} ({before.address}) is lost"

@@ -1,4 +1,4 @@
-"""The hosts of a Ray cluster: what its nodes say of themselves, and whether a run can use them.
+"""The hosts of a Ray cluster: what its nodes report, and whether a run can use its nodes.
 
 Every node sees the same files under the same paths: Python with Millrace, the model, the task, the reward and
 the run directory. Nothing is copied to nodes.
@@ -19,17 +19,17 @@ from millrace.config.tables.runtime import RayCluster
 from millrace.core.errors import ConfigError, boundary
 from millrace.core.placement import OWN_ADDRESS, ROLES, Host
 from millrace.runtime.ray.cluster import ClusterConnection, connect
-from millrace.runtime.ray.node_probe import Seen, package
+from millrace.runtime.ray.node_probe import NodeReport, package
 from millrace.runtime.ray.places import NONE, ROLE, Node
 
 LOOK_S = 60.0
-"""A node's first process takes seconds to start; a host with GPUs answers for them slowly."""
+"""A node's first process takes seconds to start, and GPUs answer slowly."""
 NEW_LOOK_S = 20.0
-"""For nodes that appear while a run goes on: somebody waits for the answer."""
+"""For nodes that appear while a run goes on: the controller waits for the answer."""
 
 
 class Present(NamedTuple):
-    """`spare` hosts that nobody uses, those that are `lost`, and why some nodes cannot be used."""
+    """`spare` hosts that nobody uses, the names of `lost` hosts, and why some nodes cannot be used."""
 
     spare: tuple[Host, ...] = ()
     lost: frozenset[str] = frozenset()
@@ -37,28 +37,30 @@ class Present(NamedTuple):
 
 
 def ray_hosts(config: Config, runtime: RayCluster) -> tuple[Host, ...]:
-    """Nodes of the cluster that can carry workers, as hosts; the controller's own first.
+    """Nodes of the cluster that can carry workers, as hosts; the controller's node first.
 
     Raises: ConfigError: a node cannot be used, and why. WorkerError: the cluster cannot be reached.
     """
     cluster = connect(runtime.address)
-    nodes, seen = survey(cluster, shared_paths(config), str(Path.cwd()))
+    nodes, reports = survey(cluster, shared_paths(config), str(Path.cwd()))
     problems = [
-        f"node {node.name}: {t}" for node, one in zip(nodes, seen, strict=True) for t in told_of(node, one)
+        f"node {node.name}: {problem}"
+        for node, report in zip(nodes, reports, strict=True)
+        for problem in node_problems(node, report)
     ]
     if problems:
         raise ConfigError("\n".join(problems))
-    found = [
-        replace(one.host, name=node.name, address=OWN_ADDRESS, roles=node.roles)
-        for node, one in zip(nodes, seen, strict=True)
-        if isinstance(one, Seen)
+    hosts = [
+        replace(report.host, name=node.name, address=OWN_ADDRESS, roles=node.roles)
+        for node, report in zip(nodes, reports, strict=True)
+        if isinstance(report, NodeReport)
     ]
     here = next(index for index, node in enumerate(nodes) if node.node_id == cluster.here)
-    return (found[here], *found[:here], *found[here + 1 :])
+    return (hosts[here], *hosts[:here], *hosts[here + 1 :])
 
 
 def present(config: Config, runtime: RayCluster) -> Present:
-    """What has become of the cluster since the run began. A node that cannot be used is told of, and left.
+    """How the cluster has changed since the run began. `problems` reports a node that cannot be used.
 
     Raises: WorkerError: the cluster cannot be reached.
     """
@@ -66,20 +68,20 @@ def present(config: Config, runtime: RayCluster) -> Present:
     with boundary("controller", "looking at the nodes of the cluster"):
         alive = cluster.nodes()
         spare, paths = cluster.places.spare(alive), shared_paths(config)
-        seen = look_at(cluster, list(spare.values()), paths, str(Path.cwd()), timeout_s=NEW_LOOK_S)
-    found, problems = list[Host](), list[str]()
-    for name, one in zip(spare, seen, strict=True):
-        told = [f"node {spare[name].name}: {line}" for line in told_of(spare[name], one)]
-        problems += told
-        if isinstance(one, Seen) and not told:
-            found.append(replace(one.host, name=name, address=OWN_ADDRESS, roles=spare[name].roles))
-    return Present(tuple(found), cluster.places.lost(alive), tuple(problems))
+        reports = look_at(cluster, list(spare.values()), paths, str(Path.cwd()), timeout_s=NEW_LOOK_S)
+    hosts, problems = list[Host](), list[str]()
+    for (name, node), report in zip(spare.items(), reports, strict=True):
+        of_node = [f"node {node.name}: {problem}" for problem in node_problems(node, report)]
+        problems += of_node
+        if isinstance(report, NodeReport) and not of_node:
+            hosts.append(replace(report.host, name=name, address=OWN_ADDRESS, roles=node.roles))
+    return Present(tuple(hosts), cluster.places.lost(alive), tuple(problems))
 
 
 def survey(
     cluster: ClusterConnection, paths: Sequence[str], directory: str
-) -> tuple[list[Node], list[Seen | Exception]]:
-    """Every live node, and what it says of itself and of the disk of `directory`."""
+) -> tuple[list[Node], list[NodeReport | Exception]]:
+    """Every live node, and its report of itself and of the disk of `directory`."""
     nodes = cluster.nodes()
     return nodes, look_at(cluster, nodes, paths, directory, timeout_s=LOOK_S)
 
@@ -91,14 +93,14 @@ def look_at(
     directory: str,
     *,
     timeout_s: float,
-) -> list[Seen | Exception]:
-    """What each of `nodes` says."""
+) -> list[NodeReport | Exception]:
+    """The report of each of `nodes`."""
     look = "millrace.runtime.ray.node_probe:look"
     return cluster.ask(nodes, look, list(paths), directory, timeout_s=timeout_s) if nodes else []
 
 
 def shared_paths(config: Config) -> list[str]:
-    """Files that workers open by the names that the configuration has."""
+    """Files that workers open by their names in the configuration."""
     paths = [config.model.path]
     if config.task.kind == "file" and not is_carried(config.task.path):
         paths.append(config.task.path)
@@ -107,35 +109,35 @@ def shared_paths(config: Config) -> list[str]:
     return [str(Path(path).resolve()) for path in paths]
 
 
-def told_of(node: Node, seen: Seen | Exception) -> Iterator[str]:
-    """What keeps a node from being used."""
+def node_problems(node: Node, report: NodeReport | Exception) -> Iterator[str]:
+    """Why a run cannot use a node."""
     if unknown := {*node.roles} - {*ROLES, NONE}:
         yield (
             f"its label {ROLE} has {', '.join(sorted(unknown))}: it is {NONE}, or some of {', '.join(ROLES)} "
             "with dots between them\n  Start it again with another label"
         )
-    if isinstance(seen, Exception):
-        told = [line for line in str(seen).splitlines() if line.strip()]
+    if isinstance(report, Exception):
+        lines = [line for line in str(report).splitlines() if line.strip()]
         yield (
-            f"it cannot look at itself: {type(seen).__name__}: {told[-1].strip() if told else ''}\n"
+            f"it cannot look at itself: {type(report).__name__}: {lines[-1].strip() if lines else ''}\n"
             "  Ray there must run the Python of this controller, with Millrace, under the same path"
         )
         return
-    if seen.problem:
-        yield seen.problem
-    if seen.missing:
+    if report.problem:
+        yield report.problem
+    if report.missing:
         yield (
-            f"there is no {', '.join(seen.missing)}\n"
+            f"there is no {', '.join(report.missing)}\n"
             "  All nodes must see these paths: put them on storage that all nodes mount alike"
         )
-    if _series(seen.python) != _series(here := platform.python_version()):
+    if _series(report.python) != _series(here := platform.python_version()):
         yield (
-            f"Python there is {seen.python}, and the controller's is {here}\n"
-            "  Install the same series (as 3.12) on every node: what workers send each other depends on it"
+            f"Python there is {report.python}, and the controller's is {here}\n"
+            "  Install the same series (as 3.12) on every node: the messages of workers depend on the series"
         )
-    if seen.package != (ours := package()):
+    if report.package != (ours := package()):
         yield (
-            f"Millrace there has other source files (digest {seen.package}) than the controller's ({ours})\n"
+            f"Millrace there has other source files (digest {report.package}) than here ({ours})\n"
             "  Install the same version on every node"
         )
 

@@ -1,7 +1,7 @@
 """The Ray runtime: every worker is an actor, on the node that its place names.
 
-Ray starts processes, places them, carries messages and tells of deaths. Restarts are the supervisor's, the
-lease is ours, and weights travel between relays.
+Ray starts processes, places processes on nodes, carries messages and reports deaths. The supervisor restarts
+workers, our actor has the lease, and weights travel between relays.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millrace.core.placement import HERE, OWN_ADDRESS, THIS_HOST, Place
 from millrace.runtime.gang import GangHandle
 from millrace.runtime.kernel import check_kernel
 from millrace.runtime.ray.actor import ActorSetup
-from millrace.runtime.ray.blocking_calls import aside
+from millrace.runtime.ray.blocking_calls import in_thread
 from millrace.runtime.ray.cluster import LOCAL, ClusterConnection, connect
 from millrace.runtime.ray.head import HeadWatch
 from millrace.runtime.ray.places import Node
@@ -32,9 +32,10 @@ from millrace.runtime.workers import Workers
 class RayRuntime:
     """Actors of the cluster at `address` (HOST:PORT, or LOCAL: one that lives as long as this runtime).
 
-    `run_id` names the run on the cluster: a controller that goes on with a run kills what the one before it
-    left. `log_dir` takes the output of each worker as NAME.EPOCH.log, bounded as `logs` says. `silence_s_max`
-    and `answer_s` are as for `LocalRuntime`. All hosts see the same files under the same paths.
+    `run_id` names the run on the cluster. A controller that resumes a run kills the actors of the controller
+    before. `log_dir` takes the output of each worker as NAME.EPOCH.log, bounded as `logs` says.
+    `silence_s_max` and `answer_s` are as for `LocalRuntime`. All hosts see the same files under the same
+    paths.
 
     The first spawn connects. Use it from the main thread. A process has one cluster at a time. When its head
     is gone, all workers count as dead, and `spawn` raises ClusterError.
@@ -66,7 +67,7 @@ class RayRuntime:
         place: Place = HERE,
         timeout_s: float = 60.0,
     ) -> RayHandle | GangHandle:
-        """Start a worker; see `core.protocols.Runtime`. One that fails leaves no process behind."""
+        """Start a worker; see `core.protocols.Runtime`. A worker that fails leaves no process behind."""
         self._workers.check(name, place.ranks)
         self._refuse_lost()
         cluster = self._connected()
@@ -78,7 +79,9 @@ class RayRuntime:
             place.ranks,
             lambda one, epoch: RayHandle(one, epoch, cluster, self._namespace, next(each)),
         )
-        given = {key: address if value == OWN_ADDRESS else value for key, value in (kwargs or {}).items()}
+        worker_kwargs = {
+            key: address if value == OWN_ADDRESS else value for key, value in (kwargs or {}).items()
+        }
         meeting: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         async def begin(member: RayHandle, place: Place) -> None:
@@ -88,7 +91,7 @@ class RayRuntime:
                 if place.environ["RANK"] == "0":
                     meeting.set_result(await member.rendezvous(place.meet))
                 variables = {"MILLRACE_RENDEZVOUS": await meeting}
-            await member.construct(target, given, variables, self._answer_s)
+            await member.construct(target, worker_kwargs, variables, self._answer_s)
 
         place = replace(place, meet=address if place.hosts else "")
         await self._workers.start(handle, place, begin, target=target, timeout_s=timeout_s)
@@ -110,7 +113,8 @@ class RayRuntime:
                 self._cluster.close(lost=bool(self._why_lost))
 
     def _connected(self) -> ClusterConnection:
-        """By the main thread; nobody else waits for the loop at the first spawn."""
+        """Blocks the loop at the first spawn, when no task waits for the loop yet. The main thread
+        connects."""
         if self._cluster is None:
             self._cluster = connect(self._address)
             self._cluster.end_left_over(self._namespace)
@@ -129,17 +133,17 @@ class RayRuntime:
             raise ClusterError(f"{self._why_lost}\n  Start a cluster again, then `millrace train --resume`")
 
     def _lose(self, why: str) -> None:
-        """The cluster is gone, and with it every worker."""
+        """The cluster is gone, and so is every worker."""
         self._why_lost = why
         self._lost.set_result(None)
         for handle in self._workers.each():
             handle.lost(why)
 
     async def _node(self, cluster: ClusterConnection, host: str) -> Node:
-        asked = aside(cluster.nodes)
-        await asyncio.wait({asked, self._lost}, return_when=asyncio.FIRST_COMPLETED)
+        nodes = in_thread(cluster.nodes)
+        await asyncio.wait({nodes, self._lost}, return_when=asyncio.FIRST_COMPLETED)
         self._refuse_lost()
-        alive = asked.result()
+        alive = nodes.result()
         return cluster.places.node_of(cluster.here if host == THIS_HOST else host, alive)
 
     def _setup(self, place: Place) -> ActorSetup:

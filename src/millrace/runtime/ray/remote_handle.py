@@ -1,8 +1,8 @@
-"""The controller's side of one worker on Ray; see `ray_actor` for the other.
+"""The controller's side of one worker on Ray; `runtime.ray.actor` is the worker's side.
 
-Death is told by Ray, which fails the call `live` that never returns. A worker that was killed, and of which
-Ray tells nothing (its host is cut off), counts as dead after `KILL_S`. Its lease runs out there, and its
-epoch is not commanded again.
+The call `live` never returns. When the worker dies, Ray fails this call. When a worker is killed and its host
+is cut off, Ray reports nothing: the worker counts as dead after `KILL_S`. Its lease runs out on that host,
+and nobody commands its epoch again.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from typing import Any
 from millrace.core.errors import DataError, MillraceError, RemoteError
 from millrace.runtime import process
 from millrace.runtime.ray.actor import ActorSetup
-from millrace.runtime.ray.blocking_calls import aside
+from millrace.runtime.ray.blocking_calls import in_thread
 from millrace.runtime.ray.cluster import ClusterConnection
 from millrace.runtime.ray.messages import Answer, Inbox, packed, unpacked
 from millrace.runtime.ray.places import Node
 from millrace.runtime.seam import CREDIT_STEP, PING, died, late, where
 
 KILL_S = 5.0
-"""After a kill Ray has this long to tell the death."""
+"""After a kill Ray has this long to report the death."""
 
 STRAY_S = 1.0
-"""A worker that lives on for this long after Ray was asked to kill it cannot run: a signal kills it."""
+"""A worker that still lives this long after the request to Ray cannot run. A signal kills the worker."""
 
 
 class RayHandle:
-    """One incarnation of one worker; see `core.protocols.Handle`. `node` is the id of the Ray node that it
-    is on, `address` where that is."""
+    """One incarnation of one worker; see `core.protocols.Handle`. `node` is the id of the worker's Ray node,
+    and `address` is the address of this node."""
 
     def __init__(self, name: str, epoch: int, cluster: ClusterConnection, namespace: str, node: Node) -> None:
         self.name, self.epoch, self.node, self.address = name, epoch, node.node_id, node.address
@@ -70,11 +70,11 @@ class RayHandle:
             await self._answer(method, "open", self.epoch, stream, method, pickled, timeout_s=None)
             self._pull(stream, inbox, method)
             for num_taken in itertools.count(1):
-                found = await inbox.get()
-                if found is None:
+                message = await inbox.get()
+                if message is None:
                     complete = True
                     return
-                item, error = found
+                item, error = message
                 if error is not None:
                     raise error
                 if num_taken % CREDIT_STEP == 0:
@@ -86,11 +86,11 @@ class RayHandle:
                 self._submit("close", stream)
 
     def dump_stacks(self) -> None:
-        """Have it write the stacks of its threads into its log."""
+        """The worker writes the stacks of its threads into its log."""
         self._submit("dump_stacks")
 
     def kill(self) -> None:
-        """By Ray; by a signal if that does not end it, where its host can be reached."""
+        """Kill the worker through Ray. If the worker lives on and its host can be reached, send a signal."""
         if self._killed or self.dead.done():
             return
         self._killed = True
@@ -98,22 +98,22 @@ class RayHandle:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         if self._actor is not None:
-            aside(self._cluster.kill, self._actor)
+            in_thread(self._cluster.kill, self._actor)
         self._loop.call_later(STRAY_S, self._kill_stray)
         self._loop.call_later(KILL_S, self._report_death, "killed; its host has not confirmed it")
 
     # ------------------------------------------------------------ the runtime's part
 
     async def start(self, setup: ActorSetup) -> None:
-        """Make the actor and have its process become `setup`. Raises: WorkerDied."""
-        making = aside(self._cluster.make_actor, self._namespace, self.name, self.epoch, self.node)
+        """Make the actor, and set its process up as `setup` says. Raises: WorkerDied."""
+        making = in_thread(self._cluster.make_actor, self._namespace, self.name, self.epoch, self.node)
         await asyncio.wait({making, self.dead}, return_when=asyncio.FIRST_COMPLETED)
         self._refuse_dead("its start")
         self._actor = making.result()
         self._then(self._actor.live.remote(), self._lived)
         self._actor.lease.remote()
         self._actor.look_at_log.remote()
-        self.pid = await self._asked("its start", self._actor.begin.remote(setup), None)
+        self.pid = await self._result("its start", self._actor.begin.remote(setup), None)
         if self.node == self._cluster.here:
             with suppress(ProcessLookupError):
                 self._pidfd = os.pidfd_open(self.pid)
@@ -122,19 +122,20 @@ class RayHandle:
             self.kill()
 
     def lost(self, cause: str) -> None:
-        """Nobody can reach it any more, and its lease ends it."""
+        """Nobody can reach the worker any more. Its lease ends the worker."""
         self._killed = True
         self._report_death(cause)
 
     async def rendezvous(self, address: str) -> str:
-        """Where the ranks of its gang meet, if it is rank 0. On several nodes that is a port of `address`."""
-        return str(await self._asked("its start", self._actor.rendezvous.remote(address), None))
+        """Rank 0 only: where the ranks of its gang meet. Ranks on several nodes meet at a port of
+        `address`."""
+        return str(await self._result("its start", self._actor.rendezvous.remote(address), None))
 
     async def construct(
         self, target: str, kwargs: Mapping[str, Any], variables: Mapping[str, str], answer_s: float | None
     ) -> None:
-        """Make the worker's object, however long that takes as long as the worker answers pings within
-        `answer_s` (None: it is not asked). Raises: as `call`."""
+        """Make the worker's object. There is no time limit while the worker answers pings within `answer_s`
+        (None: no pings). Raises: as `call`."""
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch(answer_s), name=f"{self.name}.construct")
@@ -153,7 +154,7 @@ class RayHandle:
             await asyncio.sleep(answer_s / 3)
 
     async def end(self) -> None:
-        """Kill it and wait until it counts as dead."""
+        """Kill the worker and wait until the worker counts as dead."""
         if self._actor is None:
             self._report_death("never started")
         self.kill()
@@ -170,19 +171,19 @@ class RayHandle:
         self.suspended = False
         return vitals
 
-    async def _answer(self, told: str, command: str, *args: Any, timeout_s: float | None) -> Any:
+    async def _answer(self, method: str, command: str, *args: Any, timeout_s: float | None) -> Any:
         """Raises: what the worker raised; WorkerDied; DeadlineExceeded."""
-        self._refuse_dead(told)
-        answer: Answer = await self._asked(told, getattr(self._actor, command).remote(*args), timeout_s)
-        value, error = self._outcome(told, answer)
+        self._refuse_dead(method)
+        answer: Answer = await self._result(method, getattr(self._actor, command).remote(*args), timeout_s)
+        value, error = self._outcome(method, answer)
         await self._items_before(answer)
         if error is not None:
             raise error
         return value
 
-    async def _asked(self, told: str, ref: Any, timeout_s: float | None) -> Any:
-        """What `ref` becomes."""
-        self._refuse_dead(told)
+    async def _result(self, method: str, ref: Any, timeout_s: float | None) -> Any:
+        """The value of `ref`. Raises: as `_answer`."""
+        self._refuse_dead(method)
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.add(answer)
 
@@ -196,35 +197,35 @@ class RayHandle:
                 return await answer
         except TimeoutError:
             if limit.expired() and timeout_s is not None:
-                raise late(self.name, self.epoch, told, timeout_s) from None
+                raise late(self.name, self.epoch, method, timeout_s) from None
             raise
         except MillraceError:
             raise
         except self._cluster.actor_errors as error:
             self._lived(None, error)
             cause = await asyncio.shield(self.dead)
-            raise died(self.name, self.epoch, told, cause) from None
+            raise died(self.name, self.epoch, method, cause) from None
         except _Dead as error:
-            raise died(self.name, self.epoch, told, str(error)) from None
+            raise died(self.name, self.epoch, method, str(error)) from None
         except Exception as error:
             raise RemoteError(
-                f"{where(self.name, self.epoch, told)}: {type(error).__name__}: {error}"
+                f"{where(self.name, self.epoch, method)}: {type(error).__name__}: {error}"
             ) from error
         finally:
             self._waiting.discard(answer)
 
     async def _items_before(self, answer: Answer) -> None:
-        """Wait until the items that were yielded before `answer` have been put where their consumers look."""
+        """Wait until the inboxes have the items that the worker yielded before `answer`."""
         for stream, num_items in answer.before.items():
             if inbox := self._inboxes.get(stream):
                 arrived: asyncio.Future[None] = self._loop.create_future()
                 inbox.after(num_items, partial(_set, arrived))
                 await arrived
         if answer.before:
-            await asyncio.sleep(0)  # items that came in this same turn of the loop: their consumers run first
+            await asyncio.sleep(0)  # consumers of items from this same turn of the loop run first
 
     def _pull(self, stream: int, inbox: Inbox, method: str) -> None:
-        """Fetch until the stream is complete or the worker dead, also what nobody wants any more."""
+        """Fetch until the stream is complete or the worker is dead, also items that nobody wants any more."""
 
         def put(fetched: tuple[list[Answer], bool] | None, error: BaseException | None) -> None:
             if fetched is None:
@@ -249,7 +250,7 @@ class RayHandle:
             getattr(self._actor, command).remote(*args)
 
     def _then(self, ref: Any, then: Callable[[Any, BaseException | None], None]) -> None:
-        """Call `then` on the loop, with what `ref` became."""
+        """Call `then` on the loop, with the value or the error of `ref`."""
 
         def done(future: Any) -> None:
             error = future.exception()
@@ -259,35 +260,35 @@ class RayHandle:
 
         ref.future().add_done_callback(done)
 
-    def _pickled(self, told: str, value: Any) -> bytes:
+    def _pickled(self, method: str, value: Any) -> bytes:
         try:
             return packed(value)
         except Exception as error:
-            place = where(self.name, self.epoch, told)
+            place = where(self.name, self.epoch, method)
             raise DataError(
                 f"{place}: arguments cannot be pickled: {type(error).__name__}: {error}"
             ) from error
 
-    def _outcome(self, told: str, answer: Answer) -> tuple[Any, BaseException | None]:
+    def _outcome(self, method: str, answer: Answer) -> tuple[Any, BaseException | None]:
         """The value, or the error."""
         try:
             value = unpacked(answer.payload)
         except Exception as error:
-            place = where(self.name, self.epoch, told)
+            place = where(self.name, self.epoch, method)
             return None, RemoteError(f"{place}: cannot unpickle what it sent: {error!r}")
         return (value, None) if answer.ok else (None, value)
 
     # ------------------------------------------------------------ the end
 
-    def _refuse_dead(self, told: str) -> None:
+    def _refuse_dead(self, method: str) -> None:
         if self.dead.done():
-            raise died(self.name, self.epoch, told, self.dead.result())
+            raise died(self.name, self.epoch, method, self.dead.result())
 
     def _lived(self, _: Any, error: BaseException | None) -> None:
         if isinstance(error, self._cluster.unavailable):
             if not self._killed:
                 self._unavailable = f"{_cause(str(error))}; "
-            self.kill()  # cut off, maybe for a moment only; it may have lost commands
+            self.kill()  # a worker that was cut off for a moment may have lost commands
             return
         self._report_death("killed" if self._killed else _cause(str(error)))
 
@@ -308,7 +309,7 @@ class RayHandle:
 
     def _kill_stray(self) -> None:
         if not self.dead.done() and self.pid is not None:
-            aside(self._cluster.signal, self.node, self.pid, signal.SIGKILL)
+            in_thread(self._cluster.signal, self.node, self.pid, signal.SIGKILL)
 
     def _look_whether_suspended(self) -> None:
         if self.pid is None:
@@ -326,9 +327,9 @@ def _set(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _cause(told: str) -> str:
+def _cause(message: str) -> str:
     """Ray's words, without its advice."""
-    found = re.search(
-        r"The actor (?:is dead because|died because|never ran -) (.*?)(?: Some common causes|\n|$)", told
+    match = re.search(
+        r"The actor (?:is dead because|died because|never ran -) (.*?)(?: Some common causes|\n|$)", message
     )
-    return f"Ray: {found[1] if found else told.splitlines()[0]}"
+    return f"Ray: {match[1] if match else message.splitlines()[0]}"
