@@ -13,7 +13,7 @@ from millrace.config.tree import leaves
 from millrace.core.events import Event
 from millrace.core.fairness import LengthMoments, fairness
 from millrace.observe.doctor.batches import needless_staleness, unfair_batches
-from millrace.observe.doctor.evidence import BatchFigures, Evidence, Pull, Step
+from millrace.observe.doctor.evidence import BatchFigures, Evidence, ServedPull, Step
 from millrace.observe.doctor.finding import few
 from millrace.observe.doctor.rules import diagnose
 
@@ -36,7 +36,7 @@ def test_no_evidence_at_all_is_no_fault():
 
 def test_a_served_digest_that_nobody_published_is_wrong_weights():
     seen = evidence()
-    seen.published, seen.pulls = {3: {"aa"}}, [Pull("replica-1", 3, "bb")]
+    seen.published, seen.pulls = {3: {"aa"}}, [ServedPull("replica-1", 3, "bb")]
     (finding,) = diagnose(seen)
     assert (
         finding.fault == "wrong-weights" and "replica-1 served digest bb as version 3" in finding.evidence[0]
@@ -47,7 +47,7 @@ def test_a_version_that_was_published_twice_may_be_served_as_either():
     seen = evidence()
     seen.published, seen.pulls = (
         {3: {"aa", "bb"}},
-        [Pull("r", 3, "bb"), Pull("r", 4, "of an earlier session")],
+        [ServedPull("r", 3, "bb"), ServedPull("r", 4, "of an earlier session")],
     )
     assert faults(seen) == []
 

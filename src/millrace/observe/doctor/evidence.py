@@ -39,7 +39,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Pull:
+class ServedPull:
     replica: str
     version: int
     digest: str
@@ -70,7 +70,7 @@ class Evidence:
     compares: bool = True
     by_version: dict[int, Step] = field(default_factory=dict)
     published: dict[int, set[str]] = field(default_factory=dict)
-    pulls: list[Pull] = field(default_factory=list)
+    pulls: list[ServedPull] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)  # of scored trajectories
     failures: Counter[str] = field(default_factory=Counter)  # reasons of failed rewards
     evaluated: dict[str, dict[int, Accuracy]] = field(default_factory=dict)  # by name and version
@@ -95,7 +95,7 @@ class Evidence:
             case "published" | "staged":
                 self.published.setdefault(fields["version"], set()).add(fields["digest"])
             case "pulled":
-                self.pulls.append(Pull(fields["replica"], fields["version"], fields["digest"]))
+                self.pulls.append(ServedPull(fields["replica"], fields["version"], fields["digest"]))
             case "scored":
                 self._count(fields["outcome"], fields["reason"])
             case "evaluated" if (metrics := fields["metrics"])["greedy_accuracy"] is not None:
