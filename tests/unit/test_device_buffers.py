@@ -104,7 +104,7 @@ def test_blocks_of_rows_and_of_columns_go_to_their_places(host, monkeypatch):
                     if block.numel():
                         yield OwnedBlock(name, tuple(weight.shape), (r.start, c.start), block)
 
-    monkeypatch.setattr(device_buffers, "parts", lambda weights: list(divided(weights)))
+    monkeypatch.setattr(device_buffers, "owned_blocks", lambda weights: list(divided(weights)))
     buffers = DeviceBuffers(whole, torch.bfloat16, CPU)
     there, expected = host(buffers), PublishBuffers(whole, torch.bfloat16).fill()
     by_pieces = there.publish(1, buffers)
