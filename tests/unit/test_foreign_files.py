@@ -225,7 +225,8 @@ def test_tokens_that_unfold_to_gigabytes_are_damaged(tmp_path: Path) -> None:
 
     from millrace.ledger import codec
 
-    bomb = zstandard.ZstdCompressor(level=3).compress(bytes(1 << 30))
+    compressor = zstandard.ZstdCompressor(level=3).compressobj(size=1 << 30)
+    bomb = b"".join(compressor.compress(bytes(1 << 20)) for _ in range(1 << 10)) + compressor.flush()
     assert len(bomb) < 1 << 20
     with pytest.raises(LedgerError, match="damaged"):
         codec.unpack_prompt(b"z" + bomb)
