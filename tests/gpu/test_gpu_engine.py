@@ -23,7 +23,7 @@ from millrace.core.types import Sampling
 from millrace.engines.own.accelerated import flash
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.attention import Kernel, Segment
-from millrace.engines.own.sampler import WHOLE, draw
+from millrace.engines.own.sampler import DIRECT_VOCAB_MAX, draw
 
 pytestmark = pytest.mark.gpu
 SHAPES = {name: architecture_of(config) for name, config in CONFIGS.items()}
@@ -160,7 +160,7 @@ def test_weights_come_while_steps_go_on():
 
 def test_a_large_vocabulary_is_drawn_from_as_on_the_cpu(gpu):
     generator = torch.Generator().manual_seed(0)
-    probs = (4 * torch.randn((64, 3 * WHOLE), generator=generator)).softmax(-1)
+    probs = (4 * torch.randn((64, 3 * DIRECT_VOCAB_MAX), generator=generator)).softmax(-1)
     uniforms = torch.rand(64, generator=generator, dtype=torch.float64)
     there = draw(probs.to(gpu), uniforms.to(gpu)).cpu()
     assert (there == draw(probs, uniforms)).float().mean() > 0.9

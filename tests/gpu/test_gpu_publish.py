@@ -16,7 +16,7 @@ from millrace.core.digest import MULTILINEAR, kind_of, tensor_digest
 from millrace.core.multilinear import BLOCK_BYTES
 from millrace.core.types import Sampling
 from millrace.devices.device_digest import BAND, tensor_digests
-from millrace.devices.pinned import as_tensor, copied_from, pinned
+from millrace.devices.pinned import as_tensor, copy_from_device, pinned
 from millrace.engines.own.torch_engine import TorchEngine
 from millrace.trainer.publish.device_buffers import DeviceBuffers
 from millrace.weights.relay import RelayWorker
@@ -90,7 +90,7 @@ def test_bytes_go_to_places_in_one_piece_and_in_rows(endpoint, gpu):
     slot = writer._memory.data[0][: 40 * 60].reshape(40, 60)
     slot[:] = 0
     tensors = [torch.full((8, 60), 3, dtype=torch.uint8, device=gpu), torch.arange(240, device=gpu).byte()]
-    copied_from(gpu, tensors, [slot[:8], slot[10:, :8]])
+    copy_from_device(gpu, tensors, [slot[:8], slot[10:, :8]])
     assert (slot[:8] == 3).all() and slot[10:, :8].reshape(-1).tolist() == list(range(240))
     assert slot.sum(dtype=int) == 8 * 60 * 3 + sum(range(240))
     writer.close()

@@ -113,14 +113,14 @@ def test_a_version_that_is_overwritten_while_it_is_copied_is_torn(runtime, host,
     host.publish(1, MODELS[0])
     from millrace.engines.own import torch_engine as module
 
-    honest = module.copied_there
+    honest = module.copy_to_device
 
     def overwritten(*arguments):
         honest(*arguments)
         host.publish(2, MODELS[1])
         host.write(3, MODELS[1])
 
-    monkeypatch.setattr(module, "copied_there", overwritten)
+    monkeypatch.setattr(module, "copy_to_device", overwritten)
     with pytest.raises(TornVersionError):
         engine.stage(1, host.reader)
 

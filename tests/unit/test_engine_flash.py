@@ -12,7 +12,7 @@ from millrace.devices.gpu import has_flash
 from millrace.engines.own.accelerated import flash
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.cache import KVCache
-from millrace.engines.own.sampler import PART, WHOLE, draw
+from millrace.engines.own.sampler import BLOCK, DIRECT_VOCAB_MAX, draw
 
 SERVED = [name for name, config in CONFIGS.items() if architecture_of(config).cap is None]
 
@@ -67,7 +67,7 @@ def test_a_padded_slot_that_waits_for_its_prompt_keeps_what_it_has(monkeypatch):
     assert alone[0] == beside[0]
 
 
-@pytest.mark.parametrize("vocab", [WHOLE + 1, WHOLE + PART, 20_000])
+@pytest.mark.parametrize("vocab", [DIRECT_VOCAB_MAX + 1, DIRECT_VOCAB_MAX + BLOCK, 20_000])
 def test_a_large_vocabulary_is_drawn_from_as_its_cumulative_distribution_says(vocab):
     generator = torch.Generator().manual_seed(0)
     probs = (4 * torch.randn((64, vocab), generator=generator)).softmax(-1)
@@ -84,15 +84,17 @@ def test_a_large_vocabulary_is_drawn_from_as_its_cumulative_distribution_says(vo
 
 
 def test_of_a_large_vocabulary_a_row_is_drawn_alike_alone_and_among_others():
-    probs = (4 * torch.randn((16, WHOLE + 77), generator=torch.Generator().manual_seed(1))).softmax(-1)
+    probs = (
+        4 * torch.randn((16, DIRECT_VOCAB_MAX + 77), generator=torch.Generator().manual_seed(1))
+    ).softmax(-1)
     uniforms = torch.rand(16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     whole = draw(probs, uniforms)
     assert torch.equal(whole, torch.cat([draw(probs[i : i + 1], uniforms[i : i + 1]) for i in range(16)]))
 
 
 def test_a_row_of_nan_finds_no_token():
-    probs = torch.full((1, WHOLE + 1), torch.nan)
-    assert draw(probs, torch.tensor([0.5], dtype=torch.float64)).item() >= WHOLE
+    probs = torch.full((1, DIRECT_VOCAB_MAX + 1), torch.nan)
+    assert draw(probs, torch.tensor([0.5], dtype=torch.float64)).item() >= DIRECT_VOCAB_MAX
 
 
 def test_a_copied_slot_is_the_same_in_both_caches():

@@ -58,5 +58,5 @@ def test_bytes_that_are_only_read_are_copied_without_a_word():
     target = torch.zeros(100, dtype=torch.uint8)
     buffers = [NamedBuffer("a", "uint8", (100,), data) for data in (source, target)]
     none = [NamedBuffer("b", "uint8", (0,), data) for data in (source[:0], target[:0])]
-    pinned.copied_there(torch.device("cpu"), None, [buffers[0], none[0]], [buffers[1], none[1]])
+    pinned.copy_to_device(torch.device("cpu"), None, [buffers[0], none[0]], [buffers[1], none[1]])
     assert torch.equal(target, torch.arange(100, dtype=torch.uint8))

@@ -10,9 +10,9 @@ from fake_vllm_server import FakeVllm, fake_vllm
 
 from millrace.core.errors import ConfigError, WorkerError
 from millrace.engines.server.client import GENERATE, ROUTES, Server
-from millrace.engines.server.probe import Offer, Wanted, check_logprobs, probe, wait_for
+from millrace.engines.server.probe import Offer, Requirements, check_logprobs, probe, wait_for
 
-WANTED = Wanted(slots=8, max_sequence_tokens=64, dtype="float32", tied=True)
+REQUIREMENTS = Requirements(slots=8, max_sequence_tokens=64, dtype="float32", tied=True)
 
 
 @pytest.fixture
@@ -22,16 +22,16 @@ def fake() -> Iterator[FakeVllm]:
 
 
 def test_a_server_with_everything_is_taken(fake: FakeVllm) -> None:
-    assert probe(Server(fake.url + "/"), WANTED) == Offer("0.32.0", 160, with_head=True)
+    assert probe(Server(fake.url + "/"), REQUIREMENTS) == Offer("0.32.0", 160, with_head=True)
     fake.settings["model_config"]["hf_overrides"] = {}
-    untied = WANTED._replace(tied=False)
+    untied = REQUIREMENTS._replace(tied=False)
     assert probe(Server(fake.url), untied) == Offer("0.32.0", 160, with_head=False)
 
 
 def test_every_missing_route_is_named_with_what_brings_it(fake: FakeVllm) -> None:
     fake.routes = {"/health", "/server_info"}
     with pytest.raises(ConfigError) as error:
-        probe(Server(fake.url), WANTED)
+        probe(Server(fake.url), REQUIREMENTS)
     assert all(
         f"it has no route {path}: {ROUTES[path]}" in str(error.value)
         for path in ROUTES
@@ -40,7 +40,7 @@ def test_every_missing_route_is_named_with_what_brings_it(fake: FakeVllm) -> Non
     assert fake.url in str(error.value) and "--tokens-only" in ROUTES[GENERATE]
     fake.routes = set()
     with pytest.raises(ConfigError, match=r"no route /server_info: start it with VLLM_SERVER_DEV_MODE=1"):
-        probe(Server(fake.url), WANTED)
+        probe(Server(fake.url), REQUIREMENTS)
 
 
 @pytest.mark.parametrize(
@@ -60,27 +60,27 @@ def test_a_setting_that_does_not_do_is_named(
 ) -> None:
     fake.settings[section] |= settings
     with pytest.raises(ConfigError, match=told):
-        probe(Server(fake.url), WANTED)
+        probe(Server(fake.url), REQUIREMENTS)
 
 
 def test_on_a_gpu_a_tied_head_and_prompts_in_parts_do(fake: FakeVllm) -> None:
     fake.settings["device_config"]["device"] = "cuda"
     fake.settings["model_config"]["hf_overrides"] = {}
     fake.settings["scheduler_config"]["enable_chunked_prefill"] = True
-    assert not probe(Server(fake.url), WANTED).with_head
+    assert not probe(Server(fake.url), REQUIREMENTS).with_head
 
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/server_info", "/version"])
 def test_a_server_that_is_none_of_vllms_is_told(path: str, fake: FakeVllm) -> None:
     fake.foreign = path
     with pytest.raises(WorkerError, match=rf"{fake.url}: {path} does not answer as vLLM does"):
-        probe(Server(fake.url), WANTED)
+        probe(Server(fake.url), REQUIREMENTS)
 
 
 def test_a_release_that_no_test_has_passed_with_is_refused(fake: FakeVllm) -> None:
     fake.release = "0.26.0"
     with pytest.raises(ConfigError, match=r"vLLM 0\.26\.0 is not supported; supported: 0\.32"):
-        probe(Server(fake.url), WANTED)
+        probe(Server(fake.url), REQUIREMENTS)
 
 
 def test_a_server_that_is_not_there_is_told_after_the_wait(fake: FakeVllm) -> None:

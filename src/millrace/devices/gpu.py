@@ -32,7 +32,7 @@ def mark(device: torch.device) -> Any:
 
 
 @contextmanager
-def aside(device: torch.device, after: Any = None) -> Iterator[None]:
+def side_stream(device: torch.device, after: Any = None) -> Iterator[None]:
     """What is copied inside does not stand in line with what is computed outside, but `after` a mark. At the
     end it is done."""
     if device.type != "cuda":

@@ -34,10 +34,10 @@ def by_onednn() -> bool:
 
 def product(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
     """(M, N): a b. It has no gradient of its own."""
-    return product_transposed(a_MK, b_KN.t())
+    return matmul_transposed(a_MK, b_KN.t())
 
 
-def product_transposed(a_MK: torch.Tensor, b_NK: torch.Tensor) -> torch.Tensor:
+def matmul_transposed(a_MK: torch.Tensor, b_NK: torch.Tensor) -> torch.Tensor:
     """(M, N): a b^T. As `product`."""
     single = a_MK.dtype == b_NK.dtype == torch.float32 and not a_MK.is_cuda
     if not (single and a_MK.shape[0] >= ROWS_MIN and by_onednn()):

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from millrace.core.digest import NamedBuffer
-from millrace.devices.gpu import aside
+from millrace.devices.gpu import side_stream
 
 Bytes = NDArray[np.uint8]
 
@@ -42,17 +42,17 @@ def pinned(memory: Bytes) -> Callable[[], None]:
     return lambda: None
 
 
-def copied_there(
+def copy_to_device(
     device: torch.device, after: Any, held: Sequence[NamedBuffer], into: Sequence[NamedBuffer]
 ) -> None:
     """Copy bytes of this memory into those of `device`, beside what it computes `after` that mark. All are
     there at the end."""
-    with aside(device, after):
+    with side_stream(device, after):
         for source, target in zip(held, into, strict=True):
             target.data.copy_(as_tensor(source.data), non_blocking=True)
 
 
-def copied_from(device: torch.device, tensors: Iterable[torch.Tensor], places: Sequence[Bytes]) -> None:
+def copy_from_device(device: torch.device, tensors: Iterable[torch.Tensor], places: Sequence[Bytes]) -> None:
     """Copy the bytes of tensors of `device` to places in this memory. All are there at the end.
 
     A place that is not in one piece (columns) is filled by the host, from a copy of the tensor.

@@ -1,1 +1,2 @@
-"""Engines of other projects behind `rollout.protocol.Engine`. `rollout.engine_kinds` names each."""
+"""Engines behind `rollout.protocol.Engine`: Millrace's own and those of other projects.
+`rollout.engine_kinds` names each engine."""

@@ -1,7 +1,7 @@
-"""What the engine must know of a model: its dimensions, its parameters' names, its rotary tables.
+"""The architecture of a model: its dimensions, its parameters' names, its rotary tables.
 
-Names, shapes and rotary frequencies are Hugging Face's own (a model on the meta device and its rotary
-module), so that the engine cannot disagree with what a trainer publishes.
+Names, shapes and rotary frequencies are read from Hugging Face's own model on the meta device. So the engine
+and the trainer cannot disagree about a tensor.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Architecture:
 
     shapes           of parameters by name, in state-dict order
     activation       of the gate, as transformers names it
-    embedding_scale  what an embedding is multiplied by on its way in
+    embedding_scale  factor of the embeddings of tokens
     norm_from_one    the factor of a norm is 1 + its weight
     scale, cap       of attention's scores, and each layer's window: see `attention.Kernel`
     logits_cap       a logit z is logits_cap * tanh(z / logits_cap)
-    routed           experts that a row goes to, 0 without experts; `routed_sum_1`: their weights' sum is 1
-    ropes            the type of layers whose rotary embeddings a layer has; None: all have the same
+    routed           number of experts of a row, 0 without experts; `routed_sum_1`: their weights' sum is 1
+    ropes            of each layer, the type of its rotary embeddings; None: all layers have the same
     """
 
     num_layers: int
@@ -66,7 +66,7 @@ class Architecture:
 def read_architecture(model_path: str) -> Architecture:
     """Read `config.json` of a Hugging Face model directory.
 
-    Raises: DataError for a directory without a configuration, or a model the engine cannot run.
+    Raises: DataError: the directory has no configuration, or the engine cannot run the model.
     """
     with boundary(model_path, "no usable model configuration", DataError):
         config = AutoConfig.from_pretrained(model_path)
@@ -82,7 +82,9 @@ def architecture_of(config: Any) -> Architecture:
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     attentions = [layer.self_attn for layer in model.model.layers]
-    window = getattr(config, "sliding_window", None)  # of every layer, where a family's layers do not say
+    window = getattr(
+        config, "sliding_window", None
+    )  # of every layer, if a family's layers have no such field
     layered = FULL in (config.rope_parameters or {})
     gemma = config.model_type in GEMMA
     return Architecture(

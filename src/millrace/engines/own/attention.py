@@ -1,11 +1,13 @@
 """Attention over cached keys and values: one kernel for decoding and for prefill.
 
-Prefill attends one query position at a time exactly as decoding does: the same product shapes, only
-with more of them in a batch, all reading the same cached keys through a zero stride. Keys are padded
-to a multiple of `BUCKET`; masked ones contribute exact zeros. With `exact`, keys are padded to a multiple of
-`BLOCK`, and the weighted sum over values runs block by block, because matrix kernels split longer sums by
-their length. Then a position's output depends on its own sequence only, bit for bit, and not on whether it
-was prefilled or decoded, in which chunk, or with which neighbours.
+Prefill attends one query position at a time exactly as decoding does. Its matmuls have the same shapes, and
+a batch has more of them. All read the same cached keys through a zero stride. Keys are padded to a multiple
+of `BUCKET`; masked keys contribute exact zeros.
+
+With `exact`, keys are padded to a multiple of `BLOCK`, and the weighted sum over values runs block by block,
+because matrix kernels split longer sums by their length. Then a position's output depends on its own sequence
+only, bit for bit. Prefilling or decoding, the bounds of a prefill and the neighbours do not change the
+output.
 
 A layer with a window keeps all keys, and masks those before the window.
 
@@ -60,11 +62,11 @@ class Kernel:
 
     @property
     def plain(self) -> bool:
-        """Whether another code may compute the scores, and sum in its own order."""
+        """Whether other code may compute the scores and sum in its own order."""
         return self.cap is None and not self.exact
 
     def num_keys(self, length: int) -> int:
-        """What is computed over for a sequence of `length`."""
+        """The padded number of keys for a sequence of `length`."""
         bucket = BLOCK if self.exact else BUCKET
         return -(-length // bucket) * bucket
 
@@ -81,10 +83,10 @@ class Kernel:
 
 
 class DecodeAttention:
-    """One new token in each of the first N slots, at `positions`; `advance` moves all on by one.
+    """One new token in each of the first N slots, at `positions`; `advance` moves every position on by one.
 
-    Where keys and values are written and what is masked is settled once, for all layers, and then
-    only moved on, until the longest sequence leaves its bucket: `num_steps` tokens can be decoded.
+    The constructor computes the indices of keys and values and the mask once, for all layers. `advance` only
+    moves them on. A batch can decode `num_steps` tokens; then the longest sequence leaves its bucket.
     """
 
     def __init__(self, cache: KVCache, positions: Sequence[int], kernel: Kernel) -> None:

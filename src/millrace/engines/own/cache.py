@@ -1,7 +1,7 @@
-"""Where keys and values of running trajectories are kept: one slot each, slots in use form a prefix.
+"""The cache of keys and values: each running trajectory has one slot, and the slots in use form a prefix.
 
-A decode step computes over slots [0, used) without gathering, so a released slot is filled at once
-with the last one. What a slot holds belongs to the weights that computed it; `forget` empties it.
+A decode step computes over slots [0, used) without gathering. So the last slot in use fills a released slot
+at once. Keys and values belong to the weights that computed them; `forget` empties a slot.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ Tensor = torch.Tensor
 
 class KVCache:
     """Values (layers, slots, kv_heads, positions, head_dim), and keys with the last two dimensions
-    exchanged: so both products of attention run along memory.
+    exchanged, so that both matmuls of attention run along memory.
 
-    `shape` is that of the values. The cache knows how many positions of each slot are valid
-    (`lengths`); it never looks at tokens.
+    `shape` is the shape of the values. The cache knows how many positions of each slot are valid (`lengths`);
+    the cache never looks at tokens.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class KVCache:
         return last
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Make the first `length` positions of `target` those of `source`."""
+        """Copy the first `length` positions of `source` to `target`."""
         assert self.lengths[target] == 0 and length <= self.lengths[source], (source, target, length)
         self._copy_numbers(source, target, length)
         self.lengths[target] = length
@@ -74,5 +74,5 @@ class KVCache:
         assert self.lengths[slot] <= self.num_positions, (slot, self.lengths[slot], self.num_positions)
 
     def forget(self, slot: int) -> None:
-        """Forget every position of `slot`: the weights changed. It stays allocated."""
+        """Forget every position of `slot`, because the weights changed. The slot stays allocated."""
         self.lengths[slot] = 0

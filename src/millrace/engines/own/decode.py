@@ -1,7 +1,7 @@
-"""What decode steps of the same continuations share: settled once, then only moved on by one token.
+"""The state that decode steps of the same continuations share: computed once, then moved on token by token.
 
-A `DecodeBatch` covers slots [0, count) and is good for as long as they hold the same continuations, each
-has all but its last token computed, and the longest stays in its bucket of keys.
+A `DecodeBatch` covers slots [0, count). The batch is valid while the slots hold the same continuations, each
+continuation has all but its last token computed, and the longest stays in its bucket of keys.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Tensor = torch.Tensor
 
 
 class DecodeBatch:
-    """The `ready` slots of `running`; those between them are computed and ignored: what they write
-    lies beyond their valid positions.
+    """The `ready` slots of `running`. Slots between them are computed and ignored: they write beyond their
+    valid positions.
 
     Attributes:
         continuations  of the ready slots, in their order
         tokens     (M,) the last token of each slot; M = `pad` of the number of slots, or as `recorded` pads
-        positions  (M,) its position
-        attention  None: `recorded` steps have their own
+        positions  (M,) the position of that token
+        attention  None if the steps are `recorded`, which have an attention of their own
         rows       the ready slots, or None if these are all of [0, count)
     """
 
@@ -74,8 +74,8 @@ class DecodeBatch:
         return self._sampler(logits, self._uniforms[-self._steps_left])
 
     def advance(self, tokens: Tensor) -> bool:
-        """Go on to the next position with `tokens`, one for every slot; False if another batch must
-        take over."""
+        """Go on to the next position with `tokens`, one for every slot. False: the next step needs another
+        batch."""
         assert self.rows is None, self.slots
         self._steps_left -= 1
         if self.attention is not None:

@@ -1,4 +1,4 @@
-"""What happens to logits before the temperature: tokens that may not come, and penalties on those that came.
+"""Edits of logits before the temperature: banned and allowed tokens, and penalties on repeated tokens.
 
 Shape suffixes: N rows, V vocabulary.
 """
@@ -19,9 +19,9 @@ class Edits:
 
         l <- l / r where l > 0, else l r      of every token in the prompt or the completion
         l <- l - f count - p [count > 0]      count: of a token in the completion
-        l <- -inf                             of banned tokens, and of all but the allowed ones
+        l <- -inf                             of banned tokens, and of every token that is not allowed
 
-    with `repetition_penalty` r, `frequency_penalty` f, `presence_penalty` p. Source of the first: CTRL,
+    with `repetition_penalty` r, `frequency_penalty` f, `presence_penalty` p. Source of the first edit: CTRL,
     arXiv:1909.05858, there without the second case. The order is that of vLLM's sampler.
     """
 
@@ -50,12 +50,12 @@ class Edits:
 
     def __call__(self, logits_NV: Tensor) -> Tensor:
         repetition, frequency, presence = self._penalties
-        came_NV = self._counts_NV > 0
+        sampled_NV = self._counts_NV > 0
         repeated_NV = torch.where(logits_NV > 0, logits_NV / repetition, logits_NV * repetition)
-        logits_NV = torch.where(came_NV | self._prompted_NV, repeated_NV, logits_NV)
-        logits_NV = logits_NV - frequency * self._counts_NV - presence * came_NV
+        logits_NV = torch.where(sampled_NV | self._prompted_NV, repeated_NV, logits_NV)
+        logits_NV = logits_NV - frequency * self._counts_NV - presence * sampled_NV
         return logits_NV.masked_fill_(self._banned_NV, float("-inf"))
 
     def note(self, tokens_N: Tensor) -> None:
-        """Each row's next token."""
+        """Count each row's next token."""
         self._counts_NV[torch.arange(len(tokens_N), device=tokens_N.device), tokens_N] += 1

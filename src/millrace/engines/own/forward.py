@@ -22,13 +22,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
-"""By their names in transformers."""
+"""Activations by their names in transformers."""
 
 
 class ForwardPass:
-    """Stateless but for the rotary tables: weights and attention are arguments of every call.
+    """The forward pass of an architecture. Its only state is the rotary tables: weights and attention are
+    arguments of every call.
 
-    `matmul` says how rows are multiplied, and may be exchanged between two calls.
+    `matmul` multiplies rows, and may be exchanged between two calls.
     """
 
     def __init__(
@@ -47,8 +48,8 @@ class ForwardPass:
     def hidden(
         self, weights: Parameters, tokens_M: Tensor, positions_M: Tensor, attention: Attention
     ) -> Tensor:
-        """Final hidden states (M, hidden). M is as `products.rows` wants it; padding rows hold rubbish, and
-        `attention` skips them."""
+        """Final hidden states (M, hidden). M is a number of `matmul.rows`. Padding rows have arbitrary
+        values, and `attention` skips them."""
         shape = self._architecture
         rotary = {rope: (cos[positions_M], sin[positions_M]) for rope, (cos, sin) in self.tables.items()}
         x = F.embedding(tokens_M, weights.embedding)
@@ -94,14 +95,15 @@ class ForwardPass:
         attention(index, qk[:, :heads], qk[:, heads:], v, attended)
 
     def expert(self, layer: Layer, index: int, x: Tensor) -> Tensor:
-        """What one expert makes of rows x, without its weight. As many come out."""
+        """The outputs of one expert for rows x, without the expert's weight. As many rows come out."""
         padded = F.pad(x, (0, 0, 0, self.matmul.rows(len(x)) - len(x)))
         gated = self._gated(padded, layer.gate_up[index], None)
         return self.matmul.linear(gated, layer.down[index], None)[: len(x)]
 
     def _routed(self, layer: Layer, router: Tensor, x: Tensor) -> Tensor:
-        """The weighted sum of each row's experts. Rows are sorted by expert, each expert computes its own,
-        and they are sorted back. A GPU is waited for once: for the number of rows of each."""
+        """The weighted sum of each row's experts. Rows are sorted by expert, each expert computes its rows,
+        and the outputs are sorted back. The host waits for a GPU once: for the number of rows of each
+        expert."""
         shape = self._architecture
         routing_probs = self.matmul.linear(x, router, None).softmax(dim=-1, dtype=torch.float32)
         shares, experts = routing_probs.topk(shape.routed, dim=-1)
@@ -109,9 +111,9 @@ class ForwardPass:
             shares /= shares.sum(dim=-1, keepdim=True)
         counts = experts.flatten().bincount(minlength=len(router)).tolist()
         order = experts.flatten().argsort(stable=True)
-        parts = enumerate(x[order // shape.routed].split(counts))
-        made = torch.cat([self.expert(layer, index, rows) for index, rows in parts if len(rows)])
-        by_row = made[order.argsort()].view(len(x), shape.routed, -1)
+        by_expert = enumerate(x[order // shape.routed].split(counts))
+        outputs = torch.cat([self.expert(layer, index, rows) for index, rows in by_expert if len(rows)])
+        by_row = outputs[order.argsort()].view(len(x), shape.routed, -1)
         return (by_row * shares[:, :, None].to(x.dtype)).sum(dim=1)
 
     def _gated(self, x: Tensor, gate_up: Tensor, bias: Tensor | None) -> Tensor:
@@ -129,7 +131,7 @@ class ForwardPass:
 class RootMeanSquare:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension; `from_one`: * (1 + weight).
 
-    On a CPU in float32 it is put together here: `F.rms_norm` takes twice the time for few rows.
+    In float32 on a CPU the norm is composed here: `F.rms_norm` takes twice the time for few rows.
     """
 
     def __init__(self, eps: float, dtype: torch.dtype, device: torch.device, *, from_one: bool) -> None:
@@ -152,7 +154,7 @@ class RootMeanSquare:
 
 
 def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Of a head the first dimensions, as many as the tables have."""
+    """Rotate the first dimensions of each head, as many as the tables have."""
     width = cos.shape[-1]
     if width < x.shape[-1]:
         return torch.cat([_rotate(x[..., :width], cos, signed_sin), x[..., width:]], dim=-1)

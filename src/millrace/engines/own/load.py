@@ -13,10 +13,10 @@ from millrace.rollout.protocol import EngineOptions
 
 
 def open_engine(options: EngineOptions) -> TorchEngine:
-    """An engine for the model in `options.model_path`. It reads no weight file.
+    """An engine for the model in `options.model_path`. No weight file is read.
 
-    Raises: DataError for a model the engine cannot run or read; ConfigError for a device that is not there,
-    or where exactness cannot be had.
+    Raises: DataError: the engine cannot run or read the model. ConfigError: there is no such device, or the
+    device cannot compute exactly.
     """
     architecture = read_architecture(options.model_path)
     with _reading(options.model_path):

@@ -1,9 +1,9 @@
 """One set of weights, fused for inference, with a view of every tensor under its Hugging Face name.
 
-Query, key and value projections lie one under another in one matrix, gate and up projections in
-another: row slices of a row-major matrix are contiguous, so each named tensor is a plain byte range
-of what the engine multiplies with. Reading new weights into the views, or digesting them, is reading
-or digesting the engine's own tensors: there is no second copy that could differ.
+Query, key and value projections lie one under another in one matrix, gate and up projections in another.
+Row slices of a row-major matrix are contiguous, so each named tensor is a plain byte range of a matrix that
+the engine multiplies with. Pulls write into these views, and digests read them. There is no second copy that
+could differ.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Layer:
-    """The tensors of one decoder layer. `out_norm` and `down_norm`: of what joins the residual stream.
+    """The tensors of one decoder layer. `out_norm` and `down_norm` apply to outputs before they join the
+    residual stream.
 
-    With a `router`, `gate_up` and `down` have a first dimension more: its experts.
+    With a `router`, `gate_up` and `down` have one more dimension, the first: the experts.
     """
 
     input_norm: Tensor
@@ -59,41 +60,42 @@ class Parameters:
         self.layers = [self._layer(f"model.layers.{i}.") for i in range(architecture.num_layers)]
         self.norm = self._allocate("model.norm.weight")
         self.head = self.embedding if architecture.tied else self._allocate("lm_head.weight")
-        left = sorted(set(self._shapes) - set(views))
-        if left:
-            raise DataError(f"the torch engine knows no use for these parameters of the model: {left[:8]}")
+        unused = sorted(set(self._shapes) - set(views))
+        if unused:
+            raise DataError(f"the torch engine knows no use for these parameters of the model: {unused[:8]}")
         self.named: dict[str, Tensor] = {name: views[name] for name in self._shapes}
 
     def buffers(self, dtype: torch.dtype | None = None) -> Iterator[NamedBuffer]:
         """Every tensor as bytes, of `dtype` if given, in state-dict order. On the CPU and in their own dtype
-        these are views: writing writes. Otherwise each is a copy, made when its turn comes."""
-        wanted = dtype or self._dtype
-        return (_as_buffer(name, tensor.to("cpu", wanted)) for name, tensor in self.named.items())
+        the buffers are writable views. Otherwise each buffer is a copy, made when its turn comes."""
+        dtype = dtype or self._dtype
+        return (_as_buffer(name, tensor.to("cpu", dtype)) for name, tensor in self.named.items())
 
     def places(self) -> list[NamedBuffer]:
-        """Every tensor as bytes where it is, to be written. On a GPU `data` is a tensor of uint8."""
+        """Every tensor as writable bytes on its device. On a GPU `data` is a tensor of uint8."""
         if not has_own_memory(self._device):
             return list(self.buffers())
-        told = str(self._dtype).removeprefix("torch.")
+        dtype_name = str(self._dtype).removeprefix("torch.")
         return [
-            NamedBuffer(name, told, tuple(tensor.shape), tensor.view(-1).view(torch.uint8))
+            NamedBuffer(name, dtype_name, tuple(tensor.shape), tensor.view(-1).view(torch.uint8))
             for name, tensor in self.named.items()
         ]
 
     def digest(self, dtype: torch.dtype | None = None, kind: str = XXH3) -> str:
-        """Of the tensors as `buffers` gives them. A GPU computes that kind which is made for it by itself."""
+        """Digest of the tensors as `buffers` gives them. A GPU computes the kind MULTILINEAR itself."""
         if kind != MULTILINEAR or not has_own_memory(self._device):
             return digest_buffers(self.buffers(dtype), kind)
-        wanted = dtype or self._dtype
-        digests = tensor_digests(self.named.values(), wanted)
-        told = str(wanted).removeprefix("torch.")
+        dtype = dtype or self._dtype
+        digests = tensor_digests(self.named.values(), dtype)
+        dtype_name = str(dtype).removeprefix("torch.")
         entries = zip(self.named.items(), digests, strict=True)
-        return version_digest(((n, told, tuple(t.shape), digest) for (n, t), digest in entries), kind)
+        return version_digest(((n, dtype_name, tuple(t.shape), digest) for (n, t), digest in entries), kind)
 
     def load(self, model_path: str) -> None:
         """Fill every tensor from the safetensors files of a Hugging Face directory.
 
-        Raises: DataError when a tensor is missing, left over, of another shape, or should be another one.
+        Raises: DataError: a tensor is missing, unknown, of another shape, or an untied head that should be
+        tied.
         """
         targets = dict(expert_by_expert(self.named.items()))
         missing, heads = set(targets), []
@@ -151,16 +153,16 @@ class Parameters:
             down_norm=self._optional(prefix + "post_feedforward_layernorm.weight"),
         )
 
-    def _projections(self, whole: str, *parts: str) -> list[str]:
-        """What lies one under another: one tensor in families that have them so, else several."""
-        names = [f"{name}_proj.weight" for name in (whole, *parts)]
+    def _projections(self, fused: str, *separate: str) -> list[str]:
+        """Names of projections that lie one under another: one name in families that fuse them."""
+        names = [f"{name}_proj.weight" for name in (fused, *separate)]
         return names[:1] if names[0] in self._shapes else names[1:]
 
     def _optional(self, *names: str) -> Tensor | None:
         return self._allocate(*names) if names[0] in self._shapes else None
 
     def _allocate(self, *names: str) -> Tensor:
-        """One tensor with the named ones one under another, and a view of each."""
+        """One tensor with the named tensors one under another, and a view of each."""
         rows = [self._shapes[name][0] for name in names]
         shape = (sum(rows), *self._shapes[names[0]][1:])
         fused = torch.zeros(shape, dtype=self._dtype, device=self._device)
@@ -170,8 +172,8 @@ class Parameters:
 
 
 def expert_by_expert(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors as model files have them: in memory all experts of a layer are two tensors, in files
-    each projection of each expert is one."""
+    """Names and tensors as model files have them. In memory all experts of a layer are two tensors; in files
+    each projection of each expert is one tensor."""
     for name, tensor in tensors:
         stem, _, kind = name.rpartition(".")
         if not stem.endswith(".experts"):

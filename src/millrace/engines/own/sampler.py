@@ -20,17 +20,17 @@ from millrace.engines.own.edits import Edits
 
 Tensor = torch.Tensor
 
-WHOLE, PART = 16_384, 128
-"""A vocabulary of more tokens is drawn from in parts of so many. Those of Qwen and Llama are multiples."""
+DIRECT_VOCAB_MAX, BLOCK = 16_384, 128
+"""A larger vocabulary is drawn from in blocks of `BLOCK` tokens. Those of Qwen and Llama are multiples."""
 BELOW_ONE = 1 - 2.0**-52
 
 
 class SampledTokens(NamedTuple):
     """One token a row.
 
-    tokens, logprobs  (N,), of the distribution really sampled from
-    top_logprobs            of each row the most likely tokens, as many as any row asks for
-    token_masks           of each row that is cut the int32 ids of all that could come
+    tokens, logprobs  (N,), of the distribution that was sampled from
+    top_logprobs      of each row the most likely tokens, as many as any row asks for
+    token_masks       of each truncated row the int32 ids of all tokens that it could sample
     """
 
     tokens: Tensor
@@ -40,9 +40,9 @@ class SampledTokens(NamedTuple):
 
 
 class TokenSampler:
-    """Samples rows as `samplings` say. What does not change from step to step is settled once.
+    """Samples rows by their `samplings`. The constructor computes everything that is the same in each step.
 
-    `edits`: of the same rows, if any of them wants some.
+    `edits`: of the same rows, or None if no row has edits.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class TokenSampler:
         self._temperature = _column(temperatures, device) if set(temperatures) != {1.0} else None
         self._greedy = torch.tensor(greedy, device=device) if any(greedy) else None
         self._cut = torch.tensor(cut, device=device) if cut else None
-        told = [i for i in cut if samplings[i].token_masks]
-        self._told, self._told_rows = torch.tensor(told, device=device) if told else None, told
+        masked = [i for i in cut if samplings[i].token_masks]
+        self._masked, self._masked_rows = torch.tensor(masked, device=device) if masked else None, masked
         self._truncation = _Truncation([samplings[i] for i in cut], device)
-        self._num_likely = max(sampling.logprobs for sampling in samplings)
+        self._num_top = max(sampling.logprobs for sampling in samplings)
 
     def __call__(self, logits_NV: Tensor, uniforms_N: Tensor) -> SampledTokens:
         """Greedy rows (temperature 0) take the largest logit (the first of equals) and record its log-prob
@@ -73,54 +73,55 @@ class TokenSampler:
         if self._cut is not None:
             logits_NV = logits_NV.index_copy(0, self._cut, self._truncation(logits_NV[self._cut]))
         logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
-        # Not `logprobs_NV.exp()`: what rounds a number there depends on where in memory it lies.
+        # Not `logprobs_NV.exp()`, whose rounding of a number depends on its place in memory.
         tokens_N = draw(logits_NV.softmax(dim=-1), uniforms_N)
         if self._greedy is not None:
             tokens_N = torch.where(self._greedy, logits_NV.argmax(dim=-1), tokens_N)
-        # A row of NaN finds no token; it is the caller's to refuse.
+        # A row of NaN finds no token; the caller refuses it.
         tokens_N = tokens_N.clamp(max=logits_NV.shape[1] - 1)
         if self._edits is not None:
             self._edits.note(tokens_N)
         logprobs_N = logprobs_NV.gather(1, tokens_N[:, None])[:, 0]
-        return SampledTokens(tokens_N, logprobs_N, self._top_logprobs(logprobs_NV), self._choices(logits_NV))
+        masks = self._token_masks(logits_NV)
+        return SampledTokens(tokens_N, logprobs_N, self._top_logprobs(logprobs_NV), masks)
 
     def _top_logprobs(self, logprobs_NV: Tensor) -> list[Row | None]:
-        if not self._num_likely:
+        if not self._num_top:
             return [None] * len(logprobs_NV)
-        logprobs_NK, tokens_NK = logprobs_NV.topk(self._num_likely)
+        logprobs_NK, tokens_NK = logprobs_NV.topk(self._num_top)
         return list(zip(tokens_NK.tolist(), logprobs_NK.tolist(), strict=True))
 
-    def _choices(self, logits_NV: Tensor) -> list[bytes | None]:
-        found: list[bytes | None] = [None] * len(logits_NV)
-        if self._told is not None:
-            could_RV = logits_NV[self._told] > float("-inf")
-            ids = could_RV.nonzero()[:, 1].to(torch.int32).cpu().numpy().tobytes()
-            ends = (4 * could_RV.sum(dim=1).cumsum(0)).tolist()
-            for row, begin, end in zip(self._told_rows, [0, *ends], ends, strict=False):
-                found[row] = ids[begin:end]
-        return found
+    def _token_masks(self, logits_NV: Tensor) -> list[bytes | None]:
+        masks: list[bytes | None] = [None] * len(logits_NV)
+        if self._masked is not None:
+            allowed_RV = logits_NV[self._masked] > float("-inf")
+            ids = allowed_RV.nonzero()[:, 1].to(torch.int32).cpu().numpy().tobytes()
+            ends = (4 * allowed_RV.sum(dim=1).cumsum(0)).tolist()
+            for row, begin, end in zip(self._masked_rows, [0, *ends], ends, strict=False):
+                masks[row] = ids[begin:end]
+        return masks
 
 
 def draw(probs_NV: Tensor, uniforms_N: Tensor) -> Tensor:
     """Invert the cumulative distribution at one float64 number in [0, 1) a row. (N,) indices; V or more for a
     row of NaN. Probability 0 is never drawn.
 
-    Sums are in float64. Those of a large vocabulary are too much to write: first a part of it is drawn by the
-    sums of parts, then a token of the part.
+    Sums are in float64. For a large vocabulary so many sums take long to write. So first a block of tokens is
+    drawn by the sums of blocks, then a token of that block.
     """
-    if probs_NV.shape[1] <= WHOLE:
+    if probs_NV.shape[1] <= DIRECT_VOCAB_MAX:
         cumulative_NV = probs_NV.cumsum(dim=-1, dtype=torch.float64)
         thresholds = uniforms_N[:, None] * cumulative_NV[:, -1:]
         return torch.searchsorted(cumulative_NV, thresholds, right=True)[:, 0]
-    missing = -probs_NV.shape[1] % PART
-    parts = (F.pad(probs_NV, (0, missing)) if missing else probs_NV).unflatten(1, (-1, PART))
-    sums = parts.sum(dim=-1, dtype=torch.float64)
+    missing = -probs_NV.shape[1] % BLOCK
+    blocks = (F.pad(probs_NV, (0, missing)) if missing else probs_NV).unflatten(1, (-1, BLOCK))
+    sums = blocks.sum(dim=-1, dtype=torch.float64)
     cumulative = sums.cumsum(dim=-1)
     thresholds = uniforms_N[:, None] * cumulative[:, -1:]
-    part_N1 = torch.searchsorted(cumulative, thresholds, right=True).clamp(max=sums.shape[1] - 1)
-    inside = parts[torch.arange(len(parts), device=parts.device), part_N1[:, 0]]
-    left = (thresholds - (cumulative - sums).gather(1, part_N1)) / sums.gather(1, part_N1)
-    return part_N1[:, 0] * PART + draw(inside, left[:, 0].clamp(0.0, BELOW_ONE))
+    block_N1 = torch.searchsorted(cumulative, thresholds, right=True).clamp(max=sums.shape[1] - 1)
+    inside = blocks[torch.arange(len(blocks), device=blocks.device), block_N1[:, 0]]
+    remainder = (thresholds - (cumulative - sums).gather(1, block_N1)) / sums.gather(1, block_N1)
+    return block_N1[:, 0] * BLOCK + draw(inside, remainder[:, 0].clamp(0.0, BELOW_ONE))
 
 
 class _Truncation:

@@ -2,9 +2,9 @@
 
 A step admits waiting work into free slots, computes at most `prefill_chunk` positions of prompts, and
 decodes one token for every continuation whose keys and values are complete. Prefill covers all tokens but
-the last; the last one is always fed by a decode step, so every sampled token comes from the same
-code. Members of a group prefill their prompt once. New weights are swapped in between two steps: the
-cache is forgotten, and trajectories in flight are prefilled again under the new version.
+the last. A decode step always feeds the last token, so every sampled token comes from the same code. Members
+of a group prefill their prompt once. New weights are swapped in between two steps. Then the cache is
+forgotten, and trajectories in flight are prefilled again under the new version.
 
 The engine is synchronous and not thread-safe: its owner calls it from one thread.
 """
@@ -24,8 +24,8 @@ from millrace.core.errors import WeightsError
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
 from millrace.devices.device import computes, computing_dtype, torch_device
-from millrace.devices.gpu import aside, has_flash, has_own_memory, mark
-from millrace.devices.pinned import copied_there, pinned
+from millrace.devices.gpu import has_flash, has_own_memory, mark, side_stream
+from millrace.devices.pinned import copy_to_device, pinned
 from millrace.engines.own.accelerated.exact import check_attention, exact_matmul, one_thread
 from millrace.engines.own.accelerated.flash import PADDED, FlashCache, RecordedSteps, flash_prefill
 from millrace.engines.own.accelerated.native import NativeRows, native_pass
@@ -42,12 +42,12 @@ from millrace.rollout.queues import Queues
 
 
 class TorchEngine(Queues):
-    """Millrace's own `Engine`: `protocol.py` says what each method does.
+    """Millrace's own `Engine`; `protocol.py` documents each method.
 
     Args:
         eos_ids: token ids that end a completion.
         decode: tokens to text, needed for stop strings only.
-    Raises: ConfigError: there is no such device, or exactness cannot be had on it.
+    Raises: ConfigError: there is no such device, or the device cannot compute exactly.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class TorchEngine(Queues):
         super().__init__(intake)
         self._active = Parameters(architecture, computing, device)
         self._standby = Parameters(architecture, computing, device)
-        straight = computing == dtype  # a pull writes what is computed with
+        straight = computing == dtype  # a pull writes the tensors that the engine computes with
         self._landing = None if straight else Parameters(architecture, dtype, torch.device("cpu"))
-        self._settled = False  # the standby set has what landed
-        self._vacated = mark(device)  # from here on nothing reads or writes the standby set
-        self._kinds = XXH3, XXH3  # of hash: of the digests of what is served, and of the standby set
+        self._settled = False  # whether the standby set has the weights of the landing set
+        self._vacated = mark(device)  # after this mark nothing reads or writes the standby set
+        self._kinds = XXH3, XXH3  # of hash: for the digests of the active and of the standby set
         self._kernel = Kernel(architecture.scale, architecture.cap, architecture.windows, options.exact)
         num_positions = self._kernel.num_keys(options.max_sequence_tokens)
         self._forward = ForwardPass(architecture, num_positions, computing, device)
@@ -124,7 +124,7 @@ class TorchEngine(Queues):
     # ------------------------------------------------------------ weights
 
     def buffers(self) -> Iterator[NamedBuffer]:
-        """The tensors the engine computes with now, as bytes in the published dtype under their Hugging
+        """The tensors that the engine computes with now, as bytes in the published dtype under their Hugging
         Face names. A wider dtype to compute in holds the same numbers, so rounding loses nothing."""
         return self._active.buffers(self._dtype)
 
@@ -133,15 +133,15 @@ class TorchEngine(Queues):
         return staged, self.digest_standby(kind_of(staged))
 
     def _read(self, version: int, reader: WeightsReader) -> str:
-        """A GPU copies out of the slot by itself, beside what it computes."""
+        """A GPU copies out of the slot by itself, on a stream beside its computation."""
         buffers = self.standby_buffers()
         if not has_own_memory(self._device) or self._landing is not None:
             return reader.read(version, buffers)
         reader.pin(pinned)
-        return reader.read(version, buffers, partial(copied_there, self._device, self._vacated))
+        return reader.read(version, buffers, partial(copy_to_device, self._device, self._vacated))
 
     def standby_buffers(self) -> list[NamedBuffer]:
-        """Writable bytes of the set of weights that the next `swap` will serve; on a GPU tensors there."""
+        """Writable bytes of the set of weights that the next `swap` will serve; on a GPU, its tensors."""
         self._settled = False
         return (self._landing or self._standby).places()
 
@@ -155,12 +155,12 @@ class TorchEngine(Queues):
 
     @torch.inference_mode()
     def digest_standby(self, kind: str = XXH3) -> str:
-        """Digest of the tensors that the next `swap` will serve, where they will be computed with.
+        """Digest of the tensors that the next `swap` will serve, computed on their device.
 
-        Steps may go on meanwhile in another thread: they do not touch the standby set, and on a GPU they
-        do not wait for this.
+        Steps may go on meanwhile in another thread. Steps do not touch the standby set, and on a GPU they do
+        not wait for the digest.
         """
-        with aside(self._device):
+        with side_stream(self._device):
             self._settle()
             digest = self._standby.digest(self._dtype, kind)
         self._kinds = self._kinds[0], kind
@@ -173,7 +173,8 @@ class TorchEngine(Queues):
 
     @torch.inference_mode()
     def swap(self, version: int) -> None:
-        """Exchange the two sets of weights. Keys and values that are kept are shared with nobody."""
+        """Exchange the two sets of weights. A trajectory that keeps its keys and values shares them no
+        more."""
         self._settle()
         self._active, self._standby = self._standby, self._active
         self._vacated = mark(self._device)
@@ -240,7 +241,7 @@ class TorchEngine(Queues):
         return segments
 
     def _leaders(self) -> dict[tuple, int]:
-        """For each (group, prompt) the slot that has most of it computed."""
+        """For each (group, prompt) the slot with the most computed positions."""
         leaders: dict[tuple, int] = {}
         for slot, continuation in enumerate(self._running):
             best = leaders.setdefault(continuation.prefix_key, slot)
@@ -249,7 +250,7 @@ class TorchEngine(Queues):
         return leaders
 
     def _share(self, leaders: dict[tuple, int]) -> None:
-        """Copy complete prompts from leaders to followers that have nothing yet."""
+        """Copy complete prompts from leaders to followers without computed positions."""
         for slot, continuation in enumerate(self._running):
             shared, leader = len(continuation.work.prompt) - 1, leaders[continuation.prefix_key]
             if leader != slot and self._cache.lengths[slot] == 0 < shared <= self._cache.lengths[leader]:
@@ -266,8 +267,8 @@ class TorchEngine(Queues):
         sums = logits.sum(dim=-1)  # NaN and infinities survive a sum
         tokens, logprobs, top_logprobs, token_masks = batch.sample(logits)
         complete = len(batch.slots) == len(self._running)
-        self._batch = batch if complete else None  # the others have to be prefilled
-        # All is read at once: each reading waits for the device.
+        self._batch = batch if complete else None  # other slots must be prefilled
+        # All numbers are read at once, because each reading waits for the device.
         read = torch.stack([tokens.double(), logprobs.double(), sums.double()]).tolist()
         self._refuse_non_finite(batch.continuations, read[2])
         self._note(batch, [int(token) for token in read[0]], read[1], top_logprobs, token_masks)
@@ -275,7 +276,7 @@ class TorchEngine(Queues):
             self._batch = None
 
     def _logits(self, batch: DecodeBatch) -> torch.Tensor:
-        """Of the batch's slots, those between the ready ones included."""
+        """Logits of the batch's slots, the slots between the ready slots included."""
         if self._recorded is not None:
             return self._recorded.logits(self._active, len(batch.tokens))[: batch.count]
         hidden = self._hidden(self._active, batch.tokens, batch.positions, batch.attention)
@@ -309,11 +310,11 @@ class TorchEngine(Queues):
         top_logprobs: list[Row | None],
         token_masks: list[bytes | None],
     ) -> None:
-        for slot, continuation, token, logprob, row, kept in zip(
+        for slot, continuation, token, logprob, row, token_mask in zip(
             batch.slots, batch.continuations, tokens, logprobs, top_logprobs, token_masks, strict=True
         ):
             self._cache.extend(slot, 1)
-            continuation.append(token, logprob, self.version, row, kept)
+            continuation.append(token, logprob, self.version, row, token_mask)
         self._generated += len(tokens)
         self._steps_since_swap += 1
         for slot in reversed(batch.slots):
@@ -322,7 +323,7 @@ class TorchEngine(Queues):
                 self._finished[continuation.work.trajectory_id] = continuation
 
     def _refuse_non_finite(self, continuations: list[Continuation], sums: list[float]) -> None:
-        """`sums`: of each one's logits."""
+        """`sums`: of the logits of each continuation."""
         if not math.isfinite(sum(sums)):
             bad = [
                 s.work.trajectory_id
@@ -336,7 +337,7 @@ class TorchEngine(Queues):
             )
 
     def close(self) -> None:
-        """It has started none."""
+        """Nothing to do: the engine has started no process."""
 
     # ------------------------------------------------------------ bookkeeping
 
@@ -348,7 +349,7 @@ class TorchEngine(Queues):
         return torch.tensor(numbers + padding, device=self._device)
 
     def _vacate(self, slot: int) -> Continuation:
-        """Take the continuation out of `slot`; the last one moves in."""
+        """Take the continuation out of `slot`; the last continuation moves in."""
         continuation = self._running[slot]
         moved = self._cache.release(slot)
         self._running[slot] = self._running[moved]

@@ -27,7 +27,7 @@ ROUTES = {
 ANSWER_S = 20.0  # of a server that only looks something up
 WORK_S = 60.0  # of one that computes, or lets a step end first
 LOAD_S = 600.0
-TOLD_MAX = 500  # characters of an error's text
+ERROR_CHARS_MAX = 500  # characters of an error's text
 NOT_FINITE = -9999.0  # told in place of a log-prob that is not a number, or has no bound
 
 
@@ -116,5 +116,5 @@ class Server:
         except httpx2.HTTPError as error:
             raise WorkerError(f"{what}: {type(error).__name__}: {error}") from error
         if answer.is_error:
-            raise WorkerError(f"{what}: {answer.status_code}: {answer.text[:TOLD_MAX]}")
+            raise WorkerError(f"{what}: {answer.status_code}: {answer.text[:ERROR_CHARS_MAX]}")
         return answer

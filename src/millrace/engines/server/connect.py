@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from millrace.core.errors import ConfigError, WorkerError
 from millrace.engines.server.client import Server
 from millrace.engines.server.handover import Handover
-from millrace.engines.server.probe import Wanted, check_logprobs, probe, wait_for
+from millrace.engines.server.probe import Requirements, check_logprobs, probe, wait_for
 from millrace.engines.server.server_engine import ServerEngine
 from millrace.engines.server.streams import Streams
 from millrace.engines.vllm.proof import Proof
@@ -50,6 +50,6 @@ def refuse_unfit(options: EngineOptions) -> None:
         server.close()
 
 
-def _wanted(options: EngineOptions) -> Wanted:
+def _wanted(options: EngineOptions) -> Requirements:
     tied = bool(AutoConfig.from_pretrained(options.model_path).tie_word_embeddings)
-    return Wanted(options.slots, options.max_sequence_tokens, options.dtype, tied)
+    return Requirements(options.slots, options.max_sequence_tokens, options.dtype, tied)

@@ -20,7 +20,7 @@ DOCUMENTED = "docs/engine.md has the whole command line"
 PAUSE_BETWEEN_S = 0.5
 
 
-class Wanted(NamedTuple):
+class Requirements(NamedTuple):
     """By a run, of each server. `dtype`: the published one. `tied`: the model's head is its embedding."""
 
     slots: int
@@ -49,7 +49,7 @@ def wait_for(server: Server, wait_s: float) -> None:
         time.sleep(PAUSE_BETWEEN_S)
 
 
-def probe(server: Server, wanted: Wanted) -> Offer:
+def probe(server: Server, wanted: Requirements) -> Offer:
     """Raises: ConfigError naming everything that is missing; WorkerError: it does not answer."""
     routes = server.routes()
     missing = [f"it has no route {path}: {how}" for path, how in ROUTES.items() if path not in routes]
@@ -70,7 +70,7 @@ def probe(server: Server, wanted: Wanted) -> Offer:
     return offer
 
 
-def _unfit(settings: dict[str, Any], wanted: Wanted) -> Iterator[str]:
+def _unfit(settings: dict[str, Any], wanted: Requirements) -> Iterator[str]:
     model, scheduler = settings["model_config"], settings["scheduler_config"]
     if model["logprobs_mode"] != "processed_logprobs":
         yield f"its log-probs are {model['logprobs_mode']}: start it with --logprobs-mode processed_logprobs"
@@ -94,7 +94,7 @@ def _unfit(settings: dict[str, Any], wanted: Wanted) -> Iterator[str]:
         yield from _unfit_cpu(settings, wanted)
 
 
-def _unfit_cpu(settings: dict[str, Any], wanted: Wanted) -> Iterator[str]:
+def _unfit_cpu(settings: dict[str, Any], wanted: Requirements) -> Iterator[str]:
     if wanted.tied and not _unties(settings):
         yield (
             "on a CPU vLLM does not renew a head that is tied to the embedding: start it with --load-format "
@@ -116,7 +116,7 @@ def _unties(settings: dict[str, Any]) -> bool:
     return isinstance(overrides, dict) and overrides.get("tie_word_embeddings") is False
 
 
-def _offer(release: str, settings: dict[str, Any], wanted: Wanted) -> Offer:
+def _offer(release: str, settings: dict[str, Any], wanted: Requirements) -> Offer:
     cache = settings["cache_config"]
     capacity = int(cache["num_gpu_blocks"] or 0) * int(cache["block_size"])
     return Offer(release, capacity, with_head=wanted.tied and _unties(settings))

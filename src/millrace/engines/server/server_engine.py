@@ -27,7 +27,7 @@ from millrace.engines.server.client import NOT_FINITE, Server
 from millrace.engines.server.handover import Handover
 from millrace.engines.server.streams import StreamedTokens, Streams, Token
 from millrace.engines.vllm.proof import Proof
-from millrace.engines.vllm.sampling_params import asked_of_vllm
+from millrace.engines.vllm.sampling_params import sampling_arguments
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
 from millrace.rollout.queues import Queues
@@ -167,7 +167,7 @@ class ServerEngine(Queues):
                 key,
                 {
                     "token_ids": list(continuation.tokens),
-                    "sampling_params": asked_of_vllm(continuation),
+                    "sampling_params": sampling_arguments(continuation),
                     "cache_salt": self._label,
                     "stream": True,
                 },

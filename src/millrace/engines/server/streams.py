@@ -19,7 +19,7 @@ import httpx2
 import msgspec
 
 from millrace.core.errors import WorkerError
-from millrace.engines.server.client import GENERATE, TOLD_MAX
+from millrace.engines.server.client import ERROR_CHARS_MAX, GENERATE
 
 CONNECT_S = 10.0
 TOKEN_S = 600.0  # from one token of a request to its next: a full cache makes it wait for others
@@ -151,7 +151,7 @@ class Streams:
             async with self._client.sse(GENERATE, method="POST", json=request, timeout=timeout) as source:
                 if source.response.is_error:
                     told = (await source.response.aread()).decode(errors="replace")
-                    raise ValueError(f"{source.response.status_code}: {told[:TOLD_MAX]}")
+                    raise ValueError(f"{source.response.status_code}: {told[:ERROR_CHARS_MAX]}")
                 async for event in source:
                     finished |= event.data != "[DONE]" and self._note(key, event.data)
             if not finished:
@@ -163,7 +163,7 @@ class Streams:
         """Whether it is the last. Raises: ValueError: it tells of an error; MsgspecError: it is no chunk."""
         chunk = self._decoder.decode(data)
         if chunk.error is not None:
-            raise ValueError(str(chunk.error)[:TOLD_MAX])
+            raise ValueError(str(chunk.error)[:ERROR_CHARS_MAX])
         for choice in chunk.choices:
             tokens = (choice.logprobs and choice.logprobs.content) or []
             self._arrived.put(StreamedTokens(key, tokens, choice.finish_reason, choice.weight_versions))

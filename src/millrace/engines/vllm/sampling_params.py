@@ -12,7 +12,7 @@ from millrace.rollout.noise import Noise
 _SAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def asked_of_vllm(continuation: Continuation) -> dict[str, Any]:
+def sampling_arguments(continuation: Continuation) -> dict[str, Any]:
     """The rest of it: tokens with their log-probs, and no text."""
     sampling = continuation.work.sampling
     allowed = sampling.allowed_token_ids

@@ -34,7 +34,7 @@ from millrace.core.types import ReplicaLoad
 from millrace.engines.vllm.loading import load_version
 from millrace.engines.vllm.proof import Proof
 from millrace.engines.vllm.ranks import EngineRanks
-from millrace.engines.vllm.sampling_params import asked_of_vllm
+from millrace.engines.vllm.sampling_params import sampling_arguments
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
 from millrace.rollout.queues import Queues
@@ -245,4 +245,4 @@ def _params(continuation: Continuation) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    return SamplingParams(**asked_of_vllm(continuation), output_kind=RequestOutputKind.DELTA)
+    return SamplingParams(**sampling_arguments(continuation), output_kind=RequestOutputKind.DELTA)

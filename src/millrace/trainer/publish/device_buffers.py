@@ -19,8 +19,8 @@ from millrace.core.digest import (
 )
 from millrace.core.protocols import WeightsWriter
 from millrace.devices.device_digest import tensor_digests
-from millrace.devices.gpu import aside, mark
-from millrace.devices.pinned import copied_from, pinned
+from millrace.devices.gpu import mark, side_stream
+from millrace.devices.pinned import copy_from_device, pinned
 from millrace.trainer.ranks.blocks import owned_blocks
 
 
@@ -53,12 +53,12 @@ class DeviceBuffers:
         """The current weights, into the slot of `filling`. All are there at the end."""
         writer.pin(pinned)
         rounded = (part.block.to(self._dtype) for part in self._owned)
-        copied_from(self._device, rounded, writer.places(filling, self.manifest, self._blocks))
+        copy_from_device(self._device, rounded, writer.places(filling, self.manifest, self._blocks))
 
     def block_digests(self, after: Any = None) -> list[NamedBlock]:
         """What was copied, with digests taken of the weights themselves, beside what the device computes
         `after` that mark."""
-        with aside(self._device, after):
+        with side_stream(self._device, after):
             digests = tensor_digests((part.block for part in self._owned), self._dtype)
         return [
             (block.name, BlockDigest(part.start, block.shape, digest))

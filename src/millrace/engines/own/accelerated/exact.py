@@ -1,12 +1,13 @@
 """Whether this machine can compute a trajectory's numbers independently, bit for bit, of its neighbours.
 
-Asked of the very model that was loaded: its forward pass runs with random weights over every number of rows
-that will occur, on rows in random places. The first way of multiplying in which no row's result depends on
-the others is taken. Attention is asked likewise, for every number of keys.
+The test runs the architecture of the run. Its forward pass runs with random weights over every number of rows
+that will occur, on rows in random places. The first candidate in which no row's result depends on other rows
+is taken. Attention is tested likewise, for every number of keys.
 
-Two things are not asked but arranged. Everything runs on one thread, because a range of numbers split among
-threads is rounded by where it is split. And the sum over values runs in blocks of one bucket of keys: a
-kernel that splits longer sums at a fraction of their length would round a sequence by its neighbours' length.
+Two conditions are arranged, not tested. Everything runs on one thread, because threads split a range of
+numbers and round at the split. And the sum over values runs in blocks of one bucket of keys, because some
+kernels split longer sums at a fraction of their length. Such a kernel would round a sequence by its
+neighbours' length.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from millrace.engines.own.parameters import Parameters
 
 Tensor = torch.Tensor
 
-# At least so many rows are tried, whatever the engine's settings: engines that differ in them choose alike,
-# and a trajectory comes out the same in each.
+# At least so many rows are tried, whatever the engine's settings. So engines with other settings take the
+# same candidate, and a trajectory comes out the same in each engine.
 ROWS_MIN, LOGITS_MIN = 512, 128
 CANDIDATES = (*(RowMatmul(tile) for tile in (8, 16, 32, 64, 96, 192)), RowMatmul(8, alone=True))
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """What is computed inside runs on the calling thread only."""
+    """Inside the block torch computes on the calling thread only."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield
@@ -53,14 +54,14 @@ def exact_matmul(forward: ForwardPass, weights: Parameters, slots: int, rows: in
     `slots` of logits.
 
     `weights` are filled with random numbers: give a set that is not served.
-    Raises: ConfigError: there is none, or the device is not a CPU.
+    Raises: ConfigError: no candidate passes, or the device is not a CPU.
     """
     if weights.embedding.device.type != "cpu":
         raise _refusal(f"it is known of CPUs only, and the engine runs on {weights.embedding.device}")
     generator = torch.Generator().manual_seed(0)
     for tensor in weights.named.values():
         tensor.normal_(generator=generator)
-    few_layers = copy.copy(weights)  # the others have the shapes of one of these
+    few_layers = copy.copy(weights)  # every other layer has the shapes of one of these
     few_layers.layers = list({layer.router is None: layer for layer in weights.layers}.values())
 
     def hidden(matmul: RowMatmul, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -71,7 +72,7 @@ def exact_matmul(forward: ForwardPass, weights: Parameters, slots: int, rows: in
         return forward.logits(few_layers, hidden(matmul, tokens, positions), len(tokens))
 
     def expert(matmul: RowMatmul, tokens: Tensor, positions: Tensor) -> Tensor:
-        """All rows may go to one."""
+        """All rows may go to one expert."""
         forward.matmul = matmul
         return forward.expert(routed[0], 0, weights.embedding[tokens])
 
@@ -90,7 +91,7 @@ def exact_matmul(forward: ForwardPass, weights: Parameters, slots: int, rows: in
 
 
 def _query_as_output(layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor) -> None:
-    """In place of attention: something of each row alone."""
+    """In place of attention: an output that depends on each row alone."""
     out_MHD.copy_(q_MHD)
 
 
@@ -101,24 +102,25 @@ def _rows_are_independent(
     limit: int,
     generator: torch.Generator,
 ) -> bool:
-    """Whether a row comes out the same in every number of rows, wherever it stands among them."""
+    """Whether a row comes out the same in every number of rows and at every place among them."""
     counts = sorted({matmul.rows(count) for count in range(1, limit + 1)})
     tokens = torch.randint(vocab, (counts[-1],), generator=generator)
     positions = torch.randint(BLOCK, (counts[-1],), generator=generator)
-    whole = compute(tokens, positions)
+    expected = compute(tokens, positions)
     for count in counts:
         rows = torch.randperm(counts[-1], generator=generator)[:count]
-        if not torch.equal(compute(tokens[rows], positions[rows]), whole[rows]):
+        if not torch.equal(compute(tokens[rows], positions[rows]), expected[rows]):
             return False
     return True
 
 
 @torch.inference_mode()
 def check_attention(cache: KVCache, kernel: Kernel, *, group: int) -> None:
-    """Over each number of keys that the cache can hold, for `group` query heads of one key head.
+    """Check attention over each number of keys that the cache can hold, for `group` query heads of one key
+    head.
 
-    Raises: ConfigError: a query's result depends on how many others there are, on whether they read the same
-    keys, or on how many keys are masked.
+    Raises: ConfigError: a query's result depends on the number of other queries, on whether they read the
+    same keys, or on how many keys are masked.
     """
     kv_heads, head_dim, num_keys = cache.keys.shape[2:]
     generator = torch.Generator().manual_seed(0)
@@ -137,8 +139,9 @@ def check_attention(cache: KVCache, kernel: Kernel, *, group: int) -> None:
 def _queries_are_independent(
     attended: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, length: int, most: int
 ) -> bool:
-    """Three queries with keys of their own: alone; among `most`; reading one set of keys, as in prefill; and
-    with a bucket of masked keys behind `length`."""
+    """Whether three queries with keys of their own have the same results in four settings: alone; among
+    `most` queries; reading one set of keys, as in prefill; and with a bucket of masked keys behind
+    `length`."""
     alone = torch.cat([attended(q[i : i + 1], k[i : i + 1], v[i : i + 1], length) for i in range(3)])
     turns = torch.arange(most) % 3
     among = attended(q[turns], k[turns], v[turns], length)
@@ -146,8 +149,8 @@ def _queries_are_independent(
         attended(q[i].expand(4, -1, -1), k[i].expand(4, -1, -1), v[i].expand(4, -1, -1), length)[:1]
         for i in range(3)
     ])  # fmt: skip
-    longer = attended(q, k, v, length, masked=min(BLOCK, k.shape[2] - length))
-    return torch.equal(among, alone[turns]) and torch.equal(shared, alone) and torch.equal(longer, alone)
+    padded = attended(q, k, v, length, masked=min(BLOCK, k.shape[2] - length))
+    return torch.equal(among, alone[turns]) and torch.equal(shared, alone) and torch.equal(padded, alone)
 
 
 def _attended(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, length: int, masked: int = 0) -> Tensor:

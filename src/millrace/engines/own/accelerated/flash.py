@@ -1,7 +1,7 @@
 """Attention over cached keys and values in one call for all slots, on GPUs: torch's flash attention.
 
-The kernel reads on the device how long each slot is. So it computes over no masked key, and to the host a
-decode step is the same whatever the lengths: it is recorded once (`recorded`) and replayed.
+The kernel reads the length of each slot on the device. So the kernel computes over no masked key. To the host
+a decode step is the same whatever the lengths: the step is recorded once (`recorded`) and replayed.
 
 Shape suffixes: M rows (tokens), R segments, H query heads, K kv heads, D head_dim.
 """
@@ -26,7 +26,7 @@ from millrace.engines.own.parameters import Parameters
 Tensor = torch.Tensor
 
 PADDED = RowMatmul(8)
-"""How rows are padded: few numbers of rows are recorded."""
+"""The padding of rows, so that few numbers of rows are recorded."""
 
 
 class FlashCache(KVCache):
@@ -47,12 +47,13 @@ class FlashCache(KVCache):
 
 @dataclass(frozen=True, slots=True)
 class FlashAttention:
-    """Consecutive positions of several slots, packed one segment after another: in a decode step one each.
+    """Consecutive positions of several slots, packed one segment after another. In a decode step a segment is
+    one position.
 
     query_ends  (R + 1,) int32, of segments among the rows; begins with 0
     key_starts  (R + 1,) int32, of slots among all tokens of the cache; the last is not read
-    used_R      int32, tokens of the slot that may be seen, those of the segment included
-    rows_M      int64, where among all tokens of the cache those of the rows go
+    used_R      int32, tokens of the slot that the segment sees, its own included
+    rows_M      int64, the places of the rows' tokens among all tokens of the cache
     """
 
     cache: FlashCache
@@ -77,7 +78,7 @@ def flash_attention(
     q_MHD: Tensor, keys: Tensor, values: Tensor, where: FlashAttention, *, window: int | None
 ) -> Tensor:
     """(M, H, D). The mask is causal, aligned at the end of a slot's tokens. The documented interface of torch
-    2.11 lacks `seqused_k`; the operator below has it from 2.11 to 2.13."""
+    2.11 lacks `seqused_k`; the operator below has `seqused_k` from 2.11 to 2.13."""
     ends = (where.query_ends, where.key_starts, where.longest_query, where.longest_key)
     dropout, causal, debug = 0.0, window is None, False
     left, right = (-1, -1) if window is None else (window - 1, 0)
@@ -109,10 +110,10 @@ def flash_prefill(cache: FlashCache, segments: Sequence[Segment], kernel: Kernel
 
 
 class RecordedSteps:
-    """Decode steps of the first slots, recorded when first wanted for a number of rows and a set of weights.
+    """Decode steps of the first slots, recorded at the first use of a number of rows and a set of weights.
 
-    A recording reads and writes the same memory every time. So tokens and positions are put where it reads
-    them; all else that changes follows from these on the device.
+    A recording reads and writes the same memory every time. So tokens and positions are put into that memory;
+    the device derives everything else that changes from them.
     """
 
     def __init__(
@@ -123,13 +124,13 @@ class RecordedSteps:
         self._tokens, self._positions = (torch.zeros_like(self._slots[1:]) for _ in range(2))
         self._logits = torch.zeros((cache.num_slots, architecture.vocab), device=device)
         self._recordings: dict[tuple[int, int], Callable[[], None]] = {}
-        # How many rows each expert gets is read by the host: no recording can do that.
+        # The host reads how many rows each expert gets; no recording can do that.
         self._pool = None if architecture.routed else recording_pool(device)
 
     def place(self, tokens: Sequence[int], positions: Sequence[int]) -> tuple[Tensor, Tensor, int]:
-        """Put these of the first slots where a step reads them, and return that memory, padded to the rows of
-        a recording, and how many tokens a batch may decode. A padded slot that is in use is written to behind
-        its last valid position."""
+        """Put `tokens` and `positions` of the first slots into the memory that a step reads. Return that
+        memory, padded to the rows of a recording, and how many tokens a batch may decode. A step writes into
+        a padded slot that is in use, behind its last valid position."""
         rows = min(PADDED.rows(len(tokens)), self._cache.num_slots)
         lengths = [*self._cache.lengths, *[0] * rows]
         self._tokens[:rows] = torch.tensor([*tokens, *[0] * (rows - len(tokens))])

@@ -1,9 +1,9 @@
 """The forward pass in float32 on a CPU with a C compiler: torch multiplies, `native.c` does the rest.
 
-Of a small model's step half is not products, but attention over padded keys and what calls cost. The C code
-is compiled when it is first wanted, in less than a second, and kept in the user's cache: in a directory that
-nobody else can write into, in a file whose name has the digest of its bytes. Where there is no compiler, or
-the model or the settings need something else, the engine goes its general way.
+Half of a small model's step is not matmuls, but attention over padded keys and the cost of calls. The C code
+is compiled at its first use, in less than a second, and cached for the user. The cache is a directory that
+nobody else can write into; a file's name has the digest of its bytes. Without a compiler, or if the model or
+the settings need more than the C code has, the engine computes in torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Tensor = torch.Tensor
 
 SOURCE = Path(__file__).with_name("native.c")
 FLAGS = ("-O3", "-march=native", "-Wno-psabi", "-shared", "-fPIC")
-WIDTH = 16  # of the C code's vectors: it wants whole ones in a head
+WIDTH = 16  # of the C code's vectors, of which a head has a whole number
 GATES = {"silu": (1.0, 0.0), "gelu_pytorch_tanh": (1.5957691216, 0.0713548163)}
 """a and b of `gate`, by the activation's name in transformers."""
 COMPILE_S_MAX = 60.0
@@ -44,22 +44,23 @@ LOG = logging.getLogger(__name__)
 
 @cache
 def library() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled C code; or why there is none, which is in the log too."""
+    """The compiled C code; or the reason why there is none, which the log has too."""
     command = os.environ.get("CC") or "cc"
     try:
         if (compiler := shutil.which(command)) is None:
             raise FileNotFoundError(f"there is no C compiler ({command})")
-        wanted = "\n".join([SOURCE.read_text(), " ".join(FLAGS), _told(Path(compiler)), _processor()])
-        key = f"native-{hashlib.sha256(wanted.encode()).hexdigest()[:20]}"
+        inputs = "\n".join([SOURCE.read_text(), " ".join(FLAGS), _identity(Path(compiler)), _processor()])
+        key = f"native-{hashlib.sha256(inputs.encode()).hexdigest()[:20]}"
         root = _cache()
-        return _declared(ctypes.CDLL(str(_kept(root, key) or _compile(compiler, root, key)))), ""
+        return _declared(ctypes.CDLL(str(_cached(root, key) or _compile(compiler, root, key)))), ""
     except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
         LOG.warning("the engine computes without its C code: %s", error)
         return None, str(error)
 
 
 def _cache() -> Path:
-    """Raises: RuntimeError: there is no home directory. OSError: it cannot be made, or is somebody else's."""
+    """Raises: RuntimeError: there is no home directory. OSError: the cache cannot be made, or is another
+    user's."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millrace"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     if root.stat().st_uid == os.geteuid():
@@ -69,8 +70,8 @@ def _cache() -> Path:
     return root
 
 
-def _kept(root: Path, key: str) -> Path | None:
-    """What was compiled before. What is damaged, or was written by somebody else, is removed."""
+def _cached(root: Path, key: str) -> Path | None:
+    """The file that was compiled before. A damaged file, or one that others may write, is removed."""
     for path in root.glob(f"{key}-*.so"):
         try:
             if not files.others_may_write(path) and path.stem == f"{key}-{_digest(path)}":
@@ -89,27 +90,27 @@ def _digest(path: Path) -> str:
         return ""
 
 
-def _told(compiler: Path) -> str:
+def _identity(compiler: Path) -> str:
     stat = compiler.resolve().stat()
     return f"{compiler.resolve()} {stat.st_size} {stat.st_mtime_ns}"
 
 
 def _processor() -> str:
-    """A home directory may be that of several hosts."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.exists() else []
+    """The processor is part of the key, because several hosts may share a home directory."""
+    cpu_info = Path("/proc/cpuinfo")
+    lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return f"{platform.machine()} {flags}"
 
 
 def _compile(compiler: str, root: Path, key: str) -> Path:
-    """Several processes may do it at once: each file is whole."""
+    """Several processes may compile at once: each file is complete when it gets its name."""
     with tempfile.TemporaryDirectory(dir=root) as directory:
-        made = Path(directory) / key
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(made), "-lm"]
+        draft = Path(directory) / key
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(draft), "-lm"]
         subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_S_MAX)
-        made.chmod(0o700)
-        return made.replace(root / f"{key}-{_digest(made)}.so")
+        draft.chmod(0o700)
+        return draft.replace(root / f"{key}-{_digest(draft)}.so")
 
 
 def _declared(code: ctypes.CDLL) -> ctypes.CDLL:
@@ -138,7 +139,7 @@ class _Attention(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """A layer, and what the C code is told of its attention."""
+    """A layer, and the C code's argument for its attention."""
 
     layer: Layer
     attention: _Attention
@@ -146,7 +147,7 @@ class _Bound:
 
 @dataclass(slots=True)
 class NativeRows:
-    """Which slot each row is a token of. As `DecodeAttention`: good for so many steps."""
+    """The slot of each row's token. As `DecodeAttention`, the rows are valid for `num_steps` steps."""
 
     slots_M: Tensor
     num_steps: int
@@ -191,12 +192,12 @@ class NativePass:
     def hidden(
         self, weights: Parameters, tokens_M: Tensor, positions_M: Tensor, attention: NativeRows
     ) -> Tensor:
-        """Final hidden states (M, hidden), until the next call. Tokens of a slot are in their order. Keys and
-        values are cached."""
+        """Final hidden states (M, hidden), valid until the next call. Tokens of a slot are in their order.
+        Keys and values are cached."""
         rows = len(tokens_M)
         layers = self._bound_to(weights)
         if not self._space or len(self._space[0]) < rows:
-            self._space = self._made(rows, layers[0].layer)
+            self._space = self._allocate(rows, layers[0].layer)
         x, normed, qkv, attended, gate_up, gated = (each[:rows] for each in self._space)
         torch.index_select(weights.embedding, 0, tokens_M, out=x)
         if self._architecture.embedding_scale != 1.0:
@@ -228,14 +229,14 @@ class NativePass:
     ) -> None:
         """to += x weight^T + bias, normalised if there is a `norm`."""
         if norm is not None:
-            made = self._multiply(x, weight, bias, memory)
-            self._norm(made, norm, made)
-            to += made
+            out = self._multiply(x, weight, bias, memory)
+            self._norm(out, norm, out)
+            to += out
             return
         self._forward.matmul.add_linear(to, x, weight, bias)
 
     def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None, memory: Tensor) -> Tensor:
-        """x weight^T + bias, in this memory or, since oneDNN makes its own, in new one."""
+        """x weight^T + bias, in `memory`; oneDNN writes into new memory instead."""
         matmul = self._forward.matmul
         if matmul.by_onednn(x.shape[0]):
             return matmul.linear(x, weight, bias)
@@ -243,7 +244,7 @@ class NativePass:
             return torch.mm(x, weight.t(), out=memory)
         return torch.addmm(bias, x, weight.t(), out=memory)
 
-    def _made(self, rows: int, layer: Layer) -> list[Tensor]:
+    def _allocate(self, rows: int, layer: Layer) -> list[Tensor]:
         """Memory of a call: the residual stream, normalised, q to v, attended, gate and up, gated."""
         qkv, hidden = layer.qkv.shape
         attended, gate_up, gated = layer.out.shape[1], layer.gate_up.shape[0], layer.down.shape[1]
@@ -265,7 +266,8 @@ class NativePass:
 def native_pass(
     architecture: Architecture, forward: ForwardPass, cache: KVCache, kernel: Kernel
 ) -> tuple[NativePass | None, str]:
-    """None: there is no C code here, and why; or it has not all that this engine needs. One thread only."""
+    """The pass in C. None and the reason: there is no C code here. None and "": the C code lacks something
+    that this engine needs, or torch has several threads."""
     fits = (
         type(cache) is KVCache
         and cache.values.device.type == "cpu"

@@ -1,8 +1,8 @@
-"""Products of rows with a weight matrix, and to how many rows they are padded.
+"""Matmuls of rows with a weight matrix, and the padding of the rows.
 
-Matrix kernels work on tiles of rows and compute what does not fill a tile with other code, which
-rounds differently. So a row's result may depend, in its last bits, on how many rows there are. What that
-costs to avoid is what `exact` finds out; without it nothing is padded, since that is fastest.
+Matrix kernels work on tiles of rows. Other code, which rounds differently, computes rows that do not fill a
+tile. So a row's result may depend, in its last bits, on the number of rows. `exact` finds the padding that
+avoids this; without `exact` nothing is padded, which is fastest.
 
 Shape suffixes: M rows, I inputs, O outputs.
 """
@@ -14,21 +14,21 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from millrace.devices.matmul import ROWS_MIN, by_onednn, product_transposed
+from millrace.devices.matmul import ROWS_MIN, by_onednn, matmul_transposed
 
 Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
 class RowMatmul:
-    """Rows are padded to a multiple of `tile`. `alone`: each row is a product of its own."""
+    """Rows are padded to a multiple of `tile`. `alone`: each row is a matmul of its own."""
 
     tile: int = 1
     alone: bool = False
 
     def rows(self, count: int) -> int:
-        """The number of rows that `count` are computed with: up to eight tiles, then in steps of an eighth
-        to a quarter, so that few numbers of rows occur."""
+        """`count`, padded. Beyond eight tiles the number grows in steps of an eighth to a quarter, so that
+        few numbers of rows occur."""
         if self.tile == 1:
             return count
         tiles = -(-count // self.tile)
@@ -42,7 +42,7 @@ class RowMatmul:
     def linear(self, x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         """(M, O): x weight^T + bias"""
         if self.by_onednn(x_MI.shape[0]):
-            out = product_transposed(x_MI, weight_OI)
+            out = matmul_transposed(x_MI, weight_OI)
             return out if bias_O is None else out.add_(bias_O)
         if not self.alone:
             return F.linear(x_MI, weight_OI, bias_O)
