@@ -49,7 +49,7 @@ def test_a_stale_packed_head_is_refused_and_the_proof_finds_it_too(
     shared = {"server": tied_server, "server_wait_s": ANSWER_S, "shared_dir": str(tmp_path / "shared")}
     with pytest.raises(ConfigError, match=r"""--hf-overrides '\{"tie_word_embeddings": false\}'"""):
         Bench("server", tmp_path / "bench", MODEL, **shared)
-    monkeypatch.setattr(probe, "_unfit_cpu", lambda settings, wanted: iter(()))
+    monkeypatch.setattr(probe, "_unfit_cpu", lambda settings, requirements: iter(()))
     bench = Bench("server", tmp_path / "bench", MODEL, **shared)
     bench.submit([bench.work(prompt_of(1, 9), FREE)])
     with pytest.raises(DigestMismatchError, match=r"was given version 0 .* and computes another"):

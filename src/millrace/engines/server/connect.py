@@ -19,10 +19,12 @@ from millrace.rollout.protocol import EngineOptions
 
 
 def open_engine(options: EngineOptions) -> ServerEngine:
-    """Raises: ConfigError: the server cannot serve the model. WorkerError: none answers in time."""
+    """An engine on the server at `options.server`.
+
+    Raises: ConfigError: the server cannot serve the model. WorkerError: no server answers in time."""
     server = Server(options.server)
     wait_for(server, options.server_wait_s)
-    offer = probe(server, _wanted(options))
+    offer = probe(server, _requirements(options))
     published: torch.dtype = getattr(torch, options.dtype)
     proof = Proof(options.model_path, published, tokens_max=options.max_sequence_tokens - 1)
     engine = ServerEngine(
@@ -40,16 +42,17 @@ def open_engine(options: EngineOptions) -> ServerEngine:
 
 
 def refuse_unfit(options: EngineOptions) -> None:
-    """Changes nothing at the server. Raises: ConfigError: it is not there, or cannot serve the model."""
+    """Check the server, and change nothing there. Raises: ConfigError: there is no server, or the server
+    cannot serve the model."""
     server = Server(options.server)
     try:
-        probe(server, _wanted(options))
+        probe(server, _requirements(options))
     except WorkerError as error:
         raise ConfigError(f"`rollout.servers`: {error}\n  Start it first: docs/engine.md has how") from error
     finally:
         server.close()
 
 
-def _wanted(options: EngineOptions) -> Requirements:
+def _requirements(options: EngineOptions) -> Requirements:
     tied = bool(AutoConfig.from_pretrained(options.model_path).tie_word_embeddings)
     return Requirements(options.slots, options.max_sequence_tokens, options.dtype, tied)

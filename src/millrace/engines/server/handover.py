@@ -1,8 +1,7 @@
 """A version as a file that servers load, in a directory that both hosts see under one path.
 
-The replica that comes first writes the file, the others find it. A shared lock says that a replica still
-needs the file; the lock goes with its process, however that ends. Files of older versions without such a
-lock are removed.
+The first replica writes the file, and the other replicas find the file there. A replica holds a shared lock
+while it needs the file; the lock ends with the process. Files of older versions without a lock are removed.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
 class Handover:
-    """One replica's view of `directory`. It needs one version at a time.
+    """One replica's view of `directory`. A replica needs one version at a time.
 
-    `with_head`: the server has a head of its own where the model's is tied to its embedding.
+    `with_head`: the server has a head of its own, although the model's head is tied to its embedding.
     """
 
     def __init__(self, directory: Path, *, with_head: bool) -> None:
         self._directory, self._with_head = directory.absolute(), with_head
-        self._held: int | None = None  # a file descriptor
+        self._locked: int | None = None  # a file descriptor
         with writing(self._directory):
             self._directory.mkdir(parents=True, exist_ok=True)
 
     def hold(self, version: int, digest: str, reader: WeightsReader) -> Path:
-        """A directory with `version` in it, which stays until the next call, or `close`.
+        """A directory with `version` in it. The directory stays until the next call, or `close`.
 
         Raises: UnknownVersionError, TornVersionError; StorageError."""
         own = "-own-head" if self._with_head else ""
@@ -47,10 +46,10 @@ class Handover:
         with writing(place), self._alone():
             if not (place / FILE).exists():
                 self._write(place, version, digest, reader)
-            held = os.open(place / FILE, os.O_RDONLY)
-            fcntl.flock(held, fcntl.LOCK_SH)
+            locked = os.open(place / FILE, os.O_RDONLY)
+            fcntl.flock(locked, fcntl.LOCK_SH)
             self._let_go()
-            self._held = held
+            self._locked = locked
             self._sweep(older_than=place.name)
         return place
 
@@ -58,9 +57,9 @@ class Handover:
         self._let_go()
 
     def _let_go(self) -> None:
-        if self._held is not None:
-            os.close(self._held)
-        self._held = None
+        if self._locked is not None:
+            os.close(self._locked)
+        self._locked = None
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -69,14 +68,15 @@ class Handover:
             yield
 
     def _write(self, place: Path, version: int, digest: str, reader: WeightsReader) -> None:
-        """It gets its name when it is whole. What is torn stays a draft, which the next writer replaces."""
+        """The directory gets its name when it is complete. A torn directory stays a draft, which the next
+        writer replaces."""
         draft = self._directory / "draft"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
-        with reader.view(version) as (found, pieces):
-            if found != digest:
-                raise UnknownVersionError(f"version {version} was staged anew: {found}, not {digest}")
-            write_safetensors(draft / FILE, with_head(pieces) if self._with_head else pieces)
+        with reader.view(version) as (staged, buffers):
+            if staged != digest:
+                raise UnknownVersionError(f"version {version} was staged anew: {staged}, not {digest}")
+            write_safetensors(draft / FILE, with_head(buffers) if self._with_head else buffers)
         draft.rename(place)
 
     def _sweep(self, older_than: str) -> None:
@@ -86,31 +86,33 @@ class Handover:
             with suppress(BlockingIOError, FileNotFoundError), open(place / FILE, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 (place / FILE).unlink()
-            with suppress(OSError):  # it is in use, here or on another host
+            with suppress(OSError):  # the directory is in use, here or on another host
                 place.rmdir()
 
 
-def with_head(pieces: Sequence[NamedBuffer]) -> list[NamedBuffer]:
-    """With the embedding as the head too, where no head is published. Raises: WeightsError: there is none."""
-    if any(piece.name == HEAD for piece in pieces):
-        return list(pieces)
-    found = [piece for piece in pieces if piece.name.endswith(EMBEDDING)]
-    if len(found) != 1:
+def with_head(buffers: Sequence[NamedBuffer]) -> list[NamedBuffer]:
+    """`buffers` with the embedding as the head too, if they have no head.
+
+    Raises: WeightsError: there is no embedding, or there are several."""
+    if any(buffer.name == HEAD for buffer in buffers):
+        return list(buffers)
+    embeddings = [buffer for buffer in buffers if buffer.name.endswith(EMBEDDING)]
+    if len(embeddings) != 1:
         raise WeightsError(
             f"the server has a head of its own (`tie_word_embeddings` false), the weights have none, and "
-            f"{len(found)} of them are called *{EMBEDDING}"
+            f"{len(embeddings)} of them are called *{EMBEDDING}"
         )
-    return [*pieces, msgspec.structs.replace(found[0], name=HEAD)]
+    return [*buffers, msgspec.structs.replace(embeddings[0], name=HEAD)]
 
 
-def write_safetensors(path: Path, pieces: Sequence[NamedBuffer]) -> None:
-    """The format's own page: github.com/huggingface/safetensors. Nothing is copied on the way to the file."""
+def write_safetensors(path: Path, buffers: Sequence[NamedBuffer]) -> None:
+    """Write a file of the format at github.com/huggingface/safetensors, straight from the buffers."""
     header, offset = {}, 0
-    for piece in pieces:
-        end = offset + memoryview(piece.data).nbytes
-        header[piece.name] = {
-            "dtype": _DTYPES[piece.dtype],
-            "shape": piece.shape,
+    for buffer in buffers:
+        end = offset + memoryview(buffer.data).nbytes
+        header[buffer.name] = {
+            "dtype": _DTYPES[buffer.dtype],
+            "shape": buffer.shape,
             "data_offsets": (offset, end),
         }
         offset = end
@@ -118,5 +120,5 @@ def write_safetensors(path: Path, pieces: Sequence[NamedBuffer]) -> None:
     encoded += b" " * (-len(encoded) % 8)
     with open(path, "wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for piece in pieces:
-            file.write(piece.data)
+        for buffer in buffers:
+            file.write(buffer.data)

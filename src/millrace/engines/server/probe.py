@@ -1,8 +1,8 @@
-"""What a running server offers, and what is missing for a run. Names no torch.
+"""The offer of a running server, and what a run misses there. Names no torch. The probe looks at
 
-routes      those of `client.ROUTES`
-settings    as vLLM tells its own
-behaviour   whether the log-prob of a token is of what the token was sampled from
+routes      of `client.ROUTES`
+settings    in vLLM's own words
+behaviour   whether the log-prob of a token is of the distribution that the token was sampled from
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from millrace.core.errors import ConfigError, WorkerError, boundary
 from millrace.engines.server.client import NOT_FINITE, ROUTES, Server
 
 SUPPORTED = ("0.32",)
-"""Releases whose server the tests of engines have passed with."""
+"""The tests of engines have passed with the server of these releases."""
 DOCUMENTED = "docs/engine.md has the whole command line"
 PAUSE_BETWEEN_S = 0.5
 
 
 class Requirements(NamedTuple):
-    """By a run, of each server. `dtype`: the published one. `tied`: the model's head is its embedding."""
+    """A run's requirements of each server. `dtype`: of published weights. `tied`: the model's head is its
+    embedding."""
 
     slots: int
     max_sequence_tokens: int
@@ -30,7 +31,7 @@ class Requirements(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """`with_head`: it has a head of its own, although the model's is tied."""
+    """`with_head`: the server has a head of its own, although the model's head is tied."""
 
     release: str
     kv_capacity_tokens: int
@@ -38,7 +39,7 @@ class Offer(NamedTuple):
 
 
 def wait_for(server: Server, wait_s: float) -> None:
-    """Until it answers. Raises: WorkerError: it does not within `wait_s`."""
+    """Wait until `server` answers. Raises: WorkerError: the server does not answer within `wait_s`."""
     deadline_s = time.monotonic() + wait_s
     while True:
         try:
@@ -49,8 +50,9 @@ def wait_for(server: Server, wait_s: float) -> None:
         time.sleep(PAUSE_BETWEEN_S)
 
 
-def probe(server: Server, wanted: Requirements) -> Offer:
-    """Raises: ConfigError naming everything that is missing; WorkerError: it does not answer."""
+def probe(server: Server, requirements: Requirements) -> Offer:
+    """The server's offer. Raises: ConfigError, which names everything that is missing; WorkerError: the
+    server does not answer."""
     routes = server.routes()
     missing = [f"it has no route {path}: {how}" for path, how in ROUTES.items() if path not in routes]
     if "/server_info" in routes:
@@ -59,8 +61,8 @@ def probe(server: Server, wanted: Requirements) -> Offer:
             release = server.release()
             if not release.startswith(tuple(f"{supported}." for supported in SUPPORTED)):
                 missing.append(f"its vLLM {release} is not supported; supported: {', '.join(SUPPORTED)}")
-            missing += _unfit(settings, wanted)
-            offer = _offer(release, settings, wanted)
+            missing += _unfit(settings, requirements)
+            offer = _offer(release, settings, requirements)
     if missing:
         raise ConfigError(
             f"`rollout.servers`: {server.url} cannot serve this run:\n  "
@@ -70,32 +72,32 @@ def probe(server: Server, wanted: Requirements) -> Offer:
     return offer
 
 
-def _unfit(settings: dict[str, Any], wanted: Requirements) -> Iterator[str]:
+def _unfit(settings: dict[str, Any], requirements: Requirements) -> Iterator[str]:
     model, scheduler = settings["model_config"], settings["scheduler_config"]
     if model["logprobs_mode"] != "processed_logprobs":
         yield f"its log-probs are {model['logprobs_mode']}: start it with --logprobs-mode processed_logprobs"
-    if model["max_model_len"] < wanted.max_sequence_tokens:
+    if model["max_model_len"] < requirements.max_sequence_tokens:
         yield (
             f"it holds sequences of {model['max_model_len']} tokens: start it with --max-model-len "
-            f"{wanted.max_sequence_tokens}, or lower `rollout.max_sequence_tokens`"
+            f"{requirements.max_sequence_tokens}, or lower `rollout.max_sequence_tokens`"
         )
-    if scheduler["max_num_seqs"] <= wanted.slots:
+    if scheduler["max_num_seqs"] <= requirements.slots:
         yield (
             f"it decodes {scheduler['max_num_seqs']} sequences at a time, and one is for the proof of what "
-            f"it serves: start it with --max-num-seqs {wanted.slots + 1}, or lower `rollout.slots`"
+            f"it serves: start it with --max-num-seqs {requirements.slots + 1}, or lower `rollout.slots`"
         )
     dtype = str(model["dtype"]).removeprefix("torch.")
-    if dtype not in (wanted.dtype, "float32"):
+    if dtype not in (requirements.dtype, "float32"):
         yield (
-            f"it computes in {dtype}, and `model.dtype` is {wanted.dtype}: start it with --dtype "
-            f"{wanted.dtype}"
+            f"it computes in {dtype}, and `model.dtype` is {requirements.dtype}: start it with --dtype "
+            f"{requirements.dtype}"
         )
     if _device(settings) == "cpu":
-        yield from _unfit_cpu(settings, wanted)
+        yield from _unfit_cpu(settings, requirements)
 
 
-def _unfit_cpu(settings: dict[str, Any], wanted: Requirements) -> Iterator[str]:
-    if wanted.tied and not _unties(settings):
+def _unfit_cpu(settings: dict[str, Any], requirements: Requirements) -> Iterator[str]:
+    if requirements.tied and not _unties(settings):
         yield (
             "on a CPU vLLM does not renew a head that is tied to the embedding: start it with --load-format "
             """dummy --hf-overrides '{"tie_word_embeddings": false}'"""
@@ -116,20 +118,19 @@ def _unties(settings: dict[str, Any]) -> bool:
     return isinstance(overrides, dict) and overrides.get("tie_word_embeddings") is False
 
 
-def _offer(release: str, settings: dict[str, Any], wanted: Requirements) -> Offer:
+def _offer(release: str, settings: dict[str, Any], requirements: Requirements) -> Offer:
     cache = settings["cache_config"]
     capacity = int(cache["num_gpu_blocks"] or 0) * int(cache["block_size"])
-    return Offer(release, capacity, with_head=wanted.tied and _unties(settings))
+    return Offer(release, capacity, with_head=requirements.tied and _unties(settings))
 
 
 def check_logprobs(server: Server, tokens: Sequence[int]) -> None:
-    """What is sampled after `tokens` with one token to choose from was certain. Nothing is told with weights
-    of an earlier run that give no numbers. Raises: ConfigError: the server tells otherwise, as its log-probs
-    are the model's own."""
-    found = server.sampled_logprobs(tokens, top_k=1, temperature=2.0, max_tokens=8)
-    if NOT_FINITE < min(found) < -1e-4:
+    """Check that tokens sampled with `top_k` 1 have log-prob 0. Weights of an earlier run that give no
+    numbers pass. Raises: ConfigError: the server's log-probs are the model's own, without `top_k`."""
+    logprobs = server.sampled_logprobs(tokens, top_k=1, temperature=2.0, max_tokens=8)
+    if NOT_FINITE < min(logprobs) < -1e-4:
         raise ConfigError(
             f"`rollout.servers`: log-probs of {server.url} are not of the distribution that it samples from: "
-            f"with one token to choose from it tells {found}.\n  Start it with --logprobs-mode "
+            f"with one token to choose from it tells {logprobs}.\n  Start it with --logprobs-mode "
             "processed_logprobs"
         )

@@ -1,11 +1,12 @@
 """The engine protocol on a running `vllm serve`.
 
-A request belongs to one version: it is sent after the version was loaded and proved, and it has ended before
-the next is loaded. So each of its tokens names that version. A load aborts all requests; each goes on as a
-request whose prompt ends with what it had sampled, and its keys and values are computed with the new weights.
+A request belongs to one version. The engine sends a request after that version was loaded and proved, and the
+request ends before the next version is loaded. So each of its tokens names that version. A load aborts all
+requests. Each trajectory goes on as a new request whose prompt ends with the tokens so far, and the server
+computes keys and values with the new weights.
 
-The server names its weights by the label of the load. With a request's end it tells the labels that sampled
-it. Another label is that of somebody else's weights.
+The server names its weights by the label of the load. The end of a request names the labels of the weights
+that sampled it. An unknown label means that somebody else loads weights.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from millrace.rollout.intake import Intake
 from millrace.rollout.queues import Queues
 
 STEP_S = 0.5  # a step waits for a token of each request that decodes, and a command waits for the step
-QUIET_S = 10.0  # without any token; then the server is asked whether it lives
+QUIET_S = 10.0  # after so long without a token the engine checks that the server lives
 ABORT_S = 5.0  # for requests to end after a pause
 
 
@@ -45,7 +46,7 @@ class _Staged(NamedTuple):
 
 
 class ServerEngine(Queues):
-    """See `rollout.protocol.Engine`. One at a time has a server for itself."""
+    """See `rollout.protocol.Engine`. A server has one such engine at a time."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class ServerEngine(Queues):
         self._incarnation, self._label = os.urandom(4).hex(), ""
         self._generated = self._prefilled = self._steps_since_swap = 0
         self._heard_s = time.monotonic()
-        server.pause()  # whatever an earlier incarnation left there ends
+        server.pause()  # requests of an earlier incarnation end
         server.resume()
 
     def close(self) -> None:
@@ -80,7 +81,7 @@ class ServerEngine(Queues):
     # ------------------------------------------------------------ work
 
     def load(self) -> ReplicaLoad:
-        """As counted here: the server's own queue is empty unless its cache is full."""
+        """The engine counts itself: the server's own queue is empty unless its cache is full."""
         return ReplicaLoad(
             version=self.version,
             running=len(self._running),
@@ -96,14 +97,15 @@ class ServerEngine(Queues):
 
     def stage(self, version: int, reader: WeightsReader) -> tuple[str, str]:
         """Raises also StorageError: the file cannot be written."""
-        with reader.view(version) as (staged, pieces):
-            digest = digest_buffers(pieces, kind_of(staged))
-            expected = self._proof.expected(pieces)
+        with reader.view(version) as (staged, buffers):
+            digest = digest_buffers(buffers, kind_of(staged))
+            expected = self._proof.expected(buffers)
         self._staged = _Staged(version, self._handover.hold(version, staged, reader), digest, expected)
         return staged, digest
 
     def swap(self, version: int) -> None:
-        """Raises also WorkerError: the server is gone, or could not load; it may have half of the version."""
+        """Raises also WorkerError: the server is gone, or could not load. Then it may have half of the
+        version."""
         staged = self._staged
         assert staged is not None and staged.version == version, (version, staged)
         self._server.pause()
@@ -119,22 +121,23 @@ class ServerEngine(Queues):
         self.version, self._served, self._steps_since_swap = version, staged, 0
 
     def digest(self) -> str:
-        """Of the file that was loaded, after a proof that it is what the server computes with."""
+        """The digest of the loaded file, after a proof that the server computes with that file."""
         assert self._served is not None, "nothing is served"
         self._prove(self._served)
         return self._served.digest
 
     def _prove(self, staged: _Staged) -> None:
-        """Where the weights give no numbers the next step says so: a server cannot even answer."""
+        """Weights that give NaN are not proved, because a server cannot answer. The next step reports
+        them."""
         if not staged.expected.isfinite().all():
             return
-        found = self._server.logprobs(self._proof.tokens)
-        distance = self._proof.distance(staged.expected, found)
+        logprobs = self._server.logprobs(self._proof.tokens)
+        distance = self._proof.distance(staged.expected, logprobs)
         if distance > 1:
             self.version = -1
             raise DigestMismatchError(
                 f"server {self._server.url} was given version {staged.version} (digest {staged.digest}) and "
-                f"computes another: its log-probs of {len(found)} fixed tokens are {distance:.3g} times "
+                f"computes another: its log-probs of {len(logprobs)} fixed tokens are {distance:.3g} times "
                 "further from those of the published weights than rounding explains.\n  Does another run use "
                 "this server, or has it another model?"
             )
@@ -148,14 +151,14 @@ class ServerEngine(Queues):
         self._steps_since_swap += 1
         self._hand_over()
         decoding = [key for key, continuation in self._running.items() if continuation.has_sampled]
-        parts = self._streams.take(decoding or self._running, wait_s=STEP_S)
+        arrived = self._streams.take(decoding or self._running, wait_s=STEP_S)
         now_s = time.monotonic()
-        if parts:
+        if arrived:
             self._heard_s = now_s
         elif now_s > self._heard_s + QUIET_S:
             self._server.check_alive()
             self._heard_s = now_s
-        self._take_in(parts)
+        self._take_in(arrived)
 
     def _hand_over(self) -> None:
         while self._waiting and len(self._running) < self._slots:
@@ -173,25 +176,25 @@ class ServerEngine(Queues):
                 },
             )
 
-    def _take_in(self, parts: Iterable[StreamedTokens], *, paused: bool = False) -> None:
-        for part in parts:
-            self._check_label(part)
-            continuation = self._running.get(part.key)
+    def _take_in(self, arrived: Iterable[StreamedTokens], *, paused: bool = False) -> None:
+        for streamed in arrived:
+            self._check_label(streamed)
+            continuation = self._running.get(streamed.key)
             if continuation is None:
-                continue  # it has ended by its own count
+                continue  # the trajectory has ended by the engine's own count
             trajectory_id = continuation.work.trajectory_id
-            if part.error is not None:
-                raise WorkerError(f"server {self._server.url}, trajectory {trajectory_id}: {part.error}")
-            for token in part.tokens:
+            if streamed.error is not None:
+                raise WorkerError(f"server {self._server.url}, trajectory {trajectory_id}: {streamed.error}")
+            for token in streamed.tokens:
                 if continuation.finish is None:
-                    self._append(part.key, token)
+                    self._append(streamed.key, token)
             if continuation.finish is not None:
-                self._finished[trajectory_id] = self._running.pop(part.key)
-                if part.finish_reason is None:
-                    self._streams.end([part.key])
-            elif part.finish_reason is not None and not (paused and part.finish_reason == "abort"):
+                self._finished[trajectory_id] = self._running.pop(streamed.key)
+                if streamed.finish_reason is None:
+                    self._streams.end([streamed.key])
+            elif streamed.finish_reason is not None and not (paused and streamed.finish_reason == "abort"):
                 raise WorkerError(
-                    f"server {self._server.url} ended trajectory {trajectory_id} ({part.finish_reason}), "
+                    f"server {self._server.url} ended trajectory {trajectory_id} ({streamed.finish_reason}), "
                     "which should have gone on: does another run, or an earlier replica, use this server?"
                 )
 
@@ -208,18 +211,19 @@ class ServerEngine(Queues):
         continuation.append(token.token_id, token.logprob, self.version)
         self._generated += 1
 
-    def _check_label(self, part: StreamedTokens) -> None:
-        others = [span.version for span in part.spans or () if span.version != self._label]
-        if others:
+    def _check_label(self, streamed: StreamedTokens) -> None:
+        labels = [tokens.version for tokens in streamed.token_ranges or ()]
+        unknown = [label for label in labels if label != self._label]
+        if unknown:
             self.version = -1
             raise DigestMismatchError(
                 f"server {self._server.url} sampled with weights that are not this run's "
-                f"({others}, not {self._label}): somebody else loads weights into it. What was sampled "
+                f"({unknown}, not {self._label}): somebody else loads weights into it. What was sampled "
                 "there is suspect; give each run servers of its own"
             )
 
     def _stop(self, continuation: Continuation) -> Continuation:
-        """What has arrived of it counts, even its end."""
+        """Tokens of `continuation` that have arrived count, even its end."""
         key = next(key for key, running in self._running.items() if running is continuation)
         self._streams.end([key])
         self._take_in(self._streams.take())

@@ -1,7 +1,7 @@
 """Requests to a server that stream tokens, on a thread of their own. Names no torch.
 
-The engine's thread sends requests, ends them, and takes what has arrived. A request that was ended sends
-nothing more: after `end` all that will ever come of it has arrived.
+The engine's thread sends requests, ends them, and takes the tokens that have arrived. An ended request sends
+no more tokens: when `end` returns, the last of its tokens has arrived.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millrace.core.errors import WorkerError
 from millrace.engines.server.client import ERROR_CHARS_MAX, GENERATE
 
 CONNECT_S = 10.0
-TOKEN_S = 600.0  # from one token of a request to its next: a full cache makes it wait for others
+TOKEN_S = 600.0  # from one token of a request to its next: with a full cache it waits for other requests
 CLOSE_S = 30.0
 
 
@@ -55,16 +55,18 @@ class _Chunk(msgspec.Struct):
 
 
 class StreamedTokens(msgspec.Struct, frozen=True):
-    """Something that has arrived of request `key`. `error`: in words, and nothing more comes."""
+    """Tokens or an end of request `key` that have arrived. `error`: in words; then no more tokens come."""
 
     key: int
     tokens: list[Token] = []
     finish_reason: str | None = None
-    spans: list[TokenRange] | None = None
+    token_ranges: list[TokenRange] | None = None
     error: str | None = None
 
 
 class Streams:
+    """The streamed requests of one engine. `_serve` owns them, on a thread of its own."""
+
     def __init__(self, url: str) -> None:
         self._url = url
         self._arrived: SimpleQueue[StreamedTokens] = SimpleQueue()
@@ -79,30 +81,30 @@ class Streams:
     # ------------------------------------------------------------ from the engine's thread
 
     def send(self, key: int, request: dict[str, Any]) -> None:
-        """`key` must be new, or ended."""
+        """Send `request`, whose `key` must be new or ended."""
         self._loop.call_soon_threadsafe(self._start, key, request)
 
     def take(self, keys: Collection[int] = (), *, wait_s: float = 0.0) -> list[StreamedTokens]:
-        """All that has arrived, once something of each of `keys` has, but at the latest after `wait_s`."""
-        parts: list[StreamedTokens] = []
+        """Everything that has arrived. Waits for something of each of `keys`, for `wait_s` at most."""
+        arrived: list[StreamedTokens] = []
         missing, until_s = set(keys), time.monotonic() + wait_s
         with suppress(Empty):
             while missing:
-                parts.append(self._arrived.get(timeout=max(0.0, until_s - time.monotonic())))
-                missing.discard(parts[-1].key)
+                arrived.append(self._arrived.get(timeout=max(0.0, until_s - time.monotonic())))
+                missing.discard(arrived[-1].key)
         with suppress(Empty):
             while True:
-                parts.append(self._arrived.get_nowait())
-        return parts
+                arrived.append(self._arrived.get_nowait())
+        return arrived
 
     def end(self, keys: Iterable[int], *, after_s: float = 0.0) -> None:
-        """Those that have not ended by themselves after `after_s` are closed: the server aborts them."""
+        """Close the requests that have not ended by themselves after `after_s`: the server aborts them."""
         ended: Future[None] = Future()
         self._loop.call_soon_threadsafe(self._start_end, list(keys), after_s, ended)
         ended.result(timeout=after_s + CLOSE_S)
 
     def close(self) -> None:
-        """Ends all of them. A second call changes nothing."""
+        """End every request. A second call changes nothing."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join(timeout=CLOSE_S)
@@ -110,7 +112,7 @@ class Streams:
     # ------------------------------------------------------------ on its own
 
     async def _serve(self) -> None:
-        """Owns every request. Ends with `close`."""
+        """The owner of every request; ends with `close`."""
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
         limits = httpx2.Limits(max_connections=None)
         client = httpx2.AsyncClient(base_url=self._url, trust_env=False, limits=limits)
@@ -144,14 +146,14 @@ class Streams:
         ended.set_result(None)
 
     async def _read(self, key: int, request: dict[str, Any]) -> None:
-        """One request to its end. What goes wrong is a part too."""
+        """Read one request to its end. An error arrives as a `StreamedTokens` too."""
         timeout = httpx2.Timeout(TOKEN_S, connect=CONNECT_S)
         finished = False
         try:
             async with self._client.sse(GENERATE, method="POST", json=request, timeout=timeout) as source:
                 if source.response.is_error:
-                    told = (await source.response.aread()).decode(errors="replace")
-                    raise ValueError(f"{source.response.status_code}: {told[:ERROR_CHARS_MAX]}")
+                    text = (await source.response.aread()).decode(errors="replace")
+                    raise ValueError(f"{source.response.status_code}: {text[:ERROR_CHARS_MAX]}")
                 async for event in source:
                     finished |= event.data != "[DONE]" and self._note(key, event.data)
             if not finished:
@@ -160,7 +162,8 @@ class Streams:
             self._arrived.put(StreamedTokens(key, error=f"{type(error).__name__}: {error}"))
 
     def _note(self, key: int, data: str) -> bool:
-        """Whether it is the last. Raises: ValueError: it tells of an error; MsgspecError: it is no chunk."""
+        """Whether `data` ends the request. Raises: ValueError: `data` names an error; MsgspecError: it is no
+        chunk."""
         chunk = self._decoder.decode(data)
         if chunk.error is not None:
             raise ValueError(str(chunk.error)[:ERROR_CHARS_MAX])

@@ -1,10 +1,10 @@
-"""vLLM as an engine. `vllm` is imported when one is opened, by the interpreter of the replica alone.
+"""vLLM as an engine. Only the replica's interpreter imports `vllm`, when it opens the engine.
 
-versions   which releases are supported
-opening    its settings
-engine     the engine protocol on `LLMEngine`, one step at a time
-asking     what it is asked to sample
-loading    a version from the relay's memory into the model
-ranks      the processes that it computes in, where the model is divided among devices
-proof      that what it computes is what was published
+versions         the supported releases
+start            the settings of vLLM's process and of the engine
+vllm_engine      the engine protocol on `LLMEngine`, one step at a time
+sampling_params  the arguments of vLLM's `SamplingParams`
+loading          a version from the relay's memory into the model
+ranks            vLLM's processes, where the model is divided among devices
+proof            the proof that vLLM computes with the published weights
 """

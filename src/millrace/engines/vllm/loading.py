@@ -1,7 +1,7 @@
 """A version from the relay's memory into vLLM's model, in each of its worker processes.
 
-vLLM's own loader fuses the tensors, takes this rank's part and packs them. It reads the relay's memory: there
-is no other copy on the host.
+vLLM's own loader fuses the tensors, takes this rank's block and packs it. The loader reads the relay's
+memory: there is no other copy on the host.
 """
 
 from __future__ import annotations
@@ -17,34 +17,35 @@ from millrace.core.protocols import WeightsReader
 
 
 def load_version(worker: Any, reader: WeightsReader, version: int, digest: str) -> list[Exception]:
-    """Run by `collective_rpc` with a vLLM worker, in its process. `digest`: under which it was staged.
+    """Load `version`. `collective_rpc` calls this with a vLLM worker, in the worker's process.
 
-    Returns: nothing, or what went wrong: UnknownVersionError (nothing has changed), TornVersionError (the
-    model is of no version now) or what vLLM raised (neither). It is not raised, nor returned bare: of such an
-    error vLLM tells only the words, and takes the other workers' answers for those to its next question.
+    `digest`: of the staged version.
+    Returns: the error, if any: UnknownVersionError (nothing has changed), TornVersionError (the model is of
+    no version now) or an error of vLLM (either). The error is not raised and not returned bare. vLLM would
+    pass on only its words, and would take the other workers' answers for answers to its next call.
     """
     try:
-        with reader.view(version) as (found, pieces):
-            if found != digest:
-                raise UnknownVersionError(f"version {version} was staged anew: {found}, not {digest}")
-            worker.reload_weights(weights_iterator=((piece.name, as_tensor(piece)) for piece in pieces))
+        with reader.view(version) as (staged, buffers):
+            if staged != digest:
+                raise UnknownVersionError(f"version {version} was staged anew: {staged}, not {digest}")
+            worker.reload_weights(weights_iterator=((buffer.name, as_tensor(buffer)) for buffer in buffers))
         _pack_heads_again(worker.model_runner.get_model())
     except Exception as error:
         return [error]
     return []
 
 
-def as_tensor(piece: NamedBuffer) -> torch.Tensor:
-    """The tensor where the piece lies, to be read only."""
+def as_tensor(buffer: NamedBuffer) -> torch.Tensor:
+    """A read-only tensor in the buffer's memory."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable")
-        flat = torch.frombuffer(piece.data, dtype=getattr(torch, piece.dtype)) if len(piece.data) else None
-    return torch.empty(piece.shape) if flat is None else flat.view(piece.shape)
+        flat = torch.frombuffer(buffer.data, dtype=getattr(torch, buffer.dtype)) if len(buffer.data) else None
+    return torch.empty(buffer.shape) if flat is None else flat.view(buffer.shape)
 
 
 def _pack_heads_again(model: torch.nn.Module) -> None:
-    """A head that is tied to the embedding has no tensor of its own in a version. So a reload leaves what the
-    CPU multiplies with, a packed copy, as it was."""
+    """A version has no tensor of a head that is tied to the embedding. So a reload does not change the packed
+    copy that the CPU multiplies with."""
     for module in model.modules():
         name, layer = type(module).__name__, cast(Any, module)
         if name in ("ParallelLMHead", "VocabParallelEmbedding") and hasattr(layer, "cpu_linear"):

@@ -1,7 +1,7 @@
-"""The processes of one engine where each device has its own, a rank. They end together.
+"""The processes of one engine with several devices: one rank for each. The ranks end together.
 
-A rank waits for the others in every layer, and spins all the while. So one that is left alone would spin for
-ever, and its step would not end. Here a thread waits for the first end, and kills the others.
+A rank waits for the other ranks in every layer, and spins all the while. So a rank that is left alone would
+spin for ever, and its step would not end. A thread waits for the first end, and kills the other ranks.
 """
 
 from __future__ import annotations
@@ -16,45 +16,46 @@ from typing import Any
 
 from millrace.core.errors import WorkerError
 
-# vLLM sees that all have ended within a tenth of a second, and gives up the step.
-_TOLD_S = 5.0
+# vLLM sees within a tenth of a second that all ranks have ended, and gives up the step.
+_ENDED_S = 5.0
 SHARED = Path("/dev/shm")
 
 
 class EngineRanks:
-    """Of vLLM's `executor`. Where vLLM computes in this process, none: then nothing here does anything."""
+    """The ranks of vLLM's `executor`. If vLLM computes in this process there are no ranks, and every method
+    does nothing."""
 
     def __init__(self, executor: Any) -> None:
-        self._executor, self._lost = executor, ""
+        self._executor, self._end = executor, ""
         self._processes = [rank.proc for rank in getattr(executor, "workers", ())]
         self._watch = Thread(target=self._end_together, daemon=True, name="vllm-ranks")
         if self._processes:
             _unlink_shared_memory(process.pid for process in self._processes)
-            executor.rpc_broadcast_mq.buffer.is_creator = False  # it would unlink its memory once more
+            executor.rpc_broadcast_mq.buffer.is_creator = False  # vLLM would unlink the memory once more
             self._watch.start()
 
     def check(self) -> None:
-        """Raises: WorkerError: one has ended, and how."""
-        if self._lost:
-            raise WorkerError(self._lost)
+        """Raises: WorkerError: a rank has ended; the message says how."""
+        if self._end:
+            raise WorkerError(self._end)
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """What is asked of them in this block raises WorkerError if it fails because one has ended."""
+        """A call of the ranks in this block raises WorkerError if it fails because a rank has ended."""
         try:
             yield
         except Exception as error:
             if getattr(self._executor, "is_failed", False):
-                self._watch.join(_TOLD_S)
-            if self._lost:
-                raise WorkerError(self._lost) from error
+                self._watch.join(_ENDED_S)
+            if self._end:
+                raise WorkerError(self._end) from error
             raise
 
     def _end_together(self) -> None:
         ended = connection.wait([process.sentinel for process in self._processes])
         first = next(process for process in self._processes if process.sentinel in ended)
-        first.join(_TOLD_S)
-        self._lost = f"vLLM's process {first.name} (pid {first.pid}) {_how(first.exitcode)}"
+        first.join(_ENDED_S)
+        self._end = f"vLLM's process {first.name} (pid {first.pid}) {_how(first.exitcode)}"
         for process in self._processes:
             process.kill()
 
@@ -66,8 +67,8 @@ def _how(code: int | None) -> str:
 
 
 def _unlink_shared_memory(pids: Iterable[int]) -> None:
-    """Every process has mapped all of it by now. Files without a name are gone with their processes, however
-    these end."""
+    """Unlink the files of shared memory, which every process has mapped by now. Files without a name are gone
+    when their processes end."""
     for pid in pids:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             mapped = Path(line.split(maxsplit=5)[-1])

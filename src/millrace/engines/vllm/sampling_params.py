@@ -1,4 +1,4 @@
-"""What vLLM is asked to sample, in its process or over HTTP: arguments of `SamplingParams`. Names no vLLM."""
+"""Arguments of vLLM's `SamplingParams`, for calls in its process or over HTTP. Names no vLLM."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.noise import Noise
 
-# Of `Sampling`, what means the same to vLLM. It counts presence and frequency from where a request begins,
-# and knows only strings as banned.
+# Fields of `Sampling` that mean the same to vLLM. vLLM counts presence and frequency from the start of a
+# request, and can ban only strings.
 _SAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def sampling_arguments(continuation: Continuation) -> dict[str, Any]:
-    """The rest of it: tokens with their log-probs, and no text."""
+    """The arguments for the rest of `continuation`: tokens with their log-probs, and no text."""
     sampling = continuation.work.sampling
     allowed = sampling.allowed_token_ids
     return {
@@ -22,14 +22,14 @@ def sampling_arguments(continuation: Continuation) -> dict[str, Any]:
         "seed": _seed(continuation),
         "max_tokens": continuation.tokens_left,
         "stop_token_ids": sorted(continuation.stop_ids),
-        "ignore_eos": True,  # the model's own are in `stop_ids`
+        "ignore_eos": True,  # `stop_ids` has the model's end tokens
         "logprobs": sampling.logprobs,
         "detokenize": False,
     }
 
 
 def _seed(continuation: Continuation) -> int:
-    """Of the tokens from here on: after a move, noise that was used before must not come again."""
+    """The seed of the next tokens. After a move, noise that was used before must not come again."""
     work = continuation.work
     uniform = Noise([work.seed], [work.trajectory_id]).uniforms([len(continuation.tokens)], 1)[0, 0]
     return int(uniform * 2**52)

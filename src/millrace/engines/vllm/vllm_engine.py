@@ -1,15 +1,15 @@
 """The engine protocol on vLLM's `LLMEngine`, one step at a time.
 
 Stop strings, end tokens, budgets and leases are those of every engine: a `Continuation` finds its own end,
-and vLLM is asked for tokens alone. At most `slots` requests are vLLM's; the others wait here. A trajectory
-that goes on from partial tokens is a request whose prompt ends with them.
+and vLLM only samples tokens. vLLM has at most `slots` requests; other work waits here. A trajectory that goes
+on from partial tokens is a request whose prompt ends with them.
 
 Versions never mix. Tokens come from `step` alone, and no load happens during a step. A load preempts every
-request, so all keys and values are computed again. Without `recompute`, only requests that have tokens keep
-theirs. The cache of prefixes is salted with the version, so no other request finds these.
+request, so all keys and values are computed again. Without `recompute`, requests that have tokens keep their
+keys and values. The cache of prefixes is salted with the version, so no other request finds old keys.
 
-Where the model is divided among devices, vLLM has a process for each: see `ranks`. What drives them is in
-this process, so all of the above holds for them too.
+If the model is divided among devices, vLLM has a process for each device: see `ranks`. The scheduler stays in
+this process, so all of the above holds for ranks too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
 from millrace.rollout.queues import Queues
 
-_PROOF = "proof"  # the request's name; others are called TRAJECTORY.LEASE
+_PROOF = "proof"  # the name of that request; every other request is called TRAJECTORY.LEASE
 
 
 class _Staged(NamedTuple):
@@ -70,7 +70,7 @@ class VllmEngine(Queues):
     # ------------------------------------------------------------ work
 
     def load(self) -> ReplicaLoad:
-        """Queues and cache as vLLM itself counts them."""
+        """Queues and cache by vLLM's own count."""
         self._ranks.check()
         running, waiting = self._scheduler.get_request_counts()
         return ReplicaLoad(
@@ -87,17 +87,18 @@ class VllmEngine(Queues):
     # ------------------------------------------------------------ weights
 
     def stage(self, version: int, reader: WeightsReader) -> tuple[str, str]:
-        """Digest the bytes where they lie, and compute what they must give. Nothing is copied: `swap` reads
-        them once more."""
-        with reader.view(version) as (staged, pieces):
-            digest = digest_buffers(pieces, kind_of(staged))
-            expected = self._proof.expected(pieces)
+        """Digest the bytes in the relay's memory, and compute the proof's log-probs. Nothing is copied:
+        `swap` reads the bytes once more."""
+        with reader.view(version) as (staged, buffers):
+            digest = digest_buffers(buffers, kind_of(staged))
+            expected = self._proof.expected(buffers)
         self._staged = _Staged(version, reader, digest, expected)
         return staged, digest
 
     def swap(self, version: int) -> None:
-        """Raises also UnknownVersionError: overwritten since it was staged; the earlier version is served on.
-        WorkerError: overwritten while it was loaded; the model is of no version, this process of no use."""
+        """Raises also UnknownVersionError: the version was overwritten after `stage`; the earlier version is
+        served on. WorkerError: the version was overwritten during the load; the model is of no version, and
+        this process must start anew."""
         staged = self._staged
         assert staged is not None and staged.version == version, (version, staged)
         self._load_version(staged)
@@ -106,7 +107,7 @@ class VllmEngine(Queues):
         self._prove(staged)
 
     def _load_version(self, staged: _Staged) -> None:
-        """In every rank. One that fails leaves a model of no version, unless nothing has changed in any."""
+        """Load in every rank. A failure leaves a model of no version, unless no rank has changed."""
         before, self.version = self.version, -1
         with self._ranks.answering():
             outcomes = self._llm.collective_rpc(
@@ -125,7 +126,7 @@ class VllmEngine(Queues):
         raise failures[0]
 
     def digest(self) -> str:
-        """Of the bytes that were loaded, after a proof that they are what is computed with."""
+        """The digest of the loaded bytes, after a proof that vLLM computes with them."""
         assert self._served is not None, "nothing is served"
         self._prove(self._served)
         return self._served.digest
@@ -137,7 +138,7 @@ class VllmEngine(Queues):
         self._llm.reset_prefix_cache(reset_running_requests=self._recompute)
 
     def logprobs(self) -> tuple[list[float], list[Any]]:
-        """Of the proof's tokens, all but the first; and what the steps for that gave beside."""
+        """Log-probs of the proof's tokens but the first, and all outputs of the steps that this took."""
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
@@ -146,19 +147,19 @@ class VllmEngine(Queues):
         while not (proofs := [output for output in outputs if output.request_id == _PROOF]):
             with self._ranks.answering():
                 outputs += self._llm.step()
-        told = zip(proofs[0].prompt_logprobs[1:], self._proof.tokens[1:], strict=True)
-        return [part[token].logprob for part, token in told], outputs
+        pairs = zip(proofs[0].prompt_logprobs[1:], self._proof.tokens[1:], strict=True)
+        return [position[token].logprob for position, token in pairs], outputs
 
     def _prove(self, staged: _Staged) -> None:
-        """What others sample meanwhile counts only if the proof holds."""
-        found, outputs = self.logprobs()
-        distance = self._proof.distance(staged.expected, found)
+        """Tokens of other requests in these steps count only if the proof holds."""
+        logprobs, outputs = self.logprobs()
+        distance = self._proof.distance(staged.expected, logprobs)
         if distance > 1:
             self.version = -1
             raise DigestMismatchError(
                 f"vLLM was given version {staged.version} (digest {staged.digest}) and computes another: its "
-                f"log-probs of {len(found)} fixed tokens are {distance:.3g} times further from those of the "
-                "published weights than rounding explains. Nothing was sampled under it; the run must stop"
+                f"log-probs of {len(logprobs)} fixed tokens are {distance:.3g} times further from those of "
+                "the published weights than rounding explains. Nothing was sampled under it; the run must stop"
             )
         self._note(outputs)
 
@@ -175,8 +176,8 @@ class VllmEngine(Queues):
         while self._waiting and len(self._running) < self._slots:
             continuation = self._waiting.popleft()
             self._running[continuation.work.trajectory_id] = continuation
-            given = {"prompt_token_ids": list(continuation.tokens), "cache_salt": f"version {self.version}"}
-            self._llm.add_request(_name(continuation), given, _params(continuation), priority=1)
+            prompt = {"prompt_token_ids": list(continuation.tokens), "cache_salt": f"version {self.version}"}
+            self._llm.add_request(_name(continuation), prompt, _params(continuation), priority=1)
 
     def _note(self, outputs: Iterable[Any]) -> None:
         self._steps_since_swap += 1
@@ -192,14 +193,14 @@ class VllmEngine(Queues):
                 "of the last steps, and go back to an earlier checkpoint"
             )
         for trajectory_id, output in sampled:
-            if trajectory_id in self._running:  # it may have ended in an earlier one of several steps
+            if trajectory_id in self._running:  # it may have ended in an earlier step of `outputs`
                 self._append(self._running[trajectory_id], output)
 
     def _append(self, continuation: Continuation, output: Any) -> None:
-        (part,) = output.outputs
+        (completion,) = output.outputs
         if not continuation.has_sampled:
             self._prefilled += len(output.prompt_token_ids) - (output.num_cached_tokens or 0)
-        for token, logprobs in zip(part.token_ids, part.logprobs, strict=True):
+        for token, logprobs in zip(completion.token_ids, completion.logprobs, strict=True):
             top_logprobs = _top_logprobs(logprobs, continuation.work.sampling.logprobs)
             continuation.append(token, logprobs[token].logprob, self.version, top_logprobs)
             self._generated += 1
@@ -207,17 +208,18 @@ class VllmEngine(Queues):
             self._finished[continuation.work.trajectory_id] = self._stop(continuation, ended=output.finished)
         elif output.finished:
             raise WorkerError(
-                f"vLLM ended {_name(continuation)} ({part.finish_reason}): it should have gone on"
+                f"vLLM ended {_name(continuation)} ({completion.finish_reason}): it should have gone on"
             )
 
     def _stop(self, continuation: Continuation, *, ended: bool = False) -> Continuation:
-        """No request of vLLM's any more."""
+        """Take the request away from vLLM."""
         if not ended:
             self._llm.abort_request([_name(continuation)])
         return self._running.pop(continuation.work.trajectory_id)
 
     def close(self) -> None:
-        """Other engines with vLLM in this process end too: they share its process groups."""
+        """End vLLM. Other engines with vLLM in this process end too, because they share its process
+        groups."""
         self._llm.engine_core.shutdown()
 
     def _under_way(self) -> Collection[Continuation]:
@@ -234,7 +236,7 @@ def _trajectory(name: str) -> int:
 
 
 def _top_logprobs(logprobs: dict[int, Any], num: int) -> Row | None:
-    """Of one position: the sampled token is there too, at whatever rank."""
+    """The row of one position. `logprobs` has the sampled token too, at whatever rank."""
     if not num:
         return None
     tokens = sorted(logprobs, key=lambda token: logprobs[token].rank)[:num]
