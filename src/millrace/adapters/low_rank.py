@@ -1,4 +1,4 @@
-"""What an adapter makes of a weight: one function, for who trains it and for who computes with it.
+"""The weight with its adapter: one function, for the trainer and for the replicas.
 
 Shape suffixes: O = outputs, I = inputs, R = rank.
 """
@@ -8,32 +8,32 @@ from __future__ import annotations
 from typing import Any
 
 KINDS = DOWN, UP, MAGNITUDE = "lora_A", "lora_B", "lora_magnitude"
-"""What an adapter's tensors are called behind the name of their layer."""
+"""The names of an adapter's tensors, behind the name of their layer."""
 
 BASE = "base"
-"""A tensor of every published version: the digest of the weights that its adapter belongs to, one number from
-0 to 15 for each hex digit. Every number format holds these exactly."""
+"""A tensor of every published version: the digest of the adapter's base weights, one number from 0 to 15 for
+each hex digit. Every number format has these numbers exactly."""
 
 
 def adapted(weight_OI: Any, down_RI: Any, up_OR: Any, magnitude_O: Any | None, *, scale: float) -> Any:
-    """W' = W + scale B A. With `magnitude_O`, each row is given the length of W's row plus `magnitude`.
+    """W' = W + scale B A. With `magnitude_O`, each row gets the length of W's row plus `magnitude_O`.
 
     The order of the operations is fixed: equal inputs give equal bits to a trainer and to its replicas.
 
     Source:
-        LoRA, arXiv:2106.09685, equation 3 (scale = alpha / r); DoRA, arXiv:2402.09353, equation 5, whose
-        magnitude is |W| + longer: so rounding it rounds a change, not the weight.
+        LoRA, arXiv:2106.09685, equation 3 (scale = alpha / r); DoRA, arXiv:2402.09353, equation 5. DoRA's
+        magnitude is |W| + `magnitude_O`. So rounding the tensor rounds a change, not the weight.
     Degenerate:
-        B = 0 and longer = 0 -> W. A row of zeros -> not a number with `magnitude_O`.
+        B = 0 and `magnitude_O` = 0 -> W. A row of zeros -> not a number with `magnitude_O`.
     """
-    whole_OI = weight_OI + scale * (up_OR @ down_RI)
+    adapted_OI = weight_OI + scale * (up_OR @ down_RI)
     if magnitude_O is None:
-        return whole_OI
-    return whole_OI * (lengths(weight_OI, magnitude_O) / row_lengths(whole_OI))[:, None]
+        return adapted_OI
+    return adapted_OI * (lengths(weight_OI, magnitude_O) / row_lengths(adapted_OI))[:, None]
 
 
 def lengths(weight_OI: Any, magnitude_O: Any) -> Any:
-    """(O,) what DoRA calls the magnitude."""
+    """(O,) DoRA's magnitude: |W| + `magnitude_O`."""
     return row_lengths(weight_OI) + magnitude_O
 
 

@@ -45,7 +45,7 @@ from millrace.observe.sinks.open_sinks import open_sinks
 from millrace.observe.summary import Summary
 from millrace.placement.assign import Placement
 from millrace.placement.hosts import Layout, computes_on_gpus, lay_out
-from millrace.placement.joining import further
+from millrace.placement.joining import joining_places
 from millrace.placement.needs import read_needs
 from millrace.rollout.engine_kinds import ENGINES
 from millrace.rollout.protocol import EngineOptions
@@ -264,9 +264,9 @@ def places_apart(config: Config, layout: Layout) -> list[Place]:
     keys = ["`evaluations`"] * bool(config.evaluations) + ["`algorithm.reference`"] * config.reference_apart
     with suppress(ConfigError):
         main = dataclasses.replace(layout, placements=(layout.main,))
-        return further(config, main, layout.replicas, len(keys))
+        return joining_places(config, main, layout.replicas, len(keys))
     try:
-        return further(config, layout, layout.replicas, len(keys))
+        return joining_places(config, layout, layout.replicas, len(keys))
     except ConfigError as error:
         raise ConfigError(
             f"{' and '.join(keys)}: for each there is a process that takes as much as a replica: {error}.\n"

@@ -15,7 +15,7 @@ from millrace.core.placement import Host, Place
 from millrace.devices.inventory import read_memory
 from millrace.placement.assign import Placement
 from millrace.placement.hosts import Layout, added
-from millrace.placement.joining import further
+from millrace.placement.joining import joining_places
 from millrace.runtime.ray.blocking_calls import in_thread
 from millrace.runtime.ray.ray_hosts import NEW_LOOK_S, Present, present
 
@@ -64,7 +64,7 @@ class Joining:
         free_bytes = inf if isinstance(self._config.runtime, RayCluster) else read_memory()[1]
         places = [*(spec.place for spec in there), *self._apart]
         try:
-            joining = further(self._config, layout, places, len(names), free_bytes=free_bytes)
+            joining = joining_places(self._config, layout, places, len(names), free_bytes=free_bytes)
         except ConfigError as error:
             raise ConfigError("; ".join([str(error), *problems])) from None
         self._placements |= {place.host: new[place.host] for place in joining if place.host in new}

@@ -1,4 +1,4 @@
-"""Whether the GPUs of this host are well: what `nvidia-smi` tells of their memory and their clocks."""
+"""The health of this host's GPUs: the answers of `nvidia-smi` on their memory and their clocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millrace.devices.inventory import ANSWER_S
 
 MEMORY = "index,name,ecc.errors.uncorrected.volatile.total"
 CLOCKS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-"""The same mask; drivers know one name or both."""
+"""Two names of one mask; a driver knows one name or both."""
 
 SLOWED = {
     0x08: "its hardware halves its clocks or worse",
@@ -19,12 +19,12 @@ SLOWED = {
     0x40: "its hardware halves its clocks or worse, because it is hot",
     0x80: "its hardware halves its clocks or worse, because its power supply asks for it",
 }
-"""Bits of the mask that no idle or well GPU has set. NVIDIA's NVML reference, NvmlClocksEventReasons. A limit
-of power (0x04) is normal at work."""
+"""Bits of the mask that an idle or healthy GPU never sets. Source: NVIDIA's NVML reference,
+NvmlClocksEventReasons. A limit of power (0x04) is normal at work."""
 
 
 def gpu_faults(indices: Collection[int]) -> list[str]:
-    """What is wrong with these GPUs of this host now, one sentence each. Nothing where nothing answers."""
+    """The faults of these GPUs of this host now, one sentence each. Empty if `nvidia-smi` does not answer."""
     command = shutil.which("nvidia-smi")
     if command is None or not indices:
         return []
@@ -38,7 +38,8 @@ def gpu_faults(indices: Collection[int]) -> list[str]:
 
 
 def faults(listed: str, indices: Collection[int]) -> Iterator[str]:
-    """Of one line a GPU: index, name, errors, mask. What a GPU does not tell is no fault."""
+    """The faults in `listed`, which has one line a GPU: index, name, errors, mask. A missing value is no
+    fault."""
     for line in listed.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != 4 or not cells[0].isdigit() or int(cells[0]) not in indices:
@@ -49,9 +50,9 @@ def faults(listed: str, indices: Collection[int]) -> Iterator[str]:
                 f"GPU {index} ({name}) has had {errors} memory errors that it could not correct: what it "
                 "computes may be wrong. Reset it, and replace it if they come back"
             )
-        told = [text for bit, text in SLOWED.items() if _bits(mask) & bit]
-        if told:
-            yield f"GPU {index} ({name}) is slow: {'; '.join(told)}. Look at its cooling and power"
+        reasons = [text for bit, text in SLOWED.items() if _bits(mask) & bit]
+        if reasons:
+            yield f"GPU {index} ({name}) is slow: {'; '.join(reasons)}. Look at its cooling and power"
 
 
 def _bits(mask: str) -> int:

@@ -1,6 +1,6 @@
-"""What this host has, read from the kernel and from `nvidia-smi`. torch is not imported.
+"""The cores, memory and GPUs of this host, read from the kernel and from `nvidia-smi`. Imports no torch.
 
-A host of any kind for tests is a `core.placement.Host` made by hand.
+Tests make a host of any kind as a `core.placement.Host`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 def read_host() -> Host:
-    """This host, now. Raises: ConfigError: CUDA_VISIBLE_DEVICES names a GPU that is not there."""
+    """This host, now. Raises: ConfigError: CUDA_VISIBLE_DEVICES names a GPU that the host does not have."""
     memory_bytes, free_bytes = read_memory()
     return Host(
         name=THIS_HOST,
@@ -34,7 +34,7 @@ def read_host() -> Host:
 
 
 def read_memory() -> tuple[int, int]:
-    """Bytes that the processes of a run may use here: in all, and of them what can be had at this moment."""
+    """Bytes that the processes of a run may use here: in all, and free at this moment."""
     memory = dict(_meminfo())
     limits = list(_group_limits())
     total = min([memory["MemTotal"], *(limit for limit, _ in limits)])
@@ -42,9 +42,9 @@ def read_memory() -> tuple[int, int]:
 
 
 def list_gpus() -> str:
-    """What `nvidia-smi` tells: one line a GPU, the columns of `QUERY`.
+    """The answer of `nvidia-smi`: one line a GPU, the columns of `QUERY`.
 
-    Empty where there is no driver or no GPU, and where torch is a build that can use none.
+    Empty if there is no driver or no GPU, or if torch is a build that can use no GPU.
     """
     command = shutil.which("nvidia-smi")
     if command is None or version("torch").endswith("+cpu"):
@@ -61,24 +61,24 @@ def visible(listed: str, names: str | None) -> tuple[Gpu, ...]:
 
     None allows all. Raises: ConfigError: a name that is no GPU, such as a part of one (MIG).
     """
-    found: dict[str, Gpu] = {}
+    gpus: dict[str, Gpu] = {}
     for line in listed.splitlines():
         index, uuid, name, total, free = (cell.strip() for cell in line.split(","))
-        # A GPU that shares the host's memory has none of its own, and says so in words.
+        # A GPU that shares the host's memory has no memory of its own: its cell has words.
         if total.isdigit() and free.isdigit():
-            found[uuid] = Gpu(int(index), name, int(total) * MIB, int(free) * MIB)
-    if names is None or not found:
-        return tuple(found.values())
-    return tuple(_named(found, name.strip()) for name in names.split(",") if name.strip() not in ("", "-1"))
+            gpus[uuid] = Gpu(int(index), name, int(total) * MIB, int(free) * MIB)
+    if names is None or not gpus:
+        return tuple(gpus.values())
+    return tuple(_named(gpus, name.strip()) for name in names.split(",") if name.strip() not in ("", "-1"))
 
 
-def _named(found: dict[str, Gpu], name: str) -> Gpu:
-    for uuid, gpu in found.items():
+def _named(gpus: dict[str, Gpu], name: str) -> Gpu:
+    for uuid, gpu in gpus.items():
         if name == str(gpu.index) or (not name.isdigit() and uuid.startswith(name)):
             return gpu
-    there = [gpu.index for gpu in found.values()]
+    indices = [gpu.index for gpu in gpus.values()]
     raise ConfigError(
-        f"CUDA_VISIBLE_DEVICES names {name!r}, and this host has GPUs {there}.\n"
+        f"CUDA_VISIBLE_DEVICES names {name!r}, and this host has GPUs {indices}.\n"
         "  Name whole GPUs by these numbers, or unset it"
     )
 
@@ -90,7 +90,8 @@ def _meminfo() -> Iterator[tuple[str, int]]:
 
 
 def _group_limits(root: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, int]]:
-    """(limit, in use and not to be had back) in bytes, of this process's control group and those above it."""
+    """(limit, bytes in use that the kernel cannot reclaim), of this process's control group and its
+    parents."""
     with suppress(OSError):
         entries = Path("/proc/self/cgroup").read_text().splitlines()
         own = next((entry.split(":", 2)[2] for entry in entries if entry.startswith("0::")), "/")
@@ -103,5 +104,5 @@ def _group_limits(root: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, in
 
 def _group_limit(limit: Path, used: Path, stat: Path) -> Iterator[tuple[int, int]]:
     with suppress(OSError, ValueError):
-        kept = dict(line.split() for line in stat.read_text().splitlines())
-        yield int(limit.read_text()), int(used.read_text()) - int(kept.get("inactive_file", 0))
+        stats = dict(line.split() for line in stat.read_text().splitlines())
+        yield int(limit.read_text()), int(used.read_text()) - int(stats.get("inactive_file", 0))

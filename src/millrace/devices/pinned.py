@@ -1,7 +1,7 @@
-"""Memory of other processes that a GPU copies to and from by itself, with no copy between: it is registered.
+"""Pinned memory: memory of other processes, registered with a GPU, which then copies it directly.
 
-Registering fails where the kernel or a container limits locked memory. Then copies go through the driver's
-own memory: slower, and right.
+Registering fails if the kernel or a container limits locked memory. Then copies go through the driver's own
+memory: slower, and right.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ READ_ONLY = 0x08  # cudaHostRegisterReadOnly: the mapping cannot be written
 
 
 def pinned(memory: Bytes) -> Callable[[], None]:
-    """Register `memory`, which begins and ends at a page, with the GPU of this process. Returns what undoes
-    it. One that fails is told as a warning, once, and undoes nothing."""
+    """Register `memory`, which begins and ends at a page, with the GPU of this process. Returns a function
+    that unregisters the memory. A failure is one warning, and its function does nothing."""
     runtime, address = torch.cuda.cudart(), memory.ctypes.data
     flags = 0 if memory.flags.writeable else READ_ONLY
     code = int(runtime.cudaHostRegister(address, memory.nbytes, flags))
@@ -43,19 +43,19 @@ def pinned(memory: Bytes) -> Callable[[], None]:
 
 
 def copy_to_device(
-    device: torch.device, after: Any, held: Sequence[NamedBuffer], into: Sequence[NamedBuffer]
+    device: torch.device, after: Any, sources: Sequence[NamedBuffer], into: Sequence[NamedBuffer]
 ) -> None:
-    """Copy bytes of this memory into those of `device`, beside what it computes `after` that mark. All are
-    there at the end."""
+    """Copy host bytes into buffers of `device`, beside its computation, `after` that mark. Every copy is done
+    at the end."""
     with side_stream(device, after):
-        for source, target in zip(held, into, strict=True):
+        for source, target in zip(sources, into, strict=True):
             target.data.copy_(as_tensor(source.data), non_blocking=True)
 
 
 def copy_from_device(device: torch.device, tensors: Iterable[torch.Tensor], places: Sequence[Bytes]) -> None:
-    """Copy the bytes of tensors of `device` to places in this memory. All are there at the end.
+    """Copy the bytes of tensors of `device` to places in host memory. Every copy is done at the end.
 
-    A place that is not in one piece (columns) is filled by the host, from a copy of the tensor.
+    The host fills a place that is not contiguous (columns), from a copy of the tensor.
     """
     for tensor, place in zip(tensors, places, strict=True):
         source = tensor.detach().contiguous().view(-1).view(torch.uint8)
@@ -68,13 +68,13 @@ def copy_from_device(device: torch.device, tensors: Iterable[torch.Tensor], plac
 
 
 def as_tensor(memory: Bytes) -> torch.Tensor:
-    """The same bytes, for as long as `memory` is there. torch has no tensors that are only read, and warns of
-    memory that is."""
+    """A tensor in the same bytes, valid as long as `memory`. torch has no read-only tensors, and would warn
+    of read-only memory."""
     if not memory.size:
         return torch.empty(memory.shape, dtype=torch.uint8)
     assert memory.flags.c_contiguous, memory.strides
-    seen = (ctypes.c_uint8 * memory.nbytes).from_address(memory.ctypes.data)
-    return torch.frombuffer(seen, dtype=torch.uint8)
+    view = (ctypes.c_uint8 * memory.nbytes).from_address(memory.ctypes.data)
+    return torch.frombuffer(view, dtype=torch.uint8)
 
 
 def _unpinned(address: int) -> None:
@@ -83,6 +83,6 @@ def _unpinned(address: int) -> None:
 
 
 def _forget_error() -> None:
-    """CUDA gives an error of its runtime once more, to whoever asks next: that would be the next kernel."""
+    """Take the last error of CUDA's runtime. Otherwise the next kernel would get the error."""
     with suppress(RuntimeError):
         torch.ones(1, device="cuda")

@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face model directory, one after another."""
+"""Reads the tensors of a Hugging Face model directory, one after another."""
 
 from __future__ import annotations
 

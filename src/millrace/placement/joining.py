@@ -27,7 +27,7 @@ here nobody asked for so many replicas from the start, so it counts."""
 ROUNDING = 1e-6
 
 
-def further(
+def joining_places(
     config: Config, layout: Layout, there: Sequence[Place], count: int, *, free_bytes: float = inf
 ) -> list[Place]:
     """Places for `count` replicas beside those that are `there`, on the hosts of `layout.placements`.

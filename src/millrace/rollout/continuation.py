@@ -1,4 +1,4 @@
-"""A trajectory as one engine continues it."""
+"""The continuation of a trajectory by one engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millrace.rollout.stop import StopStrings
 
 
 class Continuation:
-    """Tokens so far, what was sampled of them here, and how much of that was reported."""
+    """The tokens so far, the tokens that this engine sampled, and how many of them were reported."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class Continuation:
 
     @property
     def tokens_left(self) -> int:
-        """Of the budget."""
+        """Tokens of the budget that are left."""
         return self._budget - len(self.tokens)
 
     @property
     def has_sampled(self) -> bool:
-        """Whether a token was sampled here."""
+        """Whether this engine has sampled a token."""
         return len(self._sampled) > 0
 
     def append(
@@ -58,16 +58,16 @@ class Continuation:
         top_logprobs: Row | None = None,
         token_masks: bytes | None = None,
     ) -> None:
-        """`top_logprobs`: as many as `sampling.logprobs`, or more.
+        """Append a sampled token. `top_logprobs`: as many as `sampling.logprobs`, or more.
 
-        Raises: WorkerError: nobody can have sampled this."""
+        Raises: WorkerError: no engine can have sampled this token with this log-prob."""
         if not (0 <= token < self._vocab and -math.inf < logprob <= LOGPROB_MAX):
             raise WorkerError(
                 f"{self._engine} gives token {token} with log-prob {logprob} to trajectory "
                 f"{self.work.trajectory_id}: ids are from 0 to {self._vocab - 1}, and log-probs finite and "
                 "at most 0\n  The token is not recorded. Does the engine serve another model?"
             )
-        logprob = min(logprob, 0.0)  # it was rounded
+        logprob = min(logprob, 0.0)  # a rounded log-prob can be above 0
         if top_logprobs is not None:
             num = self.work.sampling.logprobs
             top_logprobs = (top_logprobs[0][:num], top_logprobs[1][:num]) if num else None
@@ -79,12 +79,12 @@ class Continuation:
             self.finish = Finish.LENGTH
 
     def unreported(self) -> list[Progress]:
-        """Progress since the last call, with the finish; nothing if there is neither."""
+        """Progress since the last call, with the finish. Empty without new tokens and without a finish."""
         since, self._reported = self._reported, len(self._sampled)
         return [self._progress(since)] if self._reported > since or self.finish is not None else []
 
     def sampled(self) -> Progress:
-        """Everything sampled here."""
+        """All tokens that this engine sampled."""
         return self._progress(0)
 
     def _progress(self, since: int) -> Progress:
@@ -97,7 +97,7 @@ class Continuation:
         )
 
     def _note_finish(self) -> None:
-        """Set `finish`, also for work that arrives already complete."""
+        """Set `finish`, also for work that arrives complete."""
         if self.completion_length and self._stops():
             self.finish = Finish.STOP
         elif len(self.tokens) >= self._budget:

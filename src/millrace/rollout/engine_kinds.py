@@ -1,6 +1,6 @@
-"""The engines there are: where each is opened, and what it can do. Names no torch.
+"""The kinds of engines: the function that opens each, and its capabilities. Names no torch.
 
-Another engine is a row of `ENGINES`, its name in `rollout.engine`, and a fixture of the conformance suite.
+A new engine needs a row of `ENGINES`, its name in `rollout.engine`, and a fixture of the conformance suite.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 class EngineKind(NamedTuple):
-    """`opener`: "package.module:function", of `EngineOptions`, that opens an engine without weights.
-    `spawn_s_max`: its replica may take this long to start, even where `supervision.spawn_timeout_s` is less.
+    """`opener`: "package.module:function". The function takes `EngineOptions` and opens an engine without
+    weights. `spawn_s_max`: a replica may take this long to start, even if `supervision.spawn_timeout_s` is
+    less.
     """
 
     opener: str
@@ -64,7 +65,7 @@ ENGINES = {
                 "sampling.stop", "sampling.stop_token_ids", "sampling.ignore_eos",
                 "sampling.allowed_token_ids",
             }),
-            shares_prefixes=False,  # it may; it does not tell
+            shares_prefixes=False,  # the server may share them, and does not say so
             chunks_prompts=False,  # on a GPU it does
             models=VLLM,
             temperature_max=2.0,
@@ -72,30 +73,31 @@ ENGINES = {
     ),
 }  # fmt: skip
 
-# Of `rollout`, what depends on the engine.
+# Keys of `rollout` that depend on the engine.
 _ROLLOUT = ("exact", "recompute", "tensor")
-# Every engine understands these.
+# Keys that every engine understands.
 _UNIVERSAL = {"sampling.max_tokens", "sampling.temperature"}
 
 
 def open_engine(name: str, options: EngineOptions) -> Engine:
-    """Raises: ConfigError, DataError: it cannot be had here, or cannot run the model."""
+    """An engine of the kind `name`. Raises: ConfigError, DataError: this machine cannot open the engine, or
+    the engine cannot run the model."""
     opened: Engine = find_object(ENGINES[name].opener, f"the engine {name!r}")[0](options)
     return opened
 
 
 def refuse_unable(config: Config) -> None:
-    """Raises: ConfigError naming each setting that `rollout.engine` does not know."""
+    """Raises: ConfigError, which names each setting that `rollout.engine` does not know."""
     rollout = {key: value for key, value in _changed(config.rollout) if key in _ROLLOUT}
-    asked = {f"rollout.{key}": value for key, value in rollout.items()}
-    asked |= {f"sampling.{key}": value for key, value in _changed(config.sampling)}
+    settings = {f"rollout.{key}": value for key, value in rollout.items()}
+    settings |= {f"sampling.{key}": value for key, value in _changed(config.sampling)}
     name = config.rollout.engine
     _refuse_hotter(name, config.sampling.temperature)
-    unable = [key for key in asked if key not in ENGINES[name].can.settings | _UNIVERSAL]
+    unable = [key for key in settings if key not in ENGINES[name].can.settings | _UNIVERSAL]
     if unable:
         raise ConfigError(
             f"`rollout.engine` ({name}) cannot do "
-            + ", ".join(f"`{key}` ({asked[key]})" for key in unable)
+            + ", ".join(f"`{key}` ({settings[key]})" for key in unable)
             + ".\n  Leave it at its default, or choose another engine"
         )
 

@@ -1,4 +1,4 @@
-"""What an engine takes in: works that it can hold, each lease once."""
+"""The intake of an engine: it takes works that fit the engine, each lease once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from millrace.core.errors import DataError
 from millrace.core.types import Work
 from millrace.rollout.continuation import Continuation
 
-# Leases remembered to refuse repeats of old commands, far beyond what can be under way at once.
+# Leases that are remembered to refuse repeats of old commands: far more than can be in flight at once.
 _LEASES_REMEMBERED = 10_000
 
 
@@ -20,7 +20,7 @@ class Intake:
         vocab: token ids are below this.
         eos_ids: token ids that end a completion.
         decode: tokens to text, needed for stop strings only.
-        engine: who samples, for errors.
+        engine: the name of the engine in errors.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class Intake:
         self._leases: OrderedDict[int, int] = OrderedDict()
 
     def take(self, works: Iterable[Work]) -> list[Continuation]:
-        """Continuations of those whose lease is new, in order. Raises: DataError naming the first that cannot
-        be held (and then none is taken)."""
+        """Continuations of the works whose lease is new, in order. Raises: DataError, which names the first
+        work that does not fit; then no work is taken."""
         works = list(works)
         for work in works:
             self._check(work)

@@ -1,4 +1,4 @@
-"""What an engine must know of a model's tokens: how they are decoded, and which of them end a completion."""
+"""A model's tokens for an engine: the tokenizer that decodes them, and the ids that end a completion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millrace.rollout.protocol import EngineOptions
 
 
 def open_intake(options: EngineOptions) -> Intake:
-    """Of an engine that is not ours. Raises: DataError: as `end_ids`."""
+    """The intake of an engine with vLLM. Raises: DataError: as `end_ids`."""
     tokenizer = load_tokenizer(options.model_path)
     return Intake(
         vocab=AutoConfig.from_pretrained(options.model_path).vocab_size,
@@ -27,7 +27,7 @@ def open_intake(options: EngineOptions) -> Intake:
 
 
 def load_tokenizer(model_path: str) -> Any | None:
-    """The directory's tokenizer, or None where there is none: tokens in, tokens out needs none."""
+    """The directory's tokenizer, or None: an engine takes tokens and gives tokens without a tokenizer."""
     if not (Path(model_path) / "tokenizer_config.json").exists():
         return None
     return AutoTokenizer.from_pretrained(model_path)
@@ -44,22 +44,21 @@ def text_decoder(tokenizer: Any | None) -> Callable[[list[int]], str] | None:
 def end_ids(model_path: str, tokenizer: Any | None) -> set[int]:
     """Token ids that end a completion: of the tokenizer, the model and its generation configuration.
 
-    As the files say, not as transformers fills them in: its Llama ends at token 2 where nobody chose one.
+    The ids are read from the files, without the defaults of transformers, whose Llama ends at token 2.
 
-    Raises: DataError: none of them says anything. Null is something: nothing ends but by its length.
+    Raises: DataError: no file has an id or null. With null a completion ends by its length alone.
     """
     files = [Path(model_path) / name for name in ("config.json", "generation_config.json")]
-    said = [_end_said(file) for file in files if file.exists()]
-    found = [ids for each in said for ids in each]
+    entries = [entry for file in files if file.exists() for entry in _end_entry(file)]
     if tokenizer is not None and tokenizer.eos_token_id is not None:
-        found.append(tokenizer.eos_token_id)
-    if not found:
+        entries.append(tokenizer.eos_token_id)
+    if not entries:
         raise DataError(
             f"{model_path}: no file says which token ends a completion. Set `eos_token_id` in "
             "generation_config.json; null there: only the budget and stop strings end one"
         )
     return {
-        token for ids in found for token in (ids if isinstance(ids, list) else [ids]) if token is not None
+        token for ids in entries for token in (ids if isinstance(ids, list) else [ids]) if token is not None
     }
 
 
@@ -67,8 +66,8 @@ class _Ends(msgspec.Struct):
     eos_token_id: int | list[int] | msgspec.UnsetType | None = msgspec.UNSET
 
 
-def _end_said(file: Path) -> list[int | list[int] | None]:
-    """What a file says of tokens that end a completion: one thing, or nothing. Raises: DataError."""
+def _end_entry(file: Path) -> list[int | list[int] | None]:
+    """The file's `eos_token_id` in a list, empty without that key. Raises: DataError."""
     with boundary("the engine", f"`model.path`: read `eos_token_id` in {file}", DataError):
-        said = msgspec.json.decode(file.read_bytes(), type=_Ends).eos_token_id
-    return [] if isinstance(said, msgspec.UnsetType) else [said]
+        entry = msgspec.json.decode(file.read_bytes(), type=_Ends).eos_token_id
+    return [] if isinstance(entry, msgspec.UnsetType) else [entry]

@@ -1,8 +1,8 @@
 """Uniform noise as a pure function of (run seed, trajectory id, position).
 
-A counter-based generator: no state, so it does not matter where, when or beside whom a token is
-sampled. Each of the three numbers passes through the SplitMix64 finalizer (Steele et al., 2014,
-"Fast splittable pseudorandom number generators"), a bijection of 64-bit words.
+The generator counts and has no state. So a token's noise does not depend on the place, the time or the
+neighbours of its sampling. Each of the three numbers passes through the SplitMix64 finalizer (Steele et al.,
+2014, "Fast splittable pseudorandom number generators"), a bijection of 64-bit words.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What an engine is to the replica: the inference software inside, whatever computes.
+"""The protocol of an engine, the inference software inside a replica.
 
-An engine is synchronous and owns no thread that the replica must know. One thread calls everything below, so
-every command falls between two steps; `stage` alone is called from a second thread while steps go on.
-`tests/engines` holds every engine to this page.
+An engine is synchronous and owns no thread that the replica must know. One thread makes every call, so every
+command falls between two steps. Only `stage` is called from a second thread, while steps go on.
+`tests/engines` checks every engine against this page.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from millrace.core.types import Progress, ReplicaLoad, Work
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine is opened. `device` is `cpu`, `cuda` or `auto`; `device_share` of its memory may be
-    taken. `server` is the URL of one that runs already, which may take `server_wait_s` to answer.
-    `adapter_scale`: versions are adapters, whose products count so often; this is for the replica. The others
-    are keys of `model` and `rollout`, under their names."""
+    """The options of an engine. `device` is `cpu`, `cuda` or `auto`; the engine may take the fraction
+    `device_share` of its memory. `server` is the URL of a running server, which may take `server_wait_s` to
+    answer. `adapter_scale` is for the replica: versions are adapters, added with this factor. Every other
+    option is a key of `model` or `rollout`."""
 
     model_path: str
     dtype: str = "float32"
@@ -41,12 +41,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What an engine can do, known before it is opened.
+    """The capabilities of an engine, known before it is opened.
 
-    `settings`: configuration keys that it understands, of those that `engines.refuse_unable` looks at.
-    `models`: those that it runs; None where only its start tells.
+    `settings`: the configuration keys that the engine understands, among those of
+    `engine_kinds.refuse_unable`. `models`: the models that the engine runs; None if only its start can tell.
     `shares_prefixes`: members of a group compute their prompt once.
-    `chunks_prompts`: of prompts, a step computes no more than `rollout.prefill_chunk` tokens.
+    `chunks_prompts`: a step computes at most `rollout.prefill_chunk` tokens of prompts.
     `temperature_max`: of `sampling.temperature`.
     """
 
@@ -58,9 +58,10 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 class Engine(Protocol):
-    """Serves exactly one version at a time: `version`, -1 before its first `swap`. Until then work waits.
+    """An engine serves exactly one version at a time: `version`, -1 before the first `swap`. Until then work
+    waits.
 
-    `computes`: in which number format, and whether exactly; for people.
+    `computes`: the number format, and whether the engine computes exactly; for people.
     """
 
     version: int
@@ -70,7 +71,7 @@ class Engine(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether a step has something to do."""
 
     @property
     def has_finished(self) -> bool:
@@ -78,47 +79,50 @@ class Engine(Protocol):
 
     def submit(self, works: Iterable[Work]) -> None:
         """Queue works, each going on from its partial tokens. A newer lease of a trajectory replaces the old
-        one; a repeat or an older lease changes nothing. Raises: DataError for what it cannot hold (and then
-        none of the works is queued)."""
+        lease; a repeat or an older lease changes nothing. Raises: DataError: a work does not fit the engine;
+        then no work is queued."""
 
     def release(self, trajectory_ids: Iterable[int]) -> list[Progress]:
-        """Forget these and give back all that was sampled of them here, reported or not. Unknown ids, and
-        those that were reported to their end, are left out."""
+        """Forget these trajectories, and give back all tokens that this engine sampled of them, reported or
+        not. Unknown ids, and ids that were reported to their end, are left out."""
 
     def step(self) -> None:
-        """Advance what runs, by about one token each. Returns within a second; one that asks a
-        silent server may take 30 s.
+        """Advance every running trajectory by about one token. A step takes a second at most, or 30 s if a
+        server is silent.
 
-        Raises: WeightsError when a logit is not finite, naming trajectories and version."""
+        Raises: WeightsError: a logit is not finite; the message names trajectories and version."""
 
     def take_progress(self) -> list[Progress]:
-        """Tokens since the last call, each with the version that sampled it and its log-prob in the
-        distribution that it was really drawn from."""
+        """Tokens since the last call. Each token has the version that sampled it, and its log-prob in the
+        distribution that it was drawn from."""
 
     def load(self) -> ReplicaLoad:
-        """Slots, waiting, KV used and its capacity in tokens; without `busy_s` and `idle_s`."""
+        """Running and waiting trajectories, and the used tokens and the capacity of the KV cache; without
+        `busy_s` and `idle_s`."""
 
     # ------------------------------------------------------------ weights
 
     def stage(self, version: int, reader: WeightsReader) -> tuple[str, str]:
-        """Get `version` ready while steps go on; what is served does not change.
+        """Get `version` ready while steps go on. The served version does not change.
 
-        Returns: the digest that it was staged under, and the one taken of what the next `swap` will serve.
+        Returns: the digest that the relay staged the version under, and the digest of the tensors that the
+        next `swap` will serve.
         Raises: UnknownVersionError, TornVersionError, WeightsError."""
 
     def swap(self, version: int) -> None:
-        """Serve what was staged from the next step on. Trajectories in flight go on under it. Keys and values
-        of an earlier version are never used again; with `recompute` off, only by the trajectories that were
-        decoding with them.
+        """Serve the staged version from the next step on. Trajectories in flight go on under it. With
+        `recompute` no trajectory uses keys and values of an earlier version. Without it a trajectory keeps
+        the keys and values that it was decoding with.
 
-        Raises: DigestMismatchError: what it would serve is not what was staged. It serves nothing then."""
+        Raises: DigestMismatchError: the engine would not serve the staged weights. Then it serves nothing."""
 
     def digest(self) -> str:
-        """Digest of the tensors that are computed with now, in state-dict order, in the published dtype."""
+        """Digest of the tensors that the engine computes with now, in state-dict order, in the published
+        dtype."""
 
-    # ------------------------------------------------------------ its end
+    # ------------------------------------------------------------ end
 
     def close(self) -> None:
-        """End every process that it started, for a caller whose own process goes on: of a replica the runtime
-        kills them all. Its memory is free with the last reference to it. Nothing else is called after this,
-        and a second call changes nothing."""
+        """End every process that the engine started, for a caller whose own process goes on. (The runtime
+        kills all processes of a replica.) The last reference to the engine frees its memory. No other method
+        is called after `close`, and a second `close` changes nothing."""

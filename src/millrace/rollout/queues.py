@@ -1,4 +1,4 @@
-"""What waits for an engine and what has ended in it: the same bookkeeping for every engine."""
+"""The waiting and the finished continuations of an engine: the same bookkeeping for every engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from millrace.rollout.intake import Intake
 
 
 class Queues(ABC):
-    """The part of an `Engine` that takes work in and gives tokens back. A subclass keeps what runs."""
+    """The side of an `Engine` that takes work and gives tokens back. A subclass keeps the running
+    continuations."""
 
     def __init__(self, intake: Intake) -> None:
         self._intake, self.version = intake, -1
@@ -21,11 +22,11 @@ class Queues(ABC):
 
     @abstractmethod
     def _under_way(self) -> Collection[Continuation]:
-        """What runs, in its order."""
+        """The running continuations, in their order."""
 
     @abstractmethod
     def _stop(self, continuation: Continuation) -> Continuation:
-        """Take it out of what runs."""
+        """Take `continuation` out of the running continuations."""
 
     @property
     def has_work(self) -> bool:
@@ -49,10 +50,10 @@ class Queues(ABC):
         return [continuation.sampled() for continuation in removed if continuation is not None]
 
     def take_progress(self) -> list[Progress]:
-        """Of what runs, then what waits, then what has finished."""
+        """Progress of running, then of waiting, then of finished continuations."""
         continuations = [*self._under_way(), *self._waiting, *self._finished.values()]
         self._finished.clear()
-        return [part for continuation in continuations for part in continuation.unreported()]
+        return [progress for continuation in continuations for progress in continuation.unreported()]
 
     def _remove(self, trajectory_id: int) -> Continuation | None:
         if trajectory_id in self._finished:

@@ -1,9 +1,9 @@
 """The replica: one engine, of whatever kind, as a passive role.
 
-Everything that touches the engine runs on one worker thread, in order, so commands fall between two
-steps and need no lock, and the event loop answers while a step computes. The stream of reports is
-what drives the engine: as long as the controller listens, it generates. Pulls copy and digest on a
-second thread while steps go on; between two steps the engine is told to serve them.
+Every call of the engine runs on one worker thread, in order. So commands fall between two steps and need no
+lock, and the event loop answers while a step computes. The stream of reports drives the engine: the engine
+generates as long as the controller listens. Pulls copy and digest on a second thread while steps go on. The
+swap falls between two steps.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from millrace.rollout.protocol import EngineOptions
 T = TypeVar("T")
 OpenReader = Callable[[Endpoint], WeightsReader]
 
-# At least one report a second is promised; half of that leaves room for a busy event loop.
+# The replica promises a report a second; half of that leaves room for a busy event loop.
 _HEARTBEAT_S = 0.5
-# Of a replica's time that digesting what it serves, again and again, may take.
+# The fraction of a replica's time that rechecks of the served digest may take.
 _RECHECK_FRACTION = 0.01
-# A command waits for at most this long (and the step under way); shorter wastes time on hand-overs.
+# A command waits for at most this long, and for the running step. A shorter slice wastes time on hand-overs.
 _SLICE_S = 0.02
 
 
@@ -63,7 +63,7 @@ class EngineReplica:
             self._engine = open_engine(engine, options)
         self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-engine")
         self._pull_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-pull")
-        self._digest = ""  # of what is served
+        self._digest = ""  # of the served version
         self._recheck_due_s = float("inf")
         self._wake = asyncio.Event()
         self._slice: asyncio.Future[None] | None = None
@@ -74,7 +74,7 @@ class EngineReplica:
     # ------------------------------------------------------------ commands
 
     def notice(self) -> None:
-        """The host goes away soon. Reports ask the controller to take back what is in flight."""
+        """The host goes away soon. Reports ask the controller to take the trajectories in flight back."""
         self._leaving = True
         self._wake.set()
 
@@ -93,10 +93,11 @@ class EngineReplica:
     # ------------------------------------------------------------ the stream
 
     async def reports(self) -> AsyncIterator[Report]:
-        """Drive the engine. Consumes submitted work; waits for the slice under way, for work, or for
-        the next heartbeat; unblocked by submit and pull; ends when the consumer closes it.
+        """Drive the engine. Consumes submitted work; waits for the running slice, for work, or for the next
+        heartbeat; unblocked by submit and pull; ends when the consumer closes it.
 
-        Raises: DigestMismatchError (what is served changed in memory), WeightsError (a logit not finite)."""
+        Raises: DigestMismatchError: the served weights changed in memory. WeightsError: a logit is not
+        finite."""
         while True:
             yield await self._next_report()
             if time.monotonic() >= self._recheck_due_s:
@@ -129,8 +130,8 @@ class EngineReplica:
     # ------------------------------------------------------------ on the engine thread
 
     def _run_slice(self) -> None:
-        """Steps for `_SLICE_S`. What finishes meanwhile is told together, at its end: a hand-over per
-        finished trajectory would cost more than the wait."""
+        """Steps for `_SLICE_S`. Trajectories that finish meanwhile are reported together at the end: a
+        hand-over for each would cost more than the wait."""
         started_s = time.monotonic()
         end_s = started_s + _SLICE_S
         with needing_memory(self._name, f"a step of {self._load.running} trajectories", self._advice):
@@ -149,7 +150,7 @@ class EngineReplica:
         return msgspec.structs.replace(self._engine.load(), busy_s=self._busy_s, idle_s=idle_s)
 
     def _recheck(self) -> None:
-        """Digest what is served once more, so rarely that it takes 1 % of the time."""
+        """Digest the served weights once more, so rarely that digests take 1 % of the time."""
         version, started_s = self._engine.version, time.monotonic()
         if version < 0:
             return
@@ -163,7 +164,7 @@ class EngineReplica:
         self._recheck_after(time.monotonic() - started_s)
 
     def _recheck_after(self, took_s: float) -> None:
-        """`took_s`: what a look takes."""
+        """`took_s`: how long one digest takes."""
         self._recheck_due_s = time.monotonic() + took_s / _RECHECK_FRACTION
 
     def _swap(self, version: int, digest: str, took_s: float) -> None:
@@ -174,7 +175,7 @@ class EngineReplica:
     # ------------------------------------------------------------ on the pull thread
 
     def _pull(self, version: int, endpoint: Endpoint) -> Served:
-        """Stage it while the engine goes on, then swap. One pull at a time."""
+        """Stage the version while the engine goes on, then swap. One pull at a time."""
         if version == self._engine.version:
             digest = self._engine_thread.submit(self._engine.digest).result()
             return Served(version, self._published(digest), 0.0, 0.0, self._engine.computes)
@@ -189,15 +190,15 @@ class EngineReplica:
         pulled_s = time.monotonic()
         self._engine_thread.submit(self._swap, version, digest, pulled_s - started_s).result()
         swap_s = time.monotonic() - pulled_s
-        told = self._published(digest)
-        return Served(version, told, pulled_s - started_s, swap_s, self._engine.computes)
+        published = self._published(digest)
+        return Served(version, published, pulled_s - started_s, swap_s, self._engine.computes)
 
     def _published(self, digest: str) -> str:
-        """Under which digest the relay has what has `digest` here."""
+        """The digest under which the relay has the version that has `digest` here."""
         return digest if self._merging is None else self._merging.published(digest)
 
     def _reader(self, endpoint: Endpoint) -> WeightsReader:
-        """The reader of `endpoint`; opening another endpoint (a restarted relay) closes the last."""
+        """The reader of `endpoint`. Opening another endpoint (a restarted relay) closes the last reader."""
         if endpoint not in self._readers:
             while self._readers:
                 self._readers.popitem()[1].close()

@@ -1,4 +1,4 @@
-"""Stop strings: found in decoded text as soon as the token that completes them is sampled."""
+"""Stop strings, found in decoded text as soon as the engine samples the token that completes them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from millrace.devices.matmul import by_onednn, product
+from millrace.devices.matmul import by_onednn, matmul
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -40,7 +40,7 @@ def token_logprobs(
         logits = z | softcap * tanh(z / softcap),   z = hidden weight^T
 
     Shapes:
-        hidden_NH, weight_VH  any float type; the product is taken in the type of `hidden_NH`
+        hidden_NH, weight_VH  any float type; the matmul is computed in the type of `hidden_NH`
         targets_N             (N,) token ids
         returns               (N,) log-probs, (N,) entropies; float32, in nats. A gradient of entropies costs
                               something only where there is one
@@ -52,7 +52,7 @@ def token_logprobs(
 def _scaled_logits(
     hidden: torch.Tensor, weight: torch.Tensor, temperature: float, softcap: float | None
 ) -> torch.Tensor:
-    logits = product(hidden, weight.T)
+    logits = matmul(hidden, weight.T)
     logits = logits.to(_wide(logits))
     if softcap is not None:
         logits.div_(softcap).tanh_().mul_(softcap)
@@ -147,12 +147,12 @@ class _TokenLogprobs(torch.autograd.Function):
             if bend is not None:
                 slope += bend
             slope = slope.to(hidden.dtype)
-            grad_hidden[part] = product(slope, cast)
+            grad_hidden[part] = matmul(slope, cast)
             if frozen:
                 continue
             if slope.dtype == grad_weight.dtype and not by_onednn():
                 grad_weight.addmm_(slope.T, hidden[part])
             else:
-                grad_weight += product(slope.T, hidden[part])
+                grad_weight += matmul(slope.T, hidden[part])
         of_weight = None if frozen else grad_weight.to(weight.dtype)
         return grad_hidden, of_weight, None, None, None, None, None

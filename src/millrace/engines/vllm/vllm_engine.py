@@ -159,7 +159,8 @@ class VllmEngine(Queues):
             raise DigestMismatchError(
                 f"vLLM was given version {staged.version} (digest {staged.digest}) and computes another: its "
                 f"log-probs of {len(logprobs)} fixed tokens are {distance:.3g} times further from those of "
-                "the published weights than rounding explains. Nothing was sampled under it; the run must stop"
+                "the published weights than rounding explains. Nothing was sampled under it; the run must "
+                "stop"
             )
         self._note(outputs)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from millrace.devices.matmul import by_onednn, product
+from millrace.devices.matmul import by_onednn, matmul
 
 
 class _Linear(torch.autograd.Function):
@@ -20,7 +20,7 @@ class _Linear(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight_OI)
-        y_TO = product(x.reshape(-1, x.shape[-1]), weight_OI.t())
+        y_TO = matmul(x.reshape(-1, x.shape[-1]), weight_OI.t())
         if bias_O is not None:
             y_TO += bias_O
         return y_TO.view(*x.shape[:-1], -1)
@@ -31,7 +31,7 @@ class _Linear(torch.autograd.Function):
         of_x, of_weight, of_bias = ctx.needs_input_grad
         grad_TO = grads[0].reshape(-1, len(weight_OI))
         return (
-            product(grad_TO, weight_OI).view_as(x) if of_x else None,
+            matmul(grad_TO, weight_OI).view_as(x) if of_x else None,
             _weight_gradient(grad_TO, x.reshape(-1, x.shape[-1])) if of_weight else None,
             grad_TO.sum(0) if of_bias else None,
         )
@@ -40,8 +40,8 @@ class _Linear(torch.autograd.Function):
 def _weight_gradient(grad_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
     """oneDNN is up to 1.4 times faster with fewer rows than columns."""
     if grad_TO.shape[1] > x_TI.shape[1]:
-        return product(x_TI.t(), grad_TO).t()
-    return product(grad_TO.t(), x_TI)
+        return matmul(x_TI.t(), grad_TO).t()
+    return matmul(grad_TO.t(), x_TI)
 
 
 def install(model: torch.nn.Module) -> None:

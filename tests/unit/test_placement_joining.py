@@ -10,14 +10,14 @@ from test_placement_hosts import host as named_host
 
 from millrace.core.errors import ConfigError
 from millrace.placement.hosts import lay_out
-from millrace.placement.joining import further
+from millrace.placement.joining import joining_places
 
 MUCH = 1_000 * GB
 
 
 def join(layout, config, count, *, there=None, free_bytes=MUCH):
     present = list(layout.replicas if there is None else there)
-    return further(config, layout, present, count, free_bytes=free_bytes)
+    return joining_places(config, layout, present, count, free_bytes=free_bytes)
 
 
 def test_on_cpus_as_many_join_as_the_memory_holds():
