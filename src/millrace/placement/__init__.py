@@ -1,2 +1,2 @@
-"""Who runs where: what a host has (`inventory`), what a run needs (`needs`), the decision (`assign`), and the
-device that a role was given (`device`)."""
+"""The place of each worker: what a run needs (`needs`), the decision on one host (`assign`), on several hosts
+(`hosts`) and for joining replicas (`joining`), and the number format (`number_format`)."""

@@ -1,20 +1,20 @@
-"""What workers need for a moment beside what they keep: activations and logits. Estimates, at most.
+"""Activation memory: memory that workers need for a moment, for activations and logits. An upper estimate.
 
-    trainer   a micro-batch: of each token and layer 28 H + size (4 I + 5 (Q + K)) bytes are kept for the
-              gradient, with `model.recompute` 4 H of each layer and all of one. Norms after a layer's
-              parts add 25 H, and E experts a token 12 E H. Where scores are capped, each query head adds 10
-              bytes for every token that it may see. Then `CHUNKS` chunks of logits and two copies of the
-              output projection in float32. `trainer.sequence` divides tokens, `trainer.tensor` I, Q, K and
-              the projection. Products in bfloat16 keep a copy of a layer's matrices. Where weights are
-              divided or offloaded, what is in no layer is put together in float32, and `GATHERED` layers.
-              If that is more, an update: with 8-bit moments on a CPU, `UPDATE_BYTES` for each number of the
-              largest tensor
+    trainer   a micro-batch. For the gradient, each token and layer takes 28 H + size (4 I + 5 (Q + K)) bytes;
+              with `model.recompute` 4 H of each layer, and all of one layer. Norms after attention and MLP
+              add 25 H, and E experts a token 12 E H. If scores are capped, each query head adds 10 bytes for
+              every token that it may see. Then `CHUNKS` chunks of logits, and two copies of the output
+              projection in float32. `trainer.sequence` divides tokens, `trainer.tensor` I, Q, K and the
+              projection. Matmuls in bfloat16 keep a copy of a layer's matrices. If weights are divided or
+              offloaded, the trainer gathers in float32 the weights outside layers, and `GATHERED` layers. If
+              an update takes more, its memory counts: with 8-bit moments on a CPU, `UPDATE_BYTES` for each
+              number of the largest tensor
     replica   the larger of a decode step's sampling and a prefill chunk (rows, and the scores of one KV head
-              with all keys). Sampling takes 20 bytes a slot and token of the vocabulary, 48 where min-p,
-              top-k or top-p cut it, and 6 more where penalties or banned tokens edit it
+              with all keys). Sampling takes 20 bytes a slot and token of the vocabulary, 48 if min-p, top-k
+              or top-p cut it, and 6 more if penalties or banned tokens edit it
 
-H hidden, I intermediate, Q and K the widths of all query and all key heads; `size` bytes of the format that
-is computed in. A token's bytes are within 20 % of what torch saves; with caps they are for long sequences.
+H hidden, I intermediate, Q and K the widths of all query and all key heads; `size` bytes of the computing
+format. A token's bytes are within 20 % of the bytes that torch saves; with caps they are for long sequences.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from millrace.config.schema import Config
 from millrace.core.types import Sampling
 
 CHUNK_BYTES, GPU_CHUNK_BYTES = 64 << 20, 512 << 20
-"""Logits that the trainer computes at once, in float32 (`trainer.logprobs`). On a GPU a chunk of few tokens
-would cost more for the gradient of the whole projection than for its own logits."""
+"""Bytes of float32 logits that the trainer computes at once (`trainer.logprobs`). On a GPU, a chunk of few
+tokens would cost more for the gradient of the whole projection than for its own logits."""
 CHUNKS = 3
 SAMPLING_BYTES, CUT_BYTES, EDIT_BYTES = 20, 48, 6
 SCORE_BYTES = 12
 UPDATE_BYTES = 56
 """torchao's update of 8-bit moments, not compiled."""
 GATHERED = 2
-"""Layers: the one that computes, and the next one or a gradient."""
+"""Gathered layers: the computing layer, and the next layer or a gradient."""
 
 
 @dataclass(frozen=True)
 class ActivationMemory:
-    """Bytes. `micro_batch_tokens` is a rank's part of the largest micro-batch; one token of it takes
-    `token_bytes`. `weights_bytes`: weights put together or rounded while it computes."""
+    """Bytes. `micro_batch_tokens` is a rank's share of the largest micro-batch; each of its tokens takes
+    `token_bytes`. `weights_bytes`: weights that are gathered or rounded during the computation."""
 
     micro_batch_tokens: int = 0
     token_bytes: int = 0
@@ -60,8 +60,8 @@ class ActivationMemory:
 
 @dataclass(frozen=True)
 class Shape:
-    """Numbers of a model. Weights are counted: of the largest layer, in no layer, of the largest tensor.
-    `routed`: experts that a token goes to."""
+    """The dimensions of a model, and numbers of weights: of the largest layer, outside layers, of the largest
+    tensor. `routed`: experts of a token."""
 
     layers: int
     hidden: int
@@ -79,18 +79,18 @@ class Shape:
 
 
 def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -> ActivationMemory:
-    """`size`: bytes of a number that is computed with."""
+    """The activation memory of a run. `size`: bytes of a number in the computing format."""
     longest = config.rollout.max_sequence_tokens
     tokens = min(config.trajectories_per_step * longest, max(config.batch.token_budget, longest))
-    parts = config.trainer.tensor
+    tensor_ranks = config.trainer.tensor
     eager = config.optimizer.states == "8bit" and not on_gpu
     return ActivationMemory(
         micro_batch_tokens=-(-tokens // config.trainer.sequence),
-        token_bytes=_token_bytes(shape, size, parts, longest, recompute=config.model.recompute),
+        token_bytes=_token_bytes(shape, size, tensor_ranks, longest, recompute=config.model.recompute),
         logits_bytes=CHUNKS * max(GPU_CHUNK_BYTES if on_gpu else CHUNK_BYTES, 4 * shape.vocabulary)
-        + 8 * shape.vocabulary * shape.hidden // parts,
+        + 8 * shape.vocabulary * shape.hidden // tensor_ranks,
         replica_bytes=max(_sampling_bytes(config, shape), _prefill_bytes(config, shape, size)),
-        weights_bytes=_weights_bytes(config, shape, size) // parts,
+        weights_bytes=_weights_bytes(config, shape, size) // tensor_ranks,
         update_bytes=UPDATE_BYTES * shape.largest_weight // config.trainer.ranks if eager else 0,
     )
 
@@ -104,19 +104,19 @@ def _weights_bytes(config: Config, shape: Shape, size: int) -> int:
     return rounded + 4 * (GATHERED * shape.layer_weights + shape.other_weights)
 
 
-def _token_bytes(shape: Shape, size: int, parts: int, longest: int, *, recompute: bool) -> int:
+def _token_bytes(shape: Shape, size: int, tensor_ranks: int, longest: int, *, recompute: bool) -> int:
     heads = (shape.query_heads + shape.kv_heads) * shape.head_dim
     layer = (28 + 25 * shape.norms_after + 12 * shape.routed) * shape.hidden
     layer += (
         size * (4 * shape.intermediate + 5 * heads) + shape.capped * 10 * shape.query_heads * longest
-    ) // parts
+    ) // tensor_ranks
     return 4 * shape.hidden * shape.layers + layer if recompute else shape.layers * layer
 
 
 def _sampling_bytes(config: Config, shape: Shape) -> int:
-    asked = Sampling(**dict(config.sampling))
-    each = CUT_BYTES if asked.cuts else SAMPLING_BYTES
-    return config.rollout.slots * shape.vocabulary * (each + (EDIT_BYTES if asked.edits else 0))
+    sampling = Sampling(**dict(config.sampling))
+    each = CUT_BYTES if sampling.cuts else SAMPLING_BYTES
+    return config.rollout.slots * shape.vocabulary * (each + (EDIT_BYTES if sampling.edits else 0))
 
 
 def _prefill_bytes(config: Config, shape: Shape, size: int) -> int:

@@ -1,17 +1,18 @@
-"""The decision: which worker runs where, with how much memory. Pure: a host and a configuration go in.
+"""The decision on one host: the place and the memory of each worker. Pure: a host and a configuration go in.
 
-GPUs. The trainer gets one of its own for each of its ranks, and each replica `rollout.tensor`, where there
-are enough. With fewer, the trainer keeps its own, and the replicas share the others evenly. With one, all
-share it: a replica's memory is known (weights, standby weights, the KV of its slots), so it gets that and a
-tenth, or what its steps need for a moment where that is more. The trainer gets the rest: its activations are
-only estimated.
+GPUs. If there are enough GPUs, each rank of the trainer gets a GPU of its own, and each replica
+`rollout.tensor` GPUs. With fewer GPUs the trainer keeps its own, and the replicas share the others evenly.
+With one GPU all workers share it. A replica's memory is known: weights, standby weights, the KV of its slots.
+So a replica gets that memory and a tenth more, or its activation memory if that is larger. The trainer gets
+the rest, because its activation memory is only estimated.
 
-Cores. No worker is bound to a core. Each computes on one thread (`runtime.local.launcher.DEFAULTS`), and the
-kernel moves that to a free core; a fixed division would leave idle what a waiting worker does not use.
+Cores. No worker is bound to a core. Each worker computes on one thread (`runtime.local.launcher.DEFAULTS`),
+and the kernel moves that thread to a free core. A fixed division would leave cores idle while their worker
+waits.
 
-Versions in the relay. Two are enough to run: one is read, one is written. More let a trajectory whose
-replica died go on under its version. They are kept where there is room: `SHARED_FRACTION` of what the
-host's memory has left once all processes have theirs, and never more than can be of use.
+Versions in the relay. Two versions are enough to run: replicas read one, the trainer writes the other. With
+more versions a trajectory whose replica died goes on under its version. The relay keeps as many as are useful
+and as there is room for. Its room is `SHARED_FRACTION` of the host's memory that processes leave.
 """
 
 from __future__ import annotations
@@ -27,23 +28,25 @@ from millrace.core.placement import Gpu, Host, Place
 from millrace.placement.needs import MemoryNeed, Needs
 
 CONTEXT_BYTES = 500_000_000
-"""Of a GPU, what CUDA takes for each process that opens it (an H100 with torch 2.x: 0.4 to 0.6 GB)."""
+"""Memory of a GPU that CUDA takes for each process that opens the GPU (an H100 with torch 2.x: 0.4 to 0.6
+GB)."""
 LIBRARIES_BYTES = 500_000_000
-"""Of a replica's share, for what does not grow with the model: workspaces of cuBLAS (32 MiB a stream on an
+"""Memory of a replica's share that does not grow with the model: workspaces of cuBLAS (32 MiB a stream on an
 H100), recorded decode steps, whole blocks of torch's allocator."""
 WORKSPACE = 1.1
-"""A replica's memory over what it keeps, at least; more where its steps need more for a moment."""
+"""The least factor of a replica's memory over the memory that it keeps. Activation memory may need more."""
 SHARED_FRACTION = 0.5
 LARGE_BYTES = 64 << 20
-"""Of a version. Smaller ones are whole in the relay, as many as are of use."""
+"""Bytes of a large version. The relay keeps smaller versions whole, as many as are useful."""
 VERSIONS_MIN = 2
 TIGHT = 0.95
-"""Of a share or of the free memory: above this fraction there is a warning."""
+"""There is a warning above this fraction of a share or of the free memory."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """`device` is what roles get: `cuda` (the first that they see) or `cpu`."""
+    """The places on one host. `device` is the device of every role: `cuda` (the first that it sees) or
+    `cpu`."""
 
     host: Host
     needs: Needs
@@ -57,21 +60,21 @@ class Placement:
     trains: bool = True
 
     def at(self, name: str) -> Placement:
-        """With the host's name in every place."""
+        """The placement with the host's name in every place."""
         places = (self.trainer, self.relay, *self.replicas)
         trainer, relay, *replicas = (msgspec.structs.replace(place, host=name) for place in places)
         return replace(self, trainer=trainer, relay=relay, replicas=tuple(replicas))
 
     @property
     def workers(self) -> list[tuple[str, Place, MemoryNeed]]:
-        """Those that compute: the trainer first, if it is here."""
+        """The workers that compute. The trainer is the first, if it is on this host."""
         replicas = [(f"replica-{i}", place, self.needs.replica) for i, place in enumerate(self.replicas)]
         trainer = ("the trainer", self.trainer, self.needs.trainer)
         return [trainer, *replicas] if self.trains else replicas
 
     @property
     def relay_bytes(self) -> int:
-        """Whole versions, and where more are of use half of one for older ones as deltas."""
+        """Bytes of whole versions. If more versions are useful, half a version is added for older deltas."""
         version = self.needs.weights_bytes
         return self.relay_slots * version + (version // 2 if self.relay_keeps_deltas else 0)
 
@@ -81,24 +84,25 @@ class Placement:
 
     @property
     def older_bytes(self) -> int:
-        """Of a replica's process, while it reads a version that its relay keeps as a delta."""
+        """Bytes of a replica's process while it reads a version that its relay keeps as a delta."""
         return self.needs.weights_bytes if self.relay_keeps_deltas else 0
 
     @property
     def rank_peak_bytes(self) -> int:
-        """What each rank of the trainer holds at most where it computes, beside Python and torch."""
-        kept = self.needs.trainer
-        each = kept.device_bytes if self.device == "cuda" else kept.host_bytes // self.trainer.ranks
+        """The most memory of a rank of the trainer on its device, beside Python and torch."""
+        need = self.needs.trainer
+        each = need.device_bytes if self.device == "cuda" else need.host_bytes // self.trainer.ranks
         return each + self.needs.activation_memory.trainer_bytes
 
     @property
     def processes_bytes(self) -> int:
-        """Host memory of trainer, reference and replicas, without what they share."""
+        """Host memory of trainer, reference and replicas, without shared memory."""
         return processes_bytes(self.needs, len(self.replicas)) + self.needs.reference.host_bytes
 
 
 def uses_gpus(config: Config, host: Host) -> bool:
-    """Raises: ConfigError: `model.device` asks for a GPU, and there is none."""
+    """Whether workers on `host` compute on GPUs. Raises: ConfigError: `model.device` asks for a GPU, and
+    there is none."""
     device = config.model.device
     if device.startswith("cuda") and not host.gpus:
         raise ConfigError(
@@ -109,8 +113,8 @@ def uses_gpus(config: Config, host: Host) -> bool:
 
 
 def allowed_gpus(config: Config, host: Host) -> Host:
-    """With the one GPU that `model.device` (cuda:N) names, counted among those that this process may use;
-    else with all. Raises: ConfigError: there are fewer."""
+    """`host` with the one GPU that `model.device` (cuda:N) names, counted among the GPUs that this process
+    may use; else with all GPUs. Raises: ConfigError: the host has fewer GPUs."""
     number, count = config.model.device.partition(":")[2], len(host.gpus)
     if not number or not count:
         return host
@@ -123,17 +127,18 @@ def allowed_gpus(config: Config, host: Host) -> Host:
 
 
 def assign(config: Config, host: Host, needs: Needs, *, trains: bool = True, alone: bool = True) -> Placement:
-    """Places for all workers of `config` on `host`, of the trainer for the ranks of one host. Not `trains`:
-    for its replicas and a relay alone. Not `alone`: its relay sends to those of other hosts.
+    """Places for all workers of `config` on `host`, and for the trainer's ranks on this host. Not `trains`:
+    only replicas and a relay. Not `alone`: the relay sends to relays of other hosts.
 
-    Raises: ConfigError: the host's memory, or a GPU's, is too small for what the run keeps there.
+    Raises: ConfigError: the memory of the host or of a GPU is too small for the memory that the run keeps
+    there.
     """
     on_gpu, replicas = uses_gpus(config, host), config.rollout.replicas
-    here = 0 if config.rollout.servers else replicas  # what a server computes with is not the run's
+    computing = 0 if config.rollout.servers else replicas  # a server's GPUs are not the run's
     gpus: list[tuple[int, ...]] = [()] * (replicas + 1)
     if on_gpu:
-        on_them = config.trainer.ranks_of_host if trains else 0
-        gpus[: here + 1] = devices_of(here, len(host.gpus), config.rollout.tensor, ranks=on_them)
+        ranks = config.trainer.ranks_of_host if trains else 0
+        gpus[: computing + 1] = devices_of(computing, len(host.gpus), config.rollout.tensor, ranks=ranks)
     places = []
     for worker, used in enumerate(gpus):
         python = config.rollout.python if worker else None
@@ -160,31 +165,31 @@ def assign(config: Config, host: Host, needs: Needs, *, trains: bool = True, alo
 
 
 def devices_of(replicas: int, gpus: int, each: int = 1, *, ranks: int = 1) -> list[tuple[int, ...]]:
-    """Positions of the GPUs of the trainer, one for each of its `ranks`, and then of each replica, which has
-    `each`.
+    """Positions of the trainer's GPUs, one for each of its `ranks`. Then the positions of each replica's
+    GPUs, `each` for a replica.
 
-    Raises: ConfigError: they are too few for the trainer, or for one replica.
+    Raises: ConfigError: there are too few GPUs for the trainer, or for one replica.
     """
     if gpus == 1 and each == 1 and ranks == 1:
         return [(0,)] * (replicas + 1)
-    left = gpus - ranks
-    if ranks > 1 and left < min(replicas, 1):
+    free = gpus - ranks
+    if ranks > 1 and free < min(replicas, 1):
         raise ConfigError(
             f"`trainer.shard` x `trainer.tensor` x `trainer.sequence` is {ranks}. Each rank needs a GPU, and "
             f"a replica one more: this host has {gpus}.\n  Lower them to at most {max(1, gpus - 1)} together"
         )
-    sets = left // each
+    sets = free // each
     if replicas and not sets:
         raise ConfigError(
-            f"`rollout.tensor` ({each}) is the number of GPUs of one replica, and this host has {left} "
-            f"beside the trainer's.\n  Lower it to at most {max(1, left)}"
+            f"`rollout.tensor` ({each}) is the number of GPUs of one replica, and this host has {free} "
+            f"beside the trainer's.\n  Lower it to at most {max(1, free)}"
         )
     first = (ranks + replica % sets * each for replica in range(replicas))
     return [tuple(range(ranks)), *(tuple(range(gpu, gpu + each)) for gpu in first)]
 
 
 def _share(worker: int, gpus: Sequence[tuple[int, ...]], gpu: Gpu, needs: Needs) -> float:
-    """Of the memory of each of the worker's GPUs, 0 to 1. Worker 0 is the trainer."""
+    """The worker's share of the memory of each of its GPUs, 0 to 1. Worker 0 is the trainer."""
     together = [other for other, used in enumerate(gpus) if used == gpus[worker]]
     if 0 not in together:
         return 1 / len(together)
@@ -193,28 +198,29 @@ def _share(worker: int, gpus: Sequence[tuple[int, ...]], gpu: Gpu, needs: Needs)
 
 
 def least_share(gpu: Gpu, needs: Needs) -> float:
-    """Of the memory of `gpu`, what a replica works with."""
-    kept = needs.replica.device_bytes
-    working = max(kept * WORKSPACE, kept + needs.activation_memory.replica_bytes) + LIBRARIES_BYTES
+    """The least share of the memory of `gpu` that a replica works with."""
+    need = needs.replica.device_bytes
+    working = max(need * WORKSPACE, need + needs.activation_memory.replica_bytes) + LIBRARIES_BYTES
     return min(1.0, (working + CONTEXT_BYTES) / gpu.memory_bytes)
 
 
 def relay_slots(config: Config, host: Host, needs: Needs, *, head: bool) -> tuple[int, int]:
-    """How many versions the relay holds whole, and how many at all, those beyond as deltas. Large ones are
-    whole twice, where the relay does not need them whole to send them (`head`) or to store them. A head of
-    several gets what ranks on other hosts wrote of one, while those here write the next.
+    """How many versions the relay holds whole, and how many in all: versions beyond the whole ones are
+    deltas. Two large versions are whole, unless the relay sends (`head`) or stores whole versions. The head
+    of several hosts needs a third: it receives one version's blocks from other hosts, while ranks here write
+    the next.
 
-    Raises: ConfigError: two, then three, do not fit.
+    Raises: ConfigError: these versions do not fit.
     """
     completes = head and config.trainer.hosts > 1
     processes = processes_bytes(needs, config.rollout.replicas)
     version, least = needs.weights_bytes, VERSIONS_MIN + completes
-    told = "three" if completes else "two"
+    least_word = "three" if completes else "two"
     if processes + least * version > host.memory_bytes:
         raise ConfigError(
             f"the host has {size(host.memory_bytes)} of memory. The trainer keeps "
             f"{size(needs.trainer.host_bytes)} there, {config.rollout.replicas} replicas "
-            f"{size(needs.replica.host_bytes)} each, and the relay {told} versions of {size(version)}: "
+            f"{size(needs.replica.host_bytes)} each, and the relay {least_word} versions of {size(version)}: "
             f"{size(processes + least * version)}.\n  Lower {_smaller(config)}"
         )
     room, most = SHARED_FRACTION * max(0, host.free_bytes - processes), config.relay_slots
@@ -229,7 +235,7 @@ def processes_bytes(needs: Needs, replicas: int) -> int:
 
 
 def _check_gpus(config: Config, placement: Placement) -> None:
-    """Raises: ConfigError: what a worker keeps on its GPU is more than its share."""
+    """Raises: ConfigError: a worker keeps more on its GPU than its share."""
     needs, gpus = placement.needs, {gpu.index: gpu for gpu in placement.host.gpus}
     for name, place, memory in placement.workers:
         used = [gpus[index] for index in place.devices or ()]

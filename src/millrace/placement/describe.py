@@ -1,4 +1,4 @@
-"""A placement in words: each host's and device's memory, and what is tight."""
+"""A placement in words: the memory of each host and device, and warnings where memory is tight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millrace.placement.needs import MemoryNeed
 
 
 def tables(layout: Layout) -> dict[str, str]:
-    """`table`; with several hosts one for each, which begins with who is there."""
+    """`table`. With several hosts there is a table for each, which begins with the workers on that host."""
     if len(layout.placements) == 1:
         return table(layout.main)
     rows = {}
@@ -39,13 +39,13 @@ def tight(layout: Layout, config: Config) -> Iterator[str]:
 
 
 def table(placement: Placement) -> dict[str, str]:
-    """Name -> value: who runs where, and the memory of every device, of the host, and shared."""
+    """Name -> value: the workers and the memory of every device, of the host, and shared memory."""
     needs, host = placement.needs, placement.host
     rows = {}
     for gpu in host.gpus if placement.device == "cuda" else ():
-        held = [f"{name} {place.share:.0%} ({size(m.device_bytes)})" for name, place, m in on(placement, gpu)]
+        workers = [f"{name} {p.share:.0%} ({size(m.device_bytes)})" for name, p, m in on(placement, gpu)]
         memory = f"{size(gpu.memory_bytes)}, {size(gpu.free_bytes)} free"
-        rows[f"GPU {gpu.index}"] = f"{gpu.name}, {memory}: {', '.join(held) or 'nobody'}"
+        rows[f"GPU {gpu.index}"] = f"{gpu.name}, {memory}: {', '.join(workers) or 'nobody'}"
     moment = needs.activation_memory
     where = "on GPUs" if placement.device == "cuda" else f"on {host.cores} cores, bound to none"
     ranks = placement.trainer.ranks
@@ -79,29 +79,29 @@ def table(placement: Placement) -> dict[str, str]:
 
 
 def _reference(need: MemoryNeed) -> dict[str, str]:
-    kept = need.device_bytes + need.host_bytes
-    return {"the reference": f"{size(kept)}, in a process of its own"} if kept else {}
+    need_bytes = need.device_bytes + need.host_bytes
+    return {"the reference": f"{size(need_bytes)}, in a process of its own"} if need_bytes else {}
 
 
 def on(placement: Placement, gpu: Gpu) -> list[tuple[str, Place, MemoryNeed]]:
-    """Those that compute on `gpu`."""
+    """The workers that compute on `gpu`."""
     return [worker for worker in placement.workers if gpu.index in (worker[1].devices or ())]
 
 
 def warnings(placement: Placement, config: Config) -> Iterator[str]:
-    """What is tight, one sentence each."""
+    """Warnings where memory is tight, one sentence each."""
     host, needed = placement.host, placement.processes_bytes + placement.relay_bytes
     moment, replicas = placement.needs.activation_memory, len(placement.replicas)
-    left = host.free_bytes - needed - replicas * moment.replica_bytes
-    left //= placement.trainer.ranks
+    room = host.free_bytes - needed - replicas * moment.replica_bytes
+    room //= placement.trainer.ranks
     if needed + replicas * placement.older_bytes > TIGHT * host.free_bytes:
         yield (
             f"the run keeps {size(placement.processes_bytes)} of host memory and, shared, "
             f"{size(placement.relay_bytes)}; {size(host.free_bytes)} of {size(host.memory_bytes)} are free. "
             "What it needs for a moment may not fit"
         )
-    elif placement.device == "cpu" and moment.trainer_bytes > left:
-        yield _too_large(moment, config, left, "host memory")
+    elif placement.device == "cpu" and moment.trainer_bytes > room:
+        yield _too_large(moment, config, room, "host memory")
     if placement.relay_slots < placement.relay_slots_max and not placement.relay_keeps_deltas:
         yield (
             f"the relay has room for {placement.relay_slots} versions, and up to {placement.relay_slots_max} "
@@ -113,7 +113,7 @@ def warnings(placement: Placement, config: Config) -> Iterator[str]:
 
 
 def _too_large(moment: ActivationMemory, config: Config, room: float, where: str) -> str:
-    """The trainer's largest micro-batch may need more than `room`."""
+    """The warning that the trainer's largest micro-batch may need more than `room`."""
     longest, budget = config.rollout.max_sequence_tokens, config.batch.token_budget
     fit = moment.tokens_that_fit(room)
     lower = f"`batch.token_budget` ({budget:,}) to {fit:,}"

@@ -1,9 +1,10 @@
-"""The decision over several hosts: who is on which. Pure. On each of them `assign` divides what it has.
+"""The decision over several hosts: the host of each worker. Pure. On each host `assign` divides its devices.
 
-The ranks of the trainer are on the first `trainer.hosts` hosts that have room for their equal parts. Replicas
-are spread: each goes to where the least of the room is taken; packed, they fill one host after the other.
-Room is what the trainer leaves of a host's GPUs, or of its cores where nobody has GPUs. Reward workers go
-round all hosts. A host with ranks or replicas has a relay. A host takes what its roles allow.
+The ranks of the trainer are on the first `trainer.hosts` hosts that have room for an equal share of them.
+Replicas are spread: each goes to the host with the largest free fraction of its room. Packed replicas fill
+one host after the other. Room is the GPUs of a host that the trainer leaves, or its cores if no host has
+GPUs. Reward workers go round all hosts. A host with ranks or replicas has a relay. The roles of a host say
+which workers it takes.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ NOBODY = MemoryNeed(0, 0)
 
 @dataclass(frozen=True)
 class Layout:
-    """Everybody's place. `placements` are of the hosts that have a relay, the trainer's first. The others are
-    `spare`. `trainer` has all ranks, on however many hosts."""
+    """The place of every worker. `placements` are of the hosts that have a relay, the trainer's first. The
+    other hosts are `spare`. `trainer` has all ranks, on one host or several."""
 
     placements: tuple[Placement, ...]
     trainer: Place
@@ -36,26 +37,27 @@ class Layout:
 
     @property
     def main(self) -> Placement:
-        """Of the trainer's first host."""
+        """The placement of the trainer's first host."""
         return self.placements[0]
 
 
 def computes_on_gpus(config: Config, hosts: Sequence[Host]) -> bool:
-    """Raises: ConfigError: `model.device` asks for a GPU, and no host has one."""
+    """Whether workers compute on GPUs. Raises: ConfigError: `model.device` asks for a GPU, and no host has
+    one."""
     return any(host.gpus and uses_gpus(config, host) for host in hosts) or uses_gpus(config, hosts[0])
 
 
 def lay_out(config: Config, hosts: Sequence[Host], needs: Needs) -> Layout:
     """Places for all workers of `config` on `hosts`, the controller's first.
 
-    Raises: ConfigError: no host has room for the trainer, or one is too small for what is kept there.
+    Raises: ConfigError: no host has room for the trainer, or a host's memory is too small.
     """
     on_gpu = computes_on_gpus(config, hosts)
     mains = trainer_hosts(config, hosts, on_gpu=on_gpu)
     chosen = spread(config, hosts, mains, on_gpu=on_gpu)
     used = [*mains, *(i for i in range(len(hosts)) if i in chosen and i not in mains)]
     placements = [
-        _part(
+        _assign_host(
             config,
             hosts[index],
             needs,
@@ -67,43 +69,43 @@ def lay_out(config: Config, hosts: Sequence[Host], needs: Needs) -> Layout:
     ]
     if len(hosts) > 1:
         placements = [placed.at(placed.host.name) for placed in placements]
-    left = {index: iter(placed.replicas) for index, placed in zip(used, placements, strict=True)}
+    places = {index: iter(placed.replicas) for index, placed in zip(used, placements, strict=True)}
     workers = islice(cycle(allowed(hosts, "reward")), config.reward.most_workers)
     return Layout(
         placements=tuple(placements),
         trainer=_together(placements[: len(mains)]),
-        replicas=tuple(next(left[index]) for index in chosen),
+        replicas=tuple(next(places[index]) for index in chosen),
         reward_workers=tuple(HERE if host is hosts[0] else Place(host=host.name) for host in workers),
         spare=tuple(host for index, host in enumerate(hosts) if index not in used),
     )
 
 
 def added(config: Config, host: Host, main: Placement) -> Placement | None:
-    """Of a host that replicas may join on, beside the trainer's. None: they may not, or need GPUs there.
+    """The placement of a host that replicas may join on. None: they may not, or the host lacks the GPUs.
 
-    Raises: ConfigError: its memory is too small for a relay.
+    Raises: ConfigError: the host's memory is too small for a relay.
     """
     if "rollout" not in host.roles or (main.device == "cuda" and not host.gpus):
         return None
-    return _part(config, host, main.needs, replicas=0, trains=False, alone=False).at(host.name)
+    return _assign_host(config, host, main.needs, replicas=0, trains=False, alone=False).at(host.name)
 
 
 def allowed(hosts: Sequence[Host], role: str) -> list[Host]:
-    """Those that `role` may run on. Raises: ConfigError: there is none."""
-    found = [host for host in hosts if role in host.roles]
-    if not found:
+    """The hosts that `role` may run on. Raises: ConfigError: there is none."""
+    able = [host for host in hosts if role in host.roles]
+    if not able:
         names = ", ".join(host.name for host in hosts)
         raise ConfigError(
             f"the role `{role}` has no host: the labels of {names} do not allow it\n"
             "  Add a host whose label does"
         )
-    return found
+    return able
 
 
 def trainer_hosts(config: Config, hosts: Sequence[Host], *, on_gpu: bool) -> list[int]:
-    """The first ones that have a GPU for each of their ranks; on CPUs the first ones.
+    """The trainer's hosts: the first that have a GPU for each of their ranks; on CPUs the first hosts.
 
-    Raises: ConfigError: they are too few.
+    Raises: ConfigError: there are too few hosts.
     """
     trainer, able = config.trainer, allowed(hosts, "trainer")
     if len(able) < trainer.hosts:
@@ -112,15 +114,15 @@ def trainer_hosts(config: Config, hosts: Sequence[Host], *, on_gpu: bool) -> lis
             "  Lower it, or add hosts: `runtime.hosts`, or nodes of the cluster"
         )
     needed = trainer.ranks_of_host if on_gpu and len(hosts) > 1 else 0
-    found = [index for index, host in enumerate(hosts) if host in able and len(host.gpus) >= needed]
-    if len(found) < trainer.hosts:
+    fit = [index for index, host in enumerate(hosts) if host in able and len(host.gpus) >= needed]
+    if len(fit) < trainer.hosts:
         gpus = [len(host.gpus) for host in able]
         raise ConfigError(
             f"the trainer has {trainer.ranks} ranks, each with a GPU, on {trainer.hosts} of the hosts, which "
             f"have {gpus} GPUs.\n  Lower `trainer.shard` x `trainer.tensor` x `trainer.sequence`, or divide "
             "them among more `trainer.hosts`"
         )
-    return found[: trainer.hosts]
+    return fit[: trainer.hosts]
 
 
 def spread(config: Config, hosts: Sequence[Host], mains: Sequence[int], *, on_gpu: bool) -> list[int]:
@@ -137,15 +139,15 @@ def spread(config: Config, hosts: Sequence[Host], mains: Sequence[int], *, on_gp
         )
     if not any(room):
         room[mains[0]] = 1
-    taken, chosen = [0] * len(hosts), list[int]()
+    counts, chosen = [0] * len(hosts), list[int]()
 
     def order(index: int) -> tuple[float, int]:
-        full = (taken[index] + 1) / room[index]
+        full = (counts[index] + 1) / room[index]
         return (0.0 if config.rollout.packed and full <= 1 else full), index
 
     for _ in range(config.rollout.replicas):
         best = min((i for i in range(len(hosts)) if room[i]), key=order)
-        taken[best] += 1
+        counts[best] += 1
         chosen.append(best)
     return chosen
 
@@ -157,20 +159,23 @@ def _room(config: Config, host: Host, trains: bool, *, on_gpu: bool) -> int:
     return max(1, host.cores - ranks)
 
 
-def _part(config: Config, host: Host, needs: Needs, *, replicas: int, trains: bool, alone: bool) -> Placement:
-    """Of one host."""
+def _assign_host(
+    config: Config, host: Host, needs: Needs, *, replicas: int, trains: bool, alone: bool
+) -> Placement:
+    """The placement of one host, with its share of the replicas and of the trainer."""
     rollout = config.rollout.model_copy(update={"replicas": replicas})
-    part, kept = config.model_copy(update={"rollout": rollout}), needs.trainer
-    ours = MemoryNeed(kept.device_bytes, kept.host_bytes // config.trainer.hosts) if trains else NOBODY
+    of_host, all_ranks = config.model_copy(update={"rollout": rollout}), needs.trainer
+    host_bytes = all_ranks.host_bytes // config.trainer.hosts
+    trainer = MemoryNeed(all_ranks.device_bytes, host_bytes) if trains else NOBODY
     reference = needs.reference if trains else NOBODY
-    needs = replace(needs, trainer=ours, reference=reference)
-    return assign(part, host, needs, trains=trains, alone=alone)
+    needs = replace(needs, trainer=trainer, reference=reference)
+    return assign(of_host, host, needs, trains=trains, alone=alone)
 
 
-def _together(parts: Sequence[Placement]) -> Place:
-    """The trainer's place: its ranks on one host, or on several."""
-    places = [part.trainer for part in parts]
-    if len(parts) == 1:
+def _together(placements: Sequence[Placement]) -> Place:
+    """The trainer's place, with its ranks on all hosts of `placements`."""
+    places = [placed.trainer for placed in placements]
+    if len(places) == 1:
         return places[0]
     return msgspec.structs.replace(
         places[0],
@@ -178,13 +183,13 @@ def _together(parts: Sequence[Placement]) -> Place:
         share=min(place.share for place in places),
         ranks=sum(place.ranks for place in places),
         hosts=tuple(place.host for place in places),
-        meet=parts[0].host.address,
+        meet=placements[0].host.address,
     )
 
 
 def split(host: Host, count: int, address: str) -> tuple[Host, ...]:
-    """`count` logical hosts of one machine, which reach each other at `address`: each has an equal part of
-    its memory, and its GPUs and cores as evenly as they go."""
+    """`count` logical hosts of one machine, which reach each other at `address`. Each has an equal share of
+    the machine's memory, and its GPUs and cores are divided as evenly as possible."""
     if count == 1:
         return (host,)
     names = [host.name, *(f"host-{number}" for number in range(1, count))]

@@ -1,4 +1,4 @@
-"""How much memory and disk a run needs, from the model directory alone: no tensor is loaded."""
+"""The memory and disk that a run needs, from the model directory alone. No tensor is loaded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOMENTS_BYTES = {"float32": 8.0, "8bit": 2 * (1 + 4 / 256)}  # both of AdamW's, 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes of one worker: of each of its GPUs, and of the host."""
+    """Bytes that one worker keeps: on each of its GPUs, and on the host."""
 
     device_bytes: int
     host_bytes: int
@@ -34,8 +34,8 @@ class MemoryNeed:
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes. `checkpoint_bytes` is of one checkpoint. `activation_memory` comes on top of what workers
-    keep, and is only estimated. Python is not counted."""
+    """Bytes. `checkpoint_bytes` is of one checkpoint. `activation_memory` comes on top of the memory that
+    workers keep, and is only estimated. Python's own memory is not counted."""
 
     num_parameters: int
     weights_bytes: int
@@ -48,27 +48,25 @@ class Needs:
 
 
 def read_needs(config: Config, *, on_gpu: bool) -> Needs:
-    """What each worker keeps, beside what it needs for a moment.
+    """The memory that each worker keeps, and the activation memory.
 
-        trainer   16 bytes a parameter (10 with 8-bit moments, 4 more for a reference, and for each of a
-                  teacher's), and for publishing one
-                  version where the master weights are on the host, unless these are it (float32). Of an
-                  adapter these are its own numbers; the model is 4 bytes a parameter beside it. In
-                  bfloat16, 4 bytes for each weight that is rounded for a step (all where bfloat16 is computed
-                  in float32, else those in no layer), and 4 on the host for a checkpoint of them. The rest of
-                  a checkpoint is written from where it lies
-        replica   2 versions (served and standby) + slots * max_sequence_tokens * KV of a token, in the format
-                  that is computed in. Where that is another than the published one, a published version
-                  more, where weights land. There and on a GPU, the largest tensor on the host, to digest it.
-                  Each of `rollout.tensor` GPUs has an equal part of weights and KV, of KV at least one head.
-                  Nothing where servers generate
+        trainer   16 bytes a parameter, 10 with 8-bit moments; 4 more for a reference, and 4 for each
+        parameter
+                  of a teacher. One version for publishing, if master weights are on the host and not float32.
+                  With an adapter its own numbers count as parameters, and the model takes 4 bytes a
+                  parameter. In bfloat16, 4 bytes for each weight that is rounded for a step, and 4 on the
+                  host for a checkpoint of these weights. They are all weights if the CPU computes in float32,
+                  else those outside layers. The rest of a checkpoint needs no copy
+        replica   2 versions (served and standby) + slots * max_sequence_tokens * KV of a token, in the
+                  computing format. If the published format is another, one published version more, for pulls.
+                  Then, and on a GPU, the largest tensor on the host, for digests. Each of `rollout.tensor`
+                  GPUs has an equal share of weights and KV, and at least one head of KV. 0 with servers
+        reference 4 bytes a parameter, if the reference has a process of its own (`algorithm.reference`)
 
-        reference 4 bytes a parameter, where it is in a process of its own (`algorithm.reference`)
-
-    Ranks of the trainer divide all of what it keeps. With `trainer.offload` all of it is on the host.
+    Ranks of the trainer divide all memory that it keeps. With `trainer.offload` all of it is on the host.
 
     Raises: DataError: the model directory cannot be read. ConfigError: `rollout.tensor`, `trainer.tensor` or
-    `trainer.sequence` does not divide it; it can have no such adapter.
+    `trainer.sequence` does not divide the model, or the model can have no such adapter.
     """
     directory = Path(config.model.path)
     size = DTYPE_BYTES[config.model.dtype]
@@ -76,11 +74,11 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     parameters = sum(tensors.values())
     weights = parameters * size
     computing = DTYPE_BYTES[computing_dtype(config.model.dtype, on_gpu=on_gpu)]
-    model, parts = read_model_config(directory), config.rollout.tensor
+    model, num_devices = read_model_config(directory), config.rollout.tensor
     shape = _shape(model, tensors)
-    _check_division(shape, parts, "`rollout.tensor`")
+    _check_division(shape, num_devices, "`rollout.tensor`")
     _check_ranks(shape, config.trainer)
-    kv_token = parts * kv_token_bytes(model, computing, parts)
+    kv_token = num_devices * kv_token_bytes(model, computing, num_devices)
     kv_replica = kv_token * config.rollout.slots * config.rollout.max_sequence_tokens
     adapted = config.adapter.rank is not None
     trained = adapter_elements(directory, config.adapter) if adapted else parameters
@@ -96,7 +94,7 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     landing += shape.largest_weight * size if on_gpu or computing != size else 0
     each = 0 if hosted else -(-states // config.trainer.ranks)
     trainer = MemoryNeed(each, staged + (states if hosted else 0))
-    on_device = MemoryNeed(-(-replica // parts), landing)
+    on_device = MemoryNeed(-(-replica // num_devices), landing)
     replica_memory = on_device if on_gpu else MemoryNeed(0, replica + landing)
     if config.rollout.servers:
         replica_memory = MemoryNeed(0, 0)
@@ -113,12 +111,12 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
 
 
 def _reference(parameters: int, *, on_gpu: bool) -> MemoryNeed:
-    kept = COPY_BYTES * parameters
-    return MemoryNeed(kept, 0) if on_gpu else MemoryNeed(0, kept)
+    weights_bytes = COPY_BYTES * parameters
+    return MemoryNeed(weights_bytes, 0) if on_gpu else MemoryNeed(0, weights_bytes)
 
 
 def teacher_of(config: Config) -> str | None:
-    """The directory of the model that is distilled."""
+    """The directory of the model that the run distils."""
     path: str | None = getattr(config.algorithm, "teacher", None)
     return path
 
@@ -129,7 +127,7 @@ def _teacher_elements(config: Config) -> int:
 
 
 def _has_reference(config: Config) -> bool:
-    """Of an algorithm of the user's own this is known only in the trainer."""
+    """Whether the trainer has a reference. For a user's own algorithm only the trainer knows."""
     return getattr(config.algorithm, "kl", 0.0) > 0 and not config.reference_apart
 
 
@@ -139,7 +137,7 @@ def tensor_elements(directory: Path) -> dict[str, int]:
 
 
 def adapter_elements(directory: Path, adapter: Adapter) -> int:
-    """Numbers of an adapter in all. Raises: ConfigError: the model can have no such adapter."""
+    """How many numbers an adapter has. Raises: ConfigError: the model can have no such adapter."""
     matrices = {n.removesuffix(".weight"): s for n, s in tensor_shapes(directory).items() if len(s) > 1}
     rank, dora = adapter.rank or 0, adapter.kind == "dora"
     shapes = [matrices[name] for name in adapter.layers(matrices)]
@@ -151,7 +149,7 @@ def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    """Those that are loaded. A repository may have the same weights beside them in another form."""
+    """The files that are loaded. A repository may have the same weights in other files too."""
     if indexed := indexed_files(directory):
         return indexed
     single = directory / "model.safetensors"
@@ -162,10 +160,10 @@ def _weight_files(directory: Path) -> list[Path]:
 
 
 def indexed_files(directory: Path) -> list[Path]:
-    """Those that the directory's index names; none: it has no index.
+    """The files that the directory's index names; empty if there is no index.
 
-    Raises: DataError: it does not say where each tensor is, or names what is no safetensors file in the
-    directory: that would not be part of the model.
+    Raises: DataError: the index has no place for a tensor, or names a file that is no safetensors file in the
+    directory and so not part of the model.
     """
     index = directory / "model.safetensors.index.json"
     if not index.exists():
@@ -194,15 +192,15 @@ def read_model_config(directory: Path) -> dict[str, Any]:
         return dict(json.loads((directory / "config.json").read_text(encoding="utf-8")))
 
 
-def kv_token_bytes(model: dict[str, Any], size: int, parts: int = 1) -> int:
-    """Keys and values of one token in all layers, on one of `parts` devices. Raises: DataError: `model` is
-    not of a decoder."""
+def kv_token_bytes(model: dict[str, Any], size: int, num_devices: int = 1) -> int:
+    """Keys and values of one token in all layers, on one of `num_devices` devices. Raises: DataError: `model`
+    is not of a decoder."""
     shape = _shape(model, {})
-    return 2 * shape.layers * max(1, shape.kv_heads // parts) * shape.head_dim * size
+    return 2 * shape.layers * max(1, shape.kv_heads // num_devices) * shape.head_dim * size
 
 
 def _check_ranks(shape: Shape, trainer: TrainerSection) -> None:
-    """Raises: ConfigError. Every rank has whole heads, in each of its layers."""
+    """Raises: ConfigError: a rank would have a fraction of a head."""
     _check_division(shape, trainer.tensor, "`trainer.tensor`")
     each = trainer.tensor * trainer.sequence
     if shape.query_heads % each or shape.kv_heads % each:
@@ -213,21 +211,22 @@ def _check_ranks(shape: Shape, trainer: TrainerSection) -> None:
         )
 
 
-def _check_division(shape: Shape, parts: int, key: str) -> None:
-    """Raises: ConfigError. A key head may be on several devices, but not a part of one."""
+def _check_division(shape: Shape, num_devices: int, key: str) -> None:
+    """Raises: ConfigError: a device would have a fraction of a head. Several devices may have one key
+    head."""
     sizes = {"attention heads": shape.query_heads, "intermediate columns": shape.intermediate}
-    if parts < shape.kv_heads or parts % shape.kv_heads:
+    if num_devices < shape.kv_heads or num_devices % shape.kv_heads:
         sizes["key heads"] = shape.kv_heads
-    undivided = [f"{size} {name}" for name, size in sizes.items() if size % parts]
+    undivided = [f"{size} {name}" for name, size in sizes.items() if size % num_devices]
     if undivided:
         raise ConfigError(
-            f"{key} ({parts}) devices cannot share the model: it has {', '.join(undivided)} a "
+            f"{key} ({num_devices}) devices cannot share the model: it has {', '.join(undivided)} a "
             f"layer.\n  Take a divisor of {math.gcd(*sizes.values())}"
         )
 
 
 def _shape(model: dict[str, Any], tensors: dict[str, int]) -> Shape:
-    """The largest tensor is taken for the embedding where no vocabulary is named."""
+    """The shape of a model. If `model` has no vocabulary, the largest tensor counts as the embedding."""
     layers, largest = Counter[str](), max(tensors.values(), default=0)
     for name, elements in tensors.items():
         layers["".join(re.findall(r"\.layers\.\d+\.", name))] += elements
@@ -251,11 +250,11 @@ def _shape(model: dict[str, Any], tensors: dict[str, int]) -> Shape:
 
 
 def _count(model: dict[str, Any], key: str, default: int | None = None) -> int:
-    found = model.get(key) or default
-    if found is None:
+    count = model.get(key) or default
+    if count is None:
         raise DataError(f"the model's config.json has no {key!r}: is it a decoder model?")
-    if type(found) is not int or found < 1:
+    if type(count) is not int or count < 1:
         raise DataError(
-            f"the model's config.json has {found!r} as {key!r}: it must be a whole number above 0"
+            f"the model's config.json has {count!r} as {key!r}: it must be a whole number above 0"
         )
-    return found
+    return count

@@ -1,4 +1,5 @@
-"""In which number format a worker computes. torch is not imported: the controller asks too."""
+"""The number format that a worker computes in. Imports no torch, because the controller uses this module
+too."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ CPUS = Path("/proc/cpuinfo")
 
 
 def computing_dtype(published: str, *, on_gpu: bool) -> str:
-    """The format for products of weights that are published as `published`.
+    """The format of matmuls with weights that are published as `published`.
 
-    It is `published` itself but for bfloat16 on a CPU without instructions for its products (AVX512-BF16 or
-    AMX): such a CPU converts every number, and takes several times as long as in float32. Every bfloat16
-    number is a float32 number, so nothing of a weight is lost.
+    The format is `published`, except for bfloat16 on a CPU without instructions for it (AVX512-BF16 or AMX).
+    Such a CPU converts every number, and takes several times as long as in float32. Every bfloat16 number is
+    a float32 number, so no digit of a weight is lost.
     """
     if published != "bfloat16" or on_gpu or multiplies_bfloat16():
         return published
@@ -22,23 +23,23 @@ def computing_dtype(published: str, *, on_gpu: bool) -> str:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this CPU has instructions for products of bfloat16 numbers, and torch may use them."""
+    """Whether this CPU has instructions for matmuls in bfloat16, and torch may use them."""
     limit = os.environ.get("ATEN_CPU_CAPABILITY", "avx512")  # torch's own variable; it holds for all workers
     return limit.startswith("avx512") and not {"avx512_bf16", "amx_bf16"}.isdisjoint(cpu_flags())
 
 
 def cpu_flags() -> set[str]:
-    """What the kernel says that the first core can do; empty where it says so in other words (ARM)."""
+    """The flags of the first core, from the kernel; empty if the kernel has another name for them (ARM)."""
     return set(_of_first_core("flags").split())
 
 
 def cpu_model() -> str:
-    """The first core's name; empty where the kernel has none."""
+    """The first core's name; empty if the kernel has none."""
     return _of_first_core("model name")
 
 
 def cpu_vendor() -> str:
-    """As the kernel names it, such as GenuineIntel; empty where the kernel names none (ARM)."""
+    """The vendor's name, such as GenuineIntel; empty if the kernel has none (ARM)."""
     return _of_first_core("vendor_id")
 
 
