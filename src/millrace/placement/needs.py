@@ -50,13 +50,13 @@ class Needs:
 def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     """The memory that each worker keeps, and the activation memory.
 
-        trainer   16 bytes a parameter, 10 with 8-bit moments; 4 more for a reference, and 4 for each
-        parameter
-                  of a teacher. One version for publishing, if master weights are on the host and not float32.
-                  With an adapter its own numbers count as parameters, and the model takes 4 bytes a
-                  parameter. In bfloat16, 4 bytes for each weight that is rounded for a step, and 4 on the
-                  host for a checkpoint of these weights. They are all weights if the CPU computes in float32,
-                  else those outside layers. The rest of a checkpoint needs no copy
+        trainer   16 bytes a parameter, 10 with 8-bit moments; 4 more for a reference, and 4 for each number
+        of
+                  a teacher. One version for publishing, if master weights are on the host and not float32.
+                  With an adapter its own numbers count as parameters, and the model takes 4 bytes each. In
+                  bfloat16, 4 bytes for each weight that is rounded for a step, and 4 on the host for a
+                  checkpoint of these weights. They are all weights if the CPU computes in float32, else those
+                  outside layers. The rest of a checkpoint needs no copy
         replica   2 versions (served and standby) + slots * max_sequence_tokens * KV of a token, in the
                   computing format. If the published format is another, one published version more, for pulls.
                   Then, and on a GPU, the largest tensor on the host, for digests. Each of `rollout.tensor`
