@@ -50,8 +50,7 @@ class Needs:
 def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     """The memory that each worker keeps, and the activation memory.
 
-        trainer   16 bytes a parameter, 10 with 8-bit moments; 4 more for a reference, and 4 for each number
-        of
+        trainer   16 bytes a parameter, 10 with 8-bit moments; 4 more for a reference, and 4 a parameter of
                   a teacher. One version for publishing, if master weights are on the host and not float32.
                   With an adapter its own numbers count as parameters, and the model takes 4 bytes each. In
                   bfloat16, 4 bytes for each weight that is rounded for a step, and 4 on the host for a

@@ -1,9 +1,9 @@
 """Attention over a packed row: each segment sees itself causally and all of its prefix. In a layer with a
-window of W tokens, a query sees the last W of these, itself included.
+window of W tokens, a query sees only the last W of these tokens, itself included.
 
-Segments of similar length are padded together into blocks, so that short sequences cost one attention call
-for many of them and long ones are not padded much. Padding cannot leak: a padded key stands behind
-every real query of its segment, or is masked; a padded query is computed and thrown away.
+Segments of similar length are padded together into blocks. So one attention call serves many short sequences,
+and long sequences are padded little. Padding cannot leak. A padded key is masked, or stands behind every real
+query of its segment. The output of a padded query is thrown away.
 
 Shape suffixes: T = tokens of the row, R = segments of a block, Q = queries of its longest, P = keys of its
 longest prefix, H = heads, D = head dimension.
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 NAME = "millrace_packed"
 
-# What an attention call costs beyond its arithmetic, in score entries (query-key pairs): padding is
-# worth it up to here. Measured on one CPU core.
+# The cost of an attention call beyond its arithmetic, in score entries (query-key pairs). Padding pays up to
+# this number. Measured on one CPU core.
 CALL_OVERHEAD = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Segments attended in one call. `mask` is None where all is plain causal."""
+    """Segments attended in one call. `mask` is None if attention is plain causal."""
 
     queries_RQ: torch.Tensor
     keys_RK: torch.Tensor
@@ -46,9 +46,9 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
-    """The blocks of a row, the same blocks for layers with a window, and where each of the row's tokens lies
-    in their concatenated outputs. Or `ragged`, and no block: one call without padding. `group`: of ranks that
-    hold a part of the row's tokens each; None: this one holds all."""
+    """The blocks of a row, the same blocks for layers with a window, and the place of each of the row's
+    tokens in their concatenated outputs. Or `ragged` and no block: one call without padding. `group`: the
+    ranks that share the row's tokens; None: this rank has all tokens."""
 
     blocks: tuple[Block, ...]
     windowed: tuple[Block, ...]
@@ -66,7 +66,8 @@ def plan(
     ragged: bool = False,
 ) -> RowBlocks:
     """Arrange the segments of a row, which cover it completely, into blocks on `device`. `window`: of the
-    layers that have one. `ragged`: into one call, if `ragged.serves` the model."""
+    layers with a window. `ragged`: arrange them into one call; `ragged.serves` says whether the kernel
+    can."""
     if ragged:
         return RowBlocks((), (), torch.empty(0), group, arrange(segments, device))
     blocks, windowed = [], []
@@ -88,16 +89,16 @@ def _buckets(segments: Sequence[RowSegment]) -> list[list[RowSegment]]:
     """Group segments so that padding costs less than the calls it saves. Longest first."""
     buckets: list[list[RowSegment]] = []
     for masked in (False, True):
-        length = prefix = own = 0
+        length = prefix = unpadded = 0
         kind = [segment for segment in segments if bool(len(segment.prefix_P)) == masked]
         for index, segment in enumerate(sorted(kind, key=lambda r: (-r.length, -len(r.prefix_P), r.start))):
             entries = segment.length * (len(segment.prefix_P) + segment.length)
             prefix = max(prefix, len(segment.prefix_P))
             padded = (len(buckets[-1]) + 1) * length * (prefix + length) if index else 0
-            if index == 0 or padded - own - entries > CALL_OVERHEAD:
+            if index == 0 or padded - unpadded - entries > CALL_OVERHEAD:
                 buckets.append([])
-                length, prefix, own = segment.length, len(segment.prefix_P), 0
-            own += entries
+                length, prefix, unpadded = segment.length, len(segment.prefix_P), 0
+            unpadded += entries
             buckets[-1].append(segment)
     return buckets
 
@@ -106,8 +107,8 @@ def _block(segments: Sequence[RowSegment], device: torch.device, window: int | N
     width = max(segment.length for segment in segments)
     start = np.array([segment.start for segment in segments])[:, None]
     length = np.array([segment.length for segment in segments])[:, None]
-    own = np.arange(width)[None, :]
-    queries = start + np.where(own < length, own, 0)
+    offsets = np.arange(width)[None, :]
+    queries = start + np.where(offsets < length, offsets, 0)
     prefix_length_R = np.array([len(segment.prefix_P) for segment in segments])
     prefixes = np.zeros((len(segments), int(prefix_length_R.max())), np.int64)
     for row, segment in zip(prefixes, segments, strict=True):
@@ -121,24 +122,24 @@ def _block(segments: Sequence[RowSegment], device: torch.device, window: int | N
 
 
 def _mask(prefix_length_R: NDArray[np.int64], width: int, window: int | None) -> NDArray[np.bool_] | None:
-    """What each query sees, (R or 1, Q, P + Q); None: plain causal. Positions are counted from where a
-    segment begins, so those of its prefix are negative."""
+    """The keys that each query sees, (R or 1, Q, P + Q); None: plain causal. Positions are counted from the
+    start of a segment, so positions of its prefix are negative."""
     prefix_width = int(prefix_length_R.max())
     if not prefix_width and window is None:
         return None
     if (prefix_length_R == prefix_width).all():
         prefix_length_R = prefix_length_R[:1]
     prefix_RP = np.arange(prefix_width) - prefix_length_R[:, None]
-    own_Q = np.arange(width)
+    position_Q = np.arange(width)
     shape = (len(prefix_RP), width, prefix_width)
-    seen_RQP = np.broadcast_to(prefix_RP[:, None] < 0, shape)
-    behind_QQ = own_Q[:, None] - own_Q
+    prefix_RQP = np.broadcast_to(prefix_RP[:, None] < 0, shape)
+    behind_QQ = position_Q[:, None] - position_Q
     causal_QQ = behind_QQ >= 0
     if window is not None:
-        seen_RQP = seen_RQP & (own_Q[:, None] - prefix_RP[:, None] < window)
+        prefix_RQP = prefix_RQP & (position_Q[:, None] - prefix_RP[:, None] < window)
         causal_QQ &= behind_QQ < window
     causal_RQQ = np.broadcast_to(causal_QQ, (len(prefix_RP), width, width))
-    return np.concatenate([seen_RQP, causal_RQQ], axis=2)
+    return np.concatenate([prefix_RQP, causal_RQQ], axis=2)
 
 
 def packed_attention(
@@ -160,7 +161,7 @@ def packed_attention(
         query       (1, H, T, D)
         key, value  (1, H_kv, T, D)
         returns     (1, T, H, D)
-        Where the row is divided among ranks, T are the tokens of this one.
+        If the row is divided among ranks, T are the tokens of this rank.
     """
     if packed.group is not None:
         from millrace.trainer.ranks.exchange import split_heads, split_tokens
@@ -213,7 +214,8 @@ def _capped_attention(
     scaling: float,
     softcap: float,
 ) -> torch.Tensor:
-    """Its scores, (R, H, Q, K), are held whole until the backward pass, and at least in float32."""
+    """Attention with capped scores. All scores, (R, H, Q, K), are kept until the backward pass, at least in
+    float32."""
     groups = query_R.shape[1] // key_R.shape[1]
     key_R, value_R = (x.repeat_interleave(groups, dim=1) for x in (key_R, value_R))
     if mask is None:
@@ -227,15 +229,13 @@ def _capped_attention(
 
 
 def _gather(x: torch.Tensor, indices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """(1, H, T, D) -> (R, H, K, D) of each block. `embedding`, because its backward sums repeats in a fixed
-    order on every device, which that of indexing does not. One call: each backward writes a whole row."""
+    """(1, H, T, D) -> (R, H, K, D) of each block. The backward of `embedding` sums repeats in a fixed order
+    on every device; the backward of indexing does not. One call, because each backward writes a whole row."""
     x_T = x[0].transpose(0, 1).flatten(1)
     gathered = embedding(torch.cat([index.flatten() for index in indices]), x_T)
-    parts = gathered.split([index.numel() for index in indices])
+    by_block = gathered.split([index.numel() for index in indices])
     heads = (x.shape[1], x.shape[3])
-    return [
-        part.view(*index.shape, *heads).transpose(1, 2) for part, index in zip(parts, indices, strict=True)
-    ]
+    return [x.view(*index.shape, *heads).transpose(1, 2) for x, index in zip(by_block, indices, strict=True)]
 
 
 AttentionInterface.register(NAME, packed_attention)

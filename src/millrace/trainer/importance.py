@@ -1,4 +1,4 @@
-"""How far a batch's tokens are from the policy that is trained on them, by their age. Pure.
+"""The distance of a batch's tokens from the policy that is trained, by their age. Pure.
 
 Shape suffix: N = trained tokens of a batch.
 """
@@ -15,22 +15,22 @@ LOG_MAX = 20.0
 
 
 def importance_metrics(log_ratio_N: NDArray[Any], staleness_N: NDArray[np.int64]) -> dict[str, float]:
-    """Of w = pi / mu at the batch's beginning, over all tokens and for each class of age that has some:
+    """Metrics of w = pi / mu at the batch's beginning, over all tokens and for each class of age with tokens:
 
-        ess          (sum w)^2 / (n sum w^2): the share of the tokens that is left after weighing; 1 on-policy
+        ess          (sum w)^2 / (n sum w^2): the effective share of the tokens; 1 on-policy
         kl_behavior  mean of w - 1 - log w: an estimate of KL(mu || pi) in nats, never negative
 
-    and over all tokens the first and the last percentile of w. Log-ratios are held within LOG_MAX.
+    and over all tokens the first and the last percentile of w. Log-ratios are clipped to LOG_MAX.
     """
     log_N = np.clip(log_ratio_N.astype(np.float64), -LOG_MAX, LOG_MAX)
     w_N = np.exp(log_N)
     low, high = np.quantile(w_N, (0.01, 0.99))
-    found = {"importance_p01": float(low), "importance_p99": float(high)} | _of(w_N, log_N, "")
+    metrics = {"importance_p01": float(low), "importance_p99": float(high)} | _of(w_N, log_N, "")
     class_N = np.searchsorted(AGES, staleness_N, side="right") - 1
     for index, age in enumerate(AGES):
-        if (own_N := class_N == index).any():
-            found |= _of(w_N[own_N], log_N[own_N], f"_age_{age}")
-    return found
+        if (class_mask_N := class_N == index).any():
+            metrics |= _of(w_N[class_mask_N], log_N[class_mask_N], f"_age_{age}")
+    return metrics
 
 
 def _of(w_N: NDArray[np.float64], log_N: NDArray[np.float64], suffix: str) -> dict[str, float]:

@@ -1,11 +1,10 @@
-"""Log-probs of chosen tokens without ever holding all logits.
+"""Log-probs of target tokens, with only a chunk of the logits in memory at a time.
 
-Rows of the output projection are computed in chunks; forward keeps one number per token (the
-log-sum-exp), backward computes the logits again. Memory: one chunk of logits, plus the gradient of the
-projection in float32. Where ranks hold a part of the vocabulary each, none holds logits of the others: they
-exchange three numbers per token.
+Rows of the output projection are computed in chunks. Forward keeps one number per token, the log-sum-exp, and
+backward computes the logits again. Memory: one chunk of logits, and the gradient of the projection in
+float32. If the vocabulary is divided among ranks, ranks exchange three numbers per token, and no logits.
 
-Shape suffixes: N = tokens, H = hidden size, V = vocabulary, or this rank's part of it, R = ranks.
+Shape suffixes: N = tokens, H = hidden size, V = vocabulary, or this rank's block of it, R = ranks.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ def token_logprobs(
     token_masks: DeviceTokenMasks | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of `targets_N` under softmax(logits / temperature), and that softmax's entropy. With
-    `token_masks`, the softmax of these alone; each target is among its own.
+    `token_masks` the softmax is over a token's allowed tokens, which include its target.
 
         logits = z | softcap * tanh(z / softcap),   z = hidden weight^T
 
     Shapes:
         hidden_NH, weight_VH  any float type; the matmul is computed in the type of `hidden_NH`
         targets_N             (N,) token ids
-        returns               (N,) log-probs, (N,) entropies; float32, in nats. A gradient of entropies costs
-                              something only where there is one
-        With `group`, V is this rank's part of the vocabulary, and targets are counted from its first token.
+        returns               (N,) log-probs, (N,) entropies; float32, in nats. Only a gradient of entropies
+                              costs more
+        With `group`, V is this rank's block of the vocabulary, and targets are counted from its first token.
     """
     return _TokenLogprobs.apply(hidden_NH, weight_VH, targets_N, temperature, softcap, group, token_masks)
 
@@ -63,8 +62,8 @@ def _wide(x: torch.Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _held(targets: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Targets as rows of `weight`, and which of them are: the others lie with other ranks."""
+def _local_targets(targets: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Targets as rows of `weight`, and a mask of the targets that this rank has."""
     last = weight.shape[0] - 1
     return targets.clamp(0, last), (targets >= 0) & (targets <= last)
 
@@ -72,13 +71,14 @@ def _held(targets: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, to
 def _of_all(
     chosen: torch.Tensor, entropy: torch.Tensor, normalizer: torch.Tensor, group: ProcessGroup
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """From what each rank finds in its part: the target's logit or 0, the entropy, the normalizer."""
+    """The target's logit, the entropy and the normalizer of the whole vocabulary, from those of each rank's
+    block. `chosen` is 0 if the target is not in the block."""
     from torch import distributed
 
-    own = torch.stack([chosen, entropy, normalizer])
-    parts = [torch.empty_like(own) for _ in range(group.size())]
-    distributed.all_gather(parts, own, group=group)
-    chosen_RN, entropy_RN, normalizer_RN = torch.stack(parts, dim=1)
+    of_rank = torch.stack([chosen, entropy, normalizer])
+    of_ranks = [torch.empty_like(of_rank) for _ in range(group.size())]
+    distributed.all_gather(of_ranks, of_rank, group=group)
+    chosen_RN, entropy_RN, normalizer_RN = torch.stack(of_ranks, dim=1)
     normalizer = normalizer_RN.logsumexp(0)
     share_RN = (normalizer_RN - normalizer).exp()
     entropy = (share_RN * (entropy_RN + normalizer - normalizer_RN)).sum(0)
@@ -99,19 +99,21 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         cast = weight.to(hidden.dtype)
         rows = max(1, (GPU_CHUNK_LOGITS if weight.is_cuda else CHUNK_LOGITS) // weight.shape[0])
-        held, own = _held(targets, weight)
-        found = []
-        for index, (part, wanted) in enumerate(zip(hidden.split(rows), held.split(rows), strict=True)):
-            logits = _scaled_logits(part, cast, temperature, softcap)
+        local, is_local = _local_targets(targets, weight)
+        results = []
+        for index, (chunk, chunk_targets) in enumerate(
+            zip(hidden.split(rows), local.split(rows), strict=True)
+        ):
+            logits = _scaled_logits(chunk, cast, temperature, softcap)
             if token_masks is not None:
                 token_masks.cut(logits, index * rows)
             normalizer = logits.logsumexp(-1)
-            chosen = logits.gather(-1, wanted[:, None])[:, 0]
+            chosen = logits.gather(-1, chunk_targets[:, None])[:, 0]
             logits -= normalizer[:, None]
-            found.append((chosen, -logits.exp().mul_(logits).sum(-1), normalizer))
-        chosen, entropy, normalizer = (torch.cat(parts) for parts in zip(*found, strict=True))
+            results.append((chosen, -logits.exp().mul_(logits).sum(-1), normalizer))
+        chosen, entropy, normalizer = (torch.cat(chunks) for chunks in zip(*results, strict=True))
         if group is not None:
-            chosen, entropy, normalizer = _of_all(chosen * own, entropy, normalizer, group)
+            chosen, entropy, normalizer = _of_all(chosen * is_local, entropy, normalizer, group)
         ctx.save_for_backward(hidden, weight, targets, normalizer, entropy)
         ctx.temperature, ctx.softcap, ctx.rows, ctx.token_masks = temperature, softcap, rows, token_masks
         ctx.set_materialize_grads(False)
@@ -126,33 +128,33 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         frozen = not ctx.needs_input_grad[1]
         grad_weight = torch.zeros(0 if frozen else weight.shape, dtype=_wide(weight), device=weight.device)
-        held, own = _held(targets, weight)
+        local, is_local = _local_targets(targets, weight)
         for start in range(0, hidden.shape[0], ctx.rows):
-            part = slice(start, start + ctx.rows)
-            logits = _scaled_logits(hidden[part], cast, ctx.temperature, ctx.softcap)
+            chunk = slice(start, start + ctx.rows)
+            logits = _scaled_logits(hidden[chunk], cast, ctx.temperature, ctx.softcap)
             curve = 1.0
             if ctx.softcap is not None:  # d softcap tanh(z / softcap) / d z = 1 - tanh^2(z / softcap)
                 curve = 1 - (logits * (ctx.temperature / ctx.softcap)).square_()
-            if ctx.token_masks is not None:  # what could not come has the probability 0, and no slope
+            if ctx.token_masks is not None:  # a token that is not allowed has probability 0 and no slope
                 ctx.token_masks.cut(logits, start)
-            logits.sub_(normalizer[part, None])
+            logits.sub_(normalizer[chunk, None])
             bend = None
             if of_entropy is not None:  # d entropy / d logit_j = -p_j (log p_j + entropy) / temperature
-                bend = logits.exp().mul_(logits + entropy[part, None])
-                bend *= -of_entropy[part, None] / ctx.temperature * curve
+                bend = logits.exp().mul_(logits + entropy[chunk, None])
+                bend *= -of_entropy[chunk, None] / ctx.temperature * curve
             # d logprob_i / d logit_j = (1[j = target] - p_j) / temperature
             slope = logits.exp_().neg_()
-            slope.scatter_add_(-1, held[part, None], own[part, None].to(slope.dtype))
-            slope *= of_logprobs[part, None] / ctx.temperature * curve
+            slope.scatter_add_(-1, local[chunk, None], is_local[chunk, None].to(slope.dtype))
+            slope *= of_logprobs[chunk, None] / ctx.temperature * curve
             if bend is not None:
                 slope += bend
             slope = slope.to(hidden.dtype)
-            grad_hidden[part] = matmul(slope, cast)
+            grad_hidden[chunk] = matmul(slope, cast)
             if frozen:
                 continue
             if slope.dtype == grad_weight.dtype and not by_onednn():
-                grad_weight.addmm_(slope.T, hidden[part])
+                grad_weight.addmm_(slope.T, hidden[chunk])
             else:
-                grad_weight += matmul(slope.T, hidden[part])
+                grad_weight += matmul(slope.T, hidden[chunk])
         of_weight = None if frozen else grad_weight.to(weight.dtype)
         return grad_hidden, of_weight, None, None, None, None, None

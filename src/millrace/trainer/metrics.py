@@ -1,4 +1,4 @@
-"""What a step observes, accumulated over micro-batches on the device and read once.
+"""The metrics of a step, accumulated over micro-batches on the device and read once.
 
 Shape suffix: N = trained tokens of one row.
 """
@@ -38,7 +38,7 @@ class TokenStatistics:
         self._cap, self._weight_of = weight_cap, weight_of
         self._entropy: list[torch.Tensor] = []
         self._log_ratio: list[torch.Tensor] = []
-        self._log_weight: list[torch.Tensor] = []  # those that are truncated
+        self._log_weight: list[torch.Tensor] = []  # of the importance weights that a cap truncates
         self._reference: list[torch.Tensor] = []
         self._staleness: list[NDArray[np.int64]] = []
         self._after_swap: list[NDArray[np.bool_]] = []
@@ -66,8 +66,8 @@ class TokenStatistics:
         self._after_swap.append(after_swap_N)
 
     def silence(self, gradient_N: torch.Tensor, advantages_N: torch.Tensor) -> None:
-        """Of each optimizer step: how many tokens have an advantage, and how many of them no gradient.
-        `gradient_N` is without that of a penalty."""
+        """Count the tokens of an optimizer step with an advantage, and those of them without a gradient.
+        `gradient_N` is without the gradient of a penalty."""
         judged_N = advantages_N != 0
         self._silenced.append(torch.stack([judged_N.sum(), (judged_N & (gradient_N == 0)).sum()]))
 
@@ -75,23 +75,28 @@ class TokenStatistics:
         """The statistics of every rank's tokens, the same on every rank. A collective call."""
         if ranks.world == 1:
             return self
-        whole = TokenStatistics(self._cap, self._weight_of)
-        mine = self if ranks.tensor_index == 0 else whole  # its neighbours saw the same tokens
-        for part in ranks.gather(mine):
-            whole._entropy += part._entropy
-            whole._log_ratio += part._log_ratio
-            whole._log_weight += part._log_weight
-            whole._reference += part._reference
-            whole._staleness += part._staleness
-            whole._after_swap += part._after_swap
-            whole._silenced += part._silenced
-        return whole
+        total = TokenStatistics(self._cap, self._weight_of)
+        mine = self if ranks.tensor_index == 0 else total  # ranks of a tensor group have the same tokens
+        for of_rank in ranks.gather(mine):
+            total._entropy += of_rank._entropy
+            total._log_ratio += of_rank._log_ratio
+            total._log_weight += of_rank._log_weight
+            total._reference += of_rank._reference
+            total._staleness += of_rank._staleness
+            total._after_swap += of_rank._after_swap
+            total._silenced += of_rank._silenced
+        return total
 
     def metrics(self) -> dict[str, float]:
-        """entropy (nats), importance_mean and importance_max (current / behavior), importance_capped
-        (fraction of tokens whose weight is above the cap), kl_reference (mean log-ratio) where there is one,
-        silenced (fraction of the tokens with an advantage that a clip or a mask left without a gradient, but
-        for that of a penalty), and those of `importance_metrics`."""
+        """The metrics of `importance_metrics`, and
+
+        entropy            in nats
+        importance_mean, importance_max    of current / behavior
+        importance_capped  fraction of tokens whose weight is above the cap
+        kl_reference       mean log-ratio, with a reference
+        silenced           fraction of the tokens with an advantage that a clip or a mask left without a
+                           gradient; the gradient of a penalty does not count
+        """
         if not self._log_ratio:
             return {}
         ratio = torch.cat(self._log_ratio).exp()
@@ -116,19 +121,19 @@ class TokenStatistics:
         if not self._log_ratio:
             return {}
         gap, staleness = self._gap(), np.concatenate(self._staleness)
-        parts = {int(behind): gap[staleness == behind] for behind in np.unique(staleness)}
-        return {behind: (float(part.mean()), float(part.max()), len(part)) for behind, part in parts.items()}
+        gaps = {int(behind): gap[staleness == behind] for behind in np.unique(staleness)}
+        return {behind: (float(gap.mean()), float(gap.max()), len(gap)) for behind, gap in gaps.items()}
 
     def swap_gap(self) -> dict[str, float]:
-        """The gap at staleness 0 apart for tokens sampled before any swap of weights in their trajectory
-        (gap_one_version) and after one (gap_after_swap): only the latter read keys and values that were
-        computed again. Left out where there are no such tokens."""
+        """The gap at staleness 0 of tokens sampled before any swap of weights in their trajectory
+        (gap_one_version), and of tokens after a swap (gap_after_swap). Only tokens after a swap read
+        recomputed keys and values. A metric without tokens is left out."""
         if not self._log_ratio:
             return {}
         gap, current = self._gap(), np.concatenate(self._staleness) == 0
         after = np.concatenate(self._after_swap)
-        parts = {"gap_one_version": gap[current & ~after], "gap_after_swap": gap[current & after]}
-        return {name: float(part.mean()) for name, part in parts.items() if len(part)}
+        gaps = {"gap_one_version": gap[current & ~after], "gap_after_swap": gap[current & after]}
+        return {name: float(gap.mean()) for name, gap in gaps.items() if len(gap)}
 
     def _gap(self) -> NDArray[np.float64]:
         return torch.cat(self._log_ratio).abs().double().cpu().numpy()

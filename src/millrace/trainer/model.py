@@ -37,14 +37,15 @@ def load_model(
     ranks: Ranks = ALONE,
     insert: Callable[[PreTrainedModel], None] | None = None,
 ) -> PreTrainedModel:
-    """The model in `path`, in float32, without dropout; of its weights, this rank's part.
+    """The model in `path`, in float32, without dropout, with this rank's blocks of the weights.
 
-    `insert`: gives it layers of an adapter, before it is divided. Their numbers are not there yet.
+    `insert`: gives the model layers of an adapter, before it is divided. The layers have no numbers yet.
 
     Raises:
-        DataError: not a model directory; an architecture that is not known; weights that are damaged,
-            missing, left over, reshaped or not finite, or an output projection that should be the embedding
-            and is not; or a model that is not computed right (`core.supported`).
+        DataError: not a model directory; an unknown architecture; weights that are damaged, missing, left
+        over,
+            reshaped or not finite; an output projection that should be the embedding and is not; or a model
+            that the trainer does not compute right (`core.supported`).
     """
     if not (Path(path) / "config.json").is_file():
         raise DataError(f"`model.path` ({path}) is not a model directory: it has no config.json")
@@ -63,10 +64,10 @@ def load_model(
             use_safetensors=True,
             output_loading_info=True,
         )
-    _check_whole(model, loaded, path, ranks)
+    _check_complete(model, loaded, path, ranks)
     if insert is not None and ranks.alone:
         insert(model)
-    if ranks.whole_products and device.type == "cpu":
+    if ranks.undivided_matmuls and device.type == "cpu":
         linear.install(model)
         norm.install(model)
     model.to("cpu" if ranks.offload else device)
@@ -91,27 +92,27 @@ def _check_known(path: Path) -> PretrainedConfig:
     return config
 
 
-def _check_whole(model: PreTrainedModel, loaded: dict[str, Any], path: str | Path, ranks: Ranks) -> None:
-    """transformers invents what a file lacks and drops what it does not know; training must not."""
-    own = {name: weight for name, weight in named_weights(model).items() if not name.endswith(KINDS)}
+def _check_complete(model: PreTrainedModel, loaded: dict[str, Any], path: str | Path, ranks: Ranks) -> None:
+    """Refuse missing and unknown tensors, which transformers invents and drops without an error."""
+    trained = {name: weight for name, weight in named_weights(model).items() if not name.endswith(KINDS)}
     faults = {
         "missing": [name for name in loaded["missing_keys"] if not name.endswith(KINDS)],
         "left over": loaded["unexpected_keys"],
         "of another shape": [key[0] if isinstance(key, tuple) else key for key in loaded["mismatched_keys"]],
-        "not finite": not_finite(own, ranks),
+        "not finite": not_finite(trained, ranks),
         "that should be one and differ": _untied(model),
     }
-    found = [f"{what}: {', '.join(sorted(names)[:4])}" for what, names in faults.items() if names]
-    if found:
+    problems = [f"{fault}: {', '.join(sorted(names)[:4])}" for fault, names in faults.items() if names]
+    if problems:
         raise DataError(
-            f"`model.path` ({path}): the weights are not whole: tensors {'; '.join(found)}. "
+            f"`model.path` ({path}): the weights are not whole: tensors {'; '.join(problems)}. "
             "Fetch the model again, or save it anew with `save_pretrained`"
         )
 
 
 @contextlib.contextmanager
 def compute_dtype(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Matrix products in `dtype`; weights, norms and reductions stay float32."""
+    """Matmuls in `dtype`; weights, norms and reductions stay float32."""
     with torch.autocast(device.type, dtype=dtype, enabled=dtype.itemsize < 4):
         yield
 
@@ -120,11 +121,11 @@ def compute_dtype(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 def served_weights(
     model: PreTrainedModel, *, published: torch.dtype, computing: torch.dtype
 ) -> Iterator[None]:
-    """Inside, `model` computes with its weights as replicas have them: rounded to `published`.
+    """Inside the block `model` computes with the weights of the replicas: rounded to `published`.
 
-    So its log-probs are those of the policy that sampled. Gradients are taken there and applied to the master
-    weights, which come back at the end. Where products are computed in `published` (`compute_dtype`), these
-    round their matrices themselves; where they are computed in float32, this costs a copy of the weights.
+    So its log-probs are those of the policy that sampled. Gradients are taken at the rounded weights and
+    applied to the master weights, which come back at the end. Matmuls in `published` (`compute_dtype`) round
+    their matrices themselves. With matmuls in float32 the block costs a copy of the weights.
     """
     named = rounded_weights(model, published=published, computing=computing)
     rounded = [local(parameter) for parameter in named.values()]
@@ -141,14 +142,14 @@ def served_weights(
 def rounded_weights(
     model: PreTrainedModel, *, published: torch.dtype, computing: torch.dtype
 ) -> dict[str, torch.nn.Parameter]:
-    """Those that `served_weights` changes for a while."""
+    """The parameters that `served_weights` changes for a while."""
     rounds = set[torch.Tensor]() if computing == torch.float32 else _matrices(model)
     named = dict(model.named_parameters()) if published != torch.float32 else {}
     return {name: p for name, p in named.items() if p.requires_grad and p not in rounds}
 
 
 def _matrices(model: PreTrainedModel) -> set[torch.Tensor]:
-    """What products alone read. An embedding is looked up, also where it is the output projection."""
+    """The weights that only matmuls read. An embedding is looked up, even if it is the output projection."""
     matrices = {module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)}
     return matrices - {model.get_input_embeddings().weight}
 
@@ -167,10 +168,10 @@ def row_logprobs(
     value_head: torch.nn.Module | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Log-probs and entropies of the trained tokens of `row`: (N,) float32 each, in nats. With `value_head`
-    also what it says of the state before each of them.
+    also the value of the state before each token.
 
-    Sequences that share a token share its log-prob: the output projection sees each pair of source and
-    target once (P of them). Not where tokens are cut: of each other ones may be.
+    Sequences that share a token share its log-prob: the output projection sees each of the P pairs of source
+    and target once. With token masks every token has a pair of its own, because masks may differ.
     """
     if row.masks_N is None:
         size = vocabulary(model)
@@ -179,14 +180,14 @@ def row_logprobs(
     else:
         sources_P, targets_P = row.sources_N, row.targets_N
     forward = getattr(model, "pair_logprobs", partial(_pair_logprobs, model))
-    found: tuple[torch.Tensor, ...] = forward(row, sources_P, targets_P, temperature, dtype, value_head)
-    if not found[0].requires_grad and hasattr(model, "reshard"):
-        model.reshard()  # no backward pass comes to divide it again
+    outputs: tuple[torch.Tensor, ...] = forward(row, sources_P, targets_P, temperature, dtype, value_head)
+    if not outputs[0].requires_grad and hasattr(model, "reshard"):
+        model.reshard()  # without a backward pass nothing else divides the weights again
     if row.masks_N is not None:
-        return found
-    index_N = on(found[0].device, pair_N)
+        return outputs
+    index_N = on(outputs[0].device, pair_N)
     # `embedding`, because its backward sums repeats in a fixed order on every device.
-    return tuple(embedding(index_N, x_P[:, None])[:, 0] for x_P in found)
+    return tuple(embedding(index_N, x_P[:, None])[:, 0] for x_P in outputs)
 
 
 def _pair_logprobs(
@@ -198,10 +199,10 @@ def _pair_logprobs(
     dtype: torch.dtype,
     value_head: torch.nn.Module | None,
 ) -> tuple[torch.Tensor, ...]:
-    """Everything that reads weights."""
+    """The computation of `row_logprobs` that reads weights."""
     device, ranks = model.device, getattr(model, "ranks", ALONE)
-    if ranks.whole_products and device.type == "cpu" and by_onednn():
-        row = padded(row, TILE)  # and the pairs too: nobody reads the results of added ones
+    if ranks.undivided_matmuls and device.type == "cpu" and by_onednn():
+        row = padded(row, TILE)  # pairs are padded too; nobody reads the results of padding
         if row.masks_N is None:
             sources_P, targets_P = (np.pad(x_P, (0, -len(x_P) % TILE)) for x_P in (sources_P, targets_P))
     put = partial(on, device)
@@ -240,7 +241,7 @@ def _pair_logprobs(
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
-    """Keep each layer's input only, and compute what is inside again in the backward pass."""
+    """Keep each layer's input only, and compute the layer again in the backward pass."""
     for layer in model.base_model.layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
@@ -252,7 +253,8 @@ def named_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def _untied(model: PreTrainedModel) -> list[str]:
-    """transformers does not tie what a configuration ties where the file holds two different tensors."""
+    """The head and the embedding if the configuration ties them and the file has two different tensors:
+    transformers then does not tie them."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if not model.config.tie_word_embeddings or head.weight is embedding.weight:
         return []
@@ -260,11 +262,11 @@ def _untied(model: PreTrainedModel) -> list[str]:
 
 
 def not_finite(weights: Mapping[str, torch.Tensor], ranks: Ranks = ALONE) -> list[str]:
-    """Names of the tensors that hold a NaN or an infinity, on any rank: with several, a collective call.
-    A sum shows either, and costs no memory."""
-    own = {name: local(weight) for name, weight in weights.items()}
-    finite = torch.stack([weight.sum().double() for weight in own.values()]).isfinite().tolist()
-    suspects = [name for name, is_finite in zip(own, finite, strict=True) if not is_finite]
-    broken = [name for name in suspects if not own[name].isfinite().all()]  # a sum can also overflow
-    found = {name for names in ranks.gather(broken) for name in names}
-    return [name for name in weights if name in found]
+    """Names of the tensors with a NaN or an infinity on any rank. With several ranks a collective call.
+    A sum shows both, and costs no memory."""
+    blocks = {name: local(weight) for name, weight in weights.items()}
+    finite = torch.stack([block.sum().double() for block in blocks.values()]).isfinite().tolist()
+    suspects = [name for name, is_finite in zip(blocks, finite, strict=True) if not is_finite]
+    broken = [name for name in suspects if not blocks[name].isfinite().all()]  # a sum can also overflow
+    on_any_rank = {name for names in ranks.gather(broken) for name in names}
+    return [name for name in weights if name in on_any_rank]

@@ -63,7 +63,8 @@ CHECKPOINTS = "checkpoints"  # beside the exported model, in the run directory
 
 class TorchTrainer:
     """`core.protocols.Trainer`, or one rank of several (`[trainer]`). Every rank gets the same commands, in
-    the same order. RANK and MILLRACE_RENDEZVOUS in the environment say which it is, and where the others are.
+    the same order. RANK in the environment is the rank's number, MILLRACE_RENDEZVOUS the place where ranks
+    meet.
 
     `config`: a whole configuration as plain data. `open_writer`: "package.module:function", called with
     an `Endpoint`, returns a `WeightsWriter`. `device` and `device_share`: see `devices.device`.
@@ -95,8 +96,8 @@ class TorchTrainer:
 
     async def step(self, batch: Batch) -> StepResult | StepRejected:
         num_tokens = sum(len(g.prompt) + len(s.columns) for g in batch.groups for s in g.sequences)
-        what = f"its step from version {batch.version} ({num_tokens} tokens)"
-        return await self._run(lambda: self._step(batch), what)
+        activity = f"its step from version {batch.version} ({num_tokens} tokens)"
+        return await self._run(lambda: self._step(batch), activity)
 
     async def publish(self, *endpoints: Endpoint) -> None:
         await self._run(lambda: self._publish(endpoints[self._ranks.host]), "publishing")
@@ -125,18 +126,18 @@ class TorchTrainer:
     async def export(self, directory: str) -> None:
         await self._run(lambda: self._export(directory), "exporting the model")
 
-    async def _run(self, work: Callable[[], T], what: str) -> T:
+    async def _run(self, work: Callable[[], T], activity: str) -> T:
         advice = (
             f"Lower `batch.token_budget` ({self._config.batch.token_budget}), which changes no gradient, or "
             "free memory; then go on with `--resume`"
         )
         async with self._turn:
-            with needing_memory("the trainer", what, advice):
+            with needing_memory("the trainer", activity, advice):
                 return await asyncio.to_thread(work)
 
     def _load(self, checkpoint: str | None) -> TrainerState:
         if self._saver is not None:
-            self._saver.wait()  # it writes where `sweep` looks
+            self._saver.wait()  # the saver writes into the directories of `sweep`
         if self._publisher is not None:
             self._publisher.wait()
         self._trainer = self._saver = self._publisher = None  # free the old weights before the new ones
@@ -151,12 +152,12 @@ class TorchTrainer:
         dtype = published_dtype(self._config)
         buffers = buffers_of(published_weights(trainer.model, dtype), dtype)
         self._publisher = Publisher(buffers, trainer.optimizer, self._ranks)
-        told = computes(dtype, trainer.settings.dtype)
+        format_text = computes(dtype, trainer.settings.dtype)
         rounding = arithmetic(device, self._config)
-        return TrainerState(trainer.version, buffers.weights_bytes, told, rounding)
+        return TrainerState(trainer.version, buffers.weights_bytes, format_text, rounding)
 
     def _sweep(self) -> None:
-        """By one rank; the others begin to write after it."""
+        """Sweep on the first rank. Other ranks begin to write after the sweep."""
         for directory in (self._run_dir, self._run_dir / CHECKPOINTS) if self._ranks.rank == 0 else ():
             sweep(directory)
 
@@ -170,17 +171,17 @@ class TorchTrainer:
                 f"{trainer.version}: load the checkpoint it belongs to"
             )
         if bad := impossible_trajectories(batch, vocabulary(trainer.model)):
-            told = "; ".join(f"trajectory {number}: {why}" for number, why in list(bad.items())[:4])
-            return StepRejected(batch.version, list(bad), told, unfit=True)
+            reasons = "; ".join(f"trajectory {number}: {reason}" for number, reason in list(bad.items())[:4])
+            return StepRejected(batch.version, list(bad), reasons, unfit=True)
         try:
             self._last = trainer.step(batch, quarantine=self._run_dir)
         except DigestMismatchError:
-            self._trainer = self._last = None  # nothing may be trained, published or saved of it
+            self._trainer = self._last = None  # these weights may not be trained, published or saved
             raise
         except TrainingError as error:
             return StepRejected(batch.version, not_finite_trajectories(trainer, batch), str(error))
         except WeightsError as error:
-            self._trainer = self._last = None  # nothing may be published or saved of it
+            self._trainer = self._last = None  # these weights may not be published or saved
             ids = [s.trajectory_id for group in batch.groups for s in group.sequences]
             return StepRejected(batch.version, ids, str(error), weights_lost=True)
         return self._last
@@ -191,7 +192,7 @@ class TorchTrainer:
         publisher.begin(lambda: self._writer_to(endpoint), endpoint, trainer.version)
 
     def _writer_to(self, endpoint: Endpoint) -> WeightsWriter:
-        """The open writer, or a new one where the relay has moved."""
+        """The open writer, or a new writer if the relay has moved."""
         if self._writer is None or self._writer[0] != endpoint:
             if self._writer is not None:
                 self._writer[1].close()
@@ -207,12 +208,12 @@ class TorchTrainer:
         saver.begin(trainer, directory, began_s)
 
     def _refuse_changed(self, version: int) -> None:
-        """What is saved must be what replicas were given as `version`, in the dtype that they have it in."""
+        """Refuse to save weights that differ, in the published dtype, from the published `version`."""
         assert self._publisher is not None
         try:
             self._publisher.refuse_changed(version)
         except DigestMismatchError:
-            self._trainer = None  # nothing may be trained, published or saved of it
+            self._trainer = None  # these weights may not be trained, published or saved
             raise
 
     def _export(self, directory: str) -> None:
@@ -229,13 +230,14 @@ class TorchTrainer:
 
 
 def join(config: Config, device: tuple[str, float]) -> Ranks:
-    """This process among the ranks of `config`, once it has met the others.
+    """This process among the ranks of `config`, after the ranks have met.
 
-    Raises: WorkerError: the others do not come.
+    Raises: WorkerError: other ranks do not come.
     """
-    asked, several = config.trainer, config.trainer.ranks > 1
+    section, several = config.trainer, config.trainer.ranks > 1
     rank, rendezvous = (os.environ[key] if several else "0" for key in ("RANK", "MILLRACE_RENDEZVOUS"))
-    ranks = Ranks(asked.shard, asked.tensor, asked.sequence, int(rank), asked.hosts, asked.offload)
+    divisions = section.shard, section.tensor, section.sequence
+    ranks = Ranks(*divisions, int(rank), section.hosts, section.offload)
     if not ranks.alone:
         network = os.environ.get("MILLRACE_NETWORK", "")
         ranks.join(rendezvous if several else None, torch_device(*device), network)
@@ -249,8 +251,8 @@ def _policy_trainer(config: Config, device: torch.device, ranks: Ranks) -> Polic
         recompute_layers(model)
     reference = None
     if algorithm.needs_reference and not config.reference_apart:
-        has_own = config.adapter.rank is not None and teacher_of(config) is None
-        reference = model if has_own else _frozen(config, device, ranks)
+        is_base = config.adapter.rank is not None and teacher_of(config) is None
+        reference = model if is_base else _frozen(config, device, ranks)
     settings = StepSettings(
         optimizer=config.optimizer,
         token_budget=config.batch.token_budget,
@@ -265,7 +267,7 @@ def _policy_trainer(config: Config, device: torch.device, ranks: Ranks) -> Polic
 
 
 def _model(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedModel:
-    """What is trained: the whole model, or its adapter."""
+    """The model to train: all of its weights, or its adapter."""
     dtype = published_dtype(config)
     if config.adapter.rank is None:
         return load_model(config.model.path, device, ranks)

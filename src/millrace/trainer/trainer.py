@@ -1,4 +1,4 @@
-"""The optimizer steps of one batch. Synchronous and deterministic; knows no process and no network.
+"""The optimizer steps of one batch. Synchronous and deterministic, without processes and network.
 
 Shape suffixes: N = trained tokens of one row; C = completion tokens of the batch.
 """
@@ -43,9 +43,9 @@ from millrace.trainer.value_head import ValueHead, value_metrics
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """What an optimizer step depends on, apart from weights and batch. `token_budget` changes speed, never a
-    gradient. `dtype`: of matrix products; `published`: of the weights that replicas sample with. A batch is
-    divided into `minibatches`. Each minibatch gets one optimizer step in each of the `epochs`."""
+    """The settings that an optimizer step depends on. `token_budget` changes speed, never a gradient.
+    `dtype`: of matmuls; `published`: of the weights that replicas sample with. A batch is divided into
+    `minibatches`. Each minibatch gets one optimizer step in each of the `epochs`."""
 
     optimizer: Optimizer
     token_budget: int
@@ -80,11 +80,11 @@ class PreparedBatch:
 class PolicyTrainer:
     """A model, its optimizer and an algorithm. `version` counts the batches applied.
 
-    The proximal policy is the policy at the beginning of the batch. Where a batch gets one optimizer step,
-    the proximal policy is the current policy as a constant. Where a batch gets several, a pass without
-    gradients computes the proximal log-probs, or they are interpolated (`Algorithm.proximal`).
+    The proximal policy is the policy at the beginning of the batch. If a batch gets one optimizer step, the
+    proximal policy is the current policy as a constant. If a batch gets several, a pass without gradients
+    computes the proximal log-probs, or they are interpolated (`Algorithm.proximal`).
 
-    `reference`: version 0, or `model` itself where `model` has an adapter: the adapter is then switched off.
+    `reference`: version 0, or `model` itself if `model` has an adapter, which is then switched off.
     None: batches have the reference log-probs, or the algorithm needs none.
 
     `ranks`: this process among the processes that make the step together. Each process gets the whole batch,
@@ -196,7 +196,7 @@ class PolicyTrainer:
         return self._accumulate(prepared, 0, 0.0, None) if prepared.rows else Gradient(0.0, 0, 0)
 
     def _prepared(self, batch: Batch, minibatches: int) -> PreparedBatch:
-        """Compute what depends on the whole batch, before the first gradient."""
+        """Compute everything that depends on the whole batch, before the first gradient."""
         settings, algorithm = self.settings, self.algorithm
         lay_out = partial(flatten, batch, algorithm, max_tokens=settings.max_tokens, minibatches=minibatches)
         flat = lay_out()
@@ -227,13 +227,13 @@ class PolicyTrainer:
         """Of each minibatch: all rows, and the rows of this rank."""
         rows = [pack(trees, self.settings.token_budget) for trees in flat.minibatches]
         local_rows = [rows_of_rank(of_minibatch, self.ranks) for of_minibatch in rows]
-        return rows, [[with_token_masks(row, flat.masks_C) for row in some] for some in local_rows]
+        return rows, [[with_token_masks(row, flat.masks_C) for row in minibatch] for minibatch in local_rows]
 
     def _evaluate(
         self, model: PreTrainedModel, rows: list[Row], flat: FlatBatch
     ) -> list[NDArray[np.floating[Any]]]:
-        """Log-probs of every token of all ranks' rows, and values where `model` has a critic, without a
-        gradient; NaN of every other token. Equal on all ranks."""
+        """Log-probs of every token of all ranks' rows, and values if `model` has a critic, without a
+        gradient. Every other token has NaN. Equal on all ranks."""
         with self._serving(), torch.no_grad():
             outputs = [self._forward(model, row) for row in rows]
         local = [torch.cat(tensors).cpu().numpy() for tensors in zip(*outputs, strict=True)]
@@ -253,8 +253,9 @@ class PolicyTrainer:
         *,
         first: bool = True,
     ) -> Gradient:
-        """`progress`: the share of the batch's optimizer steps that is done. `first`: `statistics` get the
-        tokens' log-probs at the beginning of the batch. They get these log-probs only once."""
+        """Accumulate the gradient of a minibatch. `progress`: the share of the batch's optimizer steps that
+        is done. `first`: `statistics` get the tokens' log-probs at the beginning of the batch, which they get
+        only once."""
         flat, rows = prepared.flat, prepared.rows[minibatch]
         with self._serving():
             local_rows = prepared.local_rows[minibatch]
@@ -270,7 +271,7 @@ class PolicyTrainer:
         return served_weights(self.model, published=settings.published, computing=settings.dtype)
 
     def _forward(self, model: PreTrainedModel, row: Row) -> tuple[torch.Tensor, ...]:
-        """Log-probs, entropies, and values where `model` has a critic."""
+        """Log-probs, entropies, and values if `model` has a critic."""
         head = {"value_head": self.value_head} if self.value_head and model is self.model else {}
         settings = self.settings
         return row_logprobs(model, row, temperature=settings.temperature, dtype=settings.dtype, **head)
@@ -352,7 +353,7 @@ class PolicyTrainer:
             self.value_head.optimizer.step()
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        """All that an update changes."""
+        """All weights that an update changes."""
         head = {} if self.value_head is None else dict(self.value_head.named_parameters(prefix="value_head"))
         return trained_weights(self.model) | head
 

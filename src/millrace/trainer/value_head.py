@@ -17,12 +17,12 @@ from millrace.algorithms.critic import Critic
 from millrace.core.errors import TrainingError
 from millrace.trainer.ranks.mesh import Ranks
 
-OWN = "value_head."  # what its tensors are called in a checkpoint
+PREFIX = "value_head."  # of the head's tensors in a checkpoint
 
 
 class ValueHead(torch.nn.Module):
-    """It begins at 0, so that the first advantages are those without a critic. It has an optimizer of its
-    own. Ranks hold it whole, and sum its gradients."""
+    """The head begins at 0, so that the first advantages are those without a critic. The head has an
+    optimizer of its own. Every rank has the whole head, and ranks sum its gradients."""
 
     def __init__(self, critic: Critic, hidden_size: int, device: torch.device) -> None:
         super().__init__()
@@ -47,32 +47,34 @@ class ValueHead(torch.nn.Module):
             return fixed_NH.to(wide) @ self.weight.to(wide) / len(self.weight) + self.bias
 
     def share_gradient(self, ranks: Ranks) -> None:
-        """Sum it over ranks; ranks of one tensor group saw the same tokens. A collective call.
+        """Sum the gradient over ranks; ranks of one tensor group have the same tokens. A collective call.
 
-        Raises: TrainingError: it is not finite.
+        Raises: TrainingError: the gradient is not finite.
         """
-        own = [p.grad for p in self.parameters() if p.grad is not None and ranks.tensor_index == 0]
-        told = [grad.double().cpu().numpy() for grad in own]
-        for parameter, parts in zip(self.parameters(), _by_parameter(ranks.gather(told)), strict=True):
-            total = torch.from_numpy(np.asarray(sum(parts))).to(parameter)
+        grads = [p.grad for p in self.parameters() if p.grad is not None and ranks.tensor_index == 0]
+        of_ranks = ranks.gather([grad.double().cpu().numpy() for grad in grads])
+        for parameter, summands in zip(self.parameters(), _by_parameter(of_ranks), strict=True):
+            total = torch.from_numpy(np.asarray(sum(summands))).to(parameter)
             parameter.grad = total.expand(parameter.shape).clone()
             if not math.isfinite(total.sum().item()):
                 raise TrainingError("the gradient of the value head is not finite")
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Everything that a checkpoint needs, as `{state}/value_head.{name}`."""
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for name, parameter in self.named_parameters():
-            found[f"value/{OWN}{name}"] = parameter.detach()
-            found |= {f"{key}/{OWN}{name}": state for key, state in self.optimizer.state[parameter].items()}
-        return found
+            tensors[f"value/{PREFIX}{name}"] = parameter.detach()
+            states = self.optimizer.state[parameter]
+            tensors |= {f"{key}/{PREFIX}{name}": state for key, state in states.items()}
+        return tensors
 
     def restore(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """What `tensors` gave. Nothing: a checkpoint of another algorithm, and the head begins anew."""
+        """Restore the tensors of `tensors`. If `saved` is empty, the checkpoint is of another algorithm, and
+        the head begins anew."""
         parameters: dict[str, Any] = dict(self.named_parameters())
         self.optimizer.state.clear()
         for key_and_name, tensor in saved.items():
-            key, name = key_and_name.split(f"/{OWN}")
+            key, name = key_and_name.split(f"/{PREFIX}")
             if key == "value":
                 parameters[name].data.copy_(tensor)
             else:
@@ -80,14 +82,14 @@ class ValueHead(torch.nn.Module):
                 self.optimizer.state[parameters[name]][key] = tensor.clone().to(where)
 
 
-def _by_parameter(told: list[list[NDArray[Any]]]) -> list[list[NDArray[Any]]]:
-    """For weight and bias the gradients of all ranks that have one."""
-    return [[grads[i] for grads in told if grads] for i in range(2)]
+def _by_parameter(of_ranks: list[list[NDArray[Any]]]) -> list[list[NDArray[Any]]]:
+    """For weight and for bias, the gradients of all ranks that have a gradient."""
+    return [[grads[i] for grads in of_ranks if grads] for i in range(2)]
 
 
 def value_metrics(values_N: NDArray[Any], returns_N: NDArray[Any]) -> dict[str, float]:
-    """Before the first step of a batch: `value_mean`, and `value_explained`, the share of the returns'
-    variance that the values explain (1: all, 0: as a constant does, below: worse)."""
+    """Metrics before the first step of a batch: `value_mean`, and `value_explained`, the share of the
+    returns' variance that the values explain (1: all of it, 0: as much as a constant, below 0: less)."""
     if not values_N.size:
         return {}
     spread = float(np.var(returns_N))

@@ -1,8 +1,8 @@
-"""Adapters: thin matrices beside frozen weights. They alone are trained, saved and published.
+"""Adapters: thin matrices beside frozen weights. Only the adapter is trained, saved and published.
 
-Replicas compute with the matrix that `low_rank.adapted` makes, rounded as published. So does the trainer: its
-log-probs are those of the policy that sampled. The whole matrix is made when it is needed and not kept. No
-gradient of it is made: those of the thin matrices come from the layer's input and its output's gradient.
+Replicas compute with the merged matrix of `low_rank.adapted`, rounded as published. The trainer does so too:
+its log-probs are those of the policy that sampled. Each use makes the merged matrix anew, and it has no
+gradient. The gradients of the thin matrices come from the layer's input and its output's gradient.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from millrace.trainer.ranks.mesh import local
 
 class AdaptedLinear(torch.nn.Linear):
     """A linear layer with a frozen weight and an adapter. `switched_on`: the adapter is used. `published`:
-    what the whole matrix is rounded to."""
+    the dtype that the merged matrix is rounded to."""
 
     def __init__(self, linear: torch.nn.Linear, config: Adapter, published: torch.dtype) -> None:
         torch.nn.Module.__init__(self)
@@ -46,26 +46,25 @@ class AdaptedLinear(torch.nn.Linear):
             return super().forward(x)
         cast_to = torch.is_autocast_enabled(x.device.type)
         computing = torch.get_autocast_dtype(x.device.type) if cast_to else x.dtype
-        return cast(torch.Tensor, _Product.apply(x, *self._tensors(), self.bias, self, computing))
+        return cast(torch.Tensor, _AdaptedMatmul.apply(x, *self._tensors(), self.bias, self, computing))
 
     @torch.no_grad()
     def merged(self) -> torch.Tensor:
-        """The weight with its adapter, as replicas make it, before it is rounded. With several ranks a
-        collective call."""
+        """The replicas' merged weight, before it is rounded. With several ranks a collective call."""
         tensors = (None if t is None else _gathered(t) for t in self._tensors())
-        held = (None if t is None else t.to(self.published).to(t.dtype) for t in tensors)
-        return cast(torch.Tensor, adapted(*held, scale=self.scale))
+        rounded = (None if t is None else t.to(self.published).to(t.dtype) for t in tensors)
+        return cast(torch.Tensor, adapted(*rounded, scale=self.scale))
 
     def _tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         return self.weight, self.lora_A, self.lora_B, self.lora_magnitude
 
 
-class _Product(torch.autograd.Function):
-    """y = x W'^T + bias. With G the gradient of y, and c what rows were stretched by (1 without `magnitude`):
+class _AdaptedMatmul(torch.autograd.Function):
+    """y = x W'^T + bias. G is the gradient of y, c the factor of each row (1 without `magnitude` m):
 
-        dx = G W'    dB = scale (c G)^T (x A^T)    dA = scale (c G B)^T x    dlonger = sum_T G x W'^T / length
+        dx = G W'    dB = scale (c G)^T (x A^T)    dA = scale (c G B)^T x    dm = sum_T G x W'^T / length
 
-    As in DoRA, section 4.3, no gradient goes through the length that a row has before it is stretched.
+    As in DoRA, section 4.3, no gradient goes through the length of a row before the factor.
     """
 
     @staticmethod
@@ -82,34 +81,34 @@ class _Product(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.layer, ctx.computing = layer, computing
         with torch.autocast(x.device.type, enabled=False):
-            whole = _rounded(ctx, weight, down, up, magnitude)
-            product = F.linear(x.to(computing), whole)
-            ctx.save_for_backward(x, weight, down, up, magnitude, None if magnitude is None else product)
-            return product if bias is None else product + bias.to(computing)
+            merged = _rounded(ctx, weight, down, up, magnitude)
+            y = F.linear(x.to(computing), merged)
+            ctx.save_for_backward(x, weight, down, up, magnitude, None if magnitude is None else y)
+            return y if bias is None else y + bias.to(computing)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, down, up, magnitude, product = ctx.saved_tensors
+        x, weight, down, up, magnitude, y = ctx.saved_tensors
         (grad,), grad_x, of_magnitude, scale = grads, None, None, ctx.layer.scale
         if ctx.needs_input_grad[0]:
             grad_x = (grad @ _rounded(ctx, weight, down, up, magnitude)).to(x.dtype)
         grad_TO, x_TI = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1]).to(grad.dtype)
         if magnitude is not None:
             length_O = lengths(weight, magnitude)
-            of_magnitude = (grad_TO * product.reshape(grad_TO.shape)).sum(0, dtype=magnitude.dtype) / length_O
-            stretch_O = length_O / row_lengths(adapted(weight, down, up, None, scale=scale))
-            grad_TO = grad_TO * stretch_O.to(grad.dtype)
+            of_magnitude = (grad_TO * y.reshape(grad_TO.shape)).sum(0, dtype=magnitude.dtype) / length_O
+            factor_O = length_O / row_lengths(adapted(weight, down, up, None, scale=scale))
+            grad_TO = grad_TO * factor_O.to(grad.dtype)
         of_up = scale * (grad_TO.T @ (x_TI @ down.to(grad.dtype).T)).to(up.dtype)
         of_down = scale * ((grad_TO @ up.to(grad.dtype)).T @ x_TI).to(down.dtype)
         return grad_x, None, of_down, of_up, of_magnitude, None, None, None
 
 
 def _rounded(ctx: Any, *tensors: torch.Tensor | None) -> torch.Tensor:
-    """The whole matrix as replicas compute with it."""
-    whole: torch.Tensor = adapted(*tensors, scale=ctx.layer.scale)
+    """The merged matrix that replicas compute with."""
+    merged: torch.Tensor = adapted(*tensors, scale=ctx.layer.scale)
     if ctx.layer.published != torch.float32:
-        whole = whole.to(ctx.layer.published)
-    return whole.to(ctx.computing)
+        merged = merged.to(ctx.layer.published)
+    return merged.to(ctx.computing)
 
 
 def adapt(model: PreTrainedModel, config: Adapter, *, published: torch.dtype, seed: int) -> None:
@@ -119,7 +118,7 @@ def adapt(model: PreTrainedModel, config: Adapter, *, published: torch.dtype, se
 
 
 def insert(model: PreTrainedModel, config: Adapter, published: torch.dtype) -> None:
-    """The layers, with no numbers yet: the model may have no memory either.
+    """Insert the layers of an adapter, without numbers: the model may have no memory yet.
 
     Raises: ConfigError: see `Adapter.layers`.
     """
@@ -131,12 +130,13 @@ def insert(model: PreTrainedModel, config: Adapter, published: torch.dtype) -> N
 
 
 def begin(model: PreTrainedModel, published: torch.dtype, seed: int) -> None:
-    """The numbers of version 0. Frozen weights are rounded to `published`, as replicas have them. A is drawn
-    as peft draws it, from `seed` and the layer's name; B is 0. So this is the model itself."""
+    """Set the numbers of version 0. Frozen weights are rounded to `published`, as replicas have them. A is
+    drawn from peft's distribution, by `seed` and the layer's name; B is 0. So version 0 is the model
+    itself."""
     for name, parameter in model.named_parameters():
-        held = local(parameter)
+        block = local(parameter)
         parameter.requires_grad_(_end(name) in KINDS)
-        held.copy_(held.to(published) if _end(name) not in KINDS else torch.zeros_like(held))
+        block.copy_(block.to(published) if _end(name) not in KINDS else torch.zeros_like(block))
     for name, layer in adapted_layers(model).items():
         bound = 1 / math.sqrt(layer.in_features)  # kaiming_uniform_ with a = sqrt(5)
         generator = torch.Generator().manual_seed(xxh3_64_intdigest(f"{seed} {name}".encode()) >> 1)
@@ -149,13 +149,13 @@ def _end(name: str) -> str:
 
 
 def adapted_layers(model: torch.nn.Module) -> dict[str, AdaptedLinear]:
-    """By name. Empty: all weights are trained."""
+    """The adapted layers by name. Empty: all weights are trained."""
     return {name: module for name, module in model.named_modules() if isinstance(module, AdaptedLinear)}
 
 
 @contextmanager
 def switched_off(model: torch.nn.Module) -> Iterator[None]:
-    """Inside, `model` computes without its adapter: as the model that it began as."""
+    """Inside the block `model` computes without its adapter, as version 0."""
     layers = adapted_layers(model).values()
     for layer in layers:
         layer.switched_on = False
@@ -173,7 +173,7 @@ def base_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def merged_blocks(model: PreTrainedModel) -> Iterator[list[OwnedBlock]]:
-    """The model with its adapter as one, one weight at a time."""
+    """The blocks of the merged model, one weight at a time."""
     layers = adapted_layers(model)
     for name, weight in base_weights(model).items():
         layer = layers.get(name.removesuffix(".weight"))
@@ -181,7 +181,7 @@ def merged_blocks(model: PreTrainedModel) -> Iterator[list[OwnedBlock]]:
 
 
 def trained_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """What the optimizer changes, under its names: every weight, or the adapter's."""
+    """The weights that the optimizer changes, by name: every weight, or the adapter's."""
     weights, trained = named_weights(model), dict(model.named_parameters())
     if not adapted_layers(model):
         return weights
@@ -189,8 +189,8 @@ def trained_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def published_weights(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """What a version is: every weight, or the adapter's and the digest of its base. With several ranks a
-    collective call."""
+    """The tensors of a version: every weight, or the adapter's and the digest of its base. With several ranks
+    a collective call."""
     weights = trained_weights(model)
     if not adapted_layers(model):
         return weights
@@ -200,16 +200,16 @@ def published_weights(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, t
 
 
 def digest_of(weights: Mapping[str, torch.Tensor], dtype: torch.dtype, kind: str = XXH3) -> str:
-    """Of whole tensors in their order, as `dtype`. With several ranks a collective call."""
+    """The digest of whole tensors in their order, as `dtype`. With several ranks a collective call."""
 
     def as_buffer(name: str) -> NamedBuffer:
-        held = _gathered(weights[name]).to("cpu", dtype).contiguous()
-        data = held.view(-1).view(torch.uint8).numpy()
-        return NamedBuffer(name, str(dtype).removeprefix("torch."), tuple(held.shape), data)
+        tensor = _gathered(weights[name]).to("cpu", dtype).contiguous()
+        data = tensor.view(-1).view(torch.uint8).numpy()
+        return NamedBuffer(name, str(dtype).removeprefix("torch."), tuple(tensor.shape), data)
 
     return digest_buffers(map(as_buffer, weights), kind)
 
 
 def _gathered(tensor: Any) -> torch.Tensor:
-    whole: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole.detach()
+    gathered: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return gathered.detach()

@@ -1,4 +1,4 @@
-"""An adapter as files of peft, which load it beside the model that it was trained from."""
+"""An adapter as files of peft, which loads the adapter beside its base model."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ PREFIX = "base_model.model."
 
 
 def peft_tensors(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """In `dtype`, under peft's names. DoRA's magnitude is in float32: rounded, it would change every row."""
-    found = {}
+    """The adapter's tensors in `dtype`, under peft's names. DoRA's magnitude is in float32, because rounding
+    it would change every row."""
+    tensors = {}
     for name, layer in adapted_layers(model).items():
         for matrix in ("lora_A", "lora_B"):
-            found[f"{PREFIX}{name}.{matrix}.weight"] = getattr(layer, matrix).detach().to("cpu", dtype)
+            tensors[f"{PREFIX}{name}.{matrix}.weight"] = getattr(layer, matrix).detach().to("cpu", dtype)
         if layer.lora_magnitude is not None:
             magnitude = lengths(layer.weight, layer.lora_magnitude).detach()
-            found[f"{PREFIX}{name}.lora_magnitude_vector"] = magnitude.to("cpu")
-    return {name: tensor.contiguous().clone() for name, tensor in found.items()}
+            tensors[f"{PREFIX}{name}.lora_magnitude_vector"] = magnitude.to("cpu")
+    return {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
 
 
 def peft_config(model: PreTrainedModel, adapter: Adapter, model_path: str) -> dict[str, Any]:

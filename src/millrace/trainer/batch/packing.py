@@ -1,4 +1,4 @@
-"""Trees of tokens packed into rows: a prefix that several sequences share is forwarded once.
+"""Trees of tokens packed into rows, so that a prefix that several sequences share is forwarded once.
 
 A tree is a prompt and its completions. Its sequences are laid out in lexicographic order. Each sequence adds
 only the tokens that it does not share with the sequence before it. No earlier sequence shares more tokens,
@@ -160,10 +160,10 @@ def _sortable(tokens: Tokens) -> bytes:
     return np.asarray(tokens, dtype=">i4").tobytes()
 
 
-def _num_common(one: Tokens, other: Tokens) -> int:
+def _num_common(a: Tokens, b: Tokens) -> int:
     """Length of the common prefix."""
-    shortest = min(len(one), len(other))
-    differ = np.flatnonzero(np.asarray(one[:shortest]) != np.asarray(other[:shortest]))
+    shortest = min(len(a), len(b))
+    differ = np.flatnonzero(np.asarray(a[:shortest]) != np.asarray(b[:shortest]))
     return int(differ[0]) if differ.size else shortest
 
 

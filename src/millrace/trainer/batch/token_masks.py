@@ -78,8 +78,8 @@ def token_masks_of(sequences: Sequence[TrainSequence]) -> TokenMasks | None:
     if all(sequence.columns.token_masks is None for sequence in sequences):
         return None
     allowed = [s.columns.token_masks or AllowedTokens.unlimited(len(s.columns)) for s in sequences]
-    counts_C = np.concatenate([np.asarray(one.counts, dtype=np.int64) for one in allowed])
-    tokens_K = np.concatenate([np.asarray(one.tokens) for one in allowed])
+    counts_C = np.concatenate([np.asarray(mask.counts, dtype=np.int64) for mask in allowed])
+    tokens_K = np.concatenate([np.asarray(mask.tokens) for mask in allowed])
     _refuse_not_allowed(sequences, counts_C, tokens_K)
     return TokenMasks(counts_C, tokens_K)
 

@@ -1,4 +1,4 @@
-"""What decides how an optimizer step is rounded: two trainers that agree in it make equal bytes."""
+"""The arithmetic of an optimizer step: two trainers with equal arithmetic make equal bytes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from millrace.placement.number_format import cpu_model
 
 
 def arithmetic(device: torch.device, config: Config) -> str:
-    """In words; empty on a GPU, where sums whose order is left to chance differ in their last bits.
+    """The arithmetic in words. Empty on a GPU, where the order of sums is left to chance.
 
-    Packing (`token_budget`), ranks and threads decide the order of sums, the CPU and torch the kernels.
+    Packing (`token_budget`), ranks and threads decide the order of sums; the CPU and torch decide the
+    kernels.
     """
     if device.type != "cpu":
         return ""
-    parts = (
+    facts = (
         f"Millrace {__version__}",
         f"torch {torch.__version__}",
         f"{cpu_model()} ({cpu.get_cpu_capability()})",
@@ -31,10 +32,10 @@ def arithmetic(device: torch.device, config: Config) -> str:
         *(f"trainer.{key} {value}" for key, value in config.trainer if value > 1),
         *(f"{name}={value}" for name, value in sorted(os.environ.items()) if name in _DECIDE),
     )
-    return ", ".join(parts)
+    return ", ".join(facts)
 
 
 _DECIDE = (
     *("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"),
-    *("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"),  # oneDNN reads either
+    *("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"),  # oneDNN reads both names
 )

@@ -1,6 +1,6 @@
-"""An algorithm of one's own, tried on a small batch before the run: so its mistakes are not found at step 1.
+"""A trial of the user's own algorithm on a small batch before the run, so that mistakes are found early.
 
-The step is a real one, of a model with a few weights. Shape suffix: N = tokens.
+The step is a real step, of a model with a few weights. Shape suffix: N = tokens.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class AlgorithmTrial:
 
 
 def try_algorithm(config: Config) -> list[str]:
-    """One batch, with its optimizer steps. In it one group has equal rewards, one completion was cut by the
-    budget, and half of the tokens are one version old.
+    """Train on one batch. One of its groups has equal rewards, the budget cut one completion, and half of the
+    tokens are one version old.
 
-    Raises: ConfigError: the algorithm raises, its loss is not finite, or it is not one number for each token.
+    Raises: ConfigError: the algorithm raises, its loss is not finite, or the loss is not one number a token.
     """
     assert isinstance(config.algorithm, FunctionAlgorithm), config.algorithm
     algorithm, path = of_run(config), config.algorithm.path
@@ -66,7 +66,7 @@ def try_algorithm(config: Config) -> list[str]:
     )
     reference = _model() if algorithm.needs_reference else None
     trainer = PolicyTrainer(_model(), _checked(algorithm), settings, reference=reference)
-    with TemporaryDirectory(prefix="millrace-") as rejected, _telling(path):
+    with TemporaryDirectory(prefix="millrace-") as rejected, _config_errors(path):
         metrics = trainer.step(small_batch(config), quarantine=Path(rejected)).metrics
     if metrics["grad_norm"] == 0:
         return [f"`algorithm.path` ({path}): on a small batch no token gets a gradient"]
@@ -75,7 +75,7 @@ def try_algorithm(config: Config) -> list[str]:
 
 def small_batch(config: Config) -> Batch:
     random, size = np.random.default_rng(0), min(config.batch.group_size, GROUP_SIZE_MAX)
-    likely, length_max = -float(np.log(VOCABULARY)), min(config.sampling.max_tokens, LENGTH_MAX)
+    logprob, length_max = -float(np.log(VOCABULARY)), min(config.sampling.max_tokens, LENGTH_MAX)
     groups = []
     for group_id in range(GROUPS):
         sequences = []
@@ -83,17 +83,17 @@ def small_batch(config: Config) -> Batch:
             length = 1 + member % length_max
             versions = [0] * (length // 2) + [1] * (length - length // 2)
             tokens = random.integers(0, VOCABULARY, length).tolist()
-            logprobs = (likely + random.normal(0, 0.05, length)).tolist()
+            logprobs = (logprob + random.normal(0, 0.05, length)).tolist()
             columns = TokenColumns.of(tokens, logprobs, versions)
             reward = 1.0 if group_id == 0 else float(member % 2)
-            made = TrainSequence(group_id * size + member, columns, reward, truncated=member == size - 1)
-            sequences.append(made)
+            trajectory_id, truncated = group_id * size + member, member == size - 1
+            sequences.append(TrainSequence(trajectory_id, columns, reward, truncated=truncated))
         groups.append(TrainGroup(group_id, token_array([1, 2, 3]), sequences))
     return Batch(1, groups)
 
 
 def _model() -> PreTrainedModel:
-    """Every token is about as likely as every other."""
+    """A model in which all tokens are about equally likely."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
@@ -108,28 +108,30 @@ def _model() -> PreTrainedModel:
 
 
 def _checked(algorithm: Algorithm) -> Algorithm:
-    """A loss of another shape would be broadcast, and train something else."""
+    """`algorithm`, with a check of the loss's shape: a loss of another shape would be broadcast."""
 
     def objective(xp: Any, logprobs: Any, advantages_N: Any) -> Any:
         loss_N = algorithm.objective(xp, logprobs, advantages_N)
-        found, due = tuple(getattr(loss_N, "shape", ())), tuple(advantages_N.shape)
-        if found != due:
-            raise ConfigError(f"`objective` returns the shape {found}, and {due[0]} tokens need {due}")
+        shape, expected = tuple(getattr(loss_N, "shape", ())), tuple(advantages_N.shape)
+        if shape != expected:
+            raise ConfigError(
+                f"`objective` returns the shape {shape}, and {expected[0]} tokens need {expected}"
+            )
         return loss_N
 
     return replace(algorithm, objective=objective)
 
 
 @contextmanager
-def _telling(path: str) -> Iterator[None]:
+def _config_errors(path: str) -> Iterator[None]:
     remedy = "Correct it: nothing was started"
     try:
         yield
     except (TrainingError, WeightsError) as error:
-        told = str(error).partition(": ")[2].partition(";")[0]
+        reason = str(error).partition(": ")[2].partition(";")[0]
         raise ConfigError(
             f"`algorithm.path` ({path}) fails on a small batch, in which one group has equal rewards: "
-            f"{told}.\n  {remedy}"
+            f"{reason}.\n  {remedy}"
         ) from error
     except Exception as error:
         kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
@@ -139,7 +141,7 @@ def _telling(path: str) -> Iterator[None]:
 
 
 def _where(error: BaseException) -> str:
-    """The last line of the user's own, if any."""
+    """The last line of the user's own code, if any."""
     frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
-    own = [f for f in frames if "site-packages" not in f.filename and OURS not in Path(f.filename).parents]
-    return f"\n  at {own[-1].filename}:{own[-1].lineno}, in {own[-1].name}" if own else ""
+    users = [f for f in frames if "site-packages" not in f.filename and OURS not in Path(f.filename).parents]
+    return f"\n  at {users[-1].filename}:{users[-1].lineno}, in {users[-1].name}" if users else ""

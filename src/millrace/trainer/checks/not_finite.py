@@ -1,4 +1,4 @@
-"""Which trajectories of a batch make its loss or gradient not finite."""
+"""Finds the trajectories of a batch that make its loss or gradient not finite."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from millrace.trainer.trainer import PolicyTrainer
 
 
 def not_finite_trajectories(trainer: PolicyTrainer, batch: Batch) -> list[int]:
-    """Ids of the trajectories that cannot be trained on alone, against the rest of their group; where every
-    one of them can, those of the whole batch.
+    """Ids of the trajectories that cannot be trained on alone, against the rest of their group. If every
+    trajectory can, the ids of the whole batch.
 
-    A pure function of weights and batch: a repeat names the same. It costs a forward and backward pass over
-    the batch, and one over the group for each trajectory of a group that fails.
+    A pure function of weights and batch: a repeat names the same ids. The cost is a forward and backward pass
+    over the batch, and a pass over the group for each trajectory of a group that fails.
     """
     groups = [group for group in batch.groups if not _trains(trainer, batch, group)]
     named = [
@@ -29,7 +29,7 @@ def not_finite_trajectories(trainer: PolicyTrainer, batch: Batch) -> list[int]:
 
 
 def _alone(group: TrainGroup) -> Iterator[TrainGroup]:
-    """The group once for each sequence, all others masked: they still make its baseline."""
+    """The group once for each sequence. Every other sequence is masked, and still counts in the baseline."""
     for alone in group.sequences:
         sequences = [s if s is alone else replace(s, mask=[False] * len(s.columns)) for s in group.sequences]
         yield replace(group, sequences=sequences)

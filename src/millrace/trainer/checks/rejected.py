@@ -1,4 +1,4 @@
-"""Trajectories and batches that cannot be trained on, told, and kept to be looked at."""
+"""Trajectories and batches that cannot be trained on: the reasons, and files of such batches."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from millrace.core.completion.columns import LOGPROB_MAX, TokenColumns
 from millrace.core.errors import writing
 from millrace.core.types import Batch
 
-SAVED_MAX = 8  # that a run directory keeps, the first ones
+SAVED_MAX = 8  # a run directory keeps the first rejected batches
 
 
 def impossible_trajectories(batch: Batch, vocabulary: int) -> dict[int, str]:
-    """Trajectories that no engine can have sampled, and why. An id beyond the vocabulary would be taken for
-    another position's token."""
-    told: dict[int, str] = {}
+    """Trajectories that no engine can have sampled, and the reasons. An id beyond the vocabulary would count
+    as another position's token."""
+    reasons: dict[int, str] = {}
     for sequence in (sequence for group in batch.groups for sequence in group.sequences):
         tokens, logprobs = np.asarray(sequence.columns.tokens), np.asarray(sequence.columns.logprobs)
         for outside in tokens[(tokens < 0) | (tokens >= vocabulary)][:1]:
-            told[sequence.trajectory_id] = f"token {outside} is outside the vocabulary of {vocabulary}"
-        own = logprobs if sequence.mask is None else logprobs[np.asarray(sequence.mask, bool)]
-        for wrong in own[~(np.isfinite(own) & (own <= LOGPROB_MAX))][:1]:
-            told[sequence.trajectory_id] = f"{wrong:g} is the log-prob of no sampled token"
-    return told
+            reasons[sequence.trajectory_id] = f"token {outside} is outside the vocabulary of {vocabulary}"
+        trained = logprobs if sequence.mask is None else logprobs[np.asarray(sequence.mask, bool)]
+        for wrong in trained[~(np.isfinite(trained) & (trained <= LOGPROB_MAX))][:1]:
+            reasons[sequence.trajectory_id] = f"{wrong:g} is the log-prob of no sampled token"
+    return reasons
 
 
 def save_rejected(batch: Batch, directory: Path) -> str:
-    """Save a batch that cannot be trained on, and say where. A repeat is the same file; at most SAVED_MAX."""
+    """Save a batch that cannot be trained on. Returns a sentence with the file's name. A repeat has the same
+    file. At most SAVED_MAX batches are saved."""
     ids = [s.trajectory_id for group in batch.groups for s in group.sequences]
     name = f"rejected_v{batch.version}_{xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(ids))}.msgpack"
     others = [path for path in directory.glob("rejected_v*.msgpack") if path.name != name]
@@ -44,7 +45,7 @@ def save_rejected(batch: Batch, directory: Path) -> str:
 
 
 def _plain(columns: Any) -> Any:
-    """Of what msgpack does not know: token columns, and arrays of token ids."""
+    """Plain data for types that msgpack does not know: token columns, and arrays of token ids."""
     if isinstance(columns, TokenColumns):
         return {"tokens": columns.tokens, "logprobs": columns.logprobs, "versions": columns.runs}
     return columns.tolist()

@@ -1,15 +1,15 @@
-"""A training checkpoint: a directory that is there completely or not at all.
+"""A training checkpoint: a directory that is complete or does not exist.
 
-`manifest.json` holds the version and the size and digest of every other file, so that a damaged checkpoint is
-refused, not trained from. Who held which block is not recorded: any number of ranks may go on from it.
+`manifest.json` has the version, and the size and digest of every other file. So a damaged checkpoint is
+refused. A checkpoint does not record which rank had which block: any number of ranks may go on from it.
 
     v00000012/
       manifest.json
-      model.safetensors      float32 master weights; where there is an adapter, its own alone
-      optimizer.safetensors  `{state}/{parameter}` per tensor; the critic, where there is one
+      model.safetensors      float32 master weights; with an adapter, only the adapter's
+      optimizer.safetensors  `{state}/{parameter}` per tensor; also the critic's
       rng.safetensors        torch's generators; those of rank 1 as `cpu.1`
 
-Files of more than 4 GB are divided, as Hugging Face does it: model-00001-of-00002.safetensors.
+Files of more than 4 GB are divided in Hugging Face's way: model-00001-of-00002.safetensors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from millrace.trainer.publish.overlapped import Overlapped
 from millrace.trainer.ranks.blocks import OwnedBlock, copy_into, owned_blocks
 from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, all_or_none
 from millrace.trainer.trainer import PolicyTrainer
-from millrace.trainer.value_head import OWN
+from millrace.trainer.value_head import PREFIX
 
 FORMAT = 1
 KINDS = ("model", "optimizer", "rng")
@@ -59,69 +59,69 @@ class _Manifest(msgspec.Struct, frozen=True):
 
 
 class Saver:
-    """Saves everything that the next step of a trainer depends on, while that step is computed.
+    """Saves everything that the next step of a trainer depends on, during that step.
 
-    Weights and optimizer are written from where they lie: until the next update nobody changes them, but for
-    weights that a step computes with as rounded, of which copies are taken. So a checkpoint takes hardly any
-    memory, and only an update that comes before the last byte is written waits.
+    Weights and optimizer are written without a copy, because nothing changes them until the next update. Only
+    weights that a step rounds are copied. So a checkpoint takes hardly any memory. An update waits if it
+    comes before the last byte is written.
     Source: DataStates-LLM, arXiv:2406.10707 (lazy copies); ours go to the page cache, not to a buffer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> None:
-        self._beside = Overlapped[CheckpointInfo](optimizer, ranks, "checkpoint")
+        self._overlapped = Overlapped[CheckpointInfo](optimizer, ranks, "checkpoint")
         self._copies: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
 
     def begin(self, trainer: PolicyTrainer, directory: str | Path, began_s: float | None = None) -> None:
-        """Save the present state of `trainer` as `directory`/v{version:08d}. It may go on at once.
+        """Save the present state of `trainer` as `directory`/v{version:08d}. The trainer may go on at once.
 
-        `began_s`: since when the trainer waits for this, by `time.perf_counter`; None: since now.
+        `began_s`: the time from which on the trainer waits, by `time.perf_counter`; None: now.
         """
         began_s = began_s or time.perf_counter()
         self.wait()
         target = Path(directory) / _name(trainer.version)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # the thread has a stream of its own
-        files, blocks = _state(trainer, self._beside.ranks)
+        files, blocks = _state(trainer, self._overlapped.ranks)
         blocks = self._without_rounded(trainer, blocks)
-        self._beside.begin(partial(self._save, trainer.version, target, files, blocks, began_s), began_s)
+        self._overlapped.begin(partial(self._save, trainer.version, target, files, blocks, began_s), began_s)
 
     def _without_rounded(self, trainer: PolicyTrainer, blocks: list[OwnedBlock]) -> list[OwnedBlock]:
         settings, unchanging = trainer.settings, list[OwnedBlock]()
         rounded = rounded_weights(trainer.model, published=settings.published, computing=settings.dtype)
-        for part in blocks:
-            if part.name in rounded:
-                key = part.name, part.start
+        for owned in blocks:
+            if owned.name in rounded:
+                key = owned.name, owned.start
                 if key not in self._copies:
-                    self._copies[key] = torch.empty_like(part.block, device="cpu")
-                part = replace(part, block=self._copies[key].copy_(part.block))
-            unchanging.append(part)
+                    self._copies[key] = torch.empty_like(owned.block, device="cpu")
+                owned = replace(owned, block=self._copies[key].copy_(owned.block))
+            unchanging.append(owned)
         return unchanging
 
     def wait(self) -> None:
-        """Until none is under way, however it ended."""
-        self._beside.wait()
+        """Wait until no checkpoint is being saved. An error is not raised here."""
+        self._overlapped.wait()
 
     def saved(self) -> CheckpointInfo:
         """Wait for the checkpoint that was begun last.
 
-        Raises: StorageError, and whatever else kept it from being written, here or on another rank.
+        Raises: StorageError, or any other error that stopped the write, on this rank or another.
         """
-        return self._beside.result()
+        return self._overlapped.result()
 
     def _save(
         self, version: int, target: Path, files: list[TensorFile], blocks: list[OwnedBlock], began_s: float
     ) -> CheckpointInfo:
-        ranks = self._beside.ranks
+        ranks = self._overlapped.ranks
         with atomic_directory(target, marker="manifest.json", ranks=ranks) as path:
             with all_or_none(ranks):
                 if ranks.rank == 0:
                     make(path, files)
             with all_or_none(ranks):
                 fill(path, files, blocks)
-            stall_s = self._beside.release()
-            own = [path / file.name for file in files[ranks.rank :: ranks.world]]
-            shared = agreed(ranks, lambda: {file.name: _describe(file) for file in own})
-            described = {name: file for part in shared for name, file in part.items()}
+            stall_s = self._overlapped.release()
+            of_rank = [path / file.name for file in files[ranks.rank :: ranks.world]]
+            of_ranks = agreed(ranks, lambda: {file.name: _describe(file) for file in of_rank})
+            described = {name: file for share in of_ranks for name, file in share.items()}
             if ranks.rank == 0:
                 manifest = _Manifest(FORMAT, version, dict(sorted(described.items())))
                 (path / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
@@ -129,12 +129,12 @@ class Saver:
 
 
 def load_checkpoint(trainer: PolicyTrainer, path: str | Path, ranks: Ranks = ALONE) -> None:
-    """Restore weights, optimizer, version and generators into `trainer`, whoever held which block before.
-    All `ranks` of the trainer do it together.
+    """Restore weights, optimizer, version and generators into `trainer`. A collective call of all `ranks`,
+    which may be others than those that saved.
 
     Raises:
-        DataError: it is incomplete or damaged, holds a weight that is not finite, or belongs to another
-            model; `trainer` is untouched unless the tensors themselves disagree.
+        DataError: the checkpoint is incomplete or damaged, has a weight that is not finite, or is of another
+            model. `trainer` is untouched unless the tensors themselves disagree.
     """
     path = Path(path)
     version, files = verified(path, ranks)
@@ -153,10 +153,10 @@ def load_checkpoint(trainer: PolicyTrainer, path: str | Path, ranks: Ranks = ALO
 def prune_checkpoints(
     directory: str | Path, *, newest: int, keep: int, spared: Collection[int] = ()
 ) -> list[Path]:
-    """Remove all but the last `keep` checkpoints up to version `newest`, and those of the versions `spared`.
-    Returns what was removed.
+    """Remove all but the last `keep` checkpoints up to version `newest`, and the checkpoints of versions
+    `spared`. Returns the removed directories.
 
-    At least two stay: the newest may not be in the ledger yet, which then resumes from the one before.
+    At least two stay: the ledger may not have the newest yet, and then resumes from the checkpoint before.
     """
     there = (
         path for path in Path(directory).glob(f"v{'[0-9]' * 8}") if path.is_dir() and not path.is_symlink()
@@ -181,18 +181,18 @@ def _describe(file: Path) -> _File:
 
 
 def verified(path: Path, ranks: Ranks = ALONE) -> tuple[int, dict[str, list[Path]]]:
-    """The version of a checkpoint, and its files of each kind. Every rank looks at a share of the files.
+    """The version of a checkpoint, and its files of each kind. Every rank digests a share of the files.
 
-    Raises: DataError: it is incomplete or damaged.
+    Raises: DataError: the checkpoint is incomplete or damaged.
     """
     manifest = _read_manifest(path)
     names = sorted(manifest.files)
     with all_or_none(ranks):
         for name in names[ranks.rank :: ranks.world]:
             file, expected = path / name, manifest.files[name]
-            found = _describe(file) if file.is_file() else None
-            if found != expected:
-                raise DataError(f"{file} is damaged: expected {expected}, found {found}.\n{_EARLIER}")
+            described = _describe(file) if file.is_file() else None
+            if described != expected:
+                raise DataError(f"{file} is damaged: expected {expected}, found {described}.\n{_EARLIER}")
     return manifest.version, {kind: [path / n for n in names if n.startswith(kind)] for kind in KINDS}
 
 
@@ -206,11 +206,11 @@ def _read_manifest(path: Path) -> _Manifest:
     if manifest.format != FORMAT:
         raise DataError(f"{path} has checkpoint format {manifest.format}, this trainer reads {FORMAT}")
     named = set(manifest.files)
-    due = {name for kind in KINDS for name in file_names(kind, sum(n.startswith(kind) for n in named))}
-    if path.name != _name(manifest.version) or named != due:
+    expected = {name for kind in KINDS for name in file_names(kind, sum(n.startswith(kind) for n in named))}
+    if path.name != _name(manifest.version) or named != expected:
         raise DataError(
             f"{path} is damaged: its manifest.json is of version {manifest.version} and of the files "
-            f"{sorted(named)}, not {sorted(due)}.\n{_EARLIER}"
+            f"{sorted(named)}, not {sorted(expected)}.\n{_EARLIER}"
         )
     return manifest
 
@@ -218,7 +218,7 @@ def _read_manifest(path: Path) -> _Manifest:
 def refuse_another_model(
     model: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], path: Path
 ) -> None:
-    """Raises: DataError: what is saved in `path` are not exactly the tensors of `model`."""
+    """Raises: DataError: the tensors saved in `path` are not exactly those of `model`."""
     wrong = sorted(saved.keys() ^ model.keys())
     wrong += sorted(n for n in saved.keys() & model.keys() if saved[n].shape != model[n].shape)
     if wrong:
@@ -231,12 +231,12 @@ def _state(trainer: PolicyTrainer, ranks: Ranks) -> tuple[list[TensorFile], list
     generators = _generators()
     of_all = {_of_rank(n, rank): state for rank in range(ranks.world) for n, state in generators.items()}
     files = [*lay_out("model", model), *lay_out("optimizer", optimizer), *lay_out("rng", of_all)]
-    own = [OwnedBlock(_of_rank(n, ranks.rank), tuple(s.shape), (0,), s) for n, s in generators.items()]
-    return files, [*owned_blocks(model), *owned_blocks(optimizer), *own]
+    states = [OwnedBlock(_of_rank(n, ranks.rank), tuple(s.shape), (0,), s) for n, s in generators.items()]
+    return files, [*owned_blocks(model), *owned_blocks(optimizer), *states]
 
 
 def _optimizer_tensors(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
-    """Also all of the critic, which no replica gets."""
+    """The optimizer's tensors, and all tensors of the critic, which no replica gets."""
     return _moments(trainer) | ({} if trainer.value_head is None else trainer.value_head.tensors())
 
 
@@ -252,7 +252,7 @@ def _moments(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
 def _restore_optimizer(trainer: PolicyTrainer, tensors: Mapping[str, torch.Tensor]) -> None:
     parameters = dict(trainer.model.named_parameters())
     trainer.optimizer.state.clear()
-    of_critic = {name: tensor for name, tensor in tensors.items() if f"/{OWN}" in name}
+    of_critic = {name: tensor for name, tensor in tensors.items() if f"/{PREFIX}" in name}
     tensors = {name: tensor for name, tensor in tensors.items() if name not in of_critic}
     if trainer.value_head is not None:
         trainer.value_head.restore(of_critic)
@@ -274,7 +274,7 @@ def _generators() -> dict[str, torch.Tensor]:
 
 
 def _restore_generators(saved: Mapping[str, torch.Tensor], ranks: Ranks) -> None:
-    """A rank that was not there before has those of the first."""
+    """Restore this rank's generators. A rank without saved generators gets those of the first rank."""
     for name, restore in (("cpu", torch.set_rng_state), ("cuda", torch.cuda.set_rng_state)):
         if name in saved and (name == "cpu" or torch.cuda.is_available()):
             restore(saved.get(_of_rank(name, ranks.rank), saved[name]).clone())

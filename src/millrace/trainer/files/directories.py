@@ -1,6 +1,6 @@
-"""Directories that are there completely or not at all, whoever dies while their files are written.
+"""Directories that are complete or do not exist, even if a process dies while their files are written.
 
-Filled under another name by all ranks of a trainer, synced to disk, then renamed.
+All ranks of a trainer fill the directory under another name. Then it is synced to disk and renamed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from millrace.trainer.ranks.mesh import ALONE, Ranks, all_or_none
 
 @contextmanager
 def atomic_directory(target: Path, *, marker: str, ranks: Ranks = ALONE) -> Iterator[Path]:
-    """A directory to fill that appears as `target`, on disk, when the block ends without an error.
+    """A directory to fill. It appears as `target`, on disk, when the block ends without an error on any rank.
 
-    All of `ranks` fill it, and it appears when all have ended, or not at all. It replaces an older one of its
-    kind, which holds the file `marker`.
+    All of `ranks` fill the directory. It replaces an older directory of its kind, which has the file
+    `marker`.
 
     Raises:
-        DataError: `target` holds something else, which is left alone.
-        StorageError: the disk is full, read-only or failing, here or of another rank. Then, as with any
-            other error of a rank, an older `target` is left as it was.
+        DataError: `target` is something else, which is left alone.
+        StorageError: the disk is full, read-only or failing, on this rank or another. After any error an
+        older
+            `target` is unchanged.
     """
     building, first = target.with_name(f".{target.name}.building"), ranks.rank == 0
     try:
@@ -72,13 +73,13 @@ def _sync(path: Path) -> None:
 
 
 def sweep(directory: str | Path) -> list[Path]:
-    """Put right what a process left that died while it filled or replaced a directory in `directory`.
+    """Repair `directory` after a process died while it filled or replaced a directory in it.
 
-    What was half filled is removed. What was set aside for a new one that never came is put back. Returns
-    the paths found. Call it only where no other process writes there.
+    A half-filled directory is removed. A replaced directory whose successor never came is put back. Returns
+    the leftovers. No other process may write there meanwhile.
     """
-    found = sorted(p for end in ("building", "replaced") for p in Path(directory).glob(f".*.{end}"))
-    for path in found:
+    leftovers = sorted(p for end in ("building", "replaced") for p in Path(directory).glob(f".*.{end}"))
+    for path in leftovers:
         target = path.with_name(path.name[1 : -len(path.suffix)])
         if path.is_symlink() or not path.is_dir():
             continue
@@ -86,4 +87,4 @@ def sweep(directory: str | Path) -> list[Path]:
             path.rename(target)
         else:
             shutil.rmtree(path)
-    return found
+    return leftovers

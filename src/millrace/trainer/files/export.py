@@ -1,4 +1,4 @@
-"""A model as a Hugging Face directory, written from blocks: no process holds the weights for that."""
+"""Writes a model as a Hugging Face directory, block by block: no process holds all weights."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def save_model(
     dtype: torch.dtype,
     ranks: Ranks = ALONE,
 ) -> None:
-    """Write config, weights in `dtype` and a tokenizer's files into `directory`: a rank its own blocks. An
-    adapter becomes part of the weights."""
+    """Write config, weights in `dtype` and a tokenizer's files into `directory`. Each rank writes its own
+    blocks. An adapter is merged into the weights."""
     blocks = merged_blocks(model) if adapted_layers(model) else [owned_blocks(named_weights(model))]
     _write(model, blocks, tokenizer, directory, dtype=dtype, ranks=ranks)
 
@@ -50,9 +50,10 @@ def save_model(
 def export_checkpoint(
     checkpoint: Path, out: Path, *, model_path: str, dtype: str, adapter: Adapter = NO_ADAPTER
 ) -> None:
-    """`model_path`: what the run started from. `dtype`: of the written weights. `adapter`: what was trained.
+    """Write the model of a checkpoint into `out`. `model_path`: the start model of the run. `dtype`: of the
+    written weights. `adapter`: of the run.
 
-    Raises: DataError: the checkpoint is damaged, or of another model; `out` holds something else.
+    Raises: DataError: the checkpoint is damaged, or of another model; `out` is something else.
     """
     if adapter.rank is not None:
         adapted = _adapted(checkpoint, model_path=model_path, dtype=dtype, adapter=adapter)
@@ -69,12 +70,12 @@ def export_checkpoint(
 
 
 def export_adapter(checkpoint: Path, out: Path, *, model_path: str, dtype: str, adapter: Adapter) -> None:
-    """The adapter alone, as peft reads it. Raises: as `export_checkpoint`."""
+    """Write the adapter alone, for peft. Raises: as `export_checkpoint`."""
     model = _adapted(checkpoint, model_path=model_path, dtype=dtype, adapter=adapter)
     with atomic_directory(out, marker=ADAPTER_CONFIG) as directory:
         save_file(peft_tensors(model, getattr(torch, dtype)), directory / "adapter_model.safetensors")
-        told = peft_config(model, adapter, model_path)
-        (directory / ADAPTER_CONFIG).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        config = peft_config(model, adapter, model_path)
+        (directory / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _adapted(checkpoint: Path, *, model_path: str, dtype: str, adapter: Adapter) -> PreTrainedModel:
@@ -98,7 +99,7 @@ def _write(
     ranks: Ranks = ALONE,
 ) -> None:
     weights = base_weights(model)
-    files = lay_out("model", weights, dtype, _pieces(model, weights))
+    files = lay_out("model", weights, dtype, _unfused(model, weights))
     with all_or_none(ranks):
         if ranks.rank == 0:
             _describe(model, dtype, directory)
@@ -107,12 +108,12 @@ def _write(
             if len(files) > 1:
                 (directory / "model.safetensors.index.json").write_bytes(index(files))
             make(directory, files)
-    for some in blocks:
-        fill(directory, files, some)
+    for of_weights in blocks:
+        fill(directory, files, of_weights)
 
 
 def _describe(model: PreTrainedModel, dtype: torch.dtype, directory: Path) -> None:
-    """What `transformers` needs beside the weights."""
+    """Write the files that `transformers` needs beside the weights."""
     config = copy.deepcopy(model.config)
     config.dtype, config.architectures = dtype, [type(model).__name__.removeprefix("FSDP")]
     config.save_pretrained(directory)
@@ -120,12 +121,12 @@ def _describe(model: PreTrainedModel, dtype: torch.dtype, directory: Path) -> No
         model.generation_config.save_pretrained(directory)
 
 
-def _pieces(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> dict[str, UnfusedTensors]:
-    """What files call the weights that transformers fuses: of experts, each has matrices of its own there.
+def _unfused(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> dict[str, UnfusedTensors]:
+    """The names in files of the weights that transformers fuses: in files each expert has its own matrices.
 
-    transformers takes apart tensors that hold the numbers of their own rows, and so shows where pieces lie.
+    transformers takes apart tensors of row numbers. The numbers show the place of each matrix in the weight.
 
-    Raises: DataError: a piece does not lie in one stretch of one weight.
+    Raises: DataError: the rows of a matrix are not adjacent rows of one weight.
     """
     if all(weight.ndim < 3 for weight in weights.values()):
         return {}
@@ -137,14 +138,14 @@ def _pieces(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> dict
         *outer, _ = weight.shape
         rows[name] = torch.arange(num_rows, num_rows + math.prod(outer)).reshape(*outer, 1)
         first[num_rows], num_rows = name, num_rows + math.prod(outer)
-    found: dict[str, UnfusedTensors] = {}
+    unfused: dict[str, UnfusedTensors] = {}
     apart = revert_weight_conversion(model, rows)
-    for piece, numbers in sorted(apart.items(), key=lambda item: int(item[1].flatten()[0])):
+    for matrix, numbers in sorted(apart.items(), key=lambda item: int(item[1].flatten()[0])):
         begin = int(numbers.flatten()[0])
         name = first[max(row for row in first if row <= begin)]
         if not torch.equal(numbers.flatten(), torch.arange(begin, begin + numbers.numel())):
             raise DataError(
-                f"`{piece}` is not one stretch of `{name}`: {model.config.model_type} models are not exported"
+                f"`{matrix}` is not one block of `{name}`: {model.config.model_type} models are not exported"
             )
-        found.setdefault(name, []).append((piece, (*numbers.shape[:-1], weights[name].shape[-1])))
-    return found
+        unfused.setdefault(name, []).append((matrix, (*numbers.shape[:-1], weights[name].shape[-1])))
+    return unfused

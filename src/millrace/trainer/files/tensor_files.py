@@ -1,13 +1,13 @@
-"""Safetensors files that several processes fill in place: each writes the blocks that it holds.
+"""Safetensors files that several processes fill in place: each writes its own blocks.
 
-No process holds a whole weight for that, and what is written does not depend on who held what.
+No process holds a whole weight, and the bytes of a file do not depend on the division into blocks.
 
     8 bytes   length of the header, little-endian
     header    JSON: dtype, shape and byte range of each tensor
     data      tensors one after another, row-major
 
-`torch.distributed.checkpoint` puts together each rank's share in memory, writes these, then merges them,
-and takes no digest.
+`torch.distributed.checkpoint` assembles each rank's share in memory, writes the shares, then merges them, and
+takes no digest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from safetensors import safe_open
 from millrace.trainer.ranks.blocks import OwnedBlock
 
 FILE_BYTES_MAX = 4 * 10**9
-CHUNK_BYTES = 1 << 24  # held at a time of a block that is converted, or fetched from a device
+CHUNK_BYTES = 1 << 24  # bytes of a block that are converted, or copied from a device, at a time
 NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -39,13 +39,13 @@ NAMES = {
 }
 
 UnfusedTensors = list[tuple[str, tuple[int, ...]]]
-"""Name and shape of each, as they lie one after another in a tensor."""
+"""Name and shape of each unfused tensor, in their order in the fused tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """A file to be filled. `tensors`: where each begins behind the header, and its dtype there. `names`: in
-    the file."""
+    """A file to be filled. `tensors`: the place of each tensor behind the header, and its dtype in the file.
+    `names`: of the tensors in the file."""
 
     name: str
     header: bytes  # with its length
@@ -58,12 +58,12 @@ def lay_out(
     stem: str,
     tensors: Mapping[str, torch.Tensor],
     dtype: torch.dtype | None = None,
-    pieces: Mapping[str, UnfusedTensors] = {},
+    unfused: Mapping[str, UnfusedTensors] = {},
 ) -> list[TensorFile]:
-    """Files for `tensors`, in their order: `stem`.safetensors, or several where one would be too large.
+    """Files for `tensors`, in their order: `stem`.safetensors, or several files if one would be too large.
 
-    Their values are not looked at, and they may be on several processes. `dtype`: in the files. `pieces`: of
-    a tensor that has other names there.
+    The values of the tensors are not read, and may be on several processes. `dtype`: in the files. `unfused`:
+    of each fused tensor, the tensors that files have in its place.
     """
     shares: list[dict[str, torch.Tensor]] = [{}]
     free = FILE_BYTES_MAX
@@ -75,11 +75,11 @@ def lay_out(
         shares[-1][name] = tensor
         free -= size
     names = file_names(stem, len(shares))
-    return [_file(name, share, dtype, pieces) for name, share in zip(names, shares, strict=True)]
+    return [_file(name, share, dtype, unfused) for name, share in zip(names, shares, strict=True)]
 
 
 def file_names(stem: str, count: int) -> list[str]:
-    """As Hugging Face names the files of a model."""
+    """The names of `count` files, as Hugging Face names the files of a model."""
     if count < 2:
         return [f"{stem}.safetensors"]
     return [f"{stem}-{index:05d}-of-{count:05d}.safetensors" for index in range(1, count + 1)]
@@ -89,69 +89,71 @@ def _file(
     name: str,
     tensors: Mapping[str, torch.Tensor],
     dtype: torch.dtype | None,
-    pieces: Mapping[str, UnfusedTensors],
+    unfused: Mapping[str, UnfusedTensors],
 ) -> TensorFile:
     entries: dict[str, Any] = {}
     places, end = {}, 0
     for key, tensor in tensors.items():
         kind = dtype or tensor.dtype
         places[key] = end, kind
-        for piece, shape in pieces.get(key, [(key, tuple(tensor.shape))]):
+        for file_key, shape in unfused.get(key, [(key, tuple(tensor.shape))]):
             begin, end = end, end + math.prod(shape) * kind.itemsize
-            entries[piece] = {"dtype": NAMES[kind], "shape": shape, "data_offsets": [begin, end]}
+            entries[file_key] = {"dtype": NAMES[kind], "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps({"__metadata__": {"format": "pt"}, **entries}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return TensorFile(name, len(text).to_bytes(8, "little") + text, places, list(entries), end)
 
 
 def index(files: Sequence[TensorFile]) -> bytes:
-    """Which tensor is in which file, as `transformers` reads it."""
+    """The index file of a model, which `transformers` reads: the file of each tensor."""
     size = sum(file.data_bytes for file in files)
     names = {key: file.name for file in files for key in file.names}
     return json.dumps({"metadata": {"total_size": size}, "weight_map": names}, indent=2).encode()
 
 
 def make(directory: Path, files: Iterable[TensorFile]) -> None:
-    """By one process, before any of them fills the files."""
+    """Create the files, without data. One process calls this, before any process fills the files."""
     for file in files:
         with (directory / file.name).open("xb") as stream:
             stream.write(file.header)
             stream.truncate(len(file.header) + file.data_bytes)
 
 
-def fill(directory: Path, files: Iterable[TensorFile], parts: Collection[OwnedBlock]) -> None:
-    """Write `parts` where they belong, in the dtype of the files. The system may not have stored them yet."""
-    on_gpu = any(part.block.is_cuda for part in parts)
-    with torch.cuda.stream(torch.cuda.Stream() if on_gpu else None):  # beside what is computed meanwhile
+def fill(directory: Path, files: Iterable[TensorFile], blocks: Collection[OwnedBlock]) -> None:
+    """Write `blocks` to their places, in the dtype of the files. The kernel may store the bytes later."""
+    on_gpu = any(owned.block.is_cuda for owned in blocks)
+    with torch.cuda.stream(torch.cuda.Stream() if on_gpu else None):  # beside the GPU's computation
         for file in files:
             with (directory / file.name).open("r+b", buffering=0) as stream:
-                for part in (part for part in parts if part.name in file.tensors):
-                    begin, dtype = file.tensors[part.name]
-                    _write(stream.fileno(), len(file.header) + begin, dtype, part)
+                for owned in (owned for owned in blocks if owned.name in file.tensors):
+                    begin, dtype = file.tensors[owned.name]
+                    _write(stream.fileno(), len(file.header) + begin, dtype, owned)
 
 
-def _write(descriptor: int, begin: int, dtype: torch.dtype, part: OwnedBlock) -> None:
-    """One write for each stretch of the whole tensor that lies in the block without a gap."""
-    places, length = _stretches(part)
+def _write(descriptor: int, begin: int, dtype: torch.dtype, owned: OwnedBlock) -> None:
+    """Write a block: one write for each run of adjacent elements."""
+    places, length = _runs(owned)
     size = length * dtype.itemsize
-    stretches = part.block.detach().reshape(len(places), length)
+    runs = owned.block.detach().reshape(len(places), length)
     rows, columns = max(1, CHUNK_BYTES // size), max(1, CHUNK_BYTES // dtype.itemsize)
     for first in range(0, len(places), rows):
-        for left in range(0, length, columns):
-            chunk = stretches[first : first + rows, left : left + columns].to("cpu", dtype).contiguous()
+        for column in range(0, length, columns):
+            chunk = runs[first : first + rows, column : column + columns].to("cpu", dtype).contiguous()
             for place, row in zip(places[first : first + rows], chunk, strict=True):
-                _write_all(descriptor, row.view(torch.uint8).numpy(), begin + (place + left) * dtype.itemsize)
+                offset = begin + (place + column) * dtype.itemsize
+                _write_all(descriptor, row.view(torch.uint8).numpy(), offset)
 
 
-def _stretches(part: OwnedBlock) -> tuple[list[int], int]:
-    """Where each begins in the whole tensor, and its length. In elements."""
-    block, whole = tuple(part.block.shape), part.shape
-    whole_from = len(whole)  # the dimensions from here on are in the block completely
-    while whole_from and block[whole_from - 1] == whole[whole_from - 1]:
-        whole_from -= 1
-    outer = max(0, whole_from - 1)
-    strides = [math.prod(whole[dim + 1 :]) for dim in range(len(whole))]
-    first = sum(start * stride for start, stride in zip(part.start, strides, strict=True))
+def _runs(owned: OwnedBlock) -> tuple[list[int], int]:
+    """Where each run of adjacent elements begins in the whole tensor, and the length of all runs. In
+    elements."""
+    block, shape = tuple(owned.block.shape), owned.shape
+    complete_from = len(shape)  # the block has all indices of the dimensions from here on
+    while complete_from and block[complete_from - 1] == shape[complete_from - 1]:
+        complete_from -= 1
+    outer = max(0, complete_from - 1)
+    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    first = sum(start * stride for start, stride in zip(owned.start, strides, strict=True))
     places = torch.full((1,), first)
     for size, stride in zip(block[:outer], strides, strict=False):
         places = (places[:, None] + torch.arange(size) * stride).flatten()
@@ -165,9 +167,9 @@ def _write_all(descriptor: int, data: memoryview, place: int) -> None:
 
 
 def open_tensors(paths: Iterable[Path]) -> dict[str, torch.Tensor]:
-    """What the files hold, where it lies in them: no memory is taken."""
-    found: dict[str, torch.Tensor] = {}
+    """The tensors of the files, mapped: they take no memory."""
+    tensors: dict[str, torch.Tensor] = {}
     for path in paths:
         with safe_open(path, framework="pt") as file:
-            found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return found
+            tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return tensors

@@ -1,4 +1,5 @@
-"""The files of a tokenizer, and whether two of them call tokens alike. Names no torch: asked before a run."""
+"""The files of a tokenizer, and a check that two tokenizers have the same tokens. Names no torch, because the
+check comes before a run."""
 
 from __future__ import annotations
 
@@ -13,19 +14,19 @@ TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json",
 
 
 def read_tokenizer(source: str | Path) -> dict[str, bytes]:
-    """The files of a model directory's tokenizer, by name: taken while that directory is there."""
+    """The files of a model directory's tokenizer, by name. They are read while the directory exists."""
     return {
         file.name: file.read_bytes() for pattern in TOKENIZER_FILES for file in Path(source).glob(pattern)
     }
 
 
 def refuse_other_tokens(teacher: str, student: str) -> None:
-    """Directories. Raises: DataError: the teacher's is no model, or calls its tokens otherwise."""
+    """Check two model directories. Raises: DataError: `teacher` is no model, or has other tokens."""
     if not (Path(teacher) / "config.json").is_file():
         raise DataError(f"`algorithm.teacher` ({teacher}) is not a model directory: it has no config.json")
-    (vocabulary, added), (own, own_added) = _tokens(teacher), _tokens(student)
-    if vocabulary != own or (odd := sorted(own_added - added)):
-        differ = "the vocabulary" if vocabulary != own else f"the added tokens {odd[:4]}"
+    (of_teacher, teacher_added), (of_student, student_added) = _tokens(teacher), _tokens(student)
+    if of_teacher != of_student or (missing := sorted(student_added - teacher_added)):
+        differ = "the vocabulary" if of_teacher != of_student else f"the added tokens {missing[:4]}"
         raise DataError(
             f"`algorithm.teacher` ({teacher}) has other tokens than `model.path` ({student}): their "
             f"tokenizers differ in {differ}, so log-probs of a token cannot be compared.\n"
@@ -34,11 +35,11 @@ def refuse_other_tokens(teacher: str, student: str) -> None:
 
 
 def _tokens(path: str) -> tuple[Any, set[tuple[int, str]]]:
-    """The vocabulary, and what is added to it. A teacher may have more of the latter."""
+    """The vocabulary and the added tokens. A teacher may have more added tokens than a student."""
     with boundary("trainer", f"read the tokenizer in {path}", DataError):
         files = read_tokenizer(path)
         if "tokenizer.json" not in files:
             return files.get("tokenizer.model"), set()
-        found = json.loads(files["tokenizer.json"])
-        added = {(token["id"], token["content"]) for token in found.get("added_tokens", ())}
-        return found["model"].get("vocab"), added
+        tokenizer = json.loads(files["tokenizer.json"])
+        added = {(token["id"], token["content"]) for token in tokenizer.get("added_tokens", ())}
+        return tokenizer["model"].get("vocab"), added

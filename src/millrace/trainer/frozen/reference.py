@@ -1,6 +1,7 @@
 """The reference: the model that a run began with, in the trainer or as a worker of its own.
 
-The worker packs a batch as the trainer does. So it finds the bits that a copy in the trainer would.
+The worker packs a batch as the trainer does. So its log-probs have the same bits as a reference in the
+trainer.
 
 Shape suffix: C = completion tokens of the batch, in order of groups and sequences.
 """
@@ -48,10 +49,10 @@ class ReferenceWorker:
     def _load(self, digest: str) -> str:
         device, dtype = torch_device(*self._device), published_dtype(self._config)
         model = load_reference(self._config, device, ALONE)
-        found = digest_of(named_weights(model), dtype, kind_of(digest))
-        if found != digest:
+        loaded = digest_of(named_weights(model), dtype, kind_of(digest))
+        if loaded != digest:
             raise DigestMismatchError(
-                f"the reference ({self._config.model.path}) has digest {found}, and version 0 was published "
+                f"the reference ({self._config.model.path}) has digest {loaded}, and version 0 was published "
                 f"with {digest}\n  Its files were changed since the run began: put them back"
             )
         self._model = model
@@ -66,14 +67,14 @@ class ReferenceWorker:
         budget = self._config.batch.token_budget
         advice = f"Lower `batch.token_budget` ({budget}), which changes no gradient, or free memory"
         with needing_memory("the reference", f"the batch of version {batch.version}", advice):
-            found_C = reference_logprobs(self._model, batch, self._config)
+            logprobs_C = reference_logprobs(self._model, batch, self._config)
         ends = np.cumsum([len(sequence.columns) for sequence in sequences])
-        return [array("f", part.tobytes()) for part in np.split(found_C, ends[:-1])]
+        return [array("f", logprobs.tobytes()) for logprobs in np.split(logprobs_C, ends[:-1])]
 
 
 @torch.no_grad()
 def reference_logprobs(model: PreTrainedModel, batch: Batch, config: Config) -> NDArray[np.float32]:
-    """(C,) in nats; NaN where a token is not trained. Raises: DataError: the batch is malformed."""
+    """(C,) in nats; NaN for tokens that are not trained. Raises: DataError: the batch is malformed."""
     flat = flatten(
         batch,
         of_run(config),
@@ -81,16 +82,16 @@ def reference_logprobs(model: PreTrainedModel, batch: Batch, config: Config) -> 
         minibatches=config.batch.minibatches,
     )
     dtype = computing_dtype(published_dtype(config), model.device)
-    found_C = np.full(len(flat.behavior_C), np.nan, np.float32)
+    logprobs_C = np.full(len(flat.behavior_C), np.nan, np.float32)
     for row in (row for trees in flat.minibatches for row in pack(trees, config.batch.token_budget)):
         chosen = with_token_masks(row, flat.masks_C)
         logprobs_N = row_logprobs(model, chosen, temperature=config.sampling.temperature, dtype=dtype)[0]
-        found_C[row.flat_N] = logprobs_N.cpu().numpy()
-    return found_C
+        logprobs_C[row.flat_N] = logprobs_N.cpu().numpy()
+    return logprobs_C
 
 
 def load_reference(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedModel:
-    """Version 0 as replicas have it."""
+    """The weights of version 0, rounded as replicas have them."""
     model = load_model(config.model.path, device, ranks)
     for weight in map(local, model.parameters()):
         weight.copy_(weight.to(published_dtype(config)))

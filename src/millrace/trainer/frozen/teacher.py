@@ -13,7 +13,7 @@ from millrace.trainer.ranks.mesh import Ranks
 def load_teacher(path: str, *, student: str, device: torch.device, ranks: Ranks) -> PreTrainedModel:
     """The model in `path`. `student`: the directory of the model that is trained.
 
-    Raises: DataError: it is no model, or calls its tokens otherwise.
+    Raises: DataError: `path` is no model, or the model has other tokens.
     """
     refuse_other_tokens(path, student)
     return load_model(path, device, ranks)

@@ -1,4 +1,4 @@
-"""Linear layers whose products, also of the backward pass, are `devices.matmul`.
+"""Linear layers that compute with `devices.matmul`, also in the backward pass.
 
 Shape suffixes: T = tokens, I = inputs, O = outputs.
 """
@@ -45,7 +45,7 @@ def _weight_gradient(grad_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
 
 
 def install(model: torch.nn.Module) -> None:
-    """Where oneDNN is faster, the linear layers of `model` compute with it. Layers of adapters do not."""
+    """If oneDNN is faster, the linear layers of `model` compute with oneDNN. Layers of adapters do not."""
     if by_onednn():
         for module in model.modules():
             if type(module) is torch.nn.Linear:
@@ -55,5 +55,5 @@ def install(model: torch.nn.Module) -> None:
 def _forward(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
     if x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return F.linear(x, layer.weight, layer.bias)
-    found: torch.Tensor = _Linear.apply(x, layer.weight, layer.bias)
-    return found
+    out: torch.Tensor = _Linear.apply(x, layer.weight, layer.bias)
+    return out

@@ -1,6 +1,6 @@
-"""RMSNorm (arXiv:1910.07467) in float32 with its gradient written out, in half the passes of autograd's.
+"""RMSNorm (arXiv:1910.07467) in float32 with an explicit gradient, in half the passes of autograd's.
 
-Shape suffixes: H = what is normalized; of other dimensions there is any number.
+Shape suffixes: H = the normalized dimension. There is any number of other dimensions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def install(model: torch.nn.Module) -> None:
-    """Where `model` has the norms of Llama, they get this gradient. Gemma's differ."""
+    """Give this gradient to the norms of `model` if they are Llama's. Gemma's norms differ."""
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
             module.forward = partial(_forward, module)
@@ -39,7 +39,7 @@ def install(model: torch.nn.Module) -> None:
 
 def _forward(norm: Any, x: torch.Tensor) -> torch.Tensor:
     single = x.dtype == norm.weight.dtype == torch.float32
-    found: torch.Tensor = (
+    out: torch.Tensor = (
         _RMSNorm.apply(x, norm.weight, norm.variance_epsilon) if single else type(norm).forward(norm, x)
     )
-    return found
+    return out

@@ -1,8 +1,8 @@
 """Attention over a packed row in one call without padding: torch's variable-length attention, on GPUs.
 
-Each segment attends to a list of keys of its own, which are gathered: those of its prefix, then its own. The
-kernel's mask is aligned at the end of the keys, so a query sees all of the prefix and all before it. A
-prefix that several segments share is gathered for each of them, and the gather sums its gradients.
+Each segment attends to a gathered list of keys: the keys of its prefix, then its own keys. The kernel's mask
+is aligned at the end of the keys, so a query sees the prefix and every earlier token of the segment. A prefix
+that several segments share is gathered for each segment, and the gather sums its gradients.
 
 Shape suffixes: T = tokens of the row, R = segments, K = keys of all segments, H = heads, D = head size.
 """
@@ -22,14 +22,14 @@ from torch.nn.functional import embedding
 from millrace.devices.gpu import has_flash, on
 from millrace.trainer.batch.packing import RowSegment
 
-# From torch 2.12 on it must be told that several query heads share a key head.
+# From torch 2.12 on an argument says that several query heads share a key head.
 GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """`query_ends` and `key_ends`, (R + 1,) int32, begin with 0. `keys_K` is None where no segment has a
-    prefix: then the keys are the row."""
+    """The segments of a row. `query_ends` and `key_ends`, (R + 1,) int32, begin with 0. `keys_K` is None if
+    no segment has a prefix: then the keys are the row."""
 
     query_ends: torch.Tensor
     key_ends: torch.Tensor
@@ -39,7 +39,8 @@ class Ragged:
 
 
 def serves(device: torch.device, dtype: torch.dtype, config: Any) -> bool:
-    """Whether the kernel computes what `config` (a Hugging Face model's) wants: without capped scores."""
+    """Whether the kernel can compute the attention of `config`, a Hugging Face model's: without capped
+    scores."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return not getattr(config, "attn_logit_softcapping", None) and has_flash(device, dtype, head_dim)
 
@@ -47,15 +48,18 @@ def serves(device: torch.device, dtype: torch.dtype, config: Any) -> bool:
 def arrange(segments: Sequence[RowSegment], device: torch.device) -> Ragged:
     """Arrange the segments of a row, which cover it in their order."""
     lengths = [segment.length for segment in segments]
-    seen = [len(segment.prefix_P) + segment.length for segment in segments]
-    own = [np.arange(segment.start, segment.start + segment.length) for segment in segments]
-    keys = [part for segment, mine in zip(segments, own, strict=True) for part in (segment.prefix_P, mine)]
+    num_keys = [len(segment.prefix_P) + segment.length for segment in segments]
+    keys = [
+        keys
+        for segment in segments
+        for keys in (segment.prefix_P, np.arange(segment.start, segment.start + segment.length))
+    ]
     return Ragged(
         query_ends=on(device, np.cumsum([0, *lengths]).astype(np.int32)),
-        key_ends=on(device, np.cumsum([0, *seen]).astype(np.int32)),
-        keys_K=on(device, np.concatenate(keys)) if sum(seen) > sum(lengths) else None,
+        key_ends=on(device, np.cumsum([0, *num_keys]).astype(np.int32)),
+        keys_K=on(device, np.concatenate(keys)) if sum(num_keys) > sum(lengths) else None,
         longest_query=max(lengths),
-        longest_key=max(seen),
+        longest_key=max(num_keys),
     )
 
 
@@ -84,5 +88,5 @@ def attend_ragged(
         window_size=(-1 if window is None else window - 1, 0),
         **GROUPED,
     )
-    assert isinstance(out, torch.Tensor)  # nothing beside was asked for
+    assert isinstance(out, torch.Tensor)  # without further results
     return out[None]

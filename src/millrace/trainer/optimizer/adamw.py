@@ -10,38 +10,41 @@ import torch
 from millrace.config.tables.training import Optimizer
 from millrace.core.errors import ConfigError, boundary
 
-INNER = ("codes", "scale")  # of an 8-bit moment: its numbers, and what each block of 256 is scaled by
+INNER = ("codes", "scale")  # of an 8-bit moment: its numbers, and the scale of each block of 256
 
 
 def make_adamw(parameters: Iterable[torch.nn.Parameter], config: Optimizer) -> torch.optim.Optimizer:
-    """Raises: ConfigError: `optimizer.states` needs torchao, which cannot be imported.
+    """AdamW for `parameters`.
+
+    Raises: ConfigError: `optimizer.states` needs torchao, which cannot be imported.
 
     Source:
         8-bit moments: arXiv:2110.02861. Tensors of less than 4096 numbers keep float32.
     """
-    held: list[Any] = list(parameters)
+    updated: list[Any] = list(parameters)
     options: dict[str, Any] = config.model_dump(include={"lr", "betas", "eps", "weight_decay"})
-    groups = _groups(held) if config.weight_decay else held
+    groups = _groups(updated) if config.weight_decay else updated
     if config.states == "float32":
         return torch.optim.AdamW(groups, **options, fused=True)
     with boundary("trainer", '`optimizer.states` ("8bit"): import torchao', ConfigError):
         from torchao.optim import AdamW8bit
     optimizer: torch.optim.Optimizer = AdamW8bit(groups, **options)
-    if not held[0].is_cuda:  # to compile it for a CPU takes minutes
+    if not updated[0].is_cuda:  # compiling the step for a CPU takes minutes
         optimizer.step = torch.compiler.set_stance("force_eager")(optimizer.step)  # type: ignore[method-assign]
     return optimizer
 
 
 def _groups(parameters: list[Any]) -> list[dict[str, Any]]:
-    """Norms and biases have no weight decay: it would pull scales to 0, and they are few."""
+    """Groups with and without weight decay. Weight decay would pull the scales of norms to 0, so norms and
+    biases have none."""
     decayed = [parameter for parameter in parameters if parameter.ndim > 1]
-    others = [parameter for parameter in parameters if parameter.ndim <= 1]
-    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": vectors, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 
 def plain_tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """A parameter's state as plain tensors: an 8-bit moment as two."""
+    """A parameter's state as plain tensors: an 8-bit moment is two tensors."""
     plain: dict[str, torch.Tensor] = {}
     for key, value in state.items():
         inner = {f"{key}.{i}": getattr(value, i) for i in INNER if hasattr(value, i)}

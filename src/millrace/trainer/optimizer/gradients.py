@@ -12,17 +12,17 @@ from millrace.trainer.ranks.mesh import ALONE, Ranks, local
 
 
 def grad_norm(parameters: Iterable[torch.nn.Parameter], ranks: Ranks = ALONE) -> torch.Tensor:
-    """Euclidean norm of all gradients together, those that other ranks hold too; not finite if any gradient
-    is not. The same on every rank."""
-    own = [p.grad for p in parameters if p.grad is not None and (ranks.tensor_index == 0 or _divided(p))]
-    norm = torch.nn.utils.get_total_norm([local(grad) for grad in own])
+    """Euclidean norm of all gradients of all ranks; not finite if a gradient is not. The same on every
+    rank."""
+    grads = [p.grad for p in parameters if p.grad is not None and (ranks.tensor_index == 0 or _divided(p))]
+    norm = torch.nn.utils.get_total_norm([local(grad) for grad in grads])
     if ranks.world == 1:
         return norm
     return torch.tensor(math.hypot(*ranks.gather(norm.item())), dtype=norm.dtype, device=norm.device)
 
 
 def _divided(parameter: Any) -> bool:
-    """Among the ranks of a tensor group, which otherwise hold the same of it."""
+    """Whether the ranks of a tensor group have different blocks of `parameter`."""
     place = parameter.placements[-1]
     return not place.is_replicate()
 

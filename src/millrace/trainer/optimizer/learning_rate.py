@@ -8,7 +8,7 @@ from millrace.config.tables.training import Optimizer
 
 
 def learning_rate(config: Optimizer, version: int) -> float:
-    """Of the step from `version` to the next. All optimizer steps of a batch have the same.
+    """The learning rate of the step from `version` to the next. All optimizer steps of a batch have the same.
 
     warm-up    lr (version + 1) / warmup_steps
     after it   constant: lr.  With p = (version - warmup_steps) / (decay_steps - warmup_steps) up to 1:
@@ -18,7 +18,7 @@ def learning_rate(config: Optimizer, version: int) -> float:
         return config.lr * (version + 1) / config.warmup_steps
     if config.decay_steps is None:
         return config.lr
-    span = max(1, config.decay_steps - config.warmup_steps)
-    gone = min(1.0, (version - config.warmup_steps) / span)
-    left = 1.0 - gone if config.decay == "linear" else (1.0 + math.cos(math.pi * gone)) / 2
-    return config.lr * (config.lr_end + (1.0 - config.lr_end) * left)
+    decay_steps = max(1, config.decay_steps - config.warmup_steps)
+    progress = min(1.0, (version - config.warmup_steps) / decay_steps)
+    scale = 1.0 - progress if config.decay == "linear" else (1.0 + math.cos(math.pi * progress)) / 2
+    return config.lr * (config.lr_end + (1.0 - config.lr_end) * scale)

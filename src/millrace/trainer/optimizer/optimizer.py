@@ -1,4 +1,4 @@
-"""Which optimizer updates which parameter."""
+"""The optimizer of each parameter."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from millrace.trainer.optimizer.adamw import make_adamw
 
 
 def make_optimizer(model: PreTrainedModel, config: Optimizer) -> torch.optim.Optimizer:
-    """AdamW, or Muon for the matrices of the layers with AdamW for the rest.
+    """AdamW, or Muon for the matrices of the layers with AdamW for all other parameters.
 
     Raises: ConfigError: Muon, and the weights are divided among ranks.
     Source:
-        Muon, as torch computes it, with the size of its updates fitted to AdamW's (arXiv:2502.16982), so that
-        one learning rate serves both.
+        torch's Muon, whose updates are scaled to the size of AdamW's (arXiv:2502.16982). So one learning rate
+        serves both.
     """
     if config.rule == "adamw":
         return make_adamw((p for p in model.parameters() if p.requires_grad), config)
     matrices: list[Any] = []
-    rest: list[Any] = []
+    others: list[Any] = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        (matrices if ".layers." in name and parameter.ndim == 2 else rest).append(parameter)
+        (matrices if ".layers." in name and parameter.ndim == 2 else others).append(parameter)
     if any(hasattr(matrix, "placements") for matrix in matrices):
         raise ConfigError(
             '`optimizer.rule` ("muon") needs whole matrices, and the trainer\'s ranks hold parts of them.\n'
@@ -37,7 +37,7 @@ def make_optimizer(model: PreTrainedModel, config: Optimizer) -> torch.optim.Opt
     muon = torch.optim.Muon(
         matrices, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
     )
-    return Together(muon, *([make_adamw(rest, config)] if rest else []))
+    return Together(muon, *([make_adamw(others, config)] if others else []))
 
 
 class Together(torch.optim.Optimizer):

@@ -1,4 +1,4 @@
-"""Work that reads a trainer's weights while its next step is computed."""
+"""Work that reads a trainer's weights during its next step."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 class Overlapped(Generic[T]):
-    """One piece of such work at a time, in a thread, with a group of `ranks` for it alone.
+    """One work at a time, in a thread, with a group of `ranks` for this work alone.
 
-    Until the next update nobody changes the weights. So only an update waits that comes before `release`.
+    Nothing changes the weights until the next update. So only an update that comes before `release` waits.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, ranks: Ranks, name: str) -> None:
@@ -32,26 +32,27 @@ class Overlapped(Generic[T]):
         optimizer.register_step_pre_hook(lambda *_: self._await_read())
 
     def begin(self, work: Callable[[], T], began_s: float) -> None:
-        """Once what was begun before has ended. `began_s`: since when the trainer waits for this, by
-        `time.perf_counter`."""
+        """Begin `work` after the end of the work before. `began_s`: the time from which on the trainer waits,
+        by `time.perf_counter`."""
         self.wait()
         self._read.clear()
         self._waits_since_s, self._stall_s = None, time.perf_counter() - began_s
         self._work = self._thread.submit(self._do, work)
 
     def release(self) -> float:
-        """By the work: it reads no weights any more. Returns how long the trainer has waited for it."""
+        """The work calls this when it reads no more weights. Returns how long the trainer has waited for
+        it."""
         if not self._read.is_set() and self._waits_since_s is not None:
             self._stall_s += time.perf_counter() - self._waits_since_s
         self._read.set()
         return self._stall_s
 
     def wait(self) -> bool:
-        """Until nothing is under way. Whether the last work was done, and did not fail."""
+        """Wait until no work is running. Returns whether there was work and it did not fail."""
         return self._work is not None and self._work.exception() is None
 
     def result(self) -> T:
-        """Wait for what was begun last. Raises what it raised."""
+        """Wait for the result of the last work. Raises the work's error."""
         assert self._work is not None, "nothing was begun"
         return self._work.result()
 

@@ -1,4 +1,4 @@
-"""The current weights as bytes, and how the ranks of a trainer bring them into a relay's slot."""
+"""Publishing: the current weights as bytes, which the ranks of a trainer copy into a relay's slot."""
 
 from __future__ import annotations
 
@@ -30,81 +30,83 @@ from millrace.trainer.ranks.blocks import owned_blocks
 from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, all_or_none, first_alone
 
 RECHECK_SHARE = 0.01
-"""Of the time from update to update that digests before them take."""
+"""The share of the time from update to update that digests before updates may take."""
 
 
 class PublishBuffers:
-    """Preallocated host copies of this rank's parts of the weights, in the published dtype.
+    """Preallocated host copies of this rank's blocks of the weights, in the published dtype.
 
-    A part that is on the CPU in that dtype already is published from where it lies. Fresh pages are
-    ten times slower than warm ones, so nothing is allocated per version.
+    A block that is on the CPU in that dtype is published without a copy. Fresh pages are ten times slower
+    than warm pages, so nothing is allocated per version.
 
     Attributes:
-        manifest  where the whole weights lie in a slot
-        blocks    this rank's, as bytes: `fill` brings them up to the current weights
+        manifest  the places of the whole weights in a slot
+        blocks    this rank's blocks as bytes; `fill` updates them to the current weights
     """
 
     def __init__(self, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
-        told = str(dtype).removeprefix("torch.")
+        dtype_name = str(dtype).removeprefix("torch.")
         self.manifest = lay_out(
-            (name, told, tuple(weight.shape), weight.numel() * dtype.itemsize)
+            (name, dtype_name, tuple(weight.shape), weight.numel() * dtype.itemsize)
             for name, weight in weights.items()
         )
-        self._owned = [(part, _host_copy(part.block, dtype)) for part in owned_blocks(weights)]
+        self._owned = [(owned, _host_copy(owned.block, dtype)) for owned in owned_blocks(weights)]
         self.blocks = [
             NamedBuffer(
-                part.name,
-                told,
+                owned.name,
+                dtype_name,
                 tuple(host.shape),
                 host.view(-1).view(torch.uint8).numpy(),
-                None if host.shape == part.shape else part.start,
+                None if host.shape == owned.shape else owned.start,
             )
-            for part, host in self._owned
+            for owned, host in self._owned
         ]
 
     @property
     def weights_bytes(self) -> int:
-        """Of one version, whoever holds it: what a slot must have. Manifests have room of their own."""
+        """Bytes of one version, which a slot must have: the blocks of all ranks. Manifests have other
+        room."""
         return sum(spec.num_bytes for spec in self.manifest)
 
     def fill(self) -> list[NamedBuffer]:
         """The blocks of the current weights. They stay valid until the next step."""
-        for part, host in self._owned:
-            if part.block.data_ptr() != host.data_ptr():
-                host.copy_(part.block)
+        for owned, host in self._owned:
+            if owned.block.data_ptr() != host.data_ptr():
+                host.copy_(owned.block)
         return self.blocks
 
     def copy(self, writer: WeightsWriter, filling: Filling) -> None:
-        """The current weights, into the slot of `filling`."""
+        """Copy the current weights into the slot of `filling`."""
         writer.fill(filling, self.manifest, self.fill())
 
     def block_digests(self) -> list[NamedBlock]:
-        """What was copied, with digests taken of the buffers, not of the copy."""
+        """The digests of this rank's blocks, of the buffers and not of the copy."""
         return digest_blocks(self.blocks)
 
     def digest(self) -> str:
-        """Of this rank's parts of the current weights."""
+        """The digest of this rank's blocks of the current weights."""
         return digest_buffers(self.fill())
 
 
 def buffers_of(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> PublishBuffers | DeviceBuffers:
-    """How this rank's parts are published: by the device that holds all of them, else by the host."""
-    devices = {part.block.device for part in owned_blocks(weights)}
+    """The buffers that publish this rank's blocks: of the device that has all of them, else of the host."""
+    devices = {owned.block.device for owned in owned_blocks(weights)}
     if len(devices) == 1 and has_own_memory(device := devices.pop()):
         return DeviceBuffers(weights, dtype, device)
     return PublishBuffers(weights, dtype)
 
 
 class Publisher:
-    """Publishes versions of weights that `optimizer` updates. The trainer waits for the copy alone: of this
-    rank's `buffers` and no others'.
+    """Publishes versions of weights that `optimizer` updates. The trainer waits only for the copy of this
+    rank's `buffers`.
 
-    Their digest is taken beside the next step, and once more before the next update: a weight that changed in
-    memory meanwhile is not trained on. Where this would take more than 1 % of the time, it is done before
-    every n-th update.
+    The weights are digested during the next step, and once more before the next update. So a weight that
+    changed in memory meanwhile is not trained on. If the second digest takes more than 1 % of the time, it
+    comes only before every n-th update.
 
-    Only digests go from rank to rank. The first rank of each host begins a version in a slot there, and ends
-    it after all. Where one rank fails all fail, so that none waits for another.
+    Only digests go from rank to rank. The first rank of each host begins a version in a slot of its relay,
+    and ends the version when every rank has copied. An error on one rank is raised on every rank, so no rank
+    waits.
     """
 
     def __init__(
@@ -114,19 +116,19 @@ class Publisher:
         ranks: Ranks = ALONE,
     ) -> None:
         self.buffers, self._ranks = buffers, ranks
-        self._beside = Overlapped[Published](optimizer, ranks, "publish")
+        self._overlapped = Overlapped[Published](optimizer, ranks, "publish")
         self._begun: tuple[Endpoint, int] | None = None
-        self._held = ""  # the digest of what this rank published last; empty: it held nothing
+        self._published_digest = ""  # of the blocks that this rank published last; empty: it has no block
         self._fresh = False  # no update since a version was begun
         self._updates, self._recheck_at, self._checked_s = 0, 1, time.perf_counter()
         optimizer.register_step_pre_hook(lambda *_: self._before_update())
 
     def begin(self, opened: Callable[[], WeightsWriter], endpoint: Endpoint, version: int) -> None:
-        """Copy the weights into a slot of `endpoint`, the relay's here, of which `opened` gives the writer.
-        They may be trained on at once. A repeat writes nothing: it would cost the readers a slot. Where only
-        other hosts have another endpoint, what was written here stays."""
+        """Copy the weights into a slot of `endpoint`, this host's relay, with the writer of `opened`. The
+        weights may be trained on at once. A repeat writes nothing, because it would cost the readers a slot.
+        If only other hosts have a new endpoint, this host's slot stays."""
         began_s, ranks = time.perf_counter(), self._ranks
-        stays = self._beside.wait() and self._begun == (endpoint, version)
+        stays = self._overlapped.wait() and self._begun == (endpoint, version)
         if stays and ranks.hosts == 1:
             return
         fillings = self._fillings(opened, endpoint, version, stays=stays)
@@ -138,13 +140,13 @@ class Publisher:
             if filling is not None:
                 self.buffers.copy(writer, filling)
         except Exception as error:
-            fault = error  # raised where all ranks learn of it
-        self._beside.begin(partial(self._end, writer, version, filling, fault), began_s)
+            fault = error  # `_end` raises the error on every rank
+        self._overlapped.begin(partial(self._end, writer, version, filling, fault), began_s)
 
     def _fillings(
         self, opened: Callable[[], WeightsWriter], endpoint: Endpoint, version: int, *, stays: bool
     ) -> list[Filling | None]:
-        """Of each host. None: what was written there `stays`."""
+        """The filling of each host. None: the version `stays` in its slot there."""
         ranks, manifest = self._ranks, self.buffers.manifest
         if ranks.hosts == 1:
             if self._begun is None or self._begun[0] != endpoint:
@@ -160,28 +162,29 @@ class Publisher:
     def published(self) -> Published:
         """Wait until the version that was begun last is whole in its slot.
 
-        Raises: WeightsError, and whatever else kept it from being whole, here or on another rank.
+        Raises: WeightsError, or any other error that stopped the version, on this rank or another.
         """
-        return self._beside.result()
+        return self._overlapped.result()
 
     def wait(self) -> None:
-        """Until none is under way, however it ended."""
-        self._beside.wait()
+        """Wait until no version is being published. An error is not raised here."""
+        self._overlapped.wait()
 
     def refuse_changed(self, version: int) -> None:
         """Raises: DigestMismatchError: the weights changed since they were published as `version`."""
-        if not self._beside.wait() or self.published().version != version:
+        if not self._overlapped.wait() or self.published().version != version:
             return
-        found = self.buffers.digest()
-        if self._held and found != self._held:
+        digest = self.buffers.digest()
+        if self._published_digest and digest != self._published_digest:
             raise DigestMismatchError(
                 f"the trainer's weights of version {version} changed in memory: published with digest "
-                f"{self._held}, they have {found} now.\n"
+                f"{self._published_digest}, they have {digest} now.\n"
                 "  They are not trained on and not saved: test the memory, then `--resume`"
             )
 
     def _before_update(self) -> None:
-        """Every rank comes here equally often, and decides alike: by what all of them measured."""
+        """Recheck before every n-th update. Every rank makes this call equally often, and decides n alike, by
+        the measurements of all ranks."""
         if not self._fresh:
             return
         self._fresh, self._updates = False, self._updates + 1
@@ -191,8 +194,8 @@ class Publisher:
         self._updates, self._recheck_at = 0, max(1, math.ceil(max(took_s) / (RECHECK_SHARE * min(step_s))))
 
     def _recheck(self) -> tuple[float, float]:
-        """Seconds that it took, and from update to update. Raises: as `refuse_changed`."""
-        self._beside.wait()
+        """Seconds of the recheck, and seconds from update to update. Raises: as `refuse_changed`."""
+        self._overlapped.wait()
         assert self._begun is not None
         began_s = time.perf_counter()
         self.refuse_changed(self._begun[1])
@@ -202,8 +205,8 @@ class Publisher:
     def _end(
         self, writer: WeightsWriter, version: int, filling: Filling | None, fault: Exception | None
     ) -> Published:
-        ranks, began_s = self._beside.ranks, time.perf_counter()
-        with all_or_none(ranks):  # nobody digests while another copies
+        ranks, began_s = self._overlapped.ranks, time.perf_counter()
+        with all_or_none(ranks):  # no rank digests while another rank copies
             if fault is not None:
                 raise fault
         written = agreed(ranks, self._digest)
@@ -212,14 +215,14 @@ class Publisher:
             version=version,
             digest=next(filter(None, ended)),
             weights_bytes=self.buffers.weights_bytes,
-            stall_s=self._beside.release(),
+            stall_s=self._overlapped.release(),
             digest_s=time.perf_counter() - began_s,
         )
 
     def _ended(
         self, writer: WeightsWriter, filling: Filling | None, written: Sequence[Sequence[NamedBlock]]
     ) -> str:
-        """The version's digest, where this rank ends it; `written`: by each rank."""
+        """The version's digest if this rank ends the version, else "". `written`: the blocks of each rank."""
         ranks, every = self._ranks, chain.from_iterable
         if filling is None or ranks.rank != ranks.leader:
             return ""
@@ -228,13 +231,14 @@ class Publisher:
         return writer.end(filling, self.buffers.manifest, every(written[here]), every(elsewhere))
 
     def _digest(self) -> list[NamedBlock]:
-        pieces = self.buffers.block_digests()
-        self._beside.release()
-        self._held = ""
-        if pieces:
-            dtype, kind = self.buffers.manifest[0].dtype, kind_of(pieces[0][1].digest)
-            self._held = version_digest(((name, dtype, p.shape, p.digest) for name, p in pieces), kind)
-        return pieces
+        blocks = self.buffers.block_digests()
+        self._overlapped.release()
+        self._published_digest = ""
+        if blocks:
+            dtype, kind = self.buffers.manifest[0].dtype, kind_of(blocks[0][1].digest)
+            entries = ((name, dtype, block.shape, block.digest) for name, block in blocks)
+            self._published_digest = version_digest(entries, kind)
+        return blocks
 
 
 def _host_copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

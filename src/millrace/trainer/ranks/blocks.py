@@ -1,4 +1,4 @@
-"""Which blocks of the weights this process holds and answers for."""
+"""The blocks of the weights that this process owns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millrace.core.errors import WeightsError
 
 @dataclass(frozen=True, slots=True)
 class OwnedBlock:
-    """A block of a weight that this process holds, and answers for: no other process writes it."""
+    """A block of a weight that this process owns: no other process writes this block."""
 
     name: str  # in the Hugging Face state dict
     shape: tuple[int, ...]  # of the whole weight
@@ -24,20 +24,20 @@ class OwnedBlock:
 
 
 def owned_blocks(weights: Mapping[str, torch.Tensor], *, copies: bool = False) -> list[OwnedBlock]:
-    """The blocks of `weights` that this process answers for. All processes' blocks together are the weights.
+    """The blocks of `weights` that this process owns. All processes' blocks together are the weights.
 
-    A plain tensor is whole on every rank: the first rank answers. Of a DTensor a rank holds a block, or
-    several where its rows or columns are not adjacent. Of ranks with equal blocks, the first along the mesh
-    answers.
-    Nothing is copied, and no process waits for another. `copies`: also what another rank answers for.
+    A plain tensor is whole on every rank: the first rank owns it. Of a DTensor a rank has a block, or several
+    blocks if its rows or columns are not adjacent. If ranks have equal blocks, the first along the mesh owns
+    the block. Nothing is copied, and no process waits for another. `copies`: also blocks of which this rank
+    has a copy, and which another rank owns.
     """
-    found = []
+    blocks = []
     for name, weight in weights.items():
         if hasattr(weight, "placements"):
-            found += _local_blocks(name, weight, copies)
+            blocks += _local_blocks(name, weight, copies)
         elif copies or _first_rank():
-            found.append(OwnedBlock(name, tuple(weight.shape), (0,) * weight.ndim, weight.detach()))
-    return [part for part in found if part.block.numel()]
+            blocks.append(OwnedBlock(name, tuple(weight.shape), (0,) * weight.ndim, weight.detach()))
+    return [owned for owned in blocks if owned.block.numel()]
 
 
 def _first_rank() -> bool:
@@ -45,15 +45,15 @@ def _first_rank() -> bool:
 
 
 def _local_blocks(name: str, weight: Any, copies: bool) -> list[OwnedBlock]:
-    """One part for each combination of runs of adjacent indices, along every dimension.
+    """One block for each combination of runs of adjacent indices, along every dimension.
 
     Raises: WeightsError: the rank's values are a summand of the weight, or their shape is not as placed.
     """
     shape, mesh = tuple(weight.shape), weight.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None or not (copies or 0 in mesh.mesh):
-        return []  # this rank is not in the mesh, or the mesh is one of several equal ones: the first answers
-    held = [torch.arange(size) for size in shape]  # per dimension: which indices are here
+        return []  # this rank is not in the mesh, or another of several equal meshes owns the weight
+    indices = [torch.arange(size) for size in shape]  # of this rank, per dimension
     for place, index, count in zip(weight.placements, coordinate, mesh.shape, strict=True):
         if place.is_partial():
             raise WeightsError(f"`{name}` is placed as {place}: a sum over ranks cannot be taken apart")
@@ -61,30 +61,30 @@ def _local_blocks(name: str, weight: Any, copies: bool) -> list[OwnedBlock]:
             if index and not copies:
                 return []
             continue
-        line = held[place.dim].view([-1 if dim == place.dim else 1 for dim in range(len(shape))])
+        line = indices[place.dim].view([-1 if dim == place.dim else 1 for dim in range(len(shape))])
         chunks, _ = place._split_tensor(line, count, with_padding=False, contiguous=False)
-        held[place.dim] = chunks[index].reshape(-1)
+        indices[place.dim] = chunks[index].reshape(-1)
     local = weight.detach().to_local()
-    if tuple(local.shape) != tuple(map(len, held)) and local.numel():
+    if tuple(local.shape) != tuple(map(len, indices)) and local.numel():
         raise WeightsError(f"`{name}` is placed as {weight.placements}, yet here it has {tuple(local.shape)}")
     return [
         OwnedBlock(name, shape, tuple(start for start, _ in runs), local[tuple(where for _, where in runs)])
-        for runs in product(*map(_runs, held))
+        for runs in product(*map(_runs, indices))
     ]
 
 
 def _runs(indices: torch.Tensor) -> list[tuple[int, slice]]:
-    """Adjacent indices together: (the first of them, where they are in `indices`)."""
+    """The runs of adjacent indices: (the first index, the slice of `indices`)."""
     if not len(indices):
         return []
     cuts = [0, *(torch.nonzero(indices.diff() != 1).flatten() + 1).tolist(), len(indices)]
     return [(int(indices[a]), slice(a, b)) for a, b in pairwise(cuts)]
 
 
-def copy_into(parts: Iterable[OwnedBlock], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Fill the blocks of `parts` from whole tensors, wherever the blocks begin and end."""
+def copy_into(blocks: Iterable[OwnedBlock], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Fill `blocks` from whole tensors."""
     with torch.no_grad():
-        for part in parts:
-            sizes = zip(part.start, part.block.shape, strict=True)
+        for owned in blocks:
+            sizes = zip(owned.start, owned.block.shape, strict=True)
             where = tuple(slice(start, start + size) for start, size in sizes)
-            part.block.copy_(tensors[part.name][where])
+            owned.block.copy_(tensors[owned.name][where])

@@ -1,9 +1,9 @@
-"""A model whose weights are divided among ranks: no process ever holds all of them.
+"""A model whose weights are divided among ranks: no process ever holds all weights.
 
-Two ways at once, over `Ranks.weights_mesh`. "weights": each rank holds a part of every tensor, and those of
-a layer are put together while it computes (FSDP2). Gradients are summed: what a token counts for is settled
-for the whole batch. "tensor": each rank computes with its block of every matrix, by the plan that
-transformers has for the family. Of a mixture of experts each rank has some of the experts, whole.
+`Ranks.weights_mesh` divides along two dimensions. "weights": each rank has a block of every tensor, and a
+layer gathers its tensors while it computes (FSDP2). Gradients are summed, because the weight of a token is
+computed for the whole batch. "tensor": each rank computes with its block of every matrix, by transformers'
+plan for the family. With a mixture of experts each rank has whole experts, a share of them.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from millrace.core.errors import DataError
 from millrace.trainer.ranks.exchange import joined, same, total
 from millrace.trainer.ranks.mesh import Ranks
 
-# As transformers names them.
+# Styles of transformers' plans.
 COLUMNS, ROWS, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"
 JOINED, SPLIT = (
     "colwise_gather_output",
     "rowwise_split_input",
-)  # fused matrices: what is between them is whole
+)  # fused matrices, whose outputs are whole on every rank
 EXPERTS = "moe_tp_experts"
-OF_EXPERTS = {EXPERTS, "packed_colwise"}  # the plan of one expert's matrices, which are not divided here
-VOCABULARY = "embedding_rowwise"  # divided here whether a plan says so or not
+OF_EXPERTS = {EXPERTS, "packed_colwise"}  # styles of one expert's matrices, which `divide` leaves whole
+VOCABULARY = "embedding_rowwise"  # `divide` divides the vocabulary whether a plan says so or not
 
 Forward = Callable[..., tuple[torch.Tensor, ...]]
 Insert = Callable[[PreTrainedModel], None]
@@ -48,7 +48,7 @@ Insert = Callable[[PreTrainedModel], None]
 def load_divided(
     path: str, config: Any, ranks: Ranks, forward: Forward, insert: Insert | None, **options: Any
 ) -> Any:
-    """What `from_pretrained` returns. Of every tensor in the files, only what this rank holds is read.
+    """The result of `from_pretrained`. Only this rank's block of every tensor is read from the files.
     `insert` gives the model more layers, before it is divided.
 
     Raises: DataError: the model cannot be divided so.
@@ -63,8 +63,8 @@ def load_divided(
 
     names = {"maybe_distribute_model": staticmethod(divide_empty), "__module__": kind.__module__}
     dividing: Any = type(kind.__name__, (kind,), names)
-    whole = DistributedConfig(tp_size=1, fsdp_size=1, pp_size=1)
-    loaded = dividing.from_pretrained(path, distributed_config=whole, **options)
+    undivided = DistributedConfig(tp_size=1, fsdp_size=1, pp_size=1)
+    loaded = dividing.from_pretrained(path, distributed_config=undivided, **options)
     del loaded[0].config.distributed_config  # transformers would save it
     return loaded
 
@@ -94,7 +94,7 @@ def _refuse(config: Any, ranks: Ranks) -> None:
 
 def divide(model: PreTrainedModel, ranks: Ranks, forward: Forward) -> PreTrainedModel:
     """Divide `model`, which has no memory yet (device meta) or the same weights on every rank. `forward`, a
-    function of the model, becomes its method `pair_logprobs`: weights are read inside only."""
+    function of the model, becomes its method `pair_logprobs`. Only this method reads weights."""
     mesh = ranks.weights_mesh
     assert mesh is not None
     model.tie_weights()
@@ -141,12 +141,12 @@ def _placement(style: str, key: str) -> Placement:
 
 def _multiplied(module: torch.nn.Module, style: str, group: ProcessGroup) -> Callable[..., torch.Tensor]:
     """The module's `forward` with this rank's block of its weights."""
-    whole = module.forward
+    undivided = module.forward
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        held: dict[str, Any] = dict(module._parameters)
-        blocks = {key: weight.to_local() for key, weight in held.items() if weight is not None}
-        if style == PARTIAL:  # each rank's heads give a part of its gradient
+        parameters: dict[str, Any] = dict(module._parameters)
+        blocks = {key: weight.to_local() for key, weight in parameters.items() if weight is not None}
+        if style == PARTIAL:  # the heads of each rank give a summand of the gradient
             blocks = {key: same(block, group) for key, block in blocks.items()}
         by_rows = style in (ROWS, SPLIT)
         bias = blocks.pop("bias", None) if by_rows else None
@@ -154,11 +154,11 @@ def _multiplied(module: torch.nn.Module, style: str, group: ProcessGroup) -> Cal
             x = same(x, group)
         elif style == SPLIT:
             x = x.chunk(group.size(), dim=-1)[group.rank()]
-        module._parameters.update(dict.fromkeys(held) | blocks)
+        module._parameters.update(dict.fromkeys(parameters) | blocks)
         try:
-            out = whole(x)
+            out = undivided(x)
         finally:
-            module._parameters.update(held)
+            module._parameters.update(parameters)
         if style == JOINED:
             return joined(out, group)
         out = total(out, group) if by_rows else out
@@ -168,31 +168,31 @@ def _multiplied(module: torch.nn.Module, style: str, group: ProcessGroup) -> Cal
 
 
 def _chosen(module: Any, mesh: Any, group: ProcessGroup) -> Callable[..., torch.Tensor]:
-    """The `forward` of experts of which this rank holds some. What others hold is number `count`."""
-    whole = module.forward
+    """The `forward` of experts of which this rank has `count`. Every other expert has the number `count`."""
+    undivided = module.forward
     module.num_experts //= mesh.size()
     module._is_expert_parallel = True  # transformers: `num_experts` means none
     count, first = module.num_experts, mesh.get_local_rank() * module.num_experts
 
     def forward(x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-        held: dict[str, Any] = dict(module._parameters)
-        module._parameters.update({key: weight.to_local() for key, weight in held.items()})
+        parameters: dict[str, Any] = dict(module._parameters)
+        module._parameters.update({key: weight.to_local() for key, weight in parameters.items()})
         outside = (chosen < first) | (chosen >= first + count)
         try:
-            out = whole(
+            out = undivided(
                 same(x, group),
                 (chosen - first).masked_fill(outside, count),
                 same(shares, group).masked_fill(outside, 0.0),
             )
         finally:
-            module._parameters.update(held)
+            module._parameters.update(parameters)
         return total(out, group)
 
     return forward
 
 
 def _looked_up(module: Any, mesh: Any, group: ProcessGroup) -> Callable[..., torch.Tensor]:
-    """The `forward` of an embedding of which this rank holds some tokens; of the others it gives zeros."""
+    """The `forward` of an embedding with this rank's block of tokens. Every other token gets zeros."""
     num_tokens = module.weight.shape[0]
     first = mesh.get_local_rank() * -(-num_tokens // mesh.size())
     looked_up = _multiplied(module, "", group)
@@ -202,7 +202,7 @@ def _looked_up(module: Any, mesh: Any, group: ProcessGroup) -> Callable[..., tor
 
     def forward(ids: torch.Tensor) -> torch.Tensor:
         outside = (ids < block.start) | (ids >= block.stop)
-        found = looked_up((ids - first).masked_fill(outside, 0))
-        return total(found.masked_fill(outside[..., None], 0.0), group)
+        rows = looked_up((ids - first).masked_fill(outside, 0))
+        return total(rows.masked_fill(outside[..., None], 0.0), group)
 
     return forward

@@ -1,7 +1,7 @@
-"""What ranks exchange inside a forward pass, with the gradient of every exchange.
+"""Exchanges of ranks inside a forward pass, with the gradient of every exchange.
 
-Long rows (`trainer.sequence`): each of S ranks holds a part of a row's tokens. Attention needs all of them,
-but only some of the heads. So ranks swap tokens for heads before it, and heads for tokens after it
+Long rows (`trainer.sequence`): each of S ranks has a block of a row's tokens. Attention needs all tokens, but
+only some of the heads. So ranks swap tokens for heads before attention, and heads for tokens after it
 (DeepSpeed-Ulysses, arXiv:2309.14509). Divided matrices (`trainer.tensor`): arXiv:1909.08053, figure 3.
 
 Shape suffixes: H = heads of this rank's matrices, T = tokens of the row, t = T / S, h = H / S, D = size of a
@@ -20,19 +20,20 @@ from torch.distributed import ProcessGroup
 def split_heads(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     """(1, H, t, D) -> (1, h, T, D): all tokens of some heads."""
     _, _, tokens, dim = x.shape
-    parts_SHTD = _Swap.apply(x.reshape(group.size(), -1, tokens, dim), group)
-    return parts_SHTD.transpose(0, 1).reshape(1, -1, group.size() * tokens, dim)
+    blocks_SHTD = _Swap.apply(x.reshape(group.size(), -1, tokens, dim), group)
+    return blocks_SHTD.transpose(0, 1).reshape(1, -1, group.size() * tokens, dim)
 
 
 def split_tokens(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     """(1, T, h, D) -> (1, t, H, D): all heads of some tokens."""
     _, _, heads, dim = x.shape
-    parts_STHD = _Swap.apply(x.reshape(group.size(), -1, heads, dim), group)
-    return parts_STHD.transpose(0, 1).reshape(1, -1, group.size() * heads, dim)
+    blocks_STHD = _Swap.apply(x.reshape(group.size(), -1, heads, dim), group)
+    return blocks_STHD.transpose(0, 1).reshape(1, -1, group.size() * heads, dim)
 
 
 class _Same(torch.autograd.Function):
-    """`x`, which is the same on every rank. Each computes a part of what follows, so gradients are summed."""
+    """`x`, which is the same on every rank. Each rank computes a summand of the result, so gradients are
+    summed."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
@@ -45,7 +46,7 @@ class _Same(torch.autograd.Function):
 
 
 class _Total(torch.autograd.Function):
-    """The sum of every rank's `x`. What follows is the same on every rank, and so is the gradient."""
+    """The sum of every rank's `x`. The result is the same on every rank, and so is the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
@@ -57,7 +58,7 @@ class _Total(torch.autograd.Function):
 
 
 class _Swap(torch.autograd.Function):
-    """Part s goes to rank s; the gradient goes back the same way."""
+    """Block s goes to rank s; the gradient goes back the same way."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
@@ -70,14 +71,15 @@ class _Swap(torch.autograd.Function):
 
 
 class _Joined(torch.autograd.Function):
-    """Every rank's `x` side by side. Each rank uses a part of them, so gradients are summed."""
+    """Every rank's `x` side by side. Each rank computes a summand of the gradient, so gradients are
+    summed."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
         ctx.group = group
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
-        distributed.all_gather(parts, x.contiguous(), group=group)
-        return torch.cat(parts, dim=-1)
+        blocks = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
+        distributed.all_gather(blocks, x.contiguous(), group=group)
+        return torch.cat(blocks, dim=-1)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -1,4 +1,5 @@
-"""The processes of one trainer, and this one among them. One process alone starts no group."""
+"""The ranks of one trainer: its processes, and the place of this process among them. One process alone starts
+no group."""
 
 from __future__ import annotations
 
@@ -25,23 +26,24 @@ Fault = tuple[type[MillraceError], str]
 
 M_MMAP_THRESHOLD = -3  # of glibc
 MMAP_THRESHOLD = M_MMAP_THRESHOLD, 1 << 20
-"""Tensors from this size on get pages of their own. Whole weights come and go with every layer, and would
-leave a heap full of holes."""
-COLLECTIVE_TIMEOUT_S = 1800.0  # the longest that ranks of one step lie apart; a dead rank is seen at once
+"""Tensors from this size on get pages of their own. Every layer allocates and frees whole weights, which
+would leave a heap full of holes."""
+COLLECTIVE_TIMEOUT_S = 1800.0  # the longest wait of a rank for another in a step; a dead rank is seen at once
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """`shard`: ranks among which weights and rows are divided; `sequence`: tokens of a row;
-    `tensor`: every matrix and the vocabulary. Neighbours in rank share a tensor group."""
+    """The ranks, and the rank of this process. `shard` ranks divide weights and rows among them, `sequence`
+    ranks the tokens of a row, `tensor` ranks every matrix and the vocabulary. Neighbours share a tensor
+    group."""
 
     shard: int = 1
     tensor: int = 1
     sequence: int = 1
     rank: int = 0
-    hosts: int = 1  # equally many ranks are on each, neighbours together
-    offload: bool = False  # weights lie on the host while a GPU computes; one process is then a mesh of one
-    process_group: Any = None  # a group of torch.distributed; None: the one of all
+    hosts: int = 1  # each has equally many ranks, neighbours together
+    offload: bool = False  # weights are on the host while a GPU computes; one process is then a mesh of one
+    process_group: Any = None  # a group of torch.distributed; None: the group of all ranks
 
     @property
     def world(self) -> int:
@@ -49,17 +51,18 @@ class Ranks:
 
     @property
     def alone(self) -> bool:
-        """This process holds whole weights where it computes, and starts no group."""
+        """Whether this process has whole weights on its device, and starts no group."""
         return self.world == 1 and not self.offload
 
     @property
-    def whole_products(self) -> bool:
-        """This process multiplies whole rows with whole matrices."""
+    def undivided_matmuls(self) -> bool:
+        """Whether this process multiplies whole rows with whole matrices."""
         return self.tensor == self.sequence == 1
 
     @property
     def tensor_index(self) -> int:
-        """Which block of matrices this rank computes. Ranks that differ in it alone see the same tokens."""
+        """The index of this rank's block of matrices. Ranks that differ only in this index see the same
+        tokens."""
         return self.rank % self.tensor
 
     @property
@@ -77,15 +80,15 @@ class Ranks:
 
     @property
     def leader(self) -> int:
-        """The first rank of this one's host."""
+        """The first rank of this rank's host."""
         return self.host * self.world // self.hosts
 
     def join(self, rendezvous: str | None, device: torch.device, network: str = "") -> None:
-        """Meet the other ranks at `rendezvous` (`file://` or `tcp://`; None: there are none). Ranks talk by
-        gloo about what lies on the CPU, by NCCL about what lies on a GPU, and where they are on several hosts
-        over the `network` of that address. Nothing is done where this process is alone.
+        """Meet the other ranks at `rendezvous` (`file://` or `tcp://`; None: there are none). Ranks exchange
+        tensors of the CPU by gloo, and tensors of a GPU by NCCL. Ranks on several hosts use the network
+        interface that reaches `network`. Nothing is done if this process is `alone`.
 
-        Raises: WorkerError: the others do not come, or are not as many.
+        Raises: WorkerError: other ranks do not come, or their number differs.
         """
         if self.alone:
             return
@@ -93,7 +96,7 @@ class Ranks:
 
         cuda = device.type == "cuda"
         if rendezvous is None:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody is to reach it
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # so that no other host reaches the process
         elif network and "GLOO_SOCKET_IFNAME" not in os.environ:
             os.environ["GLOO_SOCKET_IFNAME"] = interface = interface_to(network)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
@@ -111,7 +114,7 @@ class Ranks:
                 world_size=self.world,
                 timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
             )
-        _ = self.mesh, self.weights_mesh  # every rank makes their groups now
+        _ = self.mesh, self.weights_mesh  # every rank makes the groups of the meshes now
 
     @property
     def mesh(self) -> DeviceMesh | None:
@@ -121,13 +124,13 @@ class Ranks:
 
     @property
     def weights_mesh(self) -> DeviceMesh | None:
-        """Dimensions "weights" and "tensor": how weights are divided. Ranks that share a row's tokens hold
-        different weights."""
+        """Dimensions "weights" and "tensor", along which weights are divided. Ranks that share a row's tokens
+        have different weights."""
         shape = self.shard * self.sequence, self.tensor
         return _mesh(shape, ("weights", "tensor")) if not self.alone else None
 
     def group(self, name: str) -> ProcessGroup | None:
-        """This rank's neighbours in a dimension of `mesh`. None: it has none."""
+        """This rank's neighbours in a dimension of `mesh`. None: the rank has no neighbour."""
         mesh = self.mesh
         return None if mesh is None or mesh[name].size() == 1 else mesh.get_group(name)
 
@@ -142,7 +145,7 @@ class Ranks:
         return values
 
     def broadcast(self, value: T) -> T:
-        """The first rank's small value. That rank waits for nobody. A collective call."""
+        """The first rank's small value. The first rank does not wait. A collective call."""
         if self.world == 1:
             return value
         from torch import distributed
@@ -166,7 +169,7 @@ ALONE = Ranks()
 
 @contextmanager
 def all_or_none(ranks: Ranks) -> Iterator[None]:
-    """What fails on one rank fails on all, as the error that it is: none waits for one that has given up.
+    """An error on one rank is raised on every rank, so that no rank waits for a rank that has given up.
 
     A collective call: every rank makes it.
     """
@@ -179,29 +182,29 @@ def all_or_none(ranks: Ranks) -> Iterator[None]:
 
 
 def agreed(ranks: Ranks, work: Callable[[], T]) -> list[T]:
-    """What `work` answers on every rank: small values. Fails, and is called, as `all_or_none`."""
+    """The small results of `work` on every rank. A collective call that raises as `all_or_none`."""
     answer: T | None = None
     mine: Exception | None = None
     try:
         answer = work()
     except Exception as error:
         mine = error
-    told = ranks.gather((answer, _fault(ranks, mine)))
-    _raise_first([fault for _, fault in told], mine)
-    return [cast(T, answer) for answer, _ in told]
+    answers = ranks.gather((answer, _fault(ranks, mine)))
+    _raise_first([fault for _, fault in answers], mine)
+    return [cast(T, answer) for answer, _ in answers]
 
 
 def first_alone(ranks: Ranks, work: Callable[[], T]) -> T:
-    """What `work` answers on the first rank, which alone calls it. Fails as `all_or_none`."""
+    """The result of `work` on the first rank, which alone calls it. Raises as `all_or_none`."""
     answer: T | None = None
     mine: Exception | None = None
     try:
         answer = work() if ranks.rank == 0 else None
     except Exception as error:
         mine = error
-    told, fault = ranks.broadcast((answer, _fault(ranks, mine)))
+    answer, fault = ranks.broadcast((answer, _fault(ranks, mine)))
     _raise_first([fault], mine)
-    return cast(T, told)
+    return cast(T, answer)
 
 
 def _fault(ranks: Ranks, error: Exception | None) -> Fault | None:
@@ -221,8 +224,8 @@ def _raise_first(faults: Iterable[Fault | None], mine: Exception | None) -> None
 
 
 def _store(rendezvous: str | None, rank: int, world: int) -> Any:
-    """Where ranks meet that share no file. Rank 0 listens already, at its host's address alone: at the
-    descriptor MILLRACE_LISTENS. None: at a file."""
+    """The store where ranks meet without a shared file. Rank 0 already listens with the descriptor
+    MILLRACE_LISTENS, only at its host's address. None: ranks meet at a file."""
     from torch import distributed
 
     if rendezvous is None:
@@ -251,7 +254,7 @@ def _mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a tensor, without its history: all of a plain one, a block of a divided one.
-    It shares the tensor's memory."""
+    """This process's block of a tensor, without its history: all of a plain tensor. The block shares the
+    tensor's memory."""
     tensor = tensor.detach()
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

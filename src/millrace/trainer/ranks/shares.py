@@ -1,5 +1,5 @@
-"""Which of a batch's rows, and which of their tokens, a rank trains on. Every rank packs the same rows, so
-nobody needs to be told. Pure."""
+"""The shares of a batch: the rows, and the tokens of rows, that a rank trains on. Every rank packs the same
+rows, so ranks need no exchange. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from millrace.trainer.ranks.mesh import Ranks
 
 
 def rows_of_rank(rows: Sequence[Row], ranks: Ranks) -> list[Row]:
-    """This rank's rows, as many as every other rank's. A rank that is short of one runs a row that trains
+    """This rank's rows, as many as every other rank's. A rank with fewer rows also runs rows that train
     nothing, because every rank takes part in every exchange."""
     if ranks.world == 1:
         return list(rows)
     shares = balanced([len(row.tokens_T) for row in rows], ranks.shard)
-    own = [rows[index] for index in shares[ranks.shard_index]]
-    own += [_idle(rows[0])] * (max(map(len, shares)) - len(own))
-    return [share_of_row(row, ranks.sequence_index, ranks.sequence) for row in own]
+    of_rank = [rows[index] for index in shares[ranks.shard_index]]
+    of_rank += [_idle(rows[0])] * (max(map(len, shares)) - len(of_rank))
+    return [share_of_row(row, ranks.sequence_index, ranks.sequence) for row in of_rank]
 
 
 def balanced(sizes: Sequence[int], num_shares: int) -> list[list[int]]:
-    """Indices of rows for each share. Rows of like size come at the same time, because ranks wait for one
-    another after each row. Of these, the longest goes where the fewest tokens are.
+    """Indices of rows for each share. Rows of similar size run at the same time, because ranks wait for one
+    another after each row. The longest of these rows goes to the share with the fewest tokens.
 
     Degenerate:
         Fewer rows than shares: the last shares are empty.
@@ -42,29 +42,29 @@ def balanced(sizes: Sequence[int], num_shares: int) -> list[list[int]]:
 
 
 def share_of_row(row: Row, index: int, count: int) -> Row:
-    """Tokens of `row` that rank `index` of `count` computes. Parts are equal: the last is padded. Sources are
-    counted from the part's begin; segments are those of the whole row, for attention."""
+    """Tokens of `row` that rank `index` of `count` computes. Shares are equal: the last is padded. Sources
+    are counted from the begin of the share; segments are those of the whole row, for attention."""
     if count == 1:
         return row
     length = -(-len(row.tokens_T) // count)
     padding = length * count - len(row.tokens_T)
-    own = slice(index * length, (index + 1) * length)
-    trained = np.flatnonzero((row.sources_N >= own.start) & (row.sources_N < own.stop))
+    share = slice(index * length, (index + 1) * length)
+    trained = np.flatnonzero((row.sources_N >= share.start) & (row.sources_N < share.stop))
     segments = row.segments
     if padding:
         segments += (RowSegment(len(row.tokens_T), padding, np.empty(0, np.int64)),)
     return Row(
-        tokens_T=np.pad(row.tokens_T, (0, padding))[own],
-        positions_T=np.pad(row.positions_T, (0, padding))[own],
+        tokens_T=np.pad(row.tokens_T, (0, padding))[share],
+        positions_T=np.pad(row.positions_T, (0, padding))[share],
         segments=segments,
-        sources_N=row.sources_N[trained] - own.start,
+        sources_N=row.sources_N[trained] - share.start,
         targets_N=row.targets_N[trained],
         flat_N=row.flat_N[trained],
     )
 
 
 def _idle(row: Row) -> Row:
-    """A token that trains nothing."""
+    """A row of one token, which trains nothing."""
     nothing = np.empty(0, np.int64)
     return replace(
         row,
