@@ -25,8 +25,7 @@ def atomic_directory(target: Path, *, marker: str, ranks: Ranks = ALONE) -> Iter
     Raises:
         DataError: `target` is something else, which is left alone.
         StorageError: the disk is full, read-only or failing, on this rank or another. After any error an
-        older
-            `target` is unchanged.
+            older `target` is unchanged.
     """
     building, first = target.with_name(f".{target.name}.building"), ranks.rank == 0
     try:

@@ -71,7 +71,7 @@ class ChunkedVersion:
             self.chunks += cut(self._place(block), most)
             self._chunks_of.append(slice(first, len(self.chunks)))
         self._block_of = [block for block, chunks in enumerate(self._chunks_of) for _ in self.chunks[chunks]]
-        self._right = [False] * len(self._blocks)
+        self._checked = [False] * len(self._blocks)
         self._kind = version_kind(manifest)
         # Digests of tensors that are complete and right. A tensor without a value is right from the start.
         self._tensors = [tensor_digest(b"", self._kind)] * len(manifest)
@@ -116,7 +116,7 @@ class ChunkedVersion:
         return [
             block
             for block, chunks in enumerate(self._chunks_of)
-            if not self._right[block] and self.here[chunks].all()
+            if not self._checked[block] and self.here[chunks].all()
         ]
 
     async def check_block(self, block: int) -> None:
@@ -131,11 +131,13 @@ class ChunkedVersion:
                 f"{self._name(block)} of version {self.version} has digest {digest} here, and the trainer's "
                 f"has {published.digest}"
             )
-        self._right[block] = True
+        self._checked[block] = True
         spec = self.manifest[tensor]
         if len(spec.blocks) == 1 and kind == self._kind:
             self._tensors[tensor] = digest
-        elif all(right for right, (of, _) in zip(self._right, self._blocks, strict=True) if of == tensor):
+        elif all(
+            checked for checked, (of, _) in zip(self._checked, self._blocks, strict=True) if of == tensor
+        ):
             data = self.memory.data[self.slot][spec.offset : spec.offset + spec.num_bytes]
             self._tensors[tensor] = await asyncio.to_thread(tensor_digest, data, self._kind)
 
@@ -143,7 +145,7 @@ class ChunkedVersion:
         """Make the version readable: every block is right. Returns the version's digest, of whole tensors."""
         if self.memory.complete(self.slot) and self.intact:
             return self.memory.digest(self.slot)  # staged during the fetch
-        assert all(self._right), self.version
+        assert all(self._checked), self.version
         digests = zip(self.manifest, self._tensors, strict=True)
         entries = ((spec.name, spec.dtype, spec.shape, digest) for spec, digest in digests)
         digest = version_digest(entries, self._kind)

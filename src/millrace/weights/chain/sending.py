@@ -60,7 +60,7 @@ class VersionSource(Protocol):
 async def answer(
     link: Link, versions: VersionSource, deadlines: LinkDeadlines, rates: dict[str, float], agent: bytes = b""
 ) -> None:
-    """Serve one request: send the manifest, then each wanted chunk as soon as the chunk is here.
+    """Serve one request: send the manifest, then each missing chunk as soon as the chunk is here.
 
     A receiver with an earlier version gets deltas against that version. A link that is faster than the
     encoding carries raw chunks.
@@ -78,7 +78,7 @@ async def answer(
         present = ", ".join(f"{version} ({digest})" for version, digest in versions.present()) or "none"
         reason = f"weights version {request.version} ({request.digest}) is not here (present: {present})"
         return await link.send(Unknown(reason))
-    base = versions.base(request.held, chunked)
+    base = versions.base(request.complete, chunked)
     base_key = None if base is None else (base.version, base.digest)
     metadata = agent if request.pulls else b""
     await link.send(VersionOffer(msgspec.msgpack.encode(chunked.manifest), base_key, metadata))
@@ -86,13 +86,13 @@ async def answer(
     if not isinstance(want, Want):
         raise WeightsError(f"the relay at {link.peer} wants nothing: it says {want}")
     bits = np.unpackbits(np.frombuffer(want.chunks, np.uint8), count=len(chunked.chunks)).astype(bool)
-    due = _due(chunked, bits, deadlines.heartbeat_s)
+    messages = _next_messages(chunked, bits, deadlines.heartbeat_s)
     host = link.peer.rpartition(":")[0]
     give = announce if metadata else _send_chunk
     if base is not None and want.deltas:
-        raw_bytes = await _send_deltas(link, chunked, base, due, rates.get(host, 0.0), give)
+        raw_bytes = await _send_deltas(link, chunked, base, messages, rates.get(host, 0.0), give)
     else:
-        raw_bytes = await _send_chunks(link, chunked, due, give)
+        raw_bytes = await _send_chunks(link, chunked, messages, give)
     rate = await until_taken(link, chunked) if metadata and raw_bytes else link.carried_bytes_s()
     if raw_bytes >= MEASURED_BYTES:
         rates[host] = rate
@@ -109,16 +109,16 @@ async def _awaited(versions: VersionSource, request: VersionRequest, begin_s: fl
     return chunked
 
 
-async def _due(
-    chunked: ChunkedVersion, wanted: NDArray[np.bool_], heartbeat_s: float
+async def _next_messages(
+    chunked: ChunkedVersion, missing: NDArray[np.bool_], heartbeat_s: float
 ) -> AsyncIterator[int | Message]:
-    """What to send next: the index of a chunk that is here, `Waiting`, or `Unknown` if no more will
+    """The next messages: the index of a chunk that is here, `Waiting`, or `Unknown` if no more will
     arrive."""
-    while wanted.any():
-        ready = wanted & chunked.here
+    while missing.any():
+        ready = missing & chunked.here
         if ready.any():
             index = int(ready.argmax())
-            wanted[index] = False
+            missing[index] = False
             yield index
         elif chunked.ended or not chunked.intact:
             reason = chunked.ended or "its slot was taken"
@@ -129,11 +129,11 @@ async def _due(
 
 
 async def _send_chunks(
-    link: Link, chunked: ChunkedVersion, due: AsyncIterator[int | Message], give: Give
+    link: Link, chunked: ChunkedVersion, messages: AsyncIterator[int | Message], give: Give
 ) -> int:
     """Send all chunks raw. Returns the bytes sent."""
     raw_bytes = 0
-    async for item in due:
+    async for item in messages:
         if not isinstance(item, int):
             await link.send(item)
         elif not await give(link, chunked, item):
@@ -147,19 +147,19 @@ async def _send_deltas(
     link: Link,
     chunked: ChunkedVersion,
     base: ChunkedVersion,
-    due: AsyncIterator[int | Message],
+    messages: AsyncIterator[int | Message],
     rate: float,
     give: Give,
 ) -> int:
     """Encode each chunk while earlier chunks are sent. Returns the bytes sent raw.
 
-    Consumes `due`; waits for the link; ends with the last chunk, or when a slot was overwritten.
+    Consumes `messages`; waits for the link; ends with the last chunk, or when a slot was overwritten.
     """
     queue = asyncio.Queue[int | tuple[int, bytes] | Message | None](ENCODED_MAX)
     raw_bytes = 0
 
     async def encode_all() -> None:
-        async for item in due:
+        async for item in messages:
             if isinstance(item, int) and base.intact and _similar(chunked.chunks[item], base.chunks[item]):
                 delta = await asyncio.to_thread(_delta, chunked, base, item, rate)
                 await queue.put((item, delta) if delta and chunked.intact and base.intact else item)

@@ -71,12 +71,12 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class VersionRequest(msgspec.Struct, frozen=True, tag=True):
-    """A request for a version. `held`: complete versions of the receiver, (version, published digest).
+    """A request for a version. `complete`: complete versions of the receiver, (version, published digest).
     `pulls`: the receiver pulls raw chunks through NIXL."""
 
     version: int
     digest: str
-    held: list[tuple[int, str]]
+    complete: list[tuple[int, str]]
     pulls: bool = False
 
 

@@ -197,8 +197,8 @@ def _add(words: Array, width: int, sections: Sections) -> None:
     differences = nibbles.astype(elements.dtype) + elements.dtype.type(1)
     large = np.flatnonzero(nibbles == ESCAPE)
     differences[large] = _joined([sections.take(len(large)) for _ in range(width)])
-    one = elements.dtype.type(1)
-    elements[places] += (differences >> one) ^ (~(differences & one) + one)
+    bit = elements.dtype.type(1)
+    elements[places] += (differences >> bit) ^ (~(differences & bit) + bit)
 
 
 def _xored(words: Array, old_words: Array, width: int, squeeze: Squeeze) -> bytes:

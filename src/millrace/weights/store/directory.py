@@ -261,9 +261,9 @@ def _newest_base(
     return max(fits, key=lambda base: base.version, default=None)
 
 
-def same_layout(one: SlotWeights, other: SlotWeights) -> bool:
+def same_layout(a: SlotWeights, b: SlotWeights) -> bool:
     """Whether both have the same tensors at the same places."""
-    return _layout(one) == _layout(other)
+    return _layout(a) == _layout(b)
 
 
 def _layout(weights: SlotWeights) -> list[tuple[Any, ...]]:

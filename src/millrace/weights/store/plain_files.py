@@ -22,13 +22,13 @@ def create(path: str) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666), "wb")
 
 
-def put(path: str, parts: Iterable[Any]) -> None:
+def put(path: str, chunks: Iterable[Any]) -> None:
     """Write a file completely or not at all, in place of an earlier file. Raises: OSError. WeightsError: the
     name exists and is no file."""
     partial = f"{path}.{token_hex(8)}{PARTIAL}"
     with create(partial) as file:
         try:
-            file.writelines(parts)
+            file.writelines(chunks)
             file.flush()
             _refuse_others(path)
             os.replace(partial, path)
