@@ -13,7 +13,7 @@ class StopStrings:
     """Whether a completion ends with a stop string in it, as a pure function of its tokens.
 
     Every token stands for at least one byte, so the last (longest stop string in bytes + margin) tokens
-    are all that a new match can lie in.
+    contain any new match.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], strings: Sequence[str]) -> None:

@@ -224,7 +224,7 @@ class PolicyTrainer:
         return PreparedBatch(flat, rows, local_rows, has_proximal)
 
     def _packed(self, flat: FlatBatch) -> tuple[list[list[Row]], list[list[Row]]]:
-        """Of each minibatch: all rows, and the rows of this rank."""
+        """The rows of each minibatch: all rows, and the rows of this rank."""
         rows = [pack(trees, self.settings.token_budget) for trees in flat.minibatches]
         local_rows = [rows_of_rank(of_minibatch, self.ranks) for of_minibatch in rows]
         return rows, [[with_token_masks(row, flat.masks_C) for row in minibatch] for minibatch in local_rows]

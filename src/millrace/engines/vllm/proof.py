@@ -2,7 +2,7 @@
 
 An engine that fuses, shards and packs its tensors has no tensor whose digest could be compared. So the proof
 compares log-probs of fixed tokens with those of the plain Hugging Face model. The plain model computes with
-the bytes that the digest is of. It has no weights of its own: it reads the relay's memory.
+the bytes that the digest is of. The plain model has no weights of its own: it reads the relay's memory.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def _advantages(
     values: list[NDArray[np.float64]],
     max_tokens: int,
 ) -> tuple[list[NDArray[np.float64]], list[NDArray[np.bool_]]]:
-    """Of every sequence: the advantages of its tokens, and its mask of trained tokens."""
+    """For every sequence, the advantages of its tokens, and its mask of trained tokens."""
     advantages: list[NDArray[np.float64]] = []
     trained_masks: list[NDArray[np.bool_]] = []
     for group in batch.groups:

@@ -27,7 +27,7 @@ CUT = -1e30
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """Of each of N tokens: how many tokens are allowed (0: the whole vocabulary), and which."""
+    """For each of N tokens, how many tokens are allowed (0: the whole vocabulary), and their ids."""
 
     counts_N: NDArray[np.int64]
     tokens_K: NDArray[np.int32]

@@ -17,7 +17,8 @@ from millrace.trainer.ranks.mesh import ALONE, Ranks, all_or_none
 
 @contextmanager
 def atomic_directory(target: Path, *, marker: str, ranks: Ranks = ALONE) -> Iterator[Path]:
-    """A directory to fill. It appears as `target`, on disk, when the block ends without an error on any rank.
+    """A directory to fill, which appears as `target`, on disk, when the block ends without an error on any
+    rank.
 
     All of `ranks` fill the directory. It replaces an older directory of its kind, which has the file
     `marker`.
