@@ -119,7 +119,7 @@ def test_a_live_page_gets_what_is_new_and_then_a_sentence_when_the_run_is_gone(t
     assert before["sources"]["reward"]["xs"] == [[1, 2, 3, 4]]
     assert after["sources"]["reward"]["xs"] == [[100, 200, 300, 400, 500]]
     assert before["next_s"] >= 2
-    assert "there is no run a" in gone["parts"]["told"]
+    assert "there is no run a" in gone["html"]["notice"]
 
 
 def test_a_damaged_run_is_a_sentence(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def command(
     points: Annotated[int, typer.Option(min=2, help="Points of the reward curve at most.")] = POINTS,
 ) -> None:
     """Compare runs: figures, the curve of rewards, and which keys of the configuration differ."""
-    from millrace.look.comparison import told_of
+    from millrace.look.comparison import comparison_record
     from millrace.look.overview import Overview
 
     if len(runs) < 2:
@@ -41,7 +41,7 @@ def command(
         view.update(read_s=float("inf"))
     terminal = Terminal()
     beside = min(NAME_MAX, max(map(len, names))) + len(str(len(names))) + 4
-    told = told_of(views, points if as_json else min(points, max(2, terminal.width - beside)))
+    told = comparison_record(views, points if as_json else min(points, max(2, terminal.width - beside)))
     if as_json:
         typer.echo(json.dumps(told, indent=2, default=str))
     else:
