@@ -137,7 +137,7 @@ def curve(x: Sequence[float], y: Sequence[float], points: int = POINTS) -> Curve
     if width > 1:
         bins = [both[i : i + width] for i in range(0, len(both), width)]
         both = [
-            (sum(a for a, _ in some) / len(some), sum(b for _, b in some) / len(some)) for some in bins
+            (sum(a for a, _ in pairs) / len(pairs), sum(b for _, b in pairs) / len(pairs)) for pairs in bins
         ]
     return Curve([a for a, _ in both], [b for _, b in both])
 

@@ -73,7 +73,7 @@ class ComparisonProgress:
         return (self.run - 1 + self.version / self.steps) / self.runs
 
 
-Tell = Callable[[ComparisonProgress], None]
+OnProgress = Callable[[ComparisonProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +115,13 @@ def compare(
     *,
     seeds: int,
     jobs: int = 1,
-    tell: Tell = lambda progress: None,
+    on_progress: OnProgress = lambda progress: None,
 ) -> list[Comparison]:
     """Run every schedule on every seed. Seeds change lengths, latencies and failures, alike for all."""
     scenarios = [
         _scenario(base, schedule, base.seed + seed) for schedule in names.values() for seed in range(seeds)
     ]
-    outcomes = list(_run(scenarios, jobs, tell))
+    outcomes = list(_run(scenarios, jobs, on_progress))
     rows = (outcomes[i : i + seeds] for i in range(0, len(outcomes), seeds))
     return [
         Comparison(name, tuple(result for result, _ in row), row[0][1])
@@ -134,17 +134,19 @@ def _scenario(base: Scenario, schedule: Schedule, seed: int) -> Scenario:
     return replace(base, config=config, seed=seed)
 
 
-def _run(scenarios: Sequence[Scenario], jobs: int, tell: Tell) -> Iterator[tuple[Result, Timeline]]:
-    def tell_of(index: int, version: int, virtual_s: float, num_events: int) -> None:
+def _run(
+    scenarios: Sequence[Scenario], jobs: int, on_progress: OnProgress
+) -> Iterator[tuple[Result, Timeline]]:
+    def progress_of(index: int, version: int, virtual_s: float, num_events: int) -> None:
         config, seed = scenarios[index].config, scenarios[index].seed
         place = (config.schedule.kind, seed, index + 1, len(scenarios))
-        tell(ComparisonProgress(*place, version, config.steps, virtual_s, num_events))
+        on_progress(ComparisonProgress(*place, version, config.steps, virtual_s, num_events))
 
     if jobs == 1:
         for index, scenario in enumerate(scenarios):
-            yield measure(scenario, partial(tell_of, index))
+            yield measure(scenario, partial(progress_of, index))
         return
     with process_pool(jobs) as pool:
         for index, (result, timeline) in enumerate(pool.map(measure, scenarios)):
-            tell_of(index, scenarios[index].config.steps, result.virtual_s, 0)
+            progress_of(index, scenarios[index].config.steps, result.virtual_s, 0)
             yield result, timeline

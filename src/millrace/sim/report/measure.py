@@ -17,7 +17,7 @@ BATCHES_MIN = 8
 over several seeds."""
 
 
-Tell = Callable[[int, float, int], None]
+OnProgress = Callable[[int, float, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,11 @@ class Measure(Observer):
     """Watches one run, and counts its steps from the one after `first` to `last`: before that the pipeline
     fills, after that nothing new starts."""
 
-    def __init__(self, scenario: Scenario, first: int, last: int, tell: Tell | None = None) -> None:
+    def __init__(
+        self, scenario: Scenario, first: int, last: int, on_progress: OnProgress | None = None
+    ) -> None:
         self._scenario, self._first, self._last = scenario, first, last
-        self._tell, self._num_events = tell, 0
+        self._on_progress, self._num_events = on_progress, 0
         self.timeline = Timeline()
         self._steps: list[Event] = []
         self._counts: Counter[str] = Counter()
@@ -131,8 +133,8 @@ class Measure(Observer):
         self._steps.append(event)
         self._span("step", event.time_s, event.fields["step_s"], event.fields["version"])
         version = event.fields["version"]
-        if self._tell is not None:
-            self._tell(version, event.time_s, self._num_events)
+        if self._on_progress is not None:
+            self._on_progress(version, event.time_s, self._num_events)
         if version == self._first:
             self._started_s, self._from = event.time_s, dict(self._load)
         if version <= self._last:
@@ -196,9 +198,9 @@ def window(scenario: Scenario) -> tuple[int, int]:
     return first, max(steps - margin, first + max(1, steps // 3))
 
 
-def measure(scenario: Scenario, tell: Tell | None = None) -> tuple[Result, Timeline]:
+def measure(scenario: Scenario, on_progress: OnProgress | None = None) -> tuple[Result, Timeline]:
     """Simulate, and say what came of it. `tell` hears of each step: its version, the virtual time in seconds,
     and the number of events so far."""
-    watch = Measure(scenario, *window(scenario), tell)
+    watch = Measure(scenario, *window(scenario), on_progress)
     outcome = simulate(scenario, watch)
     return watch.result(outcome.wall_s), watch.timeline
