@@ -146,7 +146,7 @@ def test_runs_that_are_left_out_of_a_list_are_counted(
     assert "started earlier" not in site.runs({"num": ["3"]}).html
 
 
-def test_a_run_that_ended_while_its_log_was_put_aside_is_found(tmp_path: Path) -> None:
+def test_a_run_that_ended_while_its_log_was_rotated_is_found(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     (tmp_path / "a" / "events.jsonl").rename(tmp_path / "a" / "events.000001.jsonl")
     assert set(find_runs(tmp_path)) == {"a"}

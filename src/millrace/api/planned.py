@@ -29,7 +29,8 @@ def base_tree(file: Path | None) -> dict[str, Any]:
 
 
 def configuration(answer: Plan, base: dict[str, Any]) -> str:
-    """The plan merged into `base`, as TOML that `millrace train` accepts: the plan was loaded as `train` loads.
+    """The plan merged into `base`, as TOML that `millrace train` accepts, because `train`'s loader read the
+    plan.
 
     Raises: ConfigError: the plan contradicts `base`.
     """

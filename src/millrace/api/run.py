@@ -127,9 +127,7 @@ class Run:
     def steps(self) -> Iterator[dict[str, Any]]:
         """Each step's metrics as soon as the step is done, until the run ends.
 
-        Leaving the loop early does not disturb the run.
-
-        Raises: the error that ended the run.
+        Leaving the loop early does not disturb the run. Raises: the error that ended the run.
         """
         for line in lines(self._directory.metrics, self._has_ended):
             if line is not None and not line["replayed"]:
@@ -137,10 +135,9 @@ class Run:
         self._finish()
 
     def wait(self, *, show: bool = True) -> Run:
-        """Wait for the end, and show the progress.
-
-        After an interrupt (Ctrl-C, the notebook's stop) the run finishes the step and saves, and `wait`
-        raises the interrupt. A second interrupt ends the run at once. In both cases nothing is lost.
+        """Wait for the end, and show the progress. After an interrupt (Ctrl-C, the notebook's stop) the run
+        finishes the step and saves, and `wait` raises the interrupt. A second interrupt ends the run at once.
+        In both cases nothing is lost.
 
         Raises: the error that ended the run; KeyboardInterrupt.
         """

@@ -33,10 +33,8 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of an evaluation. Shares are in [0, 1].
-
-    Completions without a reward are left out of every mean, and counted. All prompts with a reward have equal
-    weight.
+    """The result of an evaluation. Shares are in [0, 1]. Completions without a reward are left out of every
+    mean, and counted. All prompts with a reward have equal weight.
 
     `pass_at_k` and `majority_at_k` are over prompts with at least k scored samples. `intervals` are of 95 %,
     over prompts, by the names of the other fields: `greedy_accuracy`, `pass_at_k.4`, `reward_mean`.
